@@ -1,0 +1,114 @@
+"""What a run says about itself while it lives.  The protocol around it: docs/events.md.
+
+Events of a run are numbered 1, 2, 3 ... over all its attempts by one writer (the engine's spool),
+and the log in the database holds exactly those numbers, each once.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from engine.spec.strict import Strict
+from engine.spec.trajectory import Trajectory
+
+Phase = Literal["start", "cold-start", "sync-weights", "collect", "score", "credit", "update", "evaluate", "checkpoint", "paused", "finish"]
+
+
+class _Event(Strict):
+    seq: int = Field(ge=1)
+    attempt: int = Field(ge=1)
+    at: float
+    """Unix time in seconds, by the engine's clock."""
+
+
+class Started(_Event):
+    """An attempt begins.  What earlier attempts said about steps after ``from_step`` is void: it is done again."""
+
+    kind: Literal["started"] = "started"
+    from_step: int
+    """The number of finished steps: 0, or that of the checkpoint which this attempt resumes."""
+    total_steps: int
+
+
+class Metric(_Event):
+    """Values at one step, e.g. ``{"train/reward": 0.4}``.  A key appears at most once per step and lineage."""
+
+    kind: Literal["metric"] = "metric"
+    step: int
+    values: dict[str, float]
+
+
+class TrajectoryStored(_Event):
+    kind: Literal["trajectory"] = "trajectory"
+    trajectory: Trajectory
+
+
+class PhaseChanged(_Event):
+    """``seconds`` is None when the phase begins and its duration when it ends."""
+
+    kind: Literal["phase"] = "phase"
+    step: int
+    phase: Phase
+    seconds: float | None = None
+
+
+class Log(_Event):
+    kind: Literal["log"] = "log"
+    level: Literal["debug", "info", "warning", "error"]
+    source: str
+    message: str
+
+
+class Checkpoint(_Event):
+    kind: Literal["checkpoint"] = "checkpoint"
+    step: int
+    path: str
+    size_bytes: int
+    seconds: float
+
+
+class Finished(_Event):
+    """The last event of a run that ends by itself or because it was told to."""
+
+    kind: Literal["finished"] = "finished"
+    outcome: Literal["succeeded", "failed", "cancelled"]
+    reason: str | None = None
+    summary: dict[str, float | int | str | None | dict[str, float]] = {}
+
+
+Event = Annotated[
+    Started | Metric | TrajectoryStored | PhaseChanged | Log | Checkpoint | Finished, Field(discriminator="kind")
+]
+
+
+class Pulse(Strict):
+    """Where the loop is right now; sent with every batch, also with empty ones."""
+
+    step: int
+    total_steps: int
+    phase: Phase
+    phase_since: float
+    """Unix time at which this phase began: a phase that lasts too long is a stall, and has a name."""
+    waiting_for: str | None = None
+    """The actor that the loop waits for, e.g. ``rollout-0``."""
+    eta_s: float | None = None
+
+
+class Batch(Strict):
+    """``POST /ingest/v1/runs/<run_id>/batches``.  ``events`` are consecutive, beginning with ``first_seq``; may be empty."""
+
+    attempt: int = Field(ge=1)
+    first_seq: int = Field(ge=1)
+    pulse: Pulse | None = None
+    events: list[Event]
+
+
+Desired = Literal["run", "pause", "cancel"]
+
+
+class BatchAnswer(Strict):
+    """What the service has, and what it wants.  Resending what it has changes nothing."""
+
+    next_seq: int
+    """The first number that the service does not have."""
+    desired: Desired

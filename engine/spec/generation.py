@@ -1,0 +1,52 @@
+"""What an episode asks of the policy, and what it gets back.
+
+Rollouts and generators may not import each other; this is the language between them.  Token ids
+only: text is for people, and nothing here is ever tokenised a second time.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One turn of one session.
+
+    A *session* is one episode's place in the KV cache.  ``new_ids`` are the tokens that the policy
+    has not seen yet in this session (the prompt, or the tool's output); everything before them is
+    already in the cache.
+    """
+
+    session: str
+    new_ids: tuple[int, ...]
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    temperature: float
+    """0 means greedy."""
+    seed: int
+    """Draws of this turn depend on this number and nothing else, so neither batch order nor timing changes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The sampled tokens (the stop token included) with the log-prob that each had when it was sampled.
+
+    Log-probs are those of the distribution at temperature 1 (no temperature applied), in nats.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy_versions: tuple[int, ...]
+    """The policy version that sampled each token."""
+    stopped_by: Literal["stop", "length", "context"]
+    """A stop token; ``max_new_tokens`` reached; or the session's context is full."""
+
+
+class TextGenerator(Protocol):
+    """Whoever samples.  Both the torch generator and its Ray actor's handle look like this."""
+
+    async def generate(self, request: GenerateRequest) -> Generated: ...
+
+    async def release(self, session: str) -> None:
+        """Give the session's KV slot back.  Releasing an unknown session is fine."""
+        ...

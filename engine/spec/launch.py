@@ -1,0 +1,16 @@
+"""What a worker hands to an engine job: one file, readable by its owner only."""
+
+from engine.spec.run import RunSpec
+from engine.spec.strict import Strict
+
+
+class Launch(Strict):
+    """``<run_dir>/attempt-<n>.json``.  It holds the attempt's token: mode 0600, never logged, never an argument."""
+
+    run_id: str
+    attempt: int
+    spec: RunSpec
+    ingest_url: str
+    """Where batches are posted: ``<base url>/ingest/v1/runs/<run_id>/batches``."""
+    token: str
+    run_dir: str

@@ -1,0 +1,164 @@
+"""What is a run?  One document that the REST body, the web form, the TOML file and the engine share.
+
+Every field has its default, its range and its reason next to it; the pages and the reference are
+generated from them.  Combinations that cannot work are refused here, with the remedy.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from engine.spec.recipe import Recipe
+from engine.spec.strict import Strict
+from sandboxes.spec import SandboxSpec
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[\w][\w .:+-]*$")]
+
+
+LONGEST_PROMPT_TOKENS = {1: 24, 2: 32, 3: 40}
+"""Per level of python-math; a test holds the generator to it."""
+
+
+class PythonMath(Strict):
+    """Procedural arithmetic that is solved with a Python tool in a sandbox.
+
+    Level 1 is one operation, level 2 a longer expression; at level 3 two numbers must first be
+    looked up in the sandbox, so one tool call is never enough.
+    """
+
+    id: Literal["python-math"] = "python-math"
+    levels: list[Annotated[int, Field(ge=1, le=3)]] = Field(default=[1, 2, 3], min_length=1)
+    """The difficulty levels that tasks are drawn from, evenly."""
+    max_turns: int = Field(default=5, ge=1, le=64)
+    """Policy calls per episode, the answer included."""
+    max_turn_tokens: int = Field(default=32, ge=4)
+    """Sampled tokens per policy call."""
+    sandbox: SandboxSpec = SandboxSpec()
+
+    @property
+    def longest_prompt_tokens(self) -> int:
+        return max(LONGEST_PROMPT_TOKENS[level] for level in self.levels)
+
+
+Environment = PythonMath
+
+
+class Dataset(Strict):
+    """Tasks are generated from their number, so the same number is the same task everywhere; the splits never overlap."""
+
+    train_tasks: int = Field(default=20000, ge=1)
+    heldout_tasks: int = Field(default=510, ge=1)
+    seed: int = Field(default=0, ge=0)
+    """Of the task generator; runs with equal dataset seeds see equal tasks."""
+
+
+class Model(Strict):
+    """A small transformer of the Qwen3 architecture with the built-in tokenizer, initialised at random."""
+
+    architecture: Literal["qwen3"] = "qwen3"
+    layers: int = Field(default=3, ge=1, le=64)
+    hidden_size: int = Field(default=96, ge=8)
+    heads: int = Field(default=4, ge=1)
+    kv_heads: int = Field(default=2, ge=1)
+    head_dim: int = Field(default=24, ge=2)
+    intermediate_size: int = Field(default=256, ge=8)
+    context_tokens: int = Field(default=160, ge=16)
+    """Prompt, sampled tokens and tool outputs of one episode must fit in here."""
+
+    @model_validator(mode="after")
+    def _heads_share_kv_heads(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise impossible("kv_heads", self.kv_heads, f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly",
+                             f"choose a divisor of {self.heads}")
+        if self.head_dim % 2:
+            raise impossible("head_dim", self.head_dim, "rotary embeddings need an even head_dim", f"use {self.head_dim + 1}")
+        return self
+
+
+class Resources(Strict):
+    """What the run may use."""
+
+    trainer: Literal["torch"] = "torch"
+    generator: Literal["torch"] = "torch"
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = Field(default=2, ge=1)
+    """CPU threads of the trainer and of the generator (they take turns).  1 makes a run exactly repeatable."""
+    rollout_workers: int = Field(default=1, ge=1, le=256)
+    kv_slots: int = Field(default=64, ge=1, le=4096)
+    """Episodes that the generator keeps in its KV cache at once."""
+    sandboxes: int = Field(default=64, ge=1, le=4096)
+    """Boxes per rollout worker."""
+
+
+class Schedule(Strict):
+    steps: int = Field(default=60, ge=1)
+    """RL steps, each one batch of rollouts and one or more updates."""
+    prompts_per_step: int = Field(default=32, ge=1)
+    group_size: int = Field(default=8, ge=1)
+    """Rollouts per prompt."""
+    minibatch_trajectories: int = Field(default=256, ge=1)
+    """Trajectories per optimiser update; must divide prompts_per_step x group_size."""
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps between checkpoints.  The last step always makes one."""
+    keep_checkpoints: int = Field(default=3, ge=1)
+    stall_timeout_s: float = Field(default=300.0, gt=0)
+    """A phase that lasts longer is a stall: the attempt is ended and the reason names the phase."""
+    max_attempts: int = Field(default=10, ge=1)
+    """How often the run is started at most, the first time included."""
+
+
+class Evaluation(Strict):
+    """Held-out tasks, solved greedily and by sampling at temperature 1."""
+
+    every: int = Field(default=20, ge=0)
+    """Steps between evaluations; 0 evaluates only before the first and after the last step."""
+    tasks: int = Field(default=510, ge=1)
+    """Held-out tasks per evaluation before and after RL."""
+    interim_tasks: int = Field(default=90, ge=1)
+    """Held-out tasks per evaluation in between."""
+
+
+class RunSpec(Strict):
+    """Everything that decides what a run does."""
+
+    name: Name
+    environment: Environment = PythonMath()
+    dataset: Dataset = Dataset()
+    model: Model = Model()
+    recipe: Recipe = Recipe()
+    resources: Resources = Resources()
+    schedule: Schedule = Schedule()
+    evaluation: Evaluation = Evaluation()
+    seed: int = Field(default=0, ge=0, lt=2**31)
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        batch = self.schedule.prompts_per_step * self.schedule.group_size
+        minibatch = self.schedule.minibatch_trajectories
+        if self.schedule.group_size < 2:
+            raise impossible("schedule.group_size", self.schedule.group_size,
+                             f"{self.recipe.credit.kind} compares the rollouts of a group, and a group of 1 has nothing to compare",
+                             "use at least 2, 8 is usual")
+        if batch % minibatch:
+            raise impossible("schedule.minibatch_trajectories", minibatch,
+                             f"{batch} trajectories per step (prompts_per_step x group_size) do not divide into minibatches of {minibatch}",
+                             f"use a divisor of {batch}")
+        room = self.environment.longest_prompt_tokens + self.environment.max_turn_tokens
+        if self.model.context_tokens < room:
+            raise impossible("model.context_tokens", self.model.context_tokens,
+                             f"the longest prompt ({self.environment.longest_prompt_tokens} tokens) and one turn "
+                             f"({self.environment.max_turn_tokens}) do not fit",
+                             f"use at least {room}")
+        for field in ("tasks", "interim_tasks"):
+            if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
+                raise impossible(f"evaluation.{field}", getattr(self.evaluation, field),
+                                 f"the dataset holds out only {self.dataset.heldout_tasks} tasks",
+                                 f"use at most {self.dataset.heldout_tasks}, or raise dataset.heldout_tasks")
+        return self
+
+
+def impossible(field: str, value: object, problem: str, remedy: str) -> PydanticCustomError:
+    """A combination that cannot work.  ``field`` is the path from the model that raises it."""
+    return PydanticCustomError("impossible_combination", "{problem}", {"field": field, "value": value, "problem": problem, "remedy": remedy})

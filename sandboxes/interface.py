@@ -1,0 +1,63 @@
+"""The facade: what the rest of Palestra may ask of a sandbox.
+
+A box runs code that nobody trusts.  Whatever that code does is a *result* (``ExecResult``);
+whatever goes wrong with the box itself is ``SandboxLost``, which is never shown to a policy and
+never scored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed"]
+"""``error``: non-zero exit or an uncaught exception; ``output``: stopped because it wrote far too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What code did.  ``stdout`` and ``stderr`` are decoded as UTF-8 with replacement and cut at the spec's limit."""
+
+    outcome: Outcome
+    stdout: str
+    stderr: str
+    exit_code: int | None
+    seconds: float
+    truncated: bool = False
+    exception: str | None = None
+    """For Python: the class name of the uncaught exception, e.g. ``ZeroDivisionError``."""
+
+
+class SandboxLost(Exception):
+    """The box died or stopped answering: its episode is discarded and counted, never scored."""
+
+
+class SandboxUnavailable(Exception):
+    """Boxes cannot be made on this machine; the message says what is missing and how to get it."""
+
+
+class Sandbox(Protocol):
+    """One box.  Every method raises ``SandboxLost`` when the box is gone; none raises for what the code did."""
+
+    async def exec(
+        self, argv: list[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout_s: float | None = None
+    ) -> ExecResult: ...
+
+    async def run_python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Run ``code`` in the box's interpreter, whose variables live on until ``reset``.
+
+        As in a notebook, the value of a last expression statement is printed.  A time-out or a
+        memory error ends the interpreter; the next call finds a fresh one, and ``stderr`` says so.
+        """
+        ...
+
+    async def write_file(self, path: str, content: bytes) -> None: ...
+
+    async def read_file(self, path: str, *, limit_bytes: int = 2**20) -> bytes: ...
+
+    async def reset(self) -> None:
+        """As new: no process, variable or file of the former user is left."""
+        ...
+
+    async def close(self) -> None:
+        """End every process of the box.  Closing twice is fine."""
+        ...
