@@ -38,8 +38,18 @@ class SandboxUnavailable(Exception):
 class Sandbox(Protocol):
     """One box.  Every method raises ``SandboxLost`` when the box is gone; none raises for what the code did."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether the box is not known to be gone.  Asks nobody, so a call may still find it lost."""
+        ...
+
     async def exec(
-        self, argv: list[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout_s: float | None = None
+        self,
+        argv: list[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> ExecResult: ...
 
     async def run_python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
@@ -47,12 +57,27 @@ class Sandbox(Protocol):
 
         As in a notebook, the value of a last expression statement is printed.  A time-out or a
         memory error ends the interpreter; the next call finds a fresh one, and ``stderr`` says so.
+        Calls wait for each other.  A cancelled call ends the interpreter like a time-out.
         """
         ...
 
-    async def write_file(self, path: str, content: bytes) -> None: ...
+    async def set_prelude(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Run ``code`` now, and silently again first thing in every fresh interpreter until ``reset``.
 
-    async def read_file(self, path: str, *, limit_bytes: int = 2**20) -> bytes: ...
+        What a time-out must not take from the user (a function that the task needs) belongs here.
+        """
+        ...
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        """Write a file, and the folders above it; a relative path starts at /work.
+
+        Raises ``OSError`` with the path's own fault: no space, no permission, not a regular file.
+        """
+        ...
+
+    async def read_file(self, path: str, *, limit_bytes: int = 2**20) -> bytes:
+        """A file's content.  Raises ``OSError``: not there, not regular, ``EFBIG`` if over the limit."""
+        ...
 
     async def reset(self) -> None:
         """As new: no process, variable or file of the former user is left."""

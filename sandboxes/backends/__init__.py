@@ -1,0 +1,1 @@
+"""The ways to make a box.  Nothing outside ``sandboxes`` imports from here."""

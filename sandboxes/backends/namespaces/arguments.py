@@ -1,0 +1,120 @@
+"""The arguments of bubblewrap: the security policy of a box, in one function.
+
+What is not granted here does not exist in the box.  ``seccomp.py`` takes away system calls on top.
+"""
+
+import os
+from dataclasses import dataclass
+
+from sandboxes.spec import SandboxSpec
+
+BOX_ID = 1000
+HOSTNAME = "box"
+BOX_PYTHON = "/usr/bin/python3"
+SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+BOOT = """\
+import marshal, os, sys
+sys.path[:] = [p for p in sys.path if p]
+def exactly(n):
+    b = b""
+    while len(b) < n:
+        b += os.read(fd, n - len(b)) or os._exit(1)
+    return b
+def received():
+    return marshal.loads(exactly(int.from_bytes(exactly(4), "big")))
+fd = int(sys.argv[1])
+for name, code in received():
+    module = sys.modules[name] = type(sys)(name)
+    module.__path__ = []
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, module)
+    exec(code, module.__dict__)
+module.main(fd, *received())
+"""
+"""Makes modules of the compiled code that the host sends first, and calls ``main`` of the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """File descriptors of ours that bubblewrap is given by number."""
+
+    agent: int
+    """Our socket's other end: the only one that the agent inherits in the end."""
+    seccomp: int
+    info: int
+    """Where bubblewrap writes the host pid of the box's first process."""
+    passwd: int
+    group: int
+
+
+def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors) -> list[str]:
+    """The command line that makes one box and runs the agent in it."""
+    return [
+        bwrap,
+        # A namespace of each kind.  User first: inside, the agent is an ordinary user without capabilities, and
+        # outside it is whoever started bwrap, never root (limits.host_id).
+        *("--unshare-user", "--uid", str(BOX_ID), "--gid", str(BOX_ID)),
+        # Guests see, signal and trace only each other; the end of process 1 is the end of all of them.
+        *("--unshare-pid", "--as-pid-1"),
+        # A network stack without a device but its own loopback.  Abstract unix sockets are per stack as well.
+        "--unshare-net",
+        # System V objects and POSIX queues would outlive their processes and be shared with the host's.
+        "--unshare-ipc",
+        *("--unshare-uts", "--hostname", HOSTNAME),
+        # "try": kernels without cgroup namespaces exist, and then there is no cgroup mount to see either.
+        "--unshare-cgroup-try",
+        # No capability in the new user namespace, though bwrap would have them all to give.
+        *("--cap-drop", "ALL"),
+        # No controlling terminal, so no TIOCSTI into the terminal of whoever runs us.
+        "--new-session",
+        # The embedder's death, kill -9 included, is the box's.  Follows the parent *thread*: see spawn.py.
+        "--die-with-parent",
+        # The host's environment holds secrets.  The agent builds that of guests (processes.BASE_ENVIRONMENT).
+        "--clearenv",
+        *("--setenv", "LC_ALL", "C.UTF-8", "--setenv", "PYTHONHASHSEED", "0"),
+        # no_new_privs needs no flag: bwrap always sets it, so set-user-id files give nothing.
+        *("--seccomp", str(fds.seccomp)),
+        *("--info-fd", str(fds.info)),
+        *_file_systems(spec, fds),
+        *("--chdir", "/work"),
+        # -S -s: no site-packages; -B: no bytecode is written.  Not -E, -I: the hash seed comes by the environment,
+        # which is ours; an interpreter that orders sets differently every time makes no run repeatable.
+        *(BOX_PYTHON, "-S", "-s", "-B", "-c", BOOT, str(fds.agent)),
+    ]
+
+
+def _file_systems(spec: SandboxSpec, fds: Descriptors) -> list[str]:
+    size = str(spec.disk_mib * 2**20)
+    flags = ["--ro-bind", "/usr", "/usr"]
+    for name in SYSTEM_FOLDERS:
+        # Merged-/usr systems have links here; older ones have folders.
+        if os.path.islink(f"/{name}"):
+            flags += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+        elif os.path.isdir(f"/{name}"):
+            flags += ["--ro-bind", f"/{name}", f"/{name}"]
+    # From /etc: what the loader and Debian's alternatives need, no accounts, no keys, no resolver.
+    flags += ["--perms", "0755", "--dir", "/etc"]
+    for path in ("/etc/ld.so.cache", "/etc/alternatives"):
+        flags += ["--ro-bind-try", path, path]
+    flags += ["--perms", "0444", "--ro-bind-data", str(fds.passwd), "/etc/passwd"]
+    flags += ["--perms", "0444", "--ro-bind-data", str(fds.group), "/etc/group"]
+    # A /proc of the new pid namespace: its processes only.
+    flags += ["--proc", "/proc"]
+    # Not --dev: no terminals, no shared memory of unlimited size.
+    flags += ["--tmpfs", "/dev"]
+    for name in DEVICES:
+        flags += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    for name, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
+        flags += ["--symlink", target, f"/dev/{name}"]
+    flags += ["--symlink", "/proc/self/fd/2", "/dev/stderr", "--symlink", "/tmp", "/dev/shm"]
+    # The only places that can be written, each with a hard size; they are memory and die with the box.
+    flags += ["--perms", "0755", "--size", size, "--tmpfs", "/work"]
+    flags += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]
+    # The root and /dev are tmpfs without a size: nobody may write there.
+    return [*flags, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+PASSWD = f"root:x:0:0::/:/usr/sbin/nologin\nagent:x:{BOX_ID}:{BOX_ID}::/work:/bin/sh\n".encode()
+GROUP = f"root:x:0:\nagent:x:{BOX_ID}:\n".encode()

@@ -1,0 +1,191 @@
+"""A box of Linux namespaces: the ``Sandbox`` of this backend, seen from the host."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from typing import cast
+
+from sandboxes.backends.namespaces import limits, probe
+from sandboxes.backends.namespaces.inside import frames
+from sandboxes.backends.namespaces.link import Link, Reply
+from sandboxes.backends.namespaces.process import BoxProcess
+from sandboxes.interface import ExecResult, Outcome, SandboxLost
+from sandboxes.spec import SandboxSpec
+from sandboxes.teardown import completed
+
+START_S = 10.0
+GRACE_S = 5.0
+"""How long the agent may take beyond the time that the code was given, before the box counts as lost."""
+RESET_S = 5.0
+
+
+class NamespaceBox:
+    """One bubblewrap container and its agent.  Made by ``start``; every call has a deadline."""
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self.spec = spec
+        self._link = Link(self._lose)
+        self._process: BoxProcess | None = None
+        self._lost: str | None = None
+        self._interpreter = asyncio.Lock()
+        """Cells run one at a time; everything else may overlap."""
+        self._closing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, spec: SandboxSpec) -> "NamespaceBox":
+        """A box that answers, or ``SandboxUnavailable`` and nothing left behind."""
+        box = cls(spec)
+        try:
+            await box._start()
+        except BaseException:
+            await completed(box.close())
+            raise
+        return box
+
+    async def _start(self) -> None:
+        code = await asyncio.to_thread(probe.agent_code)
+        ours, agents = socket.socketpair()
+        with agents:
+            ours.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=ours)
+            self._process = await BoxProcess.start(self.spec, agents)
+        arguments = (limits.rlimits(self.spec), self.spec.output_bytes)
+        self._link.send(frames.LENGTH.pack(len(code)) + code + frames.block(arguments))
+        try:
+            async with asyncio.timeout(START_S):
+                await self._link.hello
+        except (SandboxLost, TimeoutError):
+            raise probe.unavailable(self._process.complaint()) from None
+        self._process.identify()
+
+    @property
+    def alive(self) -> bool:
+        return self._lost is None
+
+    # -- what a sandbox can do --------------------------------------------------------------------
+
+    async def exec(
+        self,
+        argv: list[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> ExecResult:
+        if not argv:
+            raise ValueError("exec needs a program")
+        seconds = self.spec.timeout_s if timeout_s is None else timeout_s
+        return await self._job("exec", (list(argv), bytes(stdin), dict(env or {}), seconds), seconds)
+
+    async def run_python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        return await self._cell("python", code, timeout_s)
+
+    async def set_prelude(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        return await self._cell("prelude", code, timeout_s)
+
+    async def _cell(self, verb: str, code: str, timeout_s: float | None) -> ExecResult:
+        seconds = self.spec.timeout_s if timeout_s is None else timeout_s
+        async with self._interpreter:
+            return await self._job(verb, (code.encode("utf-8", "replace"), seconds), seconds)
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        await self._file("write", path, bytes(content))
+
+    async def read_file(self, path: str, *, limit_bytes: int = 2**20) -> bytes:
+        return await self._file("read", path, limit_bytes, largest_bytes=limit_bytes)
+
+    async def reset(self) -> None:
+        reply = await completed(self._ask("reset", (), RESET_S))
+        if reply.kind != frames.DATA:
+            raise self._lose(f"its reset failed: {_message(reply)}")
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await completed(_await(self._closing))
+
+    async def _close(self) -> None:
+        self._lose("it was closed")
+        self._link.close()
+        if self._process is not None:
+            await self._process.gone()
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    async def _job(self, verb: str, arguments: tuple[object, ...], seconds: float) -> ExecResult:
+        reply = await self._ask(verb, arguments, seconds + GRACE_S, largest_bytes=2 * self.spec.output_bytes)
+        if reply.kind != frames.RESULT:
+            raise self._lose(f"its agent could not run code: {_message(reply)}")
+        try:
+            outcome, exit_code, spent_s, stdout, stderr, truncated, exception = frames.unpack_result(reply.payload)
+        except frames.MalformedFrame as error:
+            raise self._lose(f"its agent broke the protocol: {error}") from None
+        return ExecResult(
+            cast(Outcome, outcome),
+            _text(stdout),
+            _text(stderr),
+            exit_code,
+            spent_s,
+            truncated,
+            _text(exception) if exception else None,
+        )
+
+    async def _file(self, verb: str, path: str, argument: object, *, largest_bytes: int = 0) -> bytes:
+        reply = await self._ask(verb, (path, argument), GRACE_S, largest_bytes=largest_bytes)
+        if reply.kind == frames.FAILED and len(reply.payload) == frames.ERRNO.size:
+            code = frames.ERRNO.unpack(reply.payload)[0]
+            raise OSError(code, os.strerror(code), path)
+        if reply.kind != frames.DATA or len(reply.payload) > largest_bytes:
+            raise self._lose("its agent broke the protocol: not the file that was asked for")
+        return reply.payload
+
+    async def _ask(
+        self, verb: str, arguments: tuple[object, ...], deadline_s: float, *, largest_bytes: int = 0
+    ) -> Reply:
+        if self._lost is not None:
+            raise SandboxLost(self._lost)
+        number, answer = self._link.ask(verb, arguments, largest_bytes=largest_bytes)
+        try:
+            return await self._within(deadline_s, answer)
+        except asyncio.CancelledError:
+            # End what was started before the caller goes on: the box is his, in a state that he can tell.
+            self._link.tell("cancel", number)
+            await completed(self._settled(answer))
+            raise
+
+    async def _within(self, deadline_s: float, answer: asyncio.Future[Reply]) -> Reply:
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await asyncio.shield(answer)
+        except TimeoutError:
+            raise self._lose(f"its agent did not answer within {deadline_s:g} s") from None
+
+    async def _settled(self, answer: asyncio.Future[Reply]) -> None:
+        try:
+            await self._within(GRACE_S, answer)
+        except SandboxLost:
+            return  # the next call will say so
+
+    def _lose(self, reason: str) -> SandboxLost:
+        """The box is gone, from now on and for everybody; its processes are killed, ``close`` clears up."""
+        if self._lost is None:
+            self._lost = reason
+            if self._process is not None:
+                self._process.kill()
+        self._link.fail(self._lost)
+        return SandboxLost(self._lost)
+
+
+async def _await(task: asyncio.Task[None]) -> None:
+    await asyncio.shield(task)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _message(reply: Reply) -> str:
+    if reply.kind == frames.FAILED and len(reply.payload) == frames.ERRNO.size:
+        return os.strerror(frames.ERRNO.unpack(reply.payload)[0])
+    return "a reply that makes no sense"

@@ -1,0 +1,6 @@
+"""What runs inside a box: the agent (process 1), and the interpreter that it forks for a user.
+
+These modules run on the system's Python without site-packages and must start in milliseconds: they
+import builtin modules only (``collections.abc`` alone would cost a tenth of a start: hence
+``_collections_abc``, ``_signal``, ``_ast``, ``_ctypes``).  The host compiles them once and sends them through the agent's socket.
+"""

@@ -1,0 +1,350 @@
+"""The agent: process 1 of a box.  It does what the host asks, one event at a time, and trusts no guest.
+
+As process 1 of its pid namespace it cannot be signalled by guests, adopts and reaps their orphans,
+and takes everybody with it when it ends.  Guests share its user id, so it makes itself undumpable
+(no /proc/1/mem, no /proc/1/fd), and the seccomp filter keeps them from ptrace, from its limits and
+from its priority.  It ends when the host's end of the socket closes.
+
+    host --request--> socket --> requested ----> start a program | feed the interpreter | files
+    guest writes ---> pipe ----> listen -------> kept, cut, or stopped
+    cell ends ------> pipe ----> reported -----> reply
+    guest exits ----> SIGCHLD -> bury ---------> reply, if one is still owed
+    clock ----------> poll ----> expire -------> kill, and the reply says "timeout"
+"""
+
+import _signal  # type: ignore[import-not-found]  # what ``signal`` wraps in enums, which take 7 ms to make
+import errno
+import gc
+import marshal
+import os
+import time
+from _collections_abc import Callable
+
+from sandboxes.backends.namespaces.inside import files, frames, guest, processes
+from sandboxes.backends.namespaces.inside.events import WRITABLE, Events
+from sandboxes.backends.namespaces.inside.jobs import Capture, Cell, Feed, Interpreter, Job, Program
+
+REAP_S = 5.0
+LOSSES = {"timeout": "ran out of time", "output": "wrote far too much", "killed": "was stopped"}
+
+
+class Agent:
+    def __init__(self, host: int, limits: dict[str, int], output_bytes: int) -> None:
+        self.host = host
+        self.limits = limits
+        self.output_bytes = output_bytes
+        self.inbox = bytearray()
+        self.events = Events()
+        self.programs: dict[int, Program] = {}
+        self.interpreter: Interpreter | None = None
+        self.cell: Cell | None = None
+        self.prelude = b""
+        self.loss_note = ""
+        """What the next cell's reader must know about the interpreter before this one."""
+        self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self.child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        _signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self.events.on(self.host, self.receive)
+        self.events.on(self.child_ended, self.child_signalled)
+        self.start_interpreter()
+        self.answer(0, frames.HELLO)
+        while True:
+            self.events.wait(self.patience_ms())
+            self.expire()
+
+    def jobs(self) -> list[Job]:
+        return [*self.programs.values(), *([self.cell] if self.cell else [])]
+
+    def patience_ms(self) -> int | None:
+        deadlines = [job.deadline_s for job in self.jobs() if not job.verdict]
+        return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1) if deadlines else None
+
+    def expire(self) -> None:
+        now = time.monotonic()
+        for job in self.jobs():
+            if not job.verdict and job.deadline_s <= now:
+                self.stop(job, "timeout")
+
+    def answer(self, number: int, kind: int, payload: bytes = b"") -> None:
+        rest = memoryview(frames.reply(number, kind, payload))
+        while rest:
+            rest = rest[os.write(self.host, rest) :]
+
+    def answer_result(
+        self, job: Job, outcome: str, exit_code: int | None, exception: bytes = b"", note: str = ""
+    ) -> None:
+        job.out.drain()
+        job.err.drain()
+        stderr = (note.encode() + job.err.kept)[: self.output_bytes]
+        truncated = job.out.truncated or job.err.truncated
+        payload = frames.pack_result(outcome, exit_code, job.seconds, bytes(job.out.kept), stderr, truncated, exception)
+        self.answer(job.number, frames.RESULT, payload)
+
+    # -- requests of the host ---------------------------------------------------------------------
+
+    def receive(self) -> None:
+        chunk = os.read(self.host, 2**18)
+        if not chunk:
+            os._exit(0)
+        self.inbox += chunk
+        while len(self.inbox) >= frames.LENGTH.size:
+            end = frames.LENGTH.size + frames.LENGTH.unpack_from(self.inbox)[0]
+            if len(self.inbox) < end:
+                return
+            number, verb, arguments = marshal.loads(memoryview(self.inbox)[frames.LENGTH.size : end].tobytes())
+            del self.inbox[:end]
+            self.requested(number, verb, arguments)
+
+    def requested(self, number: int, verb: str, arguments: tuple[object, ...]) -> None:
+        try:
+            getattr(self, "do_" + verb)(number, *arguments)
+        except OSError as error:
+            self.answer(number, frames.FAILED, frames.ERRNO.pack(error.errno or errno.EIO))
+
+    def do_read(self, number: int, path: str, limit_bytes: int) -> None:
+        self.answer(number, frames.DATA, files.read_file(path, limit_bytes))
+
+    def do_write(self, number: int, path: str, content: bytes) -> None:
+        files.write_file(path, content)
+        self.answer(number, frames.DATA)
+
+    def do_exec(
+        self, number: int, argv: list[str], stdin: bytes, environment: dict[str, str], timeout_s: float
+    ) -> None:
+        """Start a program; ``program_ended`` answers."""
+        in_read, in_write = os.pipe2(os.O_CLOEXEC) if stdin else (self.null, -1)
+        out_read, out_write = os.pipe2(os.O_CLOEXEC)
+        err_read, err_write = os.pipe2(os.O_CLOEXEC)
+        program = Program(number, timeout_s, self.capture(out_read), self.capture(err_read))
+        given = [in_read, out_write, err_write]
+        program.pid = self.fork(given, lambda: processes.run_program(argv, environment))
+        for fd in given:
+            if fd != self.null:
+                os.close(fd)
+        if stdin:
+            program.feed = feed = Feed(in_write, stdin)
+            self.events.on(feed.fd, lambda: self.push(program, feed), WRITABLE)
+        self.programs[program.pid] = program
+        self.listen_to(program)
+
+    def do_python(self, number: int, code: bytes, timeout_s: float) -> None:
+        """Give a cell to the interpreter; ``reported`` or ``interpreter_ended`` answers.
+
+        The host sends one at a time.
+        """
+        self.bury()  # the interpreter may have died since the last look: do not give the cell to a corpse
+        interpreter = self.interpreter or self.start_interpreter()
+        interpreter.out.clear()  # what a thread or child of an earlier cell wrote is nobody's output any more
+        interpreter.err.clear()
+        codes = [code] if interpreter.used or not self.prelude else [self.prelude, code]
+        interpreter.used = True
+        self.cell = Cell(number, timeout_s, interpreter.out, interpreter.err, codes, self.loss_note)
+        self.loss_note = ""
+        self.listen_to(self.cell)
+        self.send_code(interpreter, self.cell)
+
+    def do_prelude(self, number: int, code: bytes, timeout_s: float) -> None:
+        """Run a cell now, and first of all in every interpreter that this user will need later."""
+        self.do_python(number, code, timeout_s)
+        self.prelude = code
+
+    def do_cancel(self, _: int, number: int) -> None:
+        for job in self.jobs():
+            if job.number == number and not job.verdict:
+                self.stop(job, "killed")
+
+    def do_reset(self, number: int) -> None:
+        """Everybody dies, every file goes, a fresh interpreter waits.  If that fails, so does the box."""
+        processes.kill(-1)
+        self.reap_everybody()
+        for program in list(self.programs.values()):
+            self.program_ended(program, -processes.SIGKILL)
+        if self.interpreter:
+            self.interpreter_ended(self.interpreter, -processes.SIGKILL)
+        self.prelude, self.loss_note = b"", ""
+        files.wipe()
+        self.start_interpreter()
+        self.answer(number, frames.DATA)
+
+    def reap_everybody(self) -> None:
+        give_up_s = time.monotonic() + REAP_S
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                if time.monotonic() > give_up_s:
+                    raise OSError(errno.EBUSY, "a process does not die")
+                time.sleep(0.0002)
+
+    # -- guests -----------------------------------------------------------------------------------
+
+    def fork(self, descriptors: list[int], body: Callable[[], None]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            processes.become_guest(self.limits, descriptors)
+            os.chdir(files.HOME)
+            body()
+        finally:
+            os._exit(125)
+
+    def capture(self, fd: int) -> Capture:
+        return Capture(fd, self.output_bytes)
+
+    def start_interpreter(self) -> Interpreter:
+        cells_read, cells_write = os.pipe2(os.O_CLOEXEC)
+        reports_read, reports_write = os.pipe2(os.O_CLOEXEC)
+        out_read, out_write = os.pipe2(os.O_CLOEXEC)
+        err_read, err_write = os.pipe2(os.O_CLOEXEC)
+        given = [out_write, err_write, cells_read, reports_write]
+        pid = self.fork([self.null, *given], guest.serve)
+        for fd in given:
+            os.close(fd)
+        started = Interpreter(pid, cells_write, reports_read, self.capture(out_read), self.capture(err_read))
+        self.events.on(reports_read, lambda: self.reported(started))
+        self.interpreter = started
+        return started
+
+    def send_code(self, interpreter: Interpreter, cell: Cell) -> None:
+        code = cell.codes.pop(0)
+        feed = Feed(interpreter.cells, frames.LENGTH.pack(len(code)) + code)
+
+        def push() -> None:
+            if not feed.push():
+                self.events.off(feed.fd)
+
+        if feed.push():
+            self.events.on(feed.fd, push, WRITABLE)
+
+    def push(self, program: Program, feed: Feed) -> None:
+        if not feed.push():
+            self.events.close(feed.fd)
+            program.feed = None
+
+    def listen_to(self, job: Job) -> None:
+        self.events.on(job.out.fd, lambda: self.listen(job, job.out))
+        self.events.on(job.err.fd, lambda: self.listen(job, job.err))
+
+    def listen(self, job: Job, capture: Capture) -> None:
+        if not capture.take() and capture.ended:
+            self.events.off(capture.fd)
+        if capture.flooded and not job.verdict:
+            self.stop(job, "output")
+
+    def stop(self, job: Job, verdict: str) -> None:
+        """Kill a job with its whole family; the answer follows when its process is buried."""
+        job.verdict = verdict
+        kept = {program.pid for program in self.programs.values() if program is not job}
+        if self.interpreter and job is not self.cell:
+            kept.add(self.interpreter.pid)
+        processes.kill_all_but(kept)
+
+    def reported(self, interpreter: Interpreter) -> None:
+        """The interpreter says how a cell ended; or hangs up, and then ``bury`` has the word."""
+        report = interpreter.read_report()
+        if report is None:
+            return
+        how = guest.read_report(report)
+        cell = self.cell
+        if how is None or cell is None or cell.verdict:
+            self.events.off(interpreter.reports)
+            processes.kill(interpreter.pid)
+            return
+        outcome, exit_code, exception = how
+        if outcome == "ok" and cell.codes:
+            interpreter.out.clear()
+            interpreter.err.clear()
+            self.send_code(interpreter, cell)
+            return
+        if outcome == "memory":
+            self.retire(interpreter, "ran out of memory")
+        self.finish_cell(cell, interpreter, outcome, exit_code, exception)
+
+    def finish_cell(
+        self, cell: Cell, interpreter: Interpreter, outcome: str, exit_code: int | None, exception: bytes = b""
+    ) -> None:
+        self.cell = None
+        self.answer_result(cell, outcome, exit_code, exception, cell.note)
+        if interpreter.retired:
+            self.close_interpreter(interpreter)
+        else:
+            self.events.off(cell.out.fd)
+            self.events.off(cell.err.fd)
+
+    def retire(self, interpreter: Interpreter, reason: str) -> None:
+        """Part with the interpreter, its children included; the next cell will be told."""
+        self.loss_note = f"[fresh interpreter: the former one {reason}, and its variables are lost]\n"
+        interpreter.retired = True
+        self.interpreter = None
+        processes.kill_all_but(set(self.programs))
+
+    def close_interpreter(self, interpreter: Interpreter) -> None:
+        self.events.close(interpreter.cells, interpreter.reports, interpreter.out.fd, interpreter.err.fd)
+
+    # -- the end of guests ------------------------------------------------------------------------
+
+    def child_signalled(self) -> None:
+        os.read(self.child_ended, 4096)
+        self.bury()
+
+    def bury(self) -> None:
+        """Collect the dead: answer for those who owe an answer, forget the orphans."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            if pid in self.programs:
+                self.program_ended(self.programs[pid], code)
+            elif self.interpreter and pid == self.interpreter.pid:
+                self.interpreter_ended(self.interpreter, code)
+
+    def program_ended(self, program: Program, code: int) -> None:
+        outcome = program.verdict or ("ok" if code == 0 else "killed" if code < 0 else "error")
+        self.answer_result(program, outcome, None if program.verdict else code)
+        del self.programs[program.pid]
+        self.events.close(program.out.fd, program.err.fd)
+        if program.feed:
+            self.events.close(program.feed.fd)
+
+    def interpreter_ended(self, interpreter: Interpreter, code: int) -> None:
+        """Answer for the cell that was running, if any.  ``do_python`` starts the successor."""
+        if self.cell and not self.cell.verdict:
+            self.reported(interpreter)  # it may have reported with its last breath
+        if interpreter.retired:
+            return
+        cell = self.cell
+        self.retire(interpreter, LOSSES.get(cell.verdict if cell else "", f"ended with status {code}"))
+        if cell is None:
+            self.close_interpreter(interpreter)
+        elif cell.verdict:
+            self.finish_cell(cell, interpreter, cell.verdict, None)
+        else:
+            self.finish_cell(cell, interpreter, "killed" if code < 0 else "error", code)
+
+
+def main(host: int, limits: dict[str, int], output_bytes: int) -> None:
+    """Serve the host on the socket ``host`` until it hangs up."""
+    processes.set_dumpable(False)
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    os.umask(0o022)
+    os.set_inheritable(host, False)
+    gc.disable()
+    agent = Agent(host, limits, output_bytes)
+    gc.freeze()
+    agent.run()

@@ -1,0 +1,146 @@
+"""The interpreter that a user's cells run in: a fork of the agent, stripped of all that is the agent's.
+
+It reads one cell at a time from file descriptor 3 and reports on descriptor 4 how the cell ended.
+The code that it runs may forge that report, as any program may choose its exit code; it can say
+nothing on behalf of the agent, whose socket it does not hold.
+"""
+
+import _ast
+import builtins
+import gc
+import os
+import struct
+import sys
+from _collections_abc import Callable
+
+CELL_FD, REPORT_FD = 3, 4
+REPORT = struct.Struct("!B?iH")
+ONLY_AST = 0x400
+"""``ast.PyCF_ONLY_AST``; importing ``ast`` would cost milliseconds."""
+LONGEST_NAME_BYTES = 200
+FINE, FAILED, OUT_OF_MEMORY = range(3)
+OUTCOMES = {FINE: "ok", FAILED: "error", OUT_OF_MEMORY: "memory"}
+ShowTraceback = Callable[..., object]
+OWN_PACKAGE = "sandboxes"
+
+
+def serve() -> None:
+    """Run cells until the agent closes the pipe.  Never returns."""
+    gc.enable()
+    own_pid = os.getpid()
+    display_traceback = sys.__excepthook__
+    variables = fresh_main()
+    number = 0
+    while True:
+        code = read_cell()
+        if code is None:
+            os._exit(0)
+        number += 1
+        report = run_cell(code, f"<cell {number}>", variables, display_traceback)
+        if os.getpid() != own_pid:
+            os._exit(0)  # the cell forked, and this is its child: it must not answer for its parent
+        os.write(REPORT_FD, report)
+        if report[0] == OUT_OF_MEMORY:
+            os._exit(0)  # out of memory: what is left of this interpreter cannot be trusted to work
+
+
+def fresh_main() -> dict[str, object]:
+    """An empty ``__main__`` in an interpreter that knows nothing of the agent."""
+    for name in list(sys.modules):
+        if name == OWN_PACKAGE or name.startswith(OWN_PACKAGE + "."):
+            del sys.modules[name]
+    main = type(sys)("__main__")
+    sys.modules["__main__"] = main
+    sys.path.insert(0, "/work")
+    sys.argv[:] = [""]
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
+    # They stay open as long as the interpreter lives.
+    sys.stdin = open(0, encoding="utf-8", errors="replace")  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=8192, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=8192, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+    return vars(main)
+
+
+def read_cell() -> bytes | None:
+    head = read_exactly(4)
+    return read_exactly(struct.unpack("!I", head)[0]) if head else None
+
+
+def read_exactly(size: int) -> bytes:
+    parts = []
+    while size:
+        part = os.read(CELL_FD, min(size, 65536))
+        if not part:
+            return b""
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def run_cell(code: bytes, filename: str, variables: dict[str, object], display_traceback: ShowTraceback) -> bytes:
+    """Run one cell and say how it ended: outcome, exit code, class name of what it raised."""
+    try:
+        evaluate(code, filename, variables)
+        return flush() or REPORT.pack(FINE, False, 0, 0)
+    except SystemExit as leaving:
+        said = leaving.code
+        status = said if isinstance(said, int) else int(said is not None)
+        if isinstance(said, str):
+            complain(said + "\n")
+        return flush() or ended(FAILED, leaving, min(max(status, -(2**31)), 2**31 - 1))
+    except MemoryError as error:
+        error.__traceback__ = None
+        complain("MemoryError\n")
+        return ended(OUT_OF_MEMORY, error)
+    except BaseException as error:
+        try:
+            # Only the cell's own frames: the first two are this function and ``evaluate``.
+            inner = error.__traceback__ and error.__traceback__.tb_next
+            error = error.with_traceback(inner and inner.tb_next)
+            display_traceback(type(error), error, error.__traceback__)
+        except BaseException as second:  # a hostile __str__, or a stderr that the cell closed
+            complain(f"{type(error).__name__} ({type(second).__name__} while it was shown)\n")
+        return flush() or ended(FAILED, error)
+
+
+def evaluate(code: bytes, filename: str, variables: dict[str, object]) -> None:
+    """Run the statements; show the value of the last one if it is an expression."""
+    tree = compile(code.decode("utf-8", "replace"), filename, "exec", ONLY_AST)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+    exec(compile(tree, filename, "exec"), variables)
+    if last is not None:
+        exec(compile(_ast.Interactive(body=[last]), filename, "single"), variables)
+
+
+def flush() -> bytes:
+    """Send what the cell printed; return a report if that fails (it may have closed its own stdout)."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException as error:
+        return ended(FAILED, error)
+    return b""
+
+
+def complain(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except BaseException:
+        return  # the cell broke its own stderr: the report still carries the class
+
+
+def ended(outcome: int, error: BaseException, exit_code: int | None = None) -> bytes:
+    name = type(error).__name__.encode("utf-8", "replace")[:LONGEST_NAME_BYTES]
+    return REPORT.pack(outcome, exit_code is not None, exit_code or 0, len(name)) + name
+
+
+def read_report(report: bytes) -> tuple[str, int | None, bytes] | None:
+    """The agent's side: outcome, exit code, exception; ``None`` if this is no report."""
+    if len(report) < REPORT.size:
+        return None
+    outcome, exited, exit_code, name_bytes = REPORT.unpack_from(report)
+    if outcome not in OUTCOMES or len(report) != REPORT.size + name_bytes or name_bytes > LONGEST_NAME_BYTES:
+        return None
+    return OUTCOMES[outcome], exit_code if exited else None, report[REPORT.size :]

@@ -1,0 +1,45 @@
+"""What a ``SandboxSpec`` means in the kernel's terms.
+
+Guests get these limits between fork and their first own instruction, with soft equal to hard.
+RLIMIT_NPROC counts the processes and threads of one user id *in one user namespace* (Linux 5.14 and
+later), so it counts exactly one box; the kernel ignores it for root's own id, which no box has.
+"""
+
+import os
+import secrets
+
+from sandboxes.spec import SandboxSpec
+
+OPEN_FILES = 256
+HOST_IDS_FROM, HOST_IDS = 1_900_000_000, 2**24
+NOBODY = 65534
+
+
+def rlimits(spec: SandboxSpec) -> dict[str, int]:
+    """The limits of each guest process, by their names in ``resource``."""
+    return {
+        "RLIMIT_AS": spec.memory_mib * 2**20,
+        "RLIMIT_NPROC": spec.processes + 1,  # and the agent
+        "RLIMIT_FSIZE": spec.disk_mib * 2**20,
+        "RLIMIT_NOFILE": OPEN_FILES,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 65536,
+        "RLIMIT_SIGPENDING": 1024,
+        "RLIMIT_MSGQUEUE": 0,
+    }
+
+
+def host_id() -> int | None:
+    """The user and group id that a box has on the host; ``None``: the embedder's own.
+
+    Root gives every box an id of its own that nothing else has, so that a guest which leaves its
+    namespaces is nobody, and no two boxes share a kernel-side quota.
+    """
+    if os.geteuid() != 0:
+        return None
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        mapped = [tuple(int(field) for field in line.split()) for line in file]
+    wanted = HOST_IDS_FROM + secrets.randbelow(HOST_IDS)
+    if any(first <= wanted < first + count for first, _, count in mapped):
+        return wanted
+    return NOBODY  # we are root of a container that has no such ids

@@ -1,0 +1,63 @@
+"""What this machine lacks for making boxes, said once and clearly."""
+
+import functools
+import marshal
+import os
+import shutil
+import subprocess
+from importlib.resources import files
+
+from sandboxes.backends.namespaces.arguments import BOX_PYTHON
+from sandboxes.interface import SandboxUnavailable
+
+PACKAGE = "sandboxes.backends.namespaces.inside"
+INSIDE = ("frames", "guest", "processes", "files", "events", "jobs", "agent")
+"""In the order of their imports; the last one has ``main``."""
+COMPILE = """\
+import marshal, sys
+sources = marshal.load(sys.stdin.buffer)
+code = [(name, compile(text, "<%s>" % name, "exec", dont_inherit=True, optimize=2)) for name, text in sources]
+sys.stdout.buffer.write(marshal.dumps(code))
+"""
+REMEDIES = (
+    (("new namespace", "uid map", "user.max_user_namespaces"),
+     "allow unprivileged user namespaces: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=65536"
+     " (on Ubuntu also kernel.apparmor_restrict_unprivileged_userns=0)"),
+    (("mount proc", "Can't mount"),
+     "run outside of a container, or start the container with --security-opt systempaths=unconfined"),
+    (("execvp",), f"install the system's Python at {BOX_PYTHON}: apt-get install python3"),
+)  # fmt: skip
+
+
+def bwrap_path() -> str:
+    found = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
+    if found is None:
+        raise SandboxUnavailable("bubblewrap is not installed: apt-get install bubblewrap")
+    return found
+
+
+@functools.cache
+def agent_code() -> bytes:
+    """The modules of the agent, compiled by the Python that will run them: ours may be another version."""
+    if not os.access(BOX_PYTHON, os.X_OK):
+        raise SandboxUnavailable(f"boxes need a Python at {BOX_PYTHON}: apt-get install python3")
+    parents = [".".join(PACKAGE.split(".")[: depth + 1]) for depth in range(PACKAGE.count(".") + 1)]
+    texts = [(name, "") for name in parents]
+    texts += [(f"{PACKAGE}.{name}", (files(PACKAGE) / f"{name}.py").read_text("utf-8")) for name in INSIDE]
+    compiled = subprocess.run(
+        [BOX_PYTHON, "-I", "-S", "-c", COMPILE], input=marshal.dumps(texts, 2), capture_output=True, env={}, cwd="/"
+    )
+    if compiled.returncode != 0:
+        raise SandboxUnavailable(
+            f"{BOX_PYTHON} cannot run the agent: {compiled.stderr.decode(errors='replace')[-300:]}"
+        )
+    return compiled.stdout
+
+
+def unavailable(complaint: str) -> SandboxUnavailable:
+    """What bubblewrap said, with what to do about it."""
+    complaint = complaint.strip() or "bubblewrap ended without a word"
+    for signs, remedy in REMEDIES:
+        if any(sign in complaint for sign in signs):
+            return SandboxUnavailable(f"{complaint}; {remedy}")
+    return SandboxUnavailable(complaint)

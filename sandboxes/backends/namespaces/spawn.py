@@ -1,0 +1,97 @@
+"""Where processes are started from: one thread that lives as long as the embedder.
+
+``bwrap --die-with-parent`` follows the parent *thread*.  A box that was started by a thread of some
+pool would die when the pool shrinks, so one thread, which never ends, starts them all.  It also
+keeps fork, which may take milliseconds in a large process, off the event loop.
+"""
+
+import asyncio
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Callable
+
+Process = subprocess.Popen[bytes]
+Wanted = tuple[Callable[[], Process], "asyncio.Future[Process]", asyncio.AbstractEventLoop]
+
+
+class Spawner:
+    def __init__(self) -> None:
+        self._wanted: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="sandbox-spawner", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            start, future, loop = self._wanted.get()
+            process: Process | None = None
+            error: Exception | None = None
+            try:
+                process = start()
+            except (OSError, ValueError, subprocess.SubprocessError) as failure:
+                error = failure
+            try:
+                loop.call_soon_threadsafe(_settle, future, process, error)
+            except RuntimeError:  # the loop was closed meanwhile: nobody will ever use this process
+                _discard(process)
+
+    async def spawn(
+        self, arguments: list[str], *, inherited: tuple[int, ...], stderr: int, host_id: int | None
+    ) -> subprocess.Popen[bytes]:
+        """Start a process.  Its descriptors are the caller's to close, whether this returns or raises."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[subprocess.Popen[bytes]] = loop.create_future()
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=inherited,
+                cwd="/",
+                env={},
+                start_new_session=True,  # Ctrl-C at the embedder's terminal is for the embedder
+                user=host_id,
+                group=host_id,
+                extra_groups=None if host_id is None else [],
+            )
+
+        self._wanted.put((start, future, loop))
+        return await future
+
+
+def _settle(
+    future: "asyncio.Future[subprocess.Popen[bytes]]", process: subprocess.Popen[bytes] | None, error: Exception | None
+) -> None:
+    if future.cancelled():
+        _discard(process)
+    elif process is None:
+        future.set_exception(error or RuntimeError("no process"))
+    else:
+        future.set_result(process)
+
+
+def _discard(process: subprocess.Popen[bytes] | None) -> None:
+    if process is not None:
+        process.kill()
+        process.wait()
+
+
+_spawner: Spawner | None = None
+
+
+def spawner() -> Spawner:
+    """The process's one spawner."""
+    global _spawner
+    if _spawner is None:
+        _spawner = Spawner()
+    return _spawner
+
+
+def _forget() -> None:
+    global _spawner
+    _spawner = None  # threads do not survive a fork
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,240 @@
+"""What is particular to boxes of namespaces: their processes on the host, their agent, their protocol."""
+
+# ruff: noqa: ASYNC110, ASYNC220, PT012  processes on the host set no event: one has to look again
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sandboxes.backends.namespaces import limits, probe
+from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.backends.namespaces.inside import frames
+from sandboxes.interface import SandboxLost, SandboxUnavailable
+from sandboxes.spec import SandboxSpec
+
+SPEC = SandboxSpec(timeout_s=10)
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+async def box():
+    box = await NamespaceBox.start(SPEC)
+    yield box
+    await box.close()
+
+
+def first_process(box: NamespaceBox) -> int:
+    with open(f"/proc/self/fdinfo/{box._process.init}", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
+
+
+def living(sign: bytes) -> list[str]:
+    """Processes of the host whose command line has ``sign``."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if sign in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+async def test_a_killed_agent_loses_the_box_at_once(box):
+    running = asyncio.create_task(box.run_python("while True: pass"))
+    await asyncio.sleep(0.1)
+    os.kill(first_process(box), signal.SIGKILL)
+    async with asyncio.timeout(3):
+        with pytest.raises(SandboxLost, match="agent"):
+            await running
+    assert not box.alive
+    with pytest.raises(SandboxLost):
+        await box.run_python("1")
+
+
+async def test_a_killed_monitor_takes_the_box_with_it(box):
+    box._process.monitor.kill()
+    async with asyncio.timeout(3):
+        with pytest.raises(SandboxLost):
+            while True:
+                await box.run_python("1")
+
+
+async def test_a_silent_agent_loses_the_box_when_its_time_is_over(box, monkeypatch):
+    monkeypatch.setattr("sandboxes.backends.namespaces.box.GRACE_S", 0.2)
+    os.kill(first_process(box), signal.SIGSTOP)
+    with pytest.raises(SandboxLost, match="did not answer within"):
+        await box.run_python("1", timeout_s=0.1)
+    await box.close()
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        frames.LENGTH.pack(2**31),
+        frames.LENGTH.pack(0),
+        frames.reply(99, frames.RESULT),
+        frames.reply(1, frames.RESULT, b"short"),
+        frames.reply(1, frames.HELLO),
+        frames.reply(1, 77, b"x" * 50),
+        frames.reply(1, frames.RESULT, frames.RESULT_HEAD.pack(200, False, 0, False, 0.0, 0, 0, 0)),
+        frames.reply(1, frames.RESULT, frames.RESULT_HEAD.pack(0, False, 0, False, float("nan"), 0, 0, 0)),
+        frames.reply(1, frames.RESULT, frames.RESULT_HEAD.pack(0, False, 0, False, 1.0, 0, 5, 5) + b"123"),
+        frames.reply(1, frames.RESULT, frames.RESULT_HEAD.pack(0, False, 0, False, 1.0, 900, 0, 0) + b"e" * 900),
+    ],
+)
+async def test_a_reply_that_makes_no_sense_loses_the_box(box, forged):
+    os.kill(first_process(box), signal.SIGSTOP)  # so that ours is the only reply
+    running = asyncio.create_task(box.run_python("1"))
+    await asyncio.sleep(0.05)
+    box._link.data_received(forged)
+    with pytest.raises(SandboxLost):
+        await running
+    assert not box.alive
+
+
+async def test_a_reply_is_understood_however_it_is_cut(box):
+    received = box._link.data_received
+    box._link.data_received = lambda data: [received(data[at : at + 1]) for at in range(len(data))]
+    assert (await box.run_python("'a' * 20")).stdout == repr("a" * 20) + "\n"
+
+
+async def test_the_host_buffers_no_more_of_a_flood_than_the_limit(box):
+    seen = 0
+    received = box._link.data_received
+
+    def counting(data: bytes) -> None:
+        nonlocal seen
+        seen += len(data)
+        received(data)
+
+    box._link.data_received = counting
+    assert (await box.run_python("while True: print('x' * 10**6)")).outcome == "output"
+    assert seen < 2 * SPEC.output_bytes + frames.OVERHEAD_BYTES
+
+
+EMBEDDER = """
+import asyncio, sys, threading
+from sandboxes.opened import open_box
+from sandboxes.spec import SandboxSpec
+
+async def main():
+    boxes = [await open_box(SandboxSpec()) for _ in range(3)]
+    await asyncio.gather(*(
+        box.exec(["/bin/sh", "-c", "setsid sleep " + sys.argv[1] + " & sleep " + sys.argv[1]], timeout_s=60)
+        for box in boxes
+    ))
+
+asyncio.run(main())
+"""
+
+
+async def test_an_embedder_that_is_killed_leaves_no_process():
+    sign = f"{os.getpid()}765.43"
+    embedder = subprocess.Popen([sys.executable, "-c", EMBEDDER, sign], cwd=ROOT)
+    async with asyncio.timeout(30):
+        while len(living(f"sleep\0{sign}".encode())) < 6:
+            await asyncio.sleep(0.05)
+    embedder.kill()
+    embedder.wait()
+    async with asyncio.timeout(10):
+        while living(sign.encode()):
+            await asyncio.sleep(0.05)
+
+
+def test_a_box_outlives_the_thread_that_asked_for_it():
+    """``--die-with-parent`` follows the parent thread, so that must not be the caller's."""
+    box: list[NamespaceBox] = []
+
+    def in_a_thread_that_ends() -> None:
+        box.append(asyncio.run(NamespaceBox.start(SPEC)))
+
+    thread = threading.Thread(target=in_a_thread_that_ends)
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    alive = box[0]._process.monitor.poll() is None
+    box[0]._process.kill()
+    asyncio.run(box[0]._process.gone())
+    assert alive
+
+
+async def test_on_the_host_a_box_of_root_is_nobody_in_particular(box):
+    status = Path(f"/proc/{first_process(box)}/status").read_text()
+    uid = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:"))
+    assert uid != 0
+    if os.geteuid() == 0:
+        assert uid >= limits.HOST_IDS_FROM
+    else:
+        assert uid == os.geteuid()
+
+
+ORDINARY = """
+import asyncio, os
+from sandboxes.backends.namespaces import probe
+from sandboxes.opened import opened
+from sandboxes.spec import SandboxSpec
+
+asyncio.run(asyncio.to_thread(probe.agent_code))  # while we may read the files of this checkout
+if os.geteuid() == 0:
+    os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+
+async def main():
+    async with opened(SandboxSpec(processes=4)) as box:
+        print((await box.run_python("6 * 7")).stdout)
+        bomb = "import os\\nwhile True:\\n  try: os.fork()\\n  except OSError: pass"
+        print((await box.run_python(bomb, timeout_s=0.5)).outcome)
+        await box.reset()
+        print((await box.run_python("'after'")).stdout)
+
+asyncio.run(main())
+"""
+
+
+def test_an_ordinary_user_can_make_boxes():
+    run = subprocess.run([sys.executable, "-c", ORDINARY], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (run.returncode, run.stdout.split()) == (0, ["42", "timeout", "'after'"]), run.stderr
+
+
+async def test_a_machine_without_bubblewrap_is_told_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"):
+        await NamespaceBox.start(SPEC)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_what_bubblewrap_complains_of_is_passed_on(monkeypatch):
+    monkeypatch.setattr("sandboxes.backends.namespaces.arguments.BOX_PYTHON", "/usr/bin/no-python")
+    with pytest.raises(SandboxUnavailable, match=r"no-python.*install"):
+        await NamespaceBox.start(SPEC)
+
+
+@pytest.mark.parametrize(
+    ("complaint", "remedy"),
+    [
+        ("bwrap: No permissions to create new namespace, likely because ...", "sysctl"),
+        ("bwrap: setting up uid map: Permission denied", "sysctl"),
+        ("bwrap: Can't mount proc on /newroot/proc: Operation not permitted", "systempaths=unconfined"),
+        ("", "without a word"),
+    ],
+)
+def test_each_complaint_has_its_remedy(complaint, remedy):
+    assert remedy in str(probe.unavailable(complaint))
+
+
+async def test_many_boxes_live_at_once():
+    boxes = await asyncio.gather(*(NamespaceBox.start(SPEC) for _ in range(64)))
+    try:
+        results = await asyncio.gather(*(box.run_python(f"{n}") for n, box in enumerate(boxes)))
+        assert [result.stdout for result in results] == [f"{n}\n" for n in range(64)]
+    finally:
+        await asyncio.gather(*(box.close() for box in boxes))
