@@ -1,0 +1,16 @@
+"""Learning rates over time, as factors of the peak."""
+
+import math
+
+
+def linear_warmup(update: int, warmup_updates: int) -> float:
+    """Rises in equal parts over the first ``warmup_updates`` updates (counted from 0), then stays 1."""
+    return min(1.0, (update + 1) / warmup_updates) if warmup_updates > 0 else 1.0
+
+
+def warmup_then_cosine(update: int, total_updates: int, *, warmup_updates: int, floor: float) -> float:
+    """A linear warm-up, then half a cosine from 1 down to ``floor`` at the last update."""
+    if update < warmup_updates:
+        return linear_warmup(update, warmup_updates)
+    progress = (update - warmup_updates) / max(1, total_updates - 1 - warmup_updates)
+    return floor + (1 - floor) * (1 + math.cos(math.pi * min(1.0, progress))) / 2

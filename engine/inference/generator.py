@@ -1,0 +1,278 @@
+"""Sampling for many episodes at once: continuous batching over a fixed number of KV slots.
+
+An episode is a *session*.  It gets a slot with its first turn and keeps it, cache and all, until it
+is released, so that its next turn reads the new tokens only.  Sessions beyond the slots wait in
+order of arrival.
+
+Who waits for whom: callers (asyncio) post commands and await a future; one *stepping thread* owns
+the decoder and all sessions, takes the commands between two passes, and answers.  Nothing else
+touches them, so there is no lock but that of the inbox.  With nothing to do the thread sleeps.
+
+What a session samples depends on the weights and its own requests only, to the last bit: not on who
+else is in the batch, in which slot, or when they come and go (engine/inference/decoder.py).
+"""
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.inference.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder
+from engine.inference.sampling import sample
+from engine.inference.session import GenerationAborted, Reply, Session, Turn
+from engine.models.qwen3 import Qwen3
+from engine.models.tokenizer import default_tokenizer
+from engine.spec.generation import Generated, GenerateRequest
+from engine.spec.run import Model
+
+__all__ = ["GenerationAborted", "Generator"]
+
+PREFILL_FROM = 48
+"""More unread tokens than this are read in chunks.  Fewer are cheaper to read one per step, in a slot that idles anyway."""
+
+
+class Generator:
+    """A ``TextGenerator`` (engine/spec/generation.py) on torch.
+
+    Begins with random weights of ``seed`` as policy version 0.  ``threads`` is set for the whole
+    process: torch has one such setting.
+    """
+
+    def __init__(self, model_spec: Model, *, slots: int, threads: int, device: str = "cpu", seed: int = 0) -> None:
+        torch.set_num_threads(threads)
+        self._spec, self._threads = model_spec, threads
+        self._vocab_size = len(default_tokenizer())
+        self._decoder = Decoder(model_spec, slots=slots, device=device)
+        self._decoder.load(Qwen3(model_spec, self._vocab_size, seed=seed).state_dict())
+        self._version = 0
+        self._sessions: dict[str, Session] = {}
+        self._waiting: OrderedDict[str, Turn] = OrderedDict()
+        self._free_slots = list(reversed(range(slots)))
+        self._counters = dict.fromkeys(("sampled_tokens", "steps", "prefills", "busy_seconds"), 0.0)
+        self._failure: BaseException | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="generator", daemon=True)
+        self._thread.start()
+
+    # ---- for callers, on their event loop ----
+
+    async def generate(self, request: GenerateRequest) -> Generated:
+        """Sample one turn.
+
+        If ``new_ids`` leave no room for a token, the answer is empty with ``stopped_by="context"``
+        and the session is as it was.  If the caller is cancelled, its session is released.
+        Raises ValueError for a request that makes no sense, GenerationAborted when it is ended from outside.
+        """
+        self._check(request)
+        reply = Reply.of_running_loop()
+        self._post(lambda: self._begin(Turn.begun(request, reply)), reply)
+        try:
+            return await reply.future
+        finally:
+            if reply.future.cancelled():
+                self._post(lambda: self._drop(request.session))
+
+    async def release(self, session: str) -> None:
+        """Give the slot back, at once; a turn that is pending raises GenerationAborted.  Unknown sessions are fine."""
+        self._post(lambda: self._drop(session))
+
+    async def load_weights(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Sample from these weights from the next token on.  Sessions keep their cache, made by older weights."""
+
+        def load() -> None:
+            self._decoder.load(state)
+            self._version = version
+
+        await self._done(load)
+
+    async def abort_all(self) -> None:
+        """End every session; pending turns raise GenerationAborted."""
+        await self._done(self._drop_everything)
+
+    def close(self) -> None:
+        """Abort everything and stop the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def stats(self) -> dict[str, float]:
+        """Totals since the start (tokens, passes, seconds in them) and the present load."""
+        busy = self._counters["busy_seconds"]
+        return {
+            **self._counters,
+            "tokens_per_s": self._counters["sampled_tokens"] / busy if busy else 0.0,
+            "sessions": float(len(self._sessions)),
+            "waiting": float(len(self._waiting)),
+            "version": float(self._version),
+        }
+
+    def _check(self, request: GenerateRequest) -> None:
+        if request.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens = {request.max_new_tokens}: must be at least 1")
+        if not request.temperature >= 0:
+            raise ValueError(f"temperature = {request.temperature}: must be 0 (greedy) or greater")
+        if request.seed < 0:
+            raise ValueError(f"seed = {request.seed}: must not be negative")
+        if not request.new_ids:
+            raise ValueError("new_ids is empty: a turn begins with at least one token to read")
+        if not all(0 <= i < self._vocab_size for i in request.new_ids):
+            raise ValueError(f"new_ids hold a token outside the vocabulary of {self._vocab_size}")
+
+    async def _done(self, command: Callable[[], None]) -> None:
+        reply = Reply.of_running_loop()
+
+        def run() -> None:
+            command()
+            reply.give(None)
+
+        self._post(run, reply)
+        await reply.future
+
+    def _post(self, command: Callable[[], None], reply: Reply | None = None) -> None:
+        with self._wake:
+            if self._failure is not None:
+                raise RuntimeError("the generator has failed") from self._failure
+            if not self._closing:
+                self._inbox.append(command)
+                self._wake.notify()
+            elif reply is not None:
+                raise GenerationAborted("the generator is closed")
+
+    # ---- the stepping thread ----
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)  # for this thread only; passes are too small to share
+        try:
+            while self._take_commands():
+                self._pass()
+            self._drop_everything()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _take_commands(self) -> bool:
+        """Run what was posted; sleep while there is nothing to sample.  False when closing."""
+        while True:
+            with self._wake:
+                while not (self._inbox or self._closing or self._busy()):
+                    self._wake.wait()
+                commands, self._inbox = self._inbox, deque()
+            for command in commands:
+                command()
+            if self._closing:
+                return False
+            if self._busy():
+                return True
+
+    def _busy(self) -> bool:
+        return any(session.turn is not None for session in self._sessions.values())
+
+    def _fail(self, error: BaseException) -> None:
+        with self._wake:
+            self._failure = error
+        self._drop_everything()
+
+    def _begin(self, turn: Turn) -> None:
+        name = turn.request.session
+        session = self._sessions.get(name)
+        if name in self._waiting or (session is not None and session.turn is not None):
+            turn.reply.fail(ValueError(f"session {name!r} already has a turn pending"))
+        elif session is not None:
+            self._start(session, turn)
+        elif self._free_slots:
+            self._seat(turn)
+        else:
+            self._waiting[name] = turn
+
+    def _seat(self, turn: Turn) -> None:
+        name = turn.request.session
+        self._sessions[name] = session = Session(name, self._free_slots.pop())
+        self._start(session, turn)
+
+    def _start(self, session: Session, turn: Turn) -> None:
+        if session.tokens + len(turn.request.new_ids) >= self._spec.context_tokens:
+            turn.reply.give(turn.generated("context"))
+            return
+        session.begin(turn, prefill_from=PREFILL_FROM)
+
+    def _drop(self, name: str) -> None:
+        waiting, session = self._waiting.pop(name, None), self._sessions.pop(name, None)
+        for turn in (waiting, session.turn if session else None):
+            if turn is not None:
+                turn.reply.fail(GenerationAborted(f"session {name!r} was ended"))
+        if session is not None:
+            self._free_slots.append(session.slot)
+            if self._waiting:
+                self._seat(self._waiting.popitem(last=False)[1])
+
+    def _drop_everything(self) -> None:
+        for name in [*self._waiting, *self._sessions]:
+            self._drop(name)
+
+    def _pass(self) -> None:
+        """One prefill if somebody has much to read, and one step for everybody else."""
+        began = time.perf_counter()
+        live = [session for session in self._sessions.values() if session.turn is not None]
+        if reading := [session for session in live if session.to_prefill][:PREFILL_ROWS]:
+            self._prefill(reading)
+        if stepping := [session for session in live if not session.to_prefill]:
+            self._step(stepping)
+        self._counters["busy_seconds"] += time.perf_counter() - began
+
+    def _prefill(self, reading: list[Session]) -> None:
+        slots = np.zeros(PREFILL_ROWS, dtype=np.int64)
+        tokens = np.zeros((PREFILL_ROWS, PREFILL_TOKENS), dtype=np.int64)
+        positions = np.full((PREFILL_ROWS, PREFILL_TOKENS), self._decoder.scratch_position)
+        for row, session in enumerate(reading):
+            count = min(PREFILL_TOKENS, session.to_prefill)
+            slots[row], positions[row, :count] = session.slot, range(session.cached, session.cached + count)
+            tokens[row, :count] = session.read(count)
+            session.to_prefill -= count
+        self._decoder.prefill(*map(self._tensor, (slots, tokens, positions)))
+        self._counters["prefills"] += 1
+
+    def _step(self, stepping: list[Session]) -> None:
+        slots = self._decoder.slots
+        tokens, positions = np.zeros(slots, dtype=np.int64), np.full(slots, self._decoder.scratch_position)
+        temperatures, uniforms = np.ones(slots, dtype=np.float32), np.zeros(slots)
+        for session in stepping:
+            slot, turn = session.slot, session.turn
+            positions[slot], (tokens[slot],) = session.cached, session.read(1)
+            temperatures[slot], uniforms[slot] = turn.request.temperature, turn.uniforms[len(turn.token_ids)]
+        logits_SV = self._decoder.step(self._tensor(tokens), self._tensor(positions))
+        sampling = [session for session in stepping if not session.unread]
+        self._counters["steps"] += 1
+        self._counters["sampled_tokens"] += len(sampling)
+        if not sampling:
+            return
+        token_S, logprob_S = sample(logits_SV, self._tensor(temperatures), self._tensor(uniforms))
+        sampled, logprobs = token_S.tolist(), logprob_S.tolist()
+        for session in sampling:
+            self._append(session, sampled[session.slot], logprobs[session.slot])
+
+    def _append(self, session: Session, token: int, logprob: float) -> None:
+        turn = session.turn
+        turn.token_ids.append(token)
+        turn.logprobs.append(logprob)
+        turn.policy_versions.append(self._version)
+        session.unread.append(token)
+        if token in turn.request.stop_ids:
+            self._finish(session, "stop")
+        elif len(turn.token_ids) == turn.request.max_new_tokens:
+            self._finish(session, "length")
+        elif session.tokens == self._spec.context_tokens:
+            self._finish(session, "context")
+
+    def _finish(self, session: Session, stopped_by: str) -> None:
+        turn, session.turn = session.turn, None
+        turn.reply.give(turn.generated(stopped_by))
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._decoder.device)

@@ -1,0 +1,1 @@
+"""The policy: its vocabulary and its network."""

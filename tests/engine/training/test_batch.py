@@ -1,0 +1,57 @@
+import pytest
+
+from engine.spec.trajectory import Task, Trajectory, Turn
+from engine.training.batch import per_turn, sample_from_trajectory, sample_of
+
+
+def _turn(context_ids, token_ids, **more) -> Turn:
+    return Turn(context_ids=context_ids, context_text="", token_ids=token_ids, pieces=[""] * len(token_ids),
+                logprobs=[-i / 10 for i in range(1, len(token_ids) + 1)], policy_versions=[0] * len(token_ids), **more)  # fmt: skip
+
+
+def _trajectory(*turns: Turn, **more) -> Trajectory:
+    task = Task(id="t", split="train", level=1, question="1 + 1", answer="2")
+    return Trajectory(id="train-0-0-0", purpose="train", step=0, group=0, index=0, task=task, turns=list(turns),
+                      stop_reason="answered", answer="2", success=True, reward=1.0, rewards={"correct": 1.0}, **more)  # fmt: skip
+
+
+TWO_TURNS = _trajectory(
+    _turn([1, 2, 3], [4, 5], advantages=[0.5, 0.5], old_logprobs=[-0.3, -0.4]),
+    _turn([6], [7], advantages=[0.25], old_logprobs=[-0.6]),
+)
+
+
+def test_a_sample_is_the_tokens_as_sampled_with_only_the_policys_own_to_learn():
+    sample = sample_from_trajectory(TWO_TURNS)
+    assert sample.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert sample.loss_mask.tolist() == [False, False, False, True, True, False, True]
+    assert sample.advantages.tolist() == [0, 0, 0, 0.5, 0.5, 0, 0.25]
+    assert sample.rollout_logprobs.tolist() == pytest.approx([0, 0, 0, -0.1, -0.2, 0, -0.1])
+    assert sample.old_logprobs.tolist() == pytest.approx([0, 0, 0, -0.3, -0.4, 0, -0.6])
+
+
+def test_a_masked_trajectory_keeps_its_tokens_and_trains_on_none():
+    sample = sample_from_trajectory(TWO_TURNS.model_copy(update={"masked_because": "overlong"}))
+    assert len(sample) == 7
+    assert not sample.loss_mask.any()
+
+
+def test_before_credit_advantages_are_0():
+    assert not sample_from_trajectory(_trajectory(_turn([1], [2, 3]))).advantages.any()
+
+
+def test_values_of_a_sample_go_back_to_their_turns():
+    assert per_turn([0, 0, 0, 41, 42, 0, 43], TWO_TURNS) == [[41, 42], [43]]
+
+
+def test_values_of_another_trajectory_are_refused():
+    with pytest.raises(ValueError, match="6 values for a trajectory of 7 tokens"):
+        per_turn([0] * 6, TWO_TURNS)
+
+
+@pytest.mark.parametrize("bad", [{"token_ids": [], "loss_mask": []}, {"token_ids": [1, 2], "loss_mask": [True, True]},
+                                 {"token_ids": [1, 2], "loss_mask": [False]},
+                                 {"token_ids": [1, 2], "loss_mask": [False, True], "advantages": [1.0]}])  # fmt: skip
+def test_a_sample_that_cannot_be_trained_on_is_refused(bad):
+    with pytest.raises(ValueError):
+        sample_of(**bad)

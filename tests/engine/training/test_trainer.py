@@ -1,0 +1,324 @@
+"""The trainer on a tiny policy, one thread: there every claim is about bits."""
+
+import random
+
+import pytest
+import torch
+
+from engine.algorithms.objectives import PolicyTokens, objective_for
+from engine.models.qwen3 import Qwen3
+from engine.models.tokenizer import default_tokenizer
+from engine.spec.recipe import Clipped
+from engine.spec.run import RunSpec
+from engine.training import microbatch, trainer as trainer_module
+from engine.training.batch import Sample, sample_of
+from engine.training.trainer import NothingToTrain, Trainer
+
+TOKENIZER = default_tokenizer()
+TINY = {"layers": 2, "hidden_size": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate_size": 48, "context_tokens": 96}
+
+
+def run_spec(**changes) -> RunSpec:
+    return RunSpec(name="t", **({
+        "model": TINY,
+        "resources": {"threads": 1},
+        "schedule": {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16},
+        "recipe": {"cold_start": {"steps": 40, "batch_size": 8}, "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.01}},
+    } | changes))  # fmt: skip
+
+
+def rollouts(count: int = 16, seed: int = 0) -> list[Sample]:
+    """Sequences of very different lengths, two sampled stretches each, random advantages."""
+    dice = random.Random(seed)
+    samples = []
+    for _ in range(count):
+        lengths = [dice.randrange(2, 20) for _ in range(4)]
+        mask = [learned for learned, n in zip((False, True, False, True), lengths, strict=True) for _ in range(n)]
+        samples.append(sample_of([dice.randrange(len(TOKENIZER)) for _ in mask], mask,
+                                 advantages=[dice.gauss(0, 1) for _ in mask]))  # fmt: skip
+    return samples
+
+
+def with_old_logprobs(trainer: Trainer, samples: list[Sample]) -> list[Sample]:
+    values = trainer.old_logprobs(samples)
+    return [sample.with_old_logprobs(row) for sample, row in zip(samples, values, strict=True)]
+
+
+def same_weights(a: Trainer, b: Trainer) -> bool:
+    ours, theirs = a.weights(), b.weights()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def gradient_of_update(monkeypatch, trainer: Trainer, samples: list[Sample]) -> list[torch.Tensor]:
+    """What reaches the optimiser, after division and before the step."""
+    caught: list[torch.Tensor] = []
+
+    def catch(*_, **__):
+        caught.extend(parameter.grad.clone() for parameter in trainer.model.parameters())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module.torch.optim.AdamW, "step", catch)
+        trainer.update(samples)
+    return caught
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
+def test_cutting_into_microbatches_changes_no_gradient(monkeypatch, aggregation):
+    recipe = {"cold_start": None, "objective": {"kind": "clipped", "aggregation": aggregation}, "optimizer": {"grad_clip": 1e9}}
+    gradients = []
+    for max_tokens in (1, 200, 10**6):
+        monkeypatch.setattr(trainer_module, "MICROBATCH_TOKENS", max_tokens)
+        trainer = Trainer(run_spec(recipe=recipe))
+        gradients.append(gradient_of_update(monkeypatch, trainer, with_old_logprobs(trainer, rollouts())))
+    for cut in gradients[:2]:
+        for ours, whole in zip(cut, gradients[2], strict=True):
+            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-6)
+
+
+def test_the_gradient_is_that_of_the_objective_on_the_plain_model(monkeypatch):
+    """Written out: all logits, one padded batch, autograd through the mean loss."""
+    trainer = Trainer(run_spec(recipe={"cold_start": None, "optimizer": {"grad_clip": 1e9}}))
+    samples = with_old_logprobs(trainer, rollouts())
+    ours = gradient_of_update(monkeypatch, trainer, samples)
+    model = Qwen3(run_spec().model, len(TOKENIZER), seed=0)
+    (batch,) = microbatch.microbatches(samples, device=torch.device("cpu"), max_tokens=10**6)
+    logp_BTV = model(batch.token_ids_BT)[:, :-1].log_softmax(-1)
+    logp_BT = torch.nn.functional.pad(logp_BTV.gather(2, batch.token_ids_BT[:, 1:, None])[..., 0], (1, 0))
+    total, weight = objective_for(Clipped(), max_response_tokens=96).loss(
+        PolicyTokens(logp_BT, batch.old_logp_BT, batch.advantages_BT, batch.mask_BT)
+    )
+    (total / weight).backward()
+    for mine, parameter in zip(ours, model.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, rtol=0, atol=1e-6)
+
+
+def test_the_gradient_is_clipped_to_its_bound(monkeypatch):
+    trainer = Trainer(run_spec(recipe={"cold_start": None, "optimizer": {"grad_clip": 1e-3}}))
+    gradient = gradient_of_update(monkeypatch, trainer, with_old_logprobs(trainer, rollouts()))
+    assert torch.cat([part.flatten() for part in gradient]).norm() == pytest.approx(1e-3, rel=1e-4)
+
+
+def test_the_first_ratios_are_exactly_1():
+    trainer = Trainer(run_spec())
+    metrics = trainer.update(with_old_logprobs(trainer, rollouts()))
+    assert (metrics["ratio_mean"], metrics["ratio_max"], metrics["kl_to_old"], metrics["clip_fraction"]) == (1, 1, 0, 0)
+
+
+def test_later_minibatches_see_ratios_that_moved():
+    trainer = Trainer(run_spec(schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 4}))
+    metrics = trainer.update(with_old_logprobs(trainer, rollouts()))
+    assert trainer.updates == 4
+    assert metrics["kl_to_old"] > 0
+    assert metrics["ratio_max"] > 1
+
+
+def test_an_update_makes_good_tokens_likelier_and_bad_ones_less():
+    trainer = Trainer(run_spec())
+    samples = with_old_logprobs(trainer, rollouts())
+    trainer.update(samples)
+    gain = sum(
+        ((torch.tensor(after) - sample.old_logprobs) * sample.advantages)[sample.loss_mask].sum()
+        for after, sample in zip(trainer.old_logprobs(samples), samples, strict=True)
+    )
+    assert gain > 0
+
+
+def test_advantages_and_logprobs_outside_the_mask_change_no_bit():
+    polluted_trainer, clean_trainer = Trainer(run_spec()), Trainer(run_spec())
+    clean = with_old_logprobs(clean_trainer, rollouts())
+    polluted = [
+        sample_of(s.token_ids, s.loss_mask, advantages=s.advantages + 99 * ~s.loss_mask,
+                  old_logprobs=s.old_logprobs - 5 * ~s.loss_mask, rollout_logprobs=s.rollout_logprobs)
+        for s in clean
+    ]  # fmt: skip
+    assert polluted_trainer.update(polluted) == clean_trainer.update(clean)
+    assert same_weights(polluted_trainer, clean_trainer)
+
+
+def test_old_logprobs_are_the_models_and_0_outside_the_mask():
+    trainer, samples = Trainer(run_spec()), rollouts(3)
+    for sample, row in zip(samples, trainer.old_logprobs(samples), strict=True):
+        ids = torch.from_numpy(sample.token_ids)
+        with torch.no_grad():
+            logp_TV = trainer.model(ids[None])[0].log_softmax(-1)
+        expected = [logp_TV[t - 1, ids[t]].item() if learned else 0.0 for t, learned in enumerate(sample.loss_mask)]
+        assert row == pytest.approx(expected, abs=1e-5)
+
+
+def test_metrics_by_hand_for_a_policy_that_knows_nothing():
+    """All weights 0: every token has probability 1 / V."""
+    trainer = Trainer(run_spec())
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.zero_()
+    uniform = torch.log(torch.tensor(1 / len(TOKENIZER))).item()
+    mask = [False, True, True, True]
+    sample = sample_of([1, 20, 30, 40], mask, advantages=[0, 1, -2, 3], rollout_logprobs=[0, uniform, uniform + 1, uniform])
+    metrics = trainer.update(with_old_logprobs(trainer, [sample]))
+    assert metrics["entropy"] == pytest.approx(-uniform, rel=1e-5)
+    assert metrics["tokens"] == 3
+    assert metrics["loss"] == pytest.approx(-(1 - 2 + 3) / 3)
+    assert metrics["mismatch_max"] == pytest.approx(1, abs=1e-4)
+    assert metrics["mismatch_kl"] == pytest.approx((2.718281828**-1 - 1 + 1) / 3, rel=1e-3)
+    assert metrics["learning_rate"] == 1e-3
+
+
+def test_the_learning_rate_warms_up_over_updates():
+    recipe = {"cold_start": None, "optimizer": {"learning_rate": 1.0, "warmup_steps": 4}}
+    trainer = Trainer(run_spec(recipe=recipe))
+    rates = []
+    for seed in range(6):
+        rates.append(trainer.update(with_old_logprobs(trainer, rollouts(4, seed)))["learning_rate"])
+    assert rates == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
+def test_nothing_to_learn_is_a_named_error_and_moves_nothing():
+    trainer, untouched = Trainer(run_spec()), Trainer(run_spec())
+    with pytest.raises(NothingToTrain):
+        trainer.update([sample_of([1, 2], [False, False])])
+    assert same_weights(trainer, untouched)
+
+
+def test_a_masked_sample_among_others_teaches_nothing():
+    with_masked, without = Trainer(run_spec()), Trainer(run_spec())
+    samples = with_old_logprobs(without, rollouts(8))
+    masked = sample_of([5] * 90, [False] * 90, advantages=[100.0] * 90)
+    a, b = with_masked.update([*samples, masked]), without.update(samples)
+    assert {name: pytest.approx(value, abs=1e-6) for name, value in a.items()} == b
+    for ours, theirs in zip(with_masked.weights().values(), without.weights().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def demonstrations(count: int = 50) -> list[Sample]:
+    """"Repeat what the user said", three letters."""
+    dice, samples = random.Random(1), []
+    for _ in range(count):
+        word = TOKENIZER.encode("".join(dice.choices("abcd", k=3)))
+        prompt, reply = [TOKENIZER.bos, TOKENIZER.user, *word, TOKENIZER.assistant], [*word, TOKENIZER.eos]
+        samples.append(sample_of([*prompt, *reply], [False] * len(prompt) + [True] * len(reply)))
+    return samples
+
+
+def test_the_cold_start_learns_its_demonstrations():
+    recipe = {"cold_start": {"steps": 250, "batch_size": 32, "learning_rate": 5e-3}}
+    history = Trainer(run_spec(recipe=recipe)).cold_start(demonstrations(500), steps=250, first_step=0)
+    assert history[0]["loss"] == pytest.approx(4.7, abs=0.3)  # ln 108
+    assert history[-1]["loss"] < 0.1
+
+
+def test_the_cold_start_learns_sampled_tokens_only():
+    """What a tool says after the learned token may be anything: no bit of the weights depends on it."""
+    trainers = [Trainer(run_spec()) for _ in range(3)]
+    for trainer, output, learned in zip(trainers, ([40, 50], [60, 70], [40, 50]), (False, False, True), strict=True):
+        sample = sample_of([1, 20, 30, *output], [False, False, True, learned, learned])
+        trainer.cold_start([sample], steps=5, first_step=0)
+    assert same_weights(trainers[0], trainers[1])
+    assert not same_weights(trainers[0], trainers[2])
+
+
+def test_every_demonstration_has_its_turn_once_per_epoch():
+    trainer = Trainer(run_spec())
+    batches = [trainer._cold_start_batch(50, step) for step in range(12)]
+    for epoch in (batches[:6], batches[6:]):
+        assert len({i for batch in epoch for i in batch}) == 48
+    assert batches[:6] != batches[6:]
+
+
+def test_a_cold_start_in_slices_equals_one_in_a_piece(tmp_path):
+    whole, first_part = Trainer(run_spec()), Trainer(run_spec())
+    steps_seen: list[int] = []
+    history = whole.cold_start(demonstrations(), steps=9, first_step=0, on_progress=lambda step, _: steps_seen.append(step))
+    part = first_part.cold_start(demonstrations(), steps=4, first_step=0)
+    first_part.save(tmp_path / "at-4")
+    second_part = Trainer(run_spec())
+    second_part.load(tmp_path / "at-4")
+    part += second_part.cold_start(demonstrations(), steps=5, first_step=4)
+    assert part == history
+    assert steps_seen == list(range(9))
+    assert same_weights(whole, second_part)
+
+
+def test_a_cold_start_after_reinforcement_is_refused():
+    trainer = Trainer(run_spec())
+    trainer.update(with_old_logprobs(trainer, rollouts()))
+    with pytest.raises(RuntimeError, match="comes before"):
+        trainer.cold_start(demonstrations(), steps=1, first_step=0)
+
+
+def test_reinforcement_begins_with_a_fresh_optimizer():
+    """After a cold start the first update moves as far as Adam without a past: the learning rate per weight."""
+    trainer = Trainer(run_spec(recipe={"cold_start": {"steps": 40}, "optimizer": {"learning_rate": 1e-4}}))
+    trainer.cold_start(demonstrations(), steps=10, first_step=0)
+    before = trainer.weights()
+    trainer.update(with_old_logprobs(trainer, rollouts()))
+    moved = torch.cat([(after - before[name]).abs().flatten() for name, after in trainer.weights().items()])
+    assert moved.max() <= 1.01e-4
+    assert moved.median() == pytest.approx(1e-4, rel=0.01)
+
+
+@pytest.mark.parametrize("stop_after", ["cold start", "some updates"])
+def test_save_and_load_continue_to_the_same_bits(tmp_path, stop_after):
+    straight, stopped = Trainer(run_spec()), Trainer(run_spec())
+    for trainer in (straight, stopped):
+        trainer.cold_start(demonstrations(), steps=5, first_step=0)
+    if stop_after == "some updates":
+        for trainer in (straight, stopped):
+            for seed in range(3):
+                trainer.update(with_old_logprobs(trainer, rollouts(seed=seed)))
+    stopped.save(tmp_path / "here")
+    resumed = Trainer(run_spec(seed=99))
+    resumed.load(tmp_path / "here")
+    assert resumed.updates == straight.updates
+    for seed in range(3, 6):
+        reports = [t.update(with_old_logprobs(t, rollouts(seed=seed))) for t in (straight, resumed)]
+        assert reports[0] == reports[1]
+    assert same_weights(straight, resumed)
+
+
+def test_equal_inputs_give_equal_bits_and_another_seed_others():
+    a, b, other = Trainer(run_spec()), Trainer(run_spec()), Trainer(run_spec(seed=1))
+    for trainer in (a, b, other):
+        trainer.cold_start(demonstrations(), steps=3, first_step=0)
+        trainer.update(with_old_logprobs(trainer, rollouts()))
+    assert same_weights(a, b)
+    assert not same_weights(a, other)
+
+
+def test_a_crash_while_saving_leaves_no_folder_and_the_next_save_works(tmp_path, monkeypatch):
+    trainer = Trainer(run_spec())
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module.torch, "save", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer.save(tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+    trainer.save(tmp_path / "here")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "config.json", "here", "model", "model.safetensors", "tokenizer.json", "trainer.pt"
+    ]  # fmt: skip
+
+
+def test_saving_over_another_checkpoint_is_refused(tmp_path):
+    trainer = Trainer(run_spec())
+    trainer.save(tmp_path / "here")
+    with pytest.raises(OSError):
+        trainer.save(tmp_path / "here")
+
+
+def test_weights_are_copies():
+    trainer = Trainer(run_spec())
+    for tensor in trainer.weights().values():
+        tensor.zero_()
+    assert any(tensor.any() for tensor in trainer.weights().values())
+
+
+@pytest.mark.parametrize("max_tokens", [1, 50, 130, 10**6])
+def test_microbatches_hold_every_sample_once_within_their_bound(max_tokens):
+    samples = rollouts(20)
+    cut = microbatch.microbatches(samples, device=torch.device("cpu"), max_tokens=max_tokens)
+    assert sorted(row for batch in cut for row in batch.rows) == list(range(20))
+    for batch in cut:
+        assert batch.token_ids_BT.numel() <= max_tokens or len(batch.rows) == 1
+        for row, i in enumerate(batch.rows):
+            length = len(samples[i])
+            assert batch.token_ids_BT[row, :length].tolist() == samples[i].token_ids.tolist()
+            assert not batch.mask_BT[row, length:].any()
