@@ -1,0 +1,75 @@
+"""``python -m engine``: train a run here, carry out a job of the service, check a spec, print its schema."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from engine.control.preflight import BadSpec, spec_from_file
+from engine.spec.run import RunSpec
+
+BAD_SPEC = 2
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        return options.run(options)
+    except BadSpec as error:
+        print("\n".join(error.lines), file=sys.stderr)
+        return BAD_SPEC
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    train = commands.add_parser("train", help="train here, without database and web")
+    train.add_argument("file", type=Path, help="the run's TOML file")
+    train.add_argument("--run-dir", type=Path, help="where checkpoints and events go (default: .palestra/engine/<name>)")
+    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the folder")
+    train.add_argument("--in-process", action="store_true", help="no Ray: everything in this process")
+    train.add_argument("--json", type=Path, metavar="FILE", help="write the summary here")
+    train.set_defaults(run=_train)
+    job = commands.add_parser("job", help="one attempt of a run that the service launched")
+    job.add_argument("launch", type=Path, help="the launch file")
+    job.set_defaults(run=_job)
+    check = commands.add_parser("check", help="say what is wrong with a run's TOML file")
+    check.add_argument("file", type=Path)
+    check.set_defaults(run=_check)
+    schema = commands.add_parser("schema", help="print the JSON schema of a run")
+    schema.set_defaults(run=_schema)
+    return parser
+
+
+def _train(options: argparse.Namespace) -> int:
+    from engine.control.train import train
+
+    return train(options.file, run_dir=options.run_dir, resume=options.resume, in_process=options.in_process, json_file=options.json)
+
+
+def _job(options: argparse.Namespace) -> int:
+    from engine.control.job import launch_from_file, run_job
+
+    return run_job(launch_from_file(options.launch))
+
+
+def _check(options: argparse.Namespace) -> int:
+    spec = spec_from_file(options.file)
+    schedule = spec.schedule
+    print(f"{options.file}: fine. {spec.name}: {schedule.steps} steps of {schedule.prompts_per_step} x {schedule.group_size} rollouts")
+    return 0
+
+
+def _schema(options: argparse.Namespace) -> int:
+    print(json.dumps(RunSpec.model_json_schema(), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # an update under way in the learner's thread would hold a cancelled run back for seconds

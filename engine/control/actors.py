@@ -1,0 +1,330 @@
+"""The crew as Ray actors.  The only file of the engine that imports Ray.
+
+Every actor wraps a plain class and adds nothing but the way there.  A dead rollout or generator
+actor is replaced and what it had in hand is asked for again: requests carry their seeds, so the
+answer is the same.  A dead learner took the weights with it: ``ActorLost``, and the next attempt
+goes on from the checkpoint.  Actors are not detached: all of them end with the driver.
+
+Actors import what they need in their own process only; a rollout worker never loads torch.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+
+from engine.control.crew import ActorLost, Waiting
+from engine.control.link import Answer, GeneratorLink, GeneratorLost, Switchboard
+from engine.rollout.requests import EpisodeRequest, shares
+from engine.rollout.worker import Collected, RolloutWorker
+from engine.spec.generation import GenerateRequest
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+
+REPLACEMENTS = 20
+"""How many dead actors an attempt replaces before it gives up: more than bad luck."""
+CALLS_AT_ONCE = 1000
+"""Of an asyncio actor."""
+OBJECT_STORE_BYTES = 100 * 2**20
+
+Report = Callable[[str], None]
+
+
+class LearnerActor:
+    def __init__(self, spec: RunSpec) -> None:
+        from engine.control.learner import Learner
+
+        self._learner = Learner(spec)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._learner, method)(*arguments)
+
+    def process(self) -> tuple[int, int]:
+        return _process()
+
+
+class GeneratorActor:
+    def __init__(self, spec: RunSpec) -> None:
+        from engine.control.generators import generator_for
+
+        self._generator = generator_for(spec)
+        self._switchboard = Switchboard(self._generator)
+
+    async def load_weights(self, weights: Any, version: int) -> None:
+        await self._generator.load_weights(weights, version)
+
+    async def submit(self, caller: str, requests: Sequence[GenerateRequest], released: Sequence[str]) -> None:
+        await self._switchboard.submit(caller, requests, released)
+
+    async def answers(self, caller: str) -> list[Answer]:
+        return await self._switchboard.answers(caller)
+
+    async def hang_up(self, caller: str) -> None:
+        await self._switchboard.hang_up(caller)
+
+    async def process(self) -> tuple[int, int]:
+        return _process()
+
+
+class RolloutActor:
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._open = AsyncExitStack()
+        self._boxes: Any = None
+
+    async def start(self) -> None:
+        from engine.control.boxes import opened_boxes
+
+        self._boxes = await self._open.enter_async_context(opened_boxes(self._spec))
+
+    async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
+        """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""
+        async with _linked(_RayLine(generator, caller)) as link:
+            return await RolloutWorker(self._spec, link, self._boxes).collect(requests)
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    async def process(self) -> tuple[int, int]:
+        return _process()
+
+
+class _RayLine:
+    """``link.Line`` over an actor's handle."""
+
+    def __init__(self, generator: Any, caller: str) -> None:
+        self._generator = generator
+        self._caller = caller
+
+    async def submit(self, requests: Sequence[GenerateRequest], released: Sequence[str]) -> None:
+        await self._generator.submit.remote(self._caller, requests, released)
+
+    async def answers(self) -> list[Answer]:
+        return await self._generator.answers.remote(self._caller)
+
+    async def hang_up(self) -> None:
+        await self._generator.hang_up.remote(self._caller)
+
+
+@asynccontextmanager
+async def _linked(line: _RayLine) -> AsyncIterator[GeneratorLink]:
+    link = GeneratorLink(line)
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+class RayCrew:
+    """A ``Crew``.  ``connection`` is entered by ``start``; ``report`` is told who lives, died and was replaced."""
+
+    def __init__(self, spec: RunSpec, *, name: str, connection: AbstractContextManager[None], report: Report) -> None:
+        self._spec = spec
+        self._name = name
+        self._connection = connection
+        self._report = report
+        self._open = ExitStack()
+        self._waiting = Waiting()
+        self._actors: dict[str, Any] = {}
+        self._version: int | None = None
+        self._loaded: int | None = None
+        """The policy version that the present generator has."""
+        self._replaced = 0
+
+    @property
+    def waiting_for(self) -> str | None:
+        return self._waiting.name
+
+    async def start(self) -> None:
+        with self._waiting.on("ray"):
+            self._open.enter_context(self._connection)
+        for name in ("learner", "generator", *self._rollouts):
+            self._actors[name] = self._made(name)
+        for name in self._actors:
+            await self._settle_in(name)
+
+    async def cold_start(self, first: int, last: int) -> float:
+        return await self._learn("cold_start", first, last)
+
+    async def sync_weights(self, version: int) -> None:
+        self._version = version
+        while self._loaded != version:
+            weights = self._actors["learner"].call.remote("weights")  # travels to the generator, not through here
+            try:
+                with self._waiting.on("generator"):
+                    await self._actors["generator"].load_weights.remote(weights, version)
+                self._loaded = version
+            except RayActorError:
+                await self._repair()
+
+    async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
+        """Play all requests; the shares of whoever died are dealt out again, as often as it takes."""
+        done: dict[str, Trajectory] = {}
+        discarded: Counter[str] = Counter()
+        missing = list(requests)
+        while missing:
+            dealt = list(zip(self._rollouts, shares(missing, len(self._rollouts)), strict=True))
+            answers = await asyncio.gather(*(self._collect_share(name, share) for name, share in dealt))
+            missing = []
+            for (_, share), collected in zip(dealt, answers, strict=True):
+                if collected is None:
+                    missing += share
+                else:
+                    done |= {trajectory.id: trajectory for trajectory in collected.trajectories}
+                    discarded += collected.discarded
+            if missing:
+                self._report(f"{len(missing)} episodes are played again")
+                if not await self._repair():
+                    raise ActorLost(f"{len(missing)} episodes got no answer although all actors live")
+        return Collected([done[request.id] for request in requests if request.id in done], discarded)
+
+    async def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        return await self._learn("credit", trajectories)
+
+    async def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        return await self._learn("update", trajectories)
+
+    async def save(self, folder: Path) -> None:
+        await self._learn("save", folder)
+
+    async def load(self, folder: Path) -> None:
+        await self._learn("load", folder)
+        self._loaded = None
+
+    async def rss_bytes(self) -> int:
+        total = psutil.Process().memory_info().rss
+        for actor in self._actors.values():
+            with contextlib.suppress(RayActorError):  # replaced when it is next needed
+                total += (await actor.process.remote())[1]
+        return total
+
+    async def close(self) -> None:
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors.clear()
+        self._open.close()
+
+    @property
+    def _rollouts(self) -> list[str]:
+        return [f"rollout-{number}" for number in range(self._spec.resources.rollout_workers)]
+
+    def _made(self, name: str) -> Any:
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "name": f"{self._name}-{name}-{uuid.uuid4().hex[:8]}"}
+        if name.startswith("rollout"):
+            return ray.remote(RolloutActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
+        options["num_gpus"] = 0.5 if self._spec.resources.device == "cuda" else 0
+        if name == "generator":
+            return ray.remote(GeneratorActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
+        return ray.remote(LearnerActor).options(**options).remote(self._spec)
+
+    async def _settle_in(self, name: str) -> None:
+        """Wait until the actor lives; its constructor's error is raised here."""
+        with self._waiting.on(name), _loss_of(name):
+            if name.startswith("rollout"):
+                await self._actors[name].start.remote()
+            pid, _ = await self._actors[name].process.remote()
+        self._report(f"{name} is process {pid}")
+
+    async def _learn(self, method: str, *arguments: Any) -> Any:
+        with self._waiting.on("learner"), _loss_of("learner"):
+            return await self._actors["learner"].call.remote(method, *arguments)
+
+    async def _collect_share(self, name: str, share: list[EpisodeRequest]) -> Collected | None:
+        """None if the share must be played again."""
+        if not share:
+            return Collected()
+        generator, caller = self._actors["generator"], uuid.uuid4().hex
+        with self._waiting.on(name):
+            try:
+                return await self._actors[name].collect.remote(share, generator, caller)
+            except RayActorError:
+                self._report(f"{name} was lost")
+                with contextlib.suppress(RayActorError):  # the others find out by themselves
+                    await generator.hang_up.remote(caller)
+            except GeneratorLost as loss:
+                self._report(f"generator was lost while {name} was playing: {loss}")
+        return None
+
+    async def _repair(self) -> bool:
+        """Replace the dead; whether there were any."""
+        dead = [name for name in ("generator", *self._rollouts) if not await self._alive(name)]
+        for name in dead:
+            await self._replace(name)
+        if self._version is not None:
+            await self.sync_weights(self._version)
+        return bool(dead)
+
+    async def _alive(self, name: str) -> bool:
+        while True:
+            try:
+                await self._actors[name].process.remote()
+                return True
+            except ActorUnavailableError:  # neither dead nor reachable: ask again
+                await asyncio.sleep(0.1)
+            except RayActorError:
+                return False
+
+    async def _replace(self, name: str) -> None:
+        self._replaced += 1
+        if self._replaced > REPLACEMENTS:
+            raise ActorLost(f"{name} died; {REPLACEMENTS} actors have been replaced already")
+        self._actors[name] = self._made(name)
+        if name == "generator":
+            self._loaded = None
+        await self._settle_in(name)
+
+
+@contextmanager
+def _loss_of(name: str) -> Iterator[None]:
+    try:
+        yield
+    except RayActorError as error:
+        raise ActorLost(f"{name} died: {error}") from error
+    except RayTaskError as error:  # what the plain class raised, without Ray's frame around it
+        raise error.cause from error
+
+
+def _process() -> tuple[int, int]:
+    """Process id and resident bytes."""
+    return os.getpid(), psutil.Process().memory_info().rss
+
+
+@contextmanager
+def private_ray() -> Iterator[None]:
+    """A Ray of this process's own, which ends with it (``ray_token.use_private_token`` first).
+
+    Its sockets are in a short path under /tmp: a socket's path holds 107 characters.
+    """
+    os.environ.pop("RAY_ADDRESS", None)
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as sockets:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            _temp_dir=sockets,
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def cluster_ray(namespace: str) -> Iterator[None]:
+    """The cluster that this job belongs to (RAY_ADDRESS is set by Ray's job server)."""
+    ray.init(namespace=namespace, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()

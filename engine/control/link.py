@@ -1,0 +1,177 @@
+"""A rollout worker's way to a generator in another process: many small questions, few messages.
+
+A message between processes costs about as much as a dozen sampled tokens, and an episode asks
+several times.  So questions that come up in the same turn of the event loop travel together, and
+so do the answers that are ready when somebody asks for answers:
+
+    generate() ─┐                       ┌─► generator.generate()
+    generate() ─┼─► submit([...]) ──────┼─► generator.generate()
+    release()  ─┘                       │
+    futures  ◄───── answers() ◄── ready ┘      one such call is always under way
+
+``GeneratorLink`` lives with the rollout worker, ``Switchboard`` with the generator.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.spec.generation import Generated, GenerateRequest, TextGenerator
+
+Answer = tuple[str, Generated | Exception]
+"""A session, and what came of its turn."""
+
+
+class GeneratorLost(Exception):
+    """The generator is gone; what was asked of it has to be asked again of another one, from each session's beginning."""
+
+
+class Line(Protocol):
+    """The two messages, however they travel.  Any exception means that the generator is gone."""
+
+    async def submit(self, requests: Sequence[GenerateRequest], released: Sequence[str]) -> None: ...
+
+    async def answers(self) -> list[Answer]: ...
+
+    async def hang_up(self) -> None: ...
+
+
+class GeneratorLink:
+    """A ``TextGenerator`` over a ``Line``.  For one collection: close it when the episodes are over."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._outgoing: list[GenerateRequest] = []
+        self._released: list[str] = []
+        self._pending: dict[str, asyncio.Future[Generated]] = {}
+        self._lost: GeneratorLost | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
+
+    async def generate(self, request: GenerateRequest) -> Generated:
+        """Raises GeneratorLost, and what the generator raises for this request."""
+        if self._lost is not None:
+            raise self._lost
+        future = self._pending[request.session] = asyncio.get_running_loop().create_future()
+        self._outgoing.append(request)
+        self._send_soon()
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen())
+        try:
+            return await future
+        finally:
+            self._pending.pop(request.session, None)
+
+    async def release(self, session: str) -> None:
+        """On its way; nobody needs to wait for it."""
+        if self._lost is None:
+            self._outgoing = [request for request in self._outgoing if request.session != session]
+            self._released.append(session)
+            self._send_soon()
+
+    async def close(self) -> None:
+        """Send what is left to send and stop listening."""
+        if self._sending is not None:
+            await self._sending
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait({self._listening})
+        if self._lost is None:
+            await self._line.hang_up()
+
+    def _send_soon(self) -> None:
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        await asyncio.sleep(0)  # whoever is ready to ask now asks with us
+        while self._outgoing or self._released:
+            requests, self._outgoing = self._outgoing, []
+            released, self._released = self._released, []
+            try:
+                await self._line.submit(requests, released)
+            except Exception as error:
+                return self._lose(error)
+        return None
+
+    async def _listen(self) -> None:
+        while self._lost is None:
+            try:
+                answers = await self._line.answers()
+            except Exception as error:
+                return self._lose(error)
+            for session, answer in answers:
+                self._settle(session, answer)
+        return None
+
+    def _settle(self, session: str, answer: Generated | Exception) -> None:
+        future = self._pending.get(session)
+        if future is None or future.done():
+            return  # its episode was cancelled meanwhile
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def _lose(self, error: Exception) -> None:
+        self._lost = GeneratorLost(str(error) or type(error).__name__)
+        self._lost.__cause__ = error
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(self._lost)
+
+
+@dataclass
+class _Caller:
+    ready: list[Answer] = field(default_factory=list)
+    something: asyncio.Event = field(default_factory=asyncio.Event)
+    sessions: set[str] = field(default_factory=set)
+
+
+class Switchboard:
+    """Takes many workers' questions to one generator and keeps the answers until they are fetched."""
+
+    def __init__(self, generator: TextGenerator) -> None:
+        self._generator = generator
+        self._callers: dict[str, _Caller] = {}
+        self._turns: set[asyncio.Task[None]] = set()
+
+    async def submit(self, caller: str, requests: Sequence[GenerateRequest], released: Sequence[str]) -> None:
+        line = self._caller(caller)
+        for session in released:
+            line.sessions.discard(session)
+            await self._generator.release(session)
+        for request in requests:
+            line.sessions.add(request.session)
+            turn = asyncio.create_task(self._turn(line, request))
+            self._turns.add(turn)
+            turn.add_done_callback(self._turns.discard)
+
+    async def answers(self, caller: str) -> list[Answer]:
+        """What is ready; waits until something is.  Not for two at once of one caller."""
+        line = self._caller(caller)
+        await line.something.wait()
+        line.something.clear()
+        ready, line.ready = line.ready, []
+        return ready
+
+    async def hang_up(self, caller: str) -> None:
+        """The caller is done, or dead: end its sessions, so that others get their slots."""
+        if (line := self._callers.pop(caller, None)) is not None:
+            line.something.set()
+            for session in line.sessions:
+                await self._generator.release(session)
+
+    def _caller(self, name: str) -> _Caller:
+        return self._callers.setdefault(name, _Caller())
+
+    async def _turn(self, line: _Caller, request: GenerateRequest) -> None:
+        try:
+            answer: Generated | Exception = await self._generator.generate(request)
+        except Exception as error:  # travels to the one who asked
+            answer = error
+        line.ready.append((request.session, answer))
+        line.something.set()
+
+

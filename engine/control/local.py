@@ -1,0 +1,86 @@
+"""A crew in one process, without Ray: for ``engine train --in-process`` and for tests.
+
+The learner works in a thread of its own, so the loop stays awake; the generator brings its own
+thread; the episodes run on the loop's event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from engine.control.boxes import opened_boxes
+from engine.control.crew import Waiting
+from engine.control.generators import generator_for
+from engine.control.learner import Learner
+from engine.rollout.requests import EpisodeRequest
+from engine.rollout.worker import Collected, RolloutWorker
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+
+T = TypeVar("T")
+
+
+class LocalCrew:
+    """A ``Crew``.  Nobody can die alone here, so nothing is ever replaced."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._waiting = Waiting()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
+        self._open = AsyncExitStack()
+        self._version: int | None = None
+
+    @property
+    def waiting_for(self) -> str | None:
+        return self._waiting.name
+
+    async def start(self) -> None:
+        self._learner = await self._learning(lambda: Learner(self._spec))
+        self._generator = generator_for(self._spec)
+        self._open.callback(self._generator.close)
+        boxes = await self._open.enter_async_context(opened_boxes(self._spec))
+        self._worker = RolloutWorker(self._spec, self._generator, boxes)
+
+    async def cold_start(self, first: int, last: int) -> float:
+        return await self._learning(lambda: self._learner.cold_start(first, last))
+
+    async def sync_weights(self, version: int) -> None:
+        if version != self._version:
+            weights = await self._learning(self._learner.weights)
+            with self._waiting.on("generator"):
+                await self._generator.load_weights(weights, version)
+            self._version = version
+
+    async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
+        with self._waiting.on("rollout-0"):
+            return await self._worker.collect(requests)
+
+    async def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        return await self._learning(lambda: self._learner.credit(trajectories))
+
+    async def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        return await self._learning(lambda: self._learner.update(trajectories))
+
+    async def save(self, folder: Path) -> None:
+        await self._learning(lambda: self._learner.save(folder))
+
+    async def load(self, folder: Path) -> None:
+        await self._learning(lambda: self._learner.load(folder))
+        self._version = None
+
+    async def rss_bytes(self) -> int:
+        return psutil.Process().memory_info().rss
+
+    async def close(self) -> None:
+        """Work in the learner's thread goes on to its end, but nobody waits for it."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        await self._open.aclose()
+
+    async def _learning(self, call: Callable[[], T]) -> T:
+        with self._waiting.on("learner"):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)

@@ -1,0 +1,327 @@
+"""What happens in a run, phase by phase, and who waits for whom.
+
+    start        crew is made; weights, optimiser and counts are read from the newest checkpoint
+    cold-start   learner: supervised steps, in slices           (only before step 1)
+    then, with k finished steps, until k = steps:
+      evaluate      generator + rollouts: held-out tasks        (before step 1, after the last, every n)
+      checkpoint    learner writes, then the loop renames       (likewise)
+      sync-weights  generator takes the learner's weights       (generator waits for learner)
+      collect       rollouts play, generator samples            (learner waits for rollouts)
+      score         loop: groups, rewards, what is left out
+      credit        learner: advantages, old log-probs
+      update        learner: optimiser updates; k grows         (rollouts wait for learner)
+    finish       the summary is the last event
+
+The loop is synchronous: version k samples what update k + 1 learns from, so staleness is 0 and a
+step depends on nothing but the weights before it and the run's seed.  That is why a resumed run
+ends with the same weights.  Events of step k + 1 are in the spool before checkpoint k + 1 exists.
+
+Beside the work runs one watcher: it ends the work when the service cancels or refuses the attempt,
+and when nothing has moved for ``schedule.stall_timeout_s``.  Pausing happens between phases.
+"""
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+from engine.control.checkpoint import Checkpoints
+from engine.control.crew import Crew
+from engine.control.journal import Journal
+from engine.control.metrics import learner_metrics, rollout_metrics
+from engine.control.position import Position
+from engine.control.state import RunState
+from engine.control.steering import Steering
+from engine.control.summary import summary_of
+from engine.rollout.evaluation import evaluation_metrics
+from engine.rollout.requests import evaluation_requests, train_requests
+from engine.rollout.worker import Collected
+from engine.spec import event
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+from sandboxes.interface import SandboxUnavailable
+
+COLD_START_SLICE = 10
+"""Supervised steps per slice: between slices a cancel is heard, and the learning curve gets a point."""
+GRACE_S = 1.0
+"""How long work that is being ended may take to clean up."""
+
+Ending = Literal["succeeded", "cancelled"]
+
+
+class RunFailed(Exception):
+    """The run cannot succeed, and starting it again would not help."""
+
+
+class AttemptFailed(Exception):
+    """This attempt is over; another one may go on from the checkpoint."""
+
+
+class AttemptRefused(Exception):
+    """The service takes nothing more of this attempt."""
+
+
+class Cancelled(Exception):
+    """The run was cancelled."""
+
+
+class Loop:
+    """One attempt at a run.  ``run`` is called once."""
+
+    def __init__(self, spec: RunSpec, crew: Crew, journal: Journal, checkpoints: Checkpoints, steering: Steering) -> None:
+        self._spec = spec
+        self._crew = crew
+        self._journal = journal
+        self._checkpoints = checkpoints
+        self._steering = steering
+        self._state = RunState(spec=spec)
+        self.position = Position(spec.schedule.steps, crew)
+
+    async def run(self) -> Ending:
+        """Do the work unless the watcher ends it; the crew is closed in any case.
+
+        Raises RunFailed (told in ``finished``), AttemptFailed, AttemptRefused, and what the work raises.
+        """
+        self._steering.attached()
+        try:
+            await self._watched(self._work())
+        except Cancelled:
+            self._journal.finish("cancelled", "cancelled on request", summary_of(self._state))
+            return "cancelled"
+        except RunFailed as failure:
+            self._journal.finish("failed", str(failure), summary_of(self._state))
+            raise
+        finally:
+            await self._crew.close()
+        return "succeeded"
+
+    async def _work(self) -> None:
+        await self._start()
+        await self._cold_start()
+        while True:
+            await self._evaluate_if_due()
+            await self._checkpoint_if_due()
+            if self._state.finished_steps == self._spec.schedule.steps:
+                break
+            await self._step()
+        await self._finish()
+
+    async def _start(self) -> None:
+        resumed = self._checkpoints.latest()
+        if resumed is not None:
+            self._state = resumed
+        done = self._state.finished_steps
+        self._journal.say(
+            event.Started,
+            from_step=done,
+            total_steps=self._spec.schedule.steps,
+            from_cold_start_step=self._state.cold_start_steps,
+        )
+        async with self._phase("start", done):
+            try:
+                await self._crew.start()
+            except SandboxUnavailable as error:
+                raise RunFailed(f"sandboxes cannot be made here: {error}") from error
+            if resumed is not None:
+                await self._crew.load(self._checkpoints.path(done))
+                self._journal.log("info", "loop", f"resumed after step {done}")
+                self._announce(done, seconds=0.0)
+        await self._boundary()
+
+    async def _cold_start(self) -> None:
+        recipe = self._spec.recipe.cold_start
+        if recipe is not None and not self._state.cold_started:
+            async with self._phase("cold-start", 0):
+                for first in range(1, recipe.steps + 1, COLD_START_SLICE):
+                    last = min(first + COLD_START_SLICE - 1, recipe.steps)
+                    self._journal.metrics(last, {"sft/loss": await self._crew.cold_start(first, last)})
+                    self.position.progressed()
+        if not self._state.cold_started:
+            self._state.cold_started = True
+            self._state.cold_start_steps = recipe.steps if recipe is not None else 0
+            await self._checkpoint()
+            await self._boundary()
+
+    async def _step(self) -> None:
+        """One batch of rollouts and its updates."""
+        step, began = self._state.finished_steps + 1, time.monotonic()
+        version = self._state.finished_steps
+        await self._sync_weights(step)
+        collected, collect_s = await self._collect(step)
+        trajectories = await self._score(step, collected)
+        trajectories = await self._credit(step, trajectories)
+        learned, update_s = await self._update(step, trajectories)
+        seconds = time.monotonic() - began
+        self.position.step_took(seconds)
+        tokens = sum(one.sampled_tokens for one in trajectories)
+        self._journal.metrics(
+            step,
+            rollout_metrics(trajectories, discarded=collected.discarded.total(), policy_version=version)
+            | learner_metrics(learned)
+            | {
+                "perf/tokens_per_s": tokens / collect_s,
+                "perf/step_seconds": seconds,
+                "perf/collect_seconds": collect_s,
+                "perf/update_seconds": update_s,
+                "perf/rss_mib": await self._measure_memory(),
+            },
+        )
+        await self._boundary()
+
+    async def _sync_weights(self, step: int) -> None:
+        async with self._phase("sync-weights", step):
+            await self._crew.sync_weights(self._state.finished_steps)
+        await self._boundary()
+
+    async def _collect(self, step: int) -> tuple[Collected, float]:
+        began = time.monotonic()
+        async with self._phase("collect", step):
+            collected = await self._crew.collect(train_requests(self._spec, step))
+            self._tell_discarded(step, collected.discarded)
+        await self._boundary()
+        return collected, time.monotonic() - began
+
+    async def _score(self, step: int, collected: Collected) -> list[Trajectory]:
+        """Leave out groups in which nobody is left to compare with."""
+        async with self._phase("score", step):
+            if not collected.trajectories:
+                reasons = ", ".join(f"{count} {reason}" for reason, count in collected.discarded.items())
+                raise RunFailed(f"no episode of step {step} could be played ({reasons})")
+            groups: dict[int, list[Trajectory]] = defaultdict(list)
+            for trajectory in collected.trajectories:
+                groups[trajectory.group].append(trajectory)
+            kept = [trajectory for group in groups.values() if len(group) > 1 for trajectory in group]
+            if not kept:
+                raise RunFailed(f"no group of step {step} has two episodes left to compare")
+        return kept
+
+    async def _credit(self, step: int, trajectories: list[Trajectory]) -> list[Trajectory]:
+        async with self._phase("credit", step):
+            credited = await self._crew.credit(trajectories)
+            self._journal.trajectories(credited)
+        await self._boundary()
+        return credited
+
+    async def _update(self, step: int, trajectories: list[Trajectory]) -> tuple[dict[str, float], float]:
+        began = time.monotonic()
+        async with self._phase("update", step):
+            learned = await self._crew.update(trajectories)
+            # Together and only now: a pause inside the step saves the state of the step before.
+            self._state.finished_steps = step
+            self._state.trajectories += len(trajectories)
+            self._state.sampled_tokens += sum(one.sampled_tokens for one in trajectories)
+        return learned, time.monotonic() - began
+
+    async def _evaluate_if_due(self) -> None:
+        done = self._state.finished_steps
+        if not self._state.evaluation_due():
+            return
+        async with self._phase("evaluate", done):
+            await self._crew.sync_weights(done)
+            collected = await self._crew.collect(evaluation_requests(self._spec, done, self._state.evaluation_tasks()))
+            self._tell_discarded(done, collected.discarded)
+            if not collected.trajectories:
+                raise RunFailed(f"no episode of the evaluation after step {done} could be played")
+            values = evaluation_metrics(collected.trajectories)
+            self._journal.trajectories(collected.trajectories)
+            self._journal.metrics(done, values)
+            self._state.evaluations[done] = values
+            self._state.trajectories += len(collected.trajectories)
+            if done in self._checkpoints.steps():
+                self._checkpoints.amend(self._state)
+        await self._boundary()
+
+    async def _checkpoint_if_due(self) -> None:
+        if self._state.checkpoint_due() and self._state.finished_steps not in self._checkpoints.steps():
+            await self._checkpoint()
+            await self._boundary()
+
+    async def _checkpoint(self) -> None:
+        done, began = self._state.finished_steps, time.monotonic()
+        async with self._phase("checkpoint", done):
+            try:
+                partial = self._checkpoints.begin()
+                await self._crew.save(partial)
+                self._checkpoints.complete(partial, self._state)
+            except OSError as error:
+                raise AttemptFailed(f"the checkpoint after step {done} cannot be written: {error}") from error
+            self._announce(done, seconds=time.monotonic() - began)
+
+    async def _finish(self) -> None:
+        async with self._phase("finish", self._state.finished_steps):
+            await self._measure_memory()
+        self._journal.finish("succeeded", None, summary_of(self._state))
+
+    # ---- between phases ----
+
+    @asynccontextmanager
+    async def _phase(self, phase: event.Phase, step: int) -> AsyncIterator[None]:
+        began = time.monotonic()
+        self.position.enter(phase, step)
+        self._journal.say(event.PhaseChanged, step=step, phase=phase)
+        yield
+        seconds = time.monotonic() - began
+        self._state.seconds[phase] = self._state.seconds.get(phase, 0.0) + seconds
+        self._journal.say(event.PhaseChanged, step=step, phase=phase, seconds=seconds)
+
+    async def _boundary(self) -> None:
+        """If a pause is wanted: save what is finished, and wait.  Everything in memory stays as it is."""
+        if self._steering.desired != "pause":
+            return
+        if self._state.cold_started and self._state.finished_steps not in self._checkpoints.steps():
+            await self._checkpoint()
+        async with self._phase("paused", self._state.finished_steps):
+            while self._steering.desired == "pause":
+                await asyncio.sleep(0.1)
+                self.position.progressed()
+
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` until it ends, or until the watcher has a reason to end it."""
+        working, watching = asyncio.create_task(work), asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                working.cancel()
+                await asyncio.wait({working}, timeout=GRACE_S)
+        finally:
+            working.cancel()
+            watching.cancel()
+        if working.done() and not working.cancelled():
+            return working.result()
+        return watching.result()
+
+    async def _watch(self) -> None:
+        """Only ever ends by raising why the work has to end."""
+        while True:
+            if self._steering.ended_because is not None:
+                raise AttemptRefused(self._steering.ended_because)
+            if self._steering.desired == "cancel":
+                raise Cancelled
+            if self.position.silent_s > self._spec.schedule.stall_timeout_s:
+                raise AttemptFailed(self._stall())
+            await self._steering.change(timeout_s=min(1.0, self._spec.schedule.stall_timeout_s / 4))
+
+    def _stall(self) -> str:
+        since = time.strftime("%H:%M:%S UTC", time.gmtime(self.position.since))
+        whom = self._crew.waiting_for or "nobody"
+        return f"stalled: phase {self.position.phase} of step {self.position.step} waits for {whom} since {since}"
+
+    # ---- telling ----
+
+    def _tell_discarded(self, step: int, discarded: Counter[str]) -> None:
+        for reason, count in sorted(discarded.items()):
+            self._journal.log("warning", "rollout", f"step {step}: {count} episodes discarded: {reason}")
+
+    def _announce(self, step: int, *, seconds: float) -> None:
+        """Say once that there is a checkpoint, also if its attempt was killed before it could."""
+        if not self._checkpoints.announced(step):
+            path, size_bytes = self._checkpoints.path(step), self._checkpoints.size_bytes(step)
+            self._journal.say(event.Checkpoint, step=step, path=str(path), size_bytes=size_bytes, seconds=seconds)
+            self._checkpoints.mark_announced(step)
+
+    async def _measure_memory(self) -> float:
+        mib = await self._crew.rss_bytes() / 2**20
+        self._state.peak_rss_mib = max(self._state.peak_rss_mib, mib)
+        return mib

@@ -1,0 +1,121 @@
+"""``python -m engine train``: a run without database and web; its events stay in its folder."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from engine.control import outcome
+from engine.control.boxes import probe
+from engine.control.checkpoint import CheckpointError, Checkpoints
+from engine.control.crew import Crew
+from engine.control.journal import Journal
+from engine.control.loop import Loop
+from engine.control.outcome import Attempt
+from engine.control.preflight import BadSpec, differing_fields, spec_from_file
+from engine.control.progress import display_for
+from engine.control.ray_token import use_private_token
+from engine.control.spool import Spool, SpoolError
+from engine.control.steering import Steering
+from engine.spec.event import Finished
+from engine.spec.run import RunSpec
+from engine.spec.strict import Strict
+from sandboxes.interface import SandboxLost, SandboxUnavailable
+
+CANCELLED = 130
+"""As a shell reports a program that Ctrl-C ended."""
+
+
+def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, json_file: Path | None) -> int:
+    """The exit code.  Raises BadSpec before anything is started or written."""
+    spec = spec_from_file(file)
+    folder = run_dir or default_run_dir(spec)
+    checkpoints = _checkpoints_for(spec, folder, resume=resume)
+    try:
+        asyncio.run(probe(spec))
+        spool = Spool(folder / "spool", lock_timeout_s=1.0)
+    except (SandboxUnavailable, SandboxLost, SpoolError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return outcome.ATTEMPT_FAILED
+    ended = _Ended()
+    with display_for(Console(), spec.schedule.steps) as display:
+        steering = Steering()
+        journal = Journal(spool, _next_attempt(folder), listeners=(display, ended))
+        crew = _crew(spec, folder, journal, in_process=in_process)
+        attempt = Attempt(Loop(spec, crew, journal, checkpoints, steering), journal)
+        code = attempt.run({signal.SIGINT: lambda: steering.want("cancel"), signal.SIGTERM: lambda: steering.want("cancel")})
+    spool.close()
+    return _told_outcome(attempt, code, ended.summary, file=file, folder=folder, json_file=json_file)
+
+
+def default_run_dir(spec: RunSpec) -> Path:
+    home = Path(os.environ.get("PALESTRA_HOME", ".palestra"))
+    return home / "engine" / re.sub(r"[^\w.-]+", "-", spec.name)
+
+
+def _checkpoints_for(spec: RunSpec, folder: Path, *, resume: bool) -> Checkpoints:
+    """Refuses to mix two runs in one folder."""
+    if not resume and (folder / "spool").exists():
+        raise BadSpec([f"{folder} holds a run already: give --resume to go on with it, or another --run-dir"])
+    if resume and not (folder / "spool").exists():
+        raise BadSpec([f"{folder} holds no run to resume: leave --resume out, or give the --run-dir of the run"])
+    try:
+        checkpoints = Checkpoints(folder / "checkpoints", keep=spec.schedule.keep_checkpoints)
+        before = checkpoints.latest()
+    except (OSError, CheckpointError) as error:
+        raise BadSpec([f"{folder}: {error}"]) from error
+    if before is not None and (problems := differing_fields(before.spec, spec)):
+        raise BadSpec([str(problem) for problem in problems])
+    return checkpoints
+
+
+def _next_attempt(folder: Path) -> int:
+    file = folder / "attempt"
+    attempt = int(file.read_text()) + 1 if file.exists() else 1
+    file.write_text(str(attempt))
+    return attempt
+
+
+def _crew(spec: RunSpec, folder: Path, journal: Journal, *, in_process: bool) -> Crew:
+    """Ray and torch are imported only by the way that needs them."""
+    if in_process:
+        from engine.control.local import LocalCrew
+
+        return LocalCrew(spec)
+    use_private_token(folder / "ray_token")
+    from engine.control.actors import RayCrew, private_ray
+
+    return RayCrew(spec, name="train", connection=private_ray(), report=lambda message: journal.log("info", "crew", message))
+
+
+class _Ended:
+    """Keeps the summary of the finished event."""
+
+    def __init__(self) -> None:
+        self.summary: dict[str, Any] | None = None
+
+    def __call__(self, said: Strict) -> None:
+        if isinstance(said, Finished):
+            self.summary = dict(said.summary)
+
+
+def _told_outcome(
+    attempt: Attempt, code: int, summary: dict[str, Any] | None, *, file: Path, folder: Path, json_file: Path | None
+) -> int:
+    if json_file is not None and summary is not None:
+        json_file.write_text(json.dumps(summary, indent=2) + "\n")
+    if summary is not None:
+        print(json.dumps(summary, indent=2))
+    if attempt.reason:
+        print(f"error: {attempt.reason}", file=sys.stderr)
+    if attempt.ending == "succeeded":
+        print(f"weights: {folder / 'checkpoints'}")
+        return code
+    print(f"to go on: python -m engine train {file} --run-dir {folder} --resume", file=sys.stderr)
+    return CANCELLED if attempt.ending == "cancelled" else outcome.ATTEMPT_FAILED

@@ -1,0 +1,97 @@
+"""A run that was killed, whoever was killed and when, ends as if nothing had happened."""
+
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+import pytest
+
+
+def metric_keys(events: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
+    return Counter((key, event["step"]) for event in events if event["kind"] == "metric" for key in event["values"])
+
+
+def tokens(events: list[dict[str, Any]]) -> dict[str, list[list[int]]]:
+    return {
+        event["trajectory"]["id"]: [turn["token_ids"] for turn in event["trajectory"]["turns"]]
+        for event in events
+        if event["kind"] == "trajectory"
+    }
+
+
+def assert_same_run(training: Any, undisturbed: Any) -> None:
+    """Weights, trajectories and curves are equal, and nothing counts twice."""
+    assert training.weights(5) == undisturbed.weights(5)
+    assert tokens(training.lineage()) == tokens(undisturbed.events())
+    assert metric_keys(training.lineage()) == metric_keys(undisturbed.events())
+    assert set(metric_keys(training.lineage()).values()) == {1}
+    [finished] = training.of_kind("finished")
+    trajectories = [event for event in training.lineage() if event["kind"] == "trajectory"]
+    assert len(trajectories) == finished["summary"]["trajectories_stored"]
+    assert [event["seq"] for event in training.events()] == list(range(1, finished["summary"]["events_emitted"] + 1))
+    for measure in ("success_sampled", "success_greedy", "tool_error_rate", "steps"):
+        assert finished["summary"][measure] == undisturbed.of_kind("finished")[0]["summary"][measure]
+
+
+def in_phase(phase: str, step: int) -> Any:
+    wanted = {"kind": "phase", "phase": phase, "step": step, "seconds": None}
+    return lambda events: any(wanted.items() <= event.items() for event in events)
+
+
+def test_the_undisturbed_run_really_changes_its_weights(undisturbed: Any) -> None:
+    assert undisturbed.weights(2) != undisturbed.weights(4) != undisturbed.weights(5)
+    assert any(event["values"].get("train/tool_calls", 0) > 0 for event in undisturbed.of_kind("metric"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "step"), [("cold-start", 0), ("evaluate", 0), ("collect", 1), ("update", 3), ("checkpoint", 4), ("collect", 5)]
+)
+def test_a_run_killed_in_any_phase_ends_with_the_same_weights(training: Any, undisturbed: Any, phase: str, step: int) -> None:
+    process = training.start("--in-process")
+    training.wait_for(process, in_phase(phase, step))
+    process.kill()
+    process.wait()
+    training.finish("--in-process", "--resume")
+    assert_same_run(training, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_run_on_ray_killed_and_resumed_ends_with_the_same_weights(training: Any, undisturbed: Any) -> None:
+    process = training.start()
+    training.wait_for(process, in_phase("collect", 4))
+    process.kill()
+    process.wait()
+    training.finish("--resume")
+    assert_same_run(training, undisturbed)
+
+
+def pid_of(actor: str, events: list[dict[str, Any]]) -> int | None:
+    pids = [int(event["message"].split()[-1]) for event in events if event["kind"] == "log" and event["message"].startswith(f"{actor} is process")]
+    return pids[-1] if pids else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("actor", ["rollout-0", "rollout-1", "generator"])
+def test_a_killed_actor_is_replaced_and_its_episodes_are_played_again(training: Any, undisturbed: Any, actor: str) -> None:
+    process = training.start()
+    for step in (1, 3):
+        training.wait_for(process, in_phase("collect", step))
+        os.kill(pid_of(actor, training.events()), signal.SIGKILL)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert len([event for event in training.of_kind("log") if event["message"].startswith(f"{actor} is process")]) == 3
+    assert_same_run(training, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_killed_learner_ends_the_attempt_and_the_next_one_goes_on(training: Any, undisturbed: Any) -> None:
+    process = training.start()
+    training.wait_for(process, in_phase("collect", 3))
+    os.kill(pid_of("learner", training.events()), signal.SIGKILL)
+    output, _ = process.communicate()
+    assert process.returncode == 1
+    assert "learner died" in output
+    assert training.of_kind("finished") == []
+    training.finish("--resume")
+    assert_same_run(training, undisturbed)
