@@ -28,6 +28,9 @@ class Started(_Event):
     from_step: int
     """The number of finished steps: 0, or that of the checkpoint which this attempt resumes."""
     total_steps: int
+    from_cold_start_step: int | None = None
+    """The same for ``sft/`` metrics, whose steps are those of the cold start.  None keeps them all when ``from_step`` > 0
+    (the cold start is over) and none of them when it is 0."""
 
 
 class Metric(_Event):

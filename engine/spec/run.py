@@ -16,7 +16,7 @@ from sandboxes.spec import SandboxSpec
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[\w][\w .:+-]*$")]
 
 
-LONGEST_PROMPT_TOKENS = {1: 24, 2: 32, 3: 40}
+LONGEST_PROMPT_TOKENS = {1: 12, 2: 20, 3: 21}
 """Per level of python-math; a test holds the generator to it."""
 
 

@@ -10,7 +10,8 @@ from pydantic import Field
 from engine.spec.strict import Strict
 
 Split = Literal["train", "heldout"]
-Purpose = Literal["train", "eval-greedy", "eval-sampled"]
+Purpose = Literal["train", "eval-greedy", "eval-sampled", "demonstration"]
+"""``demonstration``: scripted for the cold start; no policy sampled it."""
 
 ErrorClass = Literal[
     "syntax", "name", "import", "type", "value", "index", "zero-division", "timeout", "memory", "output", "killed", "other"

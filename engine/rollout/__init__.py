@@ -1,0 +1,1 @@
+"""Episodes: a policy, a task and a sandbox meet here and become a trajectory."""

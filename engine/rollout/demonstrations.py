@@ -1,0 +1,79 @@
+"""Scripted demonstrations for the cold start, as trajectories in real token ids.
+
+They cover training tasks only.  Their ``logprobs`` are 0 and their ``policy_versions`` -1: no
+policy sampled them.
+"""
+
+from collections.abc import Iterator
+from random import Random
+
+from engine.rollout.chat import Answer
+from engine.rollout.environments.interface import Environment, Manner, Script
+from engine.rollout.scoring import rewards_of
+from engine.rollout.seeds import derived_seed
+from engine.spec.recipe import ColdStart, Reward
+from engine.spec.trajectory import Task, ToolCall, Trajectory, Turn
+
+
+def demonstrations(
+    environment: Environment, cold_start: ColdStart, reward: Reward, *, seed: int
+) -> Iterator[Trajectory]:
+    """``cold_start.demonstrations`` trajectories; the i-th depends on (seed, i) alone."""
+    tasks = environment.tasks("train")
+    for index in range(cold_start.demonstrations):
+        rng = Random(derived_seed("demonstration", seed, index))
+        task = tasks[rng.randrange(len(tasks))]
+        script = environment.script(task, _manner(cold_start, rng), rng)
+        yield _trajectory(environment, reward, task, script, index)
+
+
+def _manner(cold_start: ColdStart, rng: Random) -> Manner:
+    if rng.random() < cold_start.wrong_fraction:
+        return "guess"
+    return "repair" if rng.random() < cold_start.tool_error_fraction else "solve"
+
+
+def _trajectory(environment: Environment, reward: Reward, task: Task, script: Script, index: int) -> Trajectory:
+    turns = _turns(environment, task, script)
+    answer = script[-1].text if isinstance(script[-1], Answer) else None
+    success = answer is not None and environment.score(task, answer)
+    rewards = rewards_of(reward, success=success, turns=turns)
+    return Trajectory(
+        id=f"demonstration-0-0-{index}",
+        purpose="demonstration",
+        step=0,
+        group=0,
+        index=index,
+        task=task,
+        turns=turns,
+        stop_reason="answered",
+        answer=answer,
+        success=success,
+        reward=sum(rewards.values()),
+        rewards=rewards,
+    )
+
+
+def _turns(environment: Environment, task: Task, script: Script) -> list[Turn]:
+    turns = []
+    context = environment.prompt_ids(task)
+    for step in script:
+        if isinstance(step, Answer):
+            turns.append(_turn(environment, context, environment.turn_ids(step), None))
+            break
+        call = environment.tool_call(step.call, step.result)
+        turns.append(_turn(environment, context, environment.turn_ids(step.call), call))
+        context = environment.observation_ids(call)
+    return turns
+
+
+def _turn(environment: Environment, context: list[int], tokens: list[int], call: ToolCall | None) -> Turn:
+    return Turn(
+        context_ids=context,
+        context_text=environment.text_of(context),
+        token_ids=tokens,
+        pieces=environment.pieces_of(tokens),
+        logprobs=[0.0] * len(tokens),
+        policy_versions=[-1] * len(tokens),
+        tool_call=call,
+    )

@@ -1,0 +1,134 @@
+"""python-math: arithmetic whose tool is a Python interpreter in a sandbox.
+
+Levels 1 and 2 are expressions.  At level 3 the question names two cells; the box's interpreter
+has a function ``show`` that *prints* a cell's number and returns nothing, so the numbers must be
+looked up first and combined in a later call.  The numbers reach the box in ``reset`` and are never
+part of the policy's context unless it prints them.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import overload
+
+from engine.models.tokenizer import default_tokenizer
+from engine.rollout import chat
+from engine.rollout.chat import Answer, Call
+from engine.rollout.environments.interface import Manner, Script
+from engine.rollout.environments.python_math_problems import Problem, problem
+from engine.rollout.environments.python_math_script import script
+from engine.rollout.tool_errors import error_class_of, shown_to_policy
+from engine.spec.run import Dataset, PythonMath
+from engine.spec.trajectory import Split, Task, ToolCall
+from sandboxes.interface import ExecResult, Sandbox, SandboxLost
+
+OBSERVATION_CHARACTERS = 24
+"""What a tool call shows to the policy is cut here."""
+
+_SETUP = """\
+def show(name, _cells={cells!r}):
+    print(_cells[name])
+"""
+
+
+class PythonMathEnvironment:
+    """Stateless: one instance serves any number of episodes at once."""
+
+    def __init__(self, environment: PythonMath, dataset: Dataset) -> None:
+        self._levels = environment.levels
+        self._dataset = dataset
+        self._tokenizer = default_tokenizer()
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return chat.stop_ids(self._tokenizer)
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        size = self._dataset.train_tasks if split == "train" else self._dataset.heldout_tasks
+        return _Tasks(self, split, size)
+
+    def task(self, split: Split, number: int) -> Task:
+        drawn = self._problem(split, number)
+        return Task(
+            id=f"{split}-{number}",
+            split=split,
+            level=self._level(number),
+            question=drawn.question,
+            answer=str(drawn.answer),
+        )
+
+    def prompt_ids(self, task: Task) -> list[int]:
+        return chat.prompt_ids(self._tokenizer, task.question)
+
+    def parse(self, token_ids: Sequence[int]) -> Call | Answer | None:
+        return chat.parse_turn(self._tokenizer, token_ids)
+
+    async def reset(self, task: Task, box: Sandbox) -> None:
+        hidden = self._problem_of(task).hidden
+        if not hidden:
+            return
+        result = await box.set_prelude(_SETUP.format(cells=hidden))
+        if result.outcome != "ok":
+            raise SandboxLost(f"a new box refused the setup of {task.id}: {result.outcome} {result.stderr[-200:]}")
+
+    async def call(self, call: Call, box: Sandbox) -> ToolCall:
+        return self.tool_call(call, await box.run_python(call.code))
+
+    def tool_call(self, call: Call, result: ExecResult) -> ToolCall:
+        error_class = error_class_of(result)
+        return ToolCall(
+            name="python",
+            arguments=call.code,
+            output=shown_to_policy(result, limit_characters=OBSERVATION_CHARACTERS),
+            status="ok" if error_class is None else "error",
+            error_class=error_class,
+            seconds=result.seconds,
+        )
+
+    def observation_ids(self, call: ToolCall) -> list[int]:
+        return chat.observation_ids(self._tokenizer, call.output)
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    def pieces_of(self, token_ids: Sequence[int]) -> list[str]:
+        return self._tokenizer.pieces(token_ids)
+
+    def score(self, task: Task, answer: str) -> bool:
+        """The very digits; spaces around them do no harm."""
+        return answer.strip() == task.answer
+
+    def script(self, task: Task, manner: Manner, rng: Random) -> Script:
+        return script(self._problem_of(task), task.level, manner, rng)
+
+    def turn_ids(self, turn: Call | Answer) -> list[int]:
+        return chat.turn_ids(self._tokenizer, turn)
+
+    def _level(self, number: int) -> int:
+        return self._levels[number % len(self._levels)]
+
+    def _problem(self, split: Split, number: int) -> Problem:
+        return problem(self._dataset.seed, split, number, self._level(number))
+
+    def _problem_of(self, task: Task) -> Problem:
+        return self._problem(task.split, int(task.id.removeprefix(f"{task.split}-")))
+
+
+class _Tasks(Sequence[Task]):
+    """Task by number, made when asked for."""
+
+    def __init__(self, environment: PythonMathEnvironment, split: Split, size: int) -> None:
+        self._environment, self._split, self._size = environment, split, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, number: int) -> Task: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Task]: ...
+    def __getitem__(self, number: int | slice) -> Task | list[Task]:
+        if isinstance(number, slice):
+            return [self._environment.task(self._split, i) for i in range(*number.indices(self._size))]
+        if not -self._size <= number < self._size:
+            raise IndexError(f"the {self._split} split has {self._size} tasks, not {number}")
+        return self._environment.task(self._split, number % self._size)

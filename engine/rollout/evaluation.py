@@ -1,0 +1,42 @@
+"""What held-out episodes say about a policy."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from engine.spec.trajectory import Trajectory
+
+
+def evaluation_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """``eval/...`` values.  Discarded episodes are not in here: they count neither as success nor as failure.
+
+    The tool-error rate is that of the sampled episodes: failed tool calls / tool calls.
+    """
+    by_purpose: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        by_purpose[trajectory.purpose].append(trajectory)
+    greedy, sampled = by_purpose["eval-greedy"], by_purpose["eval-sampled"]
+    values: dict[str, float] = {}
+    for name, group in (("greedy", greedy), ("sampled", sampled)):
+        if group:
+            values[f"eval/success_{name}"] = success_rate(group)
+            values |= {f"eval/level_{level}_{name}": success_rate(some) for level, some in _by_level(group).items()}
+    if sampled:
+        values["eval/tool_error_rate"] = tool_error_rate(sampled)
+    return values
+
+
+def success_rate(trajectories: Sequence[Trajectory]) -> float:
+    return sum(trajectory.success for trajectory in trajectories) / len(trajectories)
+
+
+def tool_error_rate(trajectories: Sequence[Trajectory]) -> float:
+    """Failed tool calls / tool calls; 0 when no tool was called."""
+    calls = sum(len(trajectory.tool_calls) for trajectory in trajectories)
+    return sum(trajectory.tool_errors for trajectory in trajectories) / calls if calls else 0.0
+
+
+def _by_level(trajectories: Iterable[Trajectory]) -> dict[int, list[Trajectory]]:
+    levels: dict[int, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        levels[trajectory.task.level].append(trajectory)
+    return dict(sorted(levels.items()))

@@ -1,0 +1,92 @@
+"""Plays many episodes at once, and gives back what came of them.
+
+    requests -> [at most IN_FLIGHT_PER_SLOT x kv_slots episodes] -> trajectories, in the order of the requests
+                       |            |
+                   generator      boxes
+
+An episode takes a box only after its session has a KV slot, and keeps both to its end, so slots
+and boxes are always taken in one order and nobody waits in a circle.  A plain class: an actor or
+an in-process crew holds it.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.rollout.environments import environment_for
+from engine.rollout.episode import Arena, Boxes, EnvironmentFailed, run_episode
+from engine.rollout.requests import EpisodeRequest
+from engine.spec.generation import TextGenerator
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+from sandboxes.interface import SandboxLost
+
+IN_FLIGHT_PER_SLOT = 2
+"""Episodes beyond the KV slots wait in the generator, so that a slot given back is taken at once."""
+
+ATTEMPTS = 2
+"""How often an episode whose box is lost is played, the first time included."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Collected:
+    trajectories: list[Trajectory] = field(default_factory=list)
+    """In the order of their requests."""
+    discarded: Counter[str] = field(default_factory=Counter)
+    """Episodes without a trajectory, by reason: ``sandbox-lost``, ``environment-failed``."""
+
+
+class RolloutWorker:
+    def __init__(self, spec: RunSpec, generator: TextGenerator, boxes: Boxes) -> None:
+        self._arena = Arena(
+            environment=environment_for(spec),
+            generator=generator,
+            boxes=boxes,
+            reward=spec.recipe.reward,
+            max_turns=spec.environment.max_turns,
+            max_turn_tokens=spec.environment.max_turn_tokens,
+            context_tokens=spec.model.context_tokens,
+        )
+        self._in_flight = IN_FLIGHT_PER_SLOT * spec.resources.kv_slots
+
+    async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
+        """Play them all.
+
+        A lost box or a failing environment costs its own episode only, which is counted.  What the
+        generator raises ends the collection: the other episodes are cancelled, their boxes and
+        sessions given back, and it is raised here.  The same holds for cancellation.
+        """
+        collected, room = Collected(), asyncio.Semaphore(self._in_flight)
+        try:
+            async with asyncio.TaskGroup() as episodes:
+                tasks = [episodes.create_task(self._play(request, room, collected.discarded)) for request in requests]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        collected.trajectories = [trajectory for task in tasks if (trajectory := task.result()) is not None]
+        return collected
+
+    async def _play(
+        self, request: EpisodeRequest, room: asyncio.Semaphore, discarded: Counter[str]
+    ) -> Trajectory | None:
+        async with room:
+            try:
+                return await self._played_again_when_lost(request)
+            except SandboxLost as loss:
+                log.warning("%s discarded: its sandbox was lost %d times: %s", request.id, ATTEMPTS, loss)
+                discarded["sandbox-lost"] += 1
+            except EnvironmentFailed:
+                log.exception("%s discarded: its environment failed", request.id)
+                discarded["environment-failed"] += 1
+        return None
+
+    async def _played_again_when_lost(self, request: EpisodeRequest) -> Trajectory:
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await run_episode(request, self._arena)
+            except SandboxLost as loss:
+                log.info("%s is played again: %s", request.id, loss)
+        return await run_episode(request, self._arena)

@@ -1,0 +1,79 @@
+from collections import Counter
+
+from scripted import ScriptedPolicy
+
+from engine.rollout.demonstrations import demonstrations
+from engine.rollout.environments.python_math import PythonMathEnvironment
+from engine.rollout.environments.python_math_problems import problem
+from engine.rollout.episode import Arena, run_episode
+from engine.rollout.requests import EpisodeRequest
+from engine.spec.recipe import ColdStart, Reward
+from engine.spec.run import Dataset, Model, PythonMath
+from sandboxes.pool import Pool
+from sandboxes.spec import SandboxSpec
+
+ENVIRONMENT = PythonMathEnvironment(PythonMath(), Dataset())
+
+
+def scripted(count, **fields):
+    return list(demonstrations(ENVIRONMENT, ColdStart(demonstrations=count, **fields), Reward(), seed=3))
+
+
+async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_would_have_seen():
+    """Every kind of slip at every level, replayed in real boxes."""
+    played = scripted(90, wrong_fraction=0.1, tool_error_fraction=0.8)
+    assert {call.error_class for one in played for call in one.tool_calls} == {None, "syntax", "name", "type"}
+    async with Pool(SandboxSpec(), size=1) as boxes:
+        for one in played:
+            policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns))
+            number = int(one.task.id.removeprefix("train-"))
+            arena = Arena(
+                ENVIRONMENT, policy, boxes, Reward(), PythonMath().max_turns, PythonMath().max_turn_tokens, 160
+            )
+            real = await run_episode(EpisodeRequest("train", 1, 0, 0, "train", number, 1.0, 0), arena)
+            assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
+            assert [turn.token_ids for turn in real.turns] == [turn.token_ids for turn in one.turns]
+            assert [call.error_class for call in real.tool_calls] == [call.error_class for call in one.tool_calls]
+            assert (real.success, real.answer, real.stop_reason) == (one.success, one.answer, one.stop_reason)
+
+
+def test_shares_of_guesses_and_of_broken_first_calls_are_those_of_the_spec():
+    played = scripted(3000, wrong_fraction=0.6, tool_error_fraction=0.25)
+    guesses = [one for one in played if not one.tool_calls]
+    repairs = [one for one in played if one.tool_errors]
+    assert abs(len(guesses) / 3000 - 0.6) < 0.03
+    assert abs(len(repairs) / (3000 - len(guesses)) - 0.25) < 0.04
+    assert all(one.tool_calls[0].status == "error" and one.tool_errors == 1 for one in repairs)
+    assert all(one.success for one in played if one.tool_calls)
+
+
+def test_guessing_does_not_pay():
+    guesses = scripted(3000, wrong_fraction=1.0)
+    assert not any(one.tool_calls for one in guesses)
+    assert sum(one.success for one in guesses) / 3000 < 0.01
+
+
+def test_demonstrations_use_training_tasks_only():
+    heldout = {problem(0, "heldout", number, 1 + number % 3).question for number in range(510)}
+    played = scripted(500)
+    assert {one.task.split for one in played} == {"train"}
+    assert not heldout & {one.task.question for one in played}
+    assert min(Counter(one.task.level for one in played).values()) > 100
+
+
+def test_equal_seeds_are_equal_demonstrations_and_other_seeds_are_not():
+    def ids(count, seed):
+        recipe = ColdStart(demonstrations=count)
+        return [
+            [turn.token_ids for turn in one.turns] for one in demonstrations(ENVIRONMENT, recipe, Reward(), seed=seed)
+        ]
+
+    assert ids(20, seed=1) == ids(40, seed=1)[:20]
+    assert ids(20, seed=1) != ids(20, seed=2)
+
+
+def test_every_demonstration_fits_into_the_default_limits():
+    for one in scripted(3000, wrong_fraction=0.0, tool_error_fraction=0.7):
+        assert sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) <= Model().context_tokens
+        assert all(len(turn.token_ids) <= PythonMath().max_turn_tokens for turn in one.turns)
+        assert len(one.turns) <= PythonMath().max_turns

@@ -1,0 +1,220 @@
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import TOKENIZER, ScriptedPolicy, answer, call
+
+from engine.rollout.environments.python_math import PythonMathEnvironment
+from engine.rollout.episode import Arena, EnvironmentFailed, run_episode
+from engine.rollout.requests import EpisodeRequest
+from engine.spec.recipe import Reward
+from engine.spec.run import Dataset, PythonMath
+from sandboxes.interface import SandboxLost
+from sandboxes.pool import Pool
+from sandboxes.spec import SandboxSpec
+
+LEVEL_1, LEVEL_3 = 0, 2
+"""Numbers of tasks of those levels."""
+
+
+@pytest.fixture
+async def boxes():
+    async with Pool(SandboxSpec(timeout_s=0.5, memory_mib=64, output_bytes=4096), size=2) as pool:
+        yield pool
+
+
+def arena(policy, boxes, *, context_tokens=160, max_turns=5):
+    environment = PythonMathEnvironment(PythonMath(), Dataset())
+    return Arena(environment, policy, boxes, Reward(tool_error=-0.1), max_turns, 32, context_tokens)
+
+
+def request(task=LEVEL_1, index=0, seed=11):
+    return EpisodeRequest("train", 1, 0, index, "train", task, 1.0, seed)
+
+
+def task_of(number):
+    return PythonMathEnvironment(PythonMath(), Dataset()).tasks("train")[number]
+
+
+async def test_a_right_answer_found_with_the_tool_earns_the_reward(boxes):
+    task = task_of(LEVEL_1)
+    policy = ScriptedPolicy(call(task.question.removesuffix("=?")), answer(task.answer))
+    trajectory = await run_episode(request(), arena(policy, boxes))
+    assert (trajectory.success, trajectory.reward, trajectory.stop_reason) == (True, 1.0, "answered")
+    assert trajectory.rewards == {"outcome": 1.0, "tool_errors": 0.0}
+    assert trajectory.turns[1].context_text == f"<output>{task.answer}</output><assistant>"
+    assert trajectory.turns[0].policy_versions == [7] * len(trajectory.turns[0].token_ids)
+
+
+async def test_hidden_numbers_are_looked_up_in_one_call_and_combined_in_another(boxes):
+    task = task_of(LEVEL_3)
+    first, second = (part[0] for part in task.question.split("cell ")[1:])
+    looked_up = await run_episode(
+        request(LEVEL_3), arena(ScriptedPolicy(call(f'show("{first}");show("{second}")'), answer("0")), boxes)
+    )
+    numbers = looked_up.tool_calls[0].output.split("\n")
+    expression = (
+        task.question.removesuffix("=?").replace(f"cell {first}", numbers[0]).replace(f"cell {second}", numbers[1])
+    )
+    policy = ScriptedPolicy(call(f'show("{first}")'), call(f'show("{second}")'), call(expression), answer(task.answer))
+    trajectory = await run_episode(request(LEVEL_3), arena(policy, boxes))
+    assert [one.output for one in trajectory.tool_calls] == [*numbers, task.answer]
+    assert trajectory.success
+
+
+async def test_what_show_returns_cannot_be_calculated_with(boxes):
+    task = task_of(LEVEL_3)
+    code = task.question.removesuffix("=?").replace("cell ", "show('").replace("*", "')*").replace("+", "')+", 1)
+    assert code.count("show") == 2
+    trajectory = await run_episode(request(LEVEL_3), arena(ScriptedPolicy(call(code), answer("0")), boxes))
+    assert trajectory.tool_calls[0].error_class == "type"
+    assert trajectory.turns[1].context_text == "<output>Error: TypeError</output><assistant>"
+
+
+async def test_hidden_numbers_survive_a_time_out(boxes):
+    code = task_of(LEVEL_3).question.split("cell ")[1][0].join(('show("', '")'))
+    policy = ScriptedPolicy(call(code), call("while 1:0"), call(code), answer("0"))
+    before, _, after = (await run_episode(request(LEVEL_3), arena(policy, boxes))).tool_calls
+    assert before.output.isdigit()
+    assert after.output == before.output
+
+
+async def test_hidden_numbers_of_one_task_are_gone_in_the_next_episode_of_the_box():
+    async with Pool(SandboxSpec(), size=1) as pool:
+        await run_episode(request(LEVEL_3), arena(ScriptedPolicy(call("1"), answer("0")), pool))
+        policy = ScriptedPolicy(call("show"), answer("0"))
+        trajectory = await run_episode(request(LEVEL_1), arena(policy, pool))
+        assert pool.stats().started == 1
+    assert trajectory.tool_calls[0].error_class == "name"
+
+
+@pytest.mark.parametrize(
+    ("code", "error_class"),
+    [
+        ("1/0", "zero-division"),
+        ("1 +", "syntax"),
+        ("nobody", "name"),
+        ("import nothing", "import"),
+        ("'a'+1", "type"),
+        ("int('x')", "value"),
+        ("[][0]", "index"),
+        ("{}['x']", "index"),
+        ("raise OSError", "other"),
+        ("while 1:0", "timeout"),
+        ("bytearray(10**9)", "memory"),
+        ("while 1:print('1'*10**6)", "output"),
+        ("import os;os.abort()", "killed"),
+    ],
+)
+async def test_a_tool_that_fails_is_an_observation_with_its_class(boxes, code, error_class):
+    ids = [TOKENIZER.tool_open, *TOKENIZER.encode(code), TOKENIZER.tool_close]
+    trajectory = await run_episode(request(), arena(ScriptedPolicy(ids, answer("0")), boxes))
+    failed = trajectory.tool_calls[0]
+    assert (failed.status, failed.error_class) == ("error", error_class)
+    assert failed.output.startswith("Error: ")
+    assert len(failed.output) <= 24
+    assert trajectory.turns[1].context_text == f"<output>{failed.output}</output><assistant>"
+    assert trajectory.rewards == {"outcome": 0.0, "tool_errors": -0.1}
+    assert trajectory.stop_reason == "answered"
+
+
+async def test_a_policy_that_printed_much_is_shown_little(boxes):
+    trajectory = await run_episode(request(), arena(ScriptedPolicy(call("'9'*999"), answer("0")), boxes))
+    assert len(trajectory.turns[1].context_ids) == 24 + 3
+
+
+async def test_a_tool_cannot_write_marks_into_the_conversation(boxes):
+    trajectory = await run_episode(request(), arena(ScriptedPolicy(call("print('</output>')"), answer("0")), boxes))
+    assert trajectory.turns[1].context_ids[1:-2] == TOKENIZER.encode("</output>")
+    assert not any(map(TOKENIZER.is_mark, trajectory.turns[1].context_ids[1:-2]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "stop_reason"),
+    [
+        (TOKENIZER.encode("12") + answer("12"), "no-tool-call"),
+        ([TOKENIZER.eos], "no-tool-call"),
+        ([TOKENIZER.answer_open, TOKENIZER.tool_open, TOKENIZER.answer_close], "no-tool-call"),
+        ([TOKENIZER.tool_open, *TOKENIZER.encode("1"), TOKENIZER.answer_close], "no-tool-call"),
+        ([TOKENIZER.answer_open, *TOKENIZER.encode("1"), TOKENIZER.tool_close], "no-tool-call"),
+        (TOKENIZER.encode("1" * 40), "no-tool-call"),
+    ],
+)
+async def test_a_malformed_turn_ends_the_episode_without_reward_and_without_a_box(boxes, ids, stop_reason):
+    trajectory = await run_episode(request(), arena(ScriptedPolicy(ids), boxes))
+    assert (trajectory.stop_reason, trajectory.answer, trajectory.reward) == (stop_reason, None, 0.0)
+    assert boxes.stats().served == 0
+
+
+async def test_turns_are_limited(boxes):
+    policy = ScriptedPolicy(*[call("1")] * 9)
+    trajectory = await run_episode(request(), arena(policy, boxes, max_turns=3))
+    assert (len(trajectory.turns), trajectory.stop_reason) == (3, "turn-limit")
+
+
+async def test_a_full_context_ends_the_episode_as_truncated(boxes):
+    prompt = len(PythonMathEnvironment(PythonMath(), Dataset()).prompt_ids(task_of(LEVEL_1)))
+    in_a_turn = ScriptedPolicy(call("1" * 20), context_tokens=prompt + 10)
+    trajectory = await run_episode(request(), arena(in_a_turn, boxes, context_tokens=prompt + 10))
+    assert (trajectory.stop_reason, len(trajectory.turns[0].token_ids)) == ("truncated", 10)
+    after_output = ScriptedPolicy(call("11111"), answer("0"))
+    trajectory = await run_episode(request(), arena(after_output, boxes, context_tokens=prompt + 7 + 8))
+    assert (trajectory.stop_reason, len(trajectory.turns)) == ("truncated", 1)
+    assert trajectory.tool_calls[0].output == "11111"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, len(TOKENIZER.vocab) - 1), min_size=32, max_size=32), min_size=5, max_size=5))
+def test_a_trajectory_is_token_for_token_what_the_session_saw(turns):
+    """Whatever ids the policy writes, unparsable ones included, they are kept as sampled."""
+    turns = [call("1+1"), [TOKENIZER.tool_open, *turns[0][:8], TOKENIZER.tool_close, *turns[1]], *turns[2:]]
+    policy = ScriptedPolicy(*turns)
+
+    async def play():
+        async with Pool(SandboxSpec(timeout_s=0.5), size=1) as pool:
+            return await run_episode(request(), arena(policy, pool))
+
+    trajectory = asyncio.run(play())
+    (session,) = policy.seen
+    kept = [token for turn in trajectory.turns for token in (*turn.context_ids, *turn.token_ids)]
+    assert kept == policy.seen[session]
+    assert [len(turn.logprobs) for turn in trajectory.turns] == [len(turn.token_ids) for turn in trajectory.turns]
+    assert policy.released == [session]
+
+
+async def test_draws_depend_on_the_request_and_not_on_when_or_where_it_is_played(boxes):
+    def seeds(played):
+        return [one.seed for one in played.requests]
+
+    first, again, other = (ScriptedPolicy(call("1"), answer("1")) for _ in range(3))
+    await run_episode(request(), arena(first, boxes))
+    await run_episode(request(), arena(again, boxes))
+    await run_episode(request(seed=12), arena(other, boxes))
+    assert seeds(first) == seeds(again)
+    assert len({*seeds(first), *seeds(other)}) == 4
+
+
+async def test_a_lost_box_is_no_trajectory_and_the_session_is_released(boxes):
+    class Dying:
+        async def run_python(self, code, *, timeout_s=None):
+            raise SandboxLost("gone")
+
+    class DyingBoxes:
+        @asynccontextmanager
+        async def acquire(self):
+            yield Dying()
+
+    policy = ScriptedPolicy(call("1"), answer("1"))
+    with pytest.raises(SandboxLost):
+        await run_episode(request(), arena(policy, DyingBoxes()))
+    assert len(policy.released) == 1
+
+
+async def test_an_exception_of_the_environment_gets_a_name(boxes, monkeypatch):
+    monkeypatch.setattr(PythonMathEnvironment, "score", lambda *_: 1 / 0)
+    policy = ScriptedPolicy(answer("1"))
+    with pytest.raises(EnvironmentFailed, match="ZeroDivisionError"):
+        await run_episode(request(), arena(policy, boxes))
+    assert len(policy.released) == 1

@@ -1,0 +1,89 @@
+from collections import Counter
+
+import pytest
+
+from engine.rollout import chat
+from engine.rollout.environments.python_math import PythonMathEnvironment
+from engine.rollout.environments.python_math_problems import problem, split_of
+from engine.spec.run import LONGEST_PROMPT_TOKENS, Dataset, PythonMath
+
+ENVIRONMENT = PythonMathEnvironment(PythonMath(), Dataset())
+FIRST_QUESTIONS = ["42*63=?", "(78+39)*(98-28)=?", "cell d*cell g+41=?", "623-161=?"]
+"""Written down: a dataset is named by its seed, so its tasks must not change with the machine or the version."""
+
+
+def test_a_task_depends_on_its_number_and_the_dataset_seed_alone():
+    fresh = PythonMathEnvironment(PythonMath(), Dataset())
+    list(fresh.tasks("heldout")[:20])
+    assert fresh.tasks("train")[7] == ENVIRONMENT.tasks("train")[7]
+    assert [task.question for task in ENVIRONMENT.tasks("train")[:4]] == FIRST_QUESTIONS
+    other = PythonMathEnvironment(PythonMath(), Dataset(seed=1))
+    assert other.tasks("train")[7].question != ENVIRONMENT.tasks("train")[7].question
+
+
+def test_no_held_out_question_is_ever_a_training_question():
+    for seed in (0, 1):
+        for level in (1, 2, 3):
+            train = {problem(seed, "train", number, level).question for number in range(4000)}
+            heldout = {problem(1 - seed, "heldout", number, level).question for number in range(1000)}
+            assert not train & heldout
+            assert all(split_of(problem(seed, "heldout", number, level)) == "heldout" for number in range(100))
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_no_constant_answer_is_right_in_one_percent_of_the_tasks(level):
+    answers = Counter(problem(0, "train", number, level).answer for number in range(6000))
+    assert answers.most_common(1)[0][1] / 6000 < 0.01
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_the_answer_is_the_value_of_the_expression_with_the_hidden_numbers_in_it(level):
+    for number in range(500):
+        drawn = problem(0, "train", number, level)
+        expression = drawn.question.removesuffix("=?")
+        for cell, value in drawn.hidden.items():
+            expression = expression.replace(f"cell {cell}", str(value))
+        assert expression == drawn.expression
+        assert eval(expression) == drawn.answer
+        assert bool(drawn.hidden) == (level == 3)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_the_longest_prompt_is_as_long_as_the_spec_says(level):
+    environment = PythonMathEnvironment(PythonMath(levels=[level]), Dataset())
+    longest = max(len(environment.prompt_ids(task)) for task in environment.tasks("train")[:3000])
+    assert longest == LONGEST_PROMPT_TOKENS[level]
+
+
+def test_levels_are_drawn_evenly():
+    assert Counter(task.level for task in ENVIRONMENT.tasks("heldout")[:510]) == {1: 170, 2: 170, 3: 170}
+
+
+def test_the_prompt_does_not_contain_the_answer_or_a_hidden_number():
+    for number in range(2, 300, 3):
+        drawn, task = problem(0, "train", number, 3), ENVIRONMENT.tasks("train")[number]
+        digits = ENVIRONMENT.text_of(ENVIRONMENT.prompt_ids(task))
+        constant = digits.rstrip("=?<asitn>").replace("+", " ").replace("-", " ").replace("*", " ").split()
+        assert task.question == drawn.question
+        assert task.answer not in constant
+        assert "show" not in digits
+
+
+def test_only_the_very_number_scores():
+    task = ENVIRONMENT.tasks("train")[0]
+    assert ENVIRONMENT.score(task, task.answer)
+    assert ENVIRONMENT.score(task, f" {task.answer}\n")
+    for wrong in ("", "0" + task.answer, task.answer + ".0", "+" + task.answer, task.answer + task.answer):
+        assert not ENVIRONMENT.score(task, wrong)
+
+
+def test_a_task_beyond_the_split_does_not_exist():
+    tasks = ENVIRONMENT.tasks("heldout")
+    assert tasks[-1] == tasks[len(tasks) - 1]
+    with pytest.raises(IndexError, match="510"):
+        tasks[510]
+
+
+def test_stop_ids_are_the_marks_that_close_a_turn():
+    assert ENVIRONMENT.stop_ids == chat.stop_ids(ENVIRONMENT._tokenizer)
+    assert ENVIRONMENT.text_of(sorted(ENVIRONMENT.stop_ids)) == "<eos></tool></answer>"

@@ -1,0 +1,212 @@
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from scripted import ScriptedPolicy, answer, call
+
+from engine.rollout.environments.python_math import PythonMathEnvironment
+from engine.rollout.requests import evaluation_requests, shares, train_requests
+from engine.rollout.worker import RolloutWorker
+from engine.spec.run import RunSpec
+from sandboxes.interface import SandboxLost
+from sandboxes.pool import Pool
+
+SPEC = RunSpec(
+    name="worker tests",
+    environment={"id": "python-math", "sandbox": {"timeout_s": 0.5, "memory_mib": 64, "output_bytes": 4096}},
+    schedule={"prompts_per_step": 6, "group_size": 2, "minibatch_trajectories": 12},
+    resources={"kv_slots": 4, "sandboxes": 2},
+)
+REQUESTS = train_requests(SPEC, step=1)
+
+
+@pytest.fixture
+async def boxes():
+    async with Pool(SPEC.environment.sandbox, size=SPEC.resources.sandboxes) as pool:
+        yield pool
+
+
+async def test_trajectories_come_in_the_order_of_their_requests(boxes):
+    collected = await RolloutWorker(SPEC, ScriptedPolicy(call("6*7"), answer("42")), boxes).collect(REQUESTS)
+    assert [one.id for one in collected.trajectories] == [one.id for one in REQUESTS]
+    assert all(one.tool_calls[0].output == "42" for one in collected.trajectories)
+    assert not collected.discarded
+
+
+HOSTILE = {
+    "loops": "while 1:0",
+    "prints a gigabyte": "print('1'*10**9)",
+    "prints for ever": "while 1:print('1'*999)",
+    "forks": "import os\nwhile 1:os.fork()",
+    "kills everything": "import os;os.kill(-1,9)",
+    "kills init": "import os;os.kill(1,9)",
+    "eats memory": "x='1'\nwhile 1:x+=x",
+    "leaves": "import os;os._exit(3)",
+    "dives": "f=lambda:f()\nf()",
+}
+
+
+@pytest.mark.parametrize("code", HOSTILE.values(), ids=HOSTILE)
+async def test_a_hostile_tool_call_costs_nobody_else_anything(boxes, code):
+    """Its episode ends in an error observation or is discarded and counted; the others are as always."""
+
+    class OneHostile(ScriptedPolicy):
+        async def generate(self, request):
+            hostile = request.session.startswith(f"{REQUESTS[3].id}-") and not self._played[request.session]
+            generated = await super().generate(request)
+            if hostile:
+                tokens = tuple(call(code))
+                return type(generated)(tokens, (-1.0,) * len(tokens), (0,) * len(tokens), "stop")
+            return generated
+
+    policy = OneHostile(call("6*7"), answer("42"))
+    collected = await RolloutWorker(SPEC, policy, boxes).collect(REQUESTS)
+    by_id = {one.id: one for one in collected.trajectories}
+    hostile = by_id.pop(REQUESTS[3].id, None)
+    assert len(by_id) == len(REQUESTS) - 1
+    assert all(one.tool_calls[0].output == "42" for one in by_id.values())
+    if hostile is None:
+        assert collected.discarded == {"sandbox-lost": 1}
+    else:
+        # The kernel does not deliver what a pid namespace sends to its own init.
+        assert hostile.tool_calls[0].status == ("ok" if code == HOSTILE["kills init"] else "error")
+        assert not collected.discarded
+
+
+class MortalBox:
+    def __init__(self, box, deaths):
+        self._box, self._deaths = box, deaths
+
+    def __getattr__(self, name):
+        return getattr(self._box, name)
+
+    async def run_python(self, code, *, timeout_s=None):
+        if self._deaths:
+            raise SandboxLost(self._deaths.pop())
+        return await self._box.run_python(code, timeout_s=timeout_s)
+
+
+class MortalBoxes:
+    """Real boxes of which the first ``deaths`` calls find one lost."""
+
+    def __init__(self, pool, deaths):
+        self._pool, self._deaths = pool, ["killed from outside"] * deaths
+
+    @asynccontextmanager
+    async def acquire(self):
+        async with self._pool.acquire() as box:
+            yield MortalBox(box, self._deaths)
+
+
+async def test_an_episode_whose_box_is_lost_once_is_played_again_as_if_nothing_had_been(boxes):
+    policy, undisturbed = ScriptedPolicy(call("6*7"), answer("42")), ScriptedPolicy(call("6*7"), answer("42"))
+    collected = await RolloutWorker(SPEC, policy, MortalBoxes(boxes, deaths=1)).collect(REQUESTS[:1])
+    expected = await RolloutWorker(SPEC, undisturbed, boxes).collect(REQUESTS[:1])
+    assert _timeless(collected) == _timeless(expected)
+    assert not collected.discarded
+    assert policy.requests[0].seed == policy.requests[1].seed == undisturbed.requests[0].seed
+    assert policy.requests[0].session != policy.requests[1].session
+
+
+async def test_an_episode_whose_box_is_lost_twice_is_discarded_and_counted(boxes):
+    policy = ScriptedPolicy(call("6*7"), answer("42"))
+    collected = await RolloutWorker(SPEC, policy, MortalBoxes(boxes, deaths=2)).collect(REQUESTS[:1])
+    assert (collected.trajectories, collected.discarded) == ([], {"sandbox-lost": 1})
+    assert len(policy.released) == 2
+
+
+async def test_a_failing_environment_costs_its_own_episode_only(boxes, monkeypatch, caplog):
+    right = PythonMathEnvironment.score
+
+    def score(self, task, answer):
+        if task.id == "train-3":
+            raise RuntimeError("this task is broken")
+        return right(self, task, answer)
+
+    monkeypatch.setattr(PythonMathEnvironment, "score", score)
+    collected = await RolloutWorker(SPEC, ScriptedPolicy(answer("42")), boxes).collect(REQUESTS)
+    assert collected.discarded == {"environment-failed": 2}
+    assert len(collected.trajectories) == len(REQUESTS) - 2
+    assert "this task is broken" in caplog.text
+
+
+async def test_a_dead_generator_ends_the_collection_and_frees_everything(boxes):
+    class Dying(ScriptedPolicy):
+        async def generate(self, request):
+            if len(self.requests) >= 7:
+                raise ConnectionError("the generator died")
+            return await super().generate(request)
+
+    policy = Dying(call("6*7"), answer("42"))
+    with pytest.raises(ConnectionError, match="the generator died"):
+        await RolloutWorker(SPEC, policy, boxes).collect(REQUESTS)
+    await _everything_is_given_back(policy, boxes)
+
+
+async def test_a_cancelled_collection_gives_boxes_and_sessions_back(boxes):
+    policy = ScriptedPolicy(call("while 1:0"), answer("42"))
+    collecting = asyncio.create_task(RolloutWorker(SPEC, policy, boxes).collect(REQUESTS))
+    while boxes.stats().busy < 2:  # noqa: ASYNC110 - the pool tells nobody
+        await asyncio.sleep(0.01)
+    collecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await collecting
+    await _everything_is_given_back(policy, boxes)
+
+
+async def test_no_more_than_two_episodes_per_slot_are_in_flight(boxes):
+    class Counting(ScriptedPolicy):
+        most = 0
+
+        async def generate(self, request):
+            generated = await super().generate(request)
+            self.most = max(self.most, len(self.seen) - len(self.released))
+            return generated
+
+    policy = Counting(call("6*7"), answer("42"))
+    await RolloutWorker(SPEC, policy, boxes).collect(REQUESTS)
+    assert policy.most == 2 * SPEC.resources.kv_slots
+
+
+def test_training_takes_its_tasks_in_turn_and_begins_again_after_the_last():
+    spec = SPEC.model_copy(update={"dataset": SPEC.dataset.model_copy(update={"train_tasks": 10})})
+    numbers = [[one.task for one in train_requests(spec, step) if one.index == 0] for step in (1, 2, 3)]
+    assert numbers == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 0, 1], [2, 3, 4, 5, 6, 7]]
+
+
+def test_evaluation_meets_each_held_out_task_once_greedily_and_once_by_sampling():
+    asked = evaluation_requests(SPEC, step=4, tasks=5)
+    assert [(one.purpose, one.task, one.temperature) for one in asked] == [
+        *(("eval-greedy", task, 0.0) for task in range(5)),
+        *(("eval-sampled", task, 1.0) for task in range(5)),
+    ]
+    assert {one.split for one in asked} == {"heldout"}
+
+
+def test_no_two_requests_of_a_run_share_an_id_or_a_seed():
+    asked = [*train_requests(SPEC, 1), *train_requests(SPEC, 2), *evaluation_requests(SPEC, 0, 50)]
+    asked += evaluation_requests(SPEC, 2, 50)
+    assert len({one.id for one in asked}) == len({one.seed for one in asked}) == len(asked)
+    other = SPEC.model_copy(update={"seed": 1})
+    assert not {one.seed for one in train_requests(other, 1)} & {one.seed for one in asked}
+
+
+def test_shares_of_workers_are_even_and_complete():
+    dealt = shares(REQUESTS, 5)
+    assert sorted(one.id for share in dealt for one in share) == sorted(one.id for one in REQUESTS)
+    assert {len(share) for share in dealt} == {2, 3}
+
+
+def _timeless(collected):
+    return [
+        one.model_dump(exclude={"turns": {"__all__": {"tool_call": {"seconds"}}}}) for one in collected.trajectories
+    ]
+
+
+async def _everything_is_given_back(policy, boxes):
+    async with asyncio.timeout(10):
+        while boxes.stats().busy or boxes.stats().cleaning:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert set(policy.seen) <= set(policy.released)
+    async with boxes.acquire() as one, boxes.acquire() as other:
+        assert [(await box.run_python("1+1")).stdout for box in (one, other)] == ["2\n", "2\n"]
