@@ -1,0 +1,125 @@
+"""The cast: alice owns a team, bob is a member of it, rita reviews, victor looks, charlie is a stranger."""
+
+# ruff: noqa: E402 - models can be imported only after the setup
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import django
+import pytest
+
+django.setup()
+
+from django.test import Client
+
+from engine.spec.run import RunSpec
+from webapp.accounts.models import Membership, Role, Team, User
+from webapp.accounts.services import create_api_key, create_team
+from webapp.runs import projections
+from webapp.runs.models import Run, State
+from webapp.runs.services import submit_run
+
+
+@pytest.fixture(autouse=True)
+def _fast_passwords(settings: Any) -> None:
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+@pytest.fixture(autouse=True)
+def _no_broker(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Only tests that ask for the Valkey server send messages; the others record what they would send."""
+    if "valkey_server" not in request.fixturenames:
+        from webapp import queue
+        from webapp.runs import ingest
+
+        monkeypatch.setattr(queue, "_send_now", lambda *_: None)
+        monkeypatch.setattr(ingest, "poke", lambda _run_id: None)
+
+
+@pytest.fixture(autouse=True)
+def _forget_metric_keys() -> Iterator[None]:
+    """The test database loses the rows that the process remembers."""
+    yield
+    projections._KEY_IDS.clear()
+
+
+@pytest.fixture
+def alice(db: None) -> User:
+    return User.objects.create_user("alice@example.org", "correct horse battery", name="Alice")
+
+
+@pytest.fixture
+def team(alice: User) -> Team:
+    return create_team("Blue Team", acting_user=alice)
+
+
+def _member(team: Team, name: str, role: Role) -> User:
+    user = User.objects.create_user(f"{name}@example.org", "correct horse battery", name=name.title())
+    Membership.objects.create(team=team, user=user, role=role)
+    return user
+
+
+@pytest.fixture
+def bob(team: Team) -> User:
+    return _member(team, "bob", Role.MEMBER)
+
+
+@pytest.fixture
+def rita(team: Team) -> User:
+    return _member(team, "rita", Role.REVIEWER)
+
+
+@pytest.fixture
+def victor(team: Team) -> User:
+    return _member(team, "victor", Role.VIEWER)
+
+
+@pytest.fixture
+def charlie(db: None) -> User:
+    """In another team, so that what he may not see is not an effect of having no team at all."""
+    user = User.objects.create_user("charlie@example.org", "correct horse battery")
+    create_team("Red Team", acting_user=user)
+    return user
+
+
+@pytest.fixture
+def spec() -> RunSpec:
+    return RunSpec(name="tiny")
+
+
+@pytest.fixture
+def run(team: Team, alice: User, spec: RunSpec) -> Run:
+    """Queued."""
+    return submit_run(team, spec, acting_user=alice)
+
+
+@pytest.fixture
+def launching_run(run: Run) -> Run:
+    """Attempt 1 was claimed; its engine has said nothing yet."""
+    assert run.move_to(State.LAUNCHING, by="worker", attempt=1, submission_id=f"run-{run.id}-1")
+    return run
+
+
+class Api:
+    """A program with an API key."""
+
+    def __init__(self, user: User, team: Team, scopes: tuple[str, ...] = ("read", "launch")) -> None:
+        self.key = create_api_key(team, "test", list(scopes), acting_user=user)
+        self.client = Client(headers={"authorization": f"Bearer {self.key.text}"})
+
+    def get(self, path: str, **query: Any) -> Any:
+        return self.client.get(f"/api/v1{path}", query)
+
+    def post(self, path: str, body: Any = None, **headers: str) -> Any:
+        return self.client.post(f"/api/v1{path}", json.dumps(body), content_type="application/json", headers=headers)
+
+
+@pytest.fixture
+def api_of(team: Team) -> Callable[..., Api]:
+    """Makes the API of a user; a stranger's key is of their own team."""
+
+    def make(user: User, **options: Any) -> Api:
+        own = Membership.objects.filter(user=user).first()
+        return Api(user, own.team if own else team, **options)
+
+    return make

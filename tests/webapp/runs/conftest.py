@@ -1,0 +1,92 @@
+"""An engine's side of the protocol: numbers events, posts batches, reads answers."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from webapp.runs.models import Run
+from webapp.runs.tokens import attempt_token
+
+
+def trajectory(step: int = 1, index: int = 0, **changes: Any) -> dict[str, Any]:
+    """A small but complete trajectory with one failed and one good tool call."""
+    turn = {"context_ids": [1], "context_text": "<user>", "token_ids": [2, 3], "pieces": ["a", "b"],
+            "logprobs": [-0.1, -0.2], "policy_versions": [0, 0]}  # fmt: skip
+    call = {
+        "name": "python",
+        "arguments": "1/0",
+        "output": "Error",
+        "status": "error",
+        "error_class": "zero-division",
+        "seconds": 0.1,
+    }
+    good = call | {"arguments": "1+1", "output": "2", "status": "ok", "error_class": None}
+    task = {"id": "t1", "split": "train", "level": 2, "question": "1 + 1", "answer": "2"}
+    return {
+        "id": f"train-{step}-0-{index}", "purpose": "train", "step": step, "group": 0, "index": index, "task": task,
+        "turns": [turn | {"tool_call": call}, turn | {"tool_call": good}, turn],
+        "stop_reason": "answered", "answer": "2",
+        "success": True, "reward": 1.0, "rewards": {"correct": 1.0},
+    } | changes  # fmt: skip
+
+
+class Engine:
+    """One attempt's voice.  Engines of the same run continue each other's numbers through ``seq``."""
+
+    def __init__(self, run: Run, attempt: int | None = None, next_seq: int = 1) -> None:
+        self.run_id, self.attempt, self.next_seq = run.id, attempt or run.attempt, next_seq
+        self.token = attempt_token(self.run_id, self.attempt)
+        self.client = Client()
+
+    def event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        event = {"kind": kind, "seq": self.next_seq, "attempt": self.attempt, "at": time.time(), **fields}
+        self.next_seq += 1
+        return event
+
+    def started(self, from_step: int = 0, **fields: Any) -> dict[str, Any]:
+        return self.event("started", from_step=from_step, total_steps=60, **fields)
+
+    def metric(self, step: int, **values: float) -> dict[str, Any]:
+        return self.event(
+            "metric", step=step, values={name.replace("__", "/"): value for name, value in values.items()}
+        )
+
+    def trajectory(self, **changes: Any) -> dict[str, Any]:
+        return self.event("trajectory", trajectory=trajectory(**changes))
+
+    def log(self, message: str) -> dict[str, Any]:
+        return self.event("log", level="info", source="loop", message=message)
+
+    def finished(self, outcome: str = "succeeded", **fields: Any) -> dict[str, Any]:
+        return self.event("finished", outcome=outcome, **fields)
+
+    def pulse(self, phase: str = "collect", step: int = 1, **fields: Any) -> dict[str, Any]:
+        return {"step": step, "total_steps": 60, "phase": phase, "phase_since": time.time(), **fields}
+
+    def post(
+        self, *events: dict[str, Any], first_seq: int | None = None, pulse: dict[str, Any] | None = None, **over: Any
+    ) -> Any:
+        first = first_seq if first_seq is not None else events[0]["seq"] if events else self.next_seq
+        return self.post_raw(
+            json.dumps({"attempt": self.attempt, "first_seq": first, "pulse": pulse, "events": list(events)} | over)
+        )
+
+    def post_raw(self, body: str, token: str | None = None) -> Any:
+        headers = {"authorization": f"Bearer {token or self.token}"}
+        return self.client.post(
+            f"/ingest/v1/runs/{self.run_id}/batches", body, content_type="application/json", headers=headers
+        )
+
+
+@pytest.fixture
+def engine_of() -> Callable[..., Engine]:
+    return Engine
+
+
+@pytest.fixture
+def engine(launching_run: Run) -> Engine:
+    return Engine(launching_run)

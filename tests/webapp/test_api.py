@@ -1,0 +1,298 @@
+"""The REST API: who may, what it answers, what it says about bad input, and sending twice."""
+
+import json
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from engine.spec.run import RunSpec
+from webapp.accounts.models import ApiKey, AuditEntry, IdempotentAnswer
+from webapp.accounts.services import create_api_key, remove_member
+from webapp.experiments.services import create_experiment
+from webapp.runs.models import Desired, Run, State
+from webapp.runs.tokens import attempt_token
+
+pytestmark = pytest.mark.django_db
+
+TINY = {"name": "tiny"}
+
+
+@pytest.fixture
+def experiment(team, alice, spec: RunSpec):
+    return create_experiment(team, spec, acting_user=alice)
+
+
+def test_a_member_submits_a_run(api_of, bob, team) -> None:
+    answer = api_of(bob).post("/runs", TINY | {"schedule": {"steps": 3}})
+    assert answer.status_code == 201
+    run = Run.objects.get(id=answer.json()["id"])
+    assert (run.state, run.total_steps, run.team, run.created_by) == (State.QUEUED, 3, team, bob)
+    assert AuditEntry.objects.filter(verb="run.submit", user=bob).count() == 1
+
+
+def test_a_run_can_be_submitted_under_an_experiment(api_of, bob, experiment) -> None:
+    answer = api_of(bob).post("/runs", TINY | {"experiment": str(experiment.id)})
+    assert Run.objects.get(id=answer.json()["id"]).experiment == experiment
+
+
+@pytest.mark.parametrize("role", ["rita", "victor"])
+@pytest.mark.parametrize("path", ["/runs", "/runs/{run}/cancel", "/runs/{run}/pause", "/runs/{run}/resume",
+                                  "/experiments", "/experiments/{experiment}/runs"])  # fmt: skip
+def test_who_may_only_look_gets_403(api_of, request, run, experiment, role: str, path: str) -> None:
+    before = Run.objects.count()
+    answer = api_of(request.getfixturevalue(role)).post(path.format(run=run.id, experiment=experiment.id), TINY)
+    assert answer.status_code == 403
+    assert (
+        role in answer.json()["detail"] or "viewer" in answer.json()["detail"] or "reviewer" in answer.json()["detail"]
+    )
+    assert Run.objects.count() == before
+    assert Run.objects.get(id=run.id).desired == Desired.RUN
+
+
+@pytest.mark.parametrize(
+    "path", ["/runs/{run}/cancel", "/runs/{run}/pause", "/runs/{run}/resume", "/experiments/{experiment}/runs"]
+)
+def test_a_stranger_cannot_act_on_what_exists(api_of, charlie, run, experiment, path: str) -> None:
+    assert api_of(charlie).post(path.format(run=run.id, experiment=experiment.id)).status_code == 404
+    assert Run.objects.get().desired == Desired.RUN
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/metrics", "/events", "/trajectories", "/trajectories/train-1-0-0", "/checkpoints"],
+)
+@pytest.mark.django_db(transaction=True)
+def test_a_stranger_cannot_read_what_exists_and_a_viewer_can(api_of, charlie, victor, run_with_data, path: str) -> None:
+    target = f"/runs/{run_with_data.id}{path}"
+    assert api_of(charlie).get(target).status_code == 404
+    assert api_of(victor, scopes=("read",)).get(target).status_code == 200
+
+
+def test_a_stranger_sees_only_their_own_lists(api_of, charlie, run, experiment) -> None:
+    api = api_of(charlie)
+    assert api.get("/runs").json()["items"] == []
+    assert api.get("/experiments").json() == []
+
+
+def test_a_stranger_cannot_submit_into_a_foreign_experiment_or_team(api_of, charlie, team, experiment) -> None:
+    api = api_of(charlie)
+    assert api.post("/runs", TINY | {"experiment": str(experiment.id)}).status_code == 404
+    assert api.post("/runs", TINY | {"team": team.slug}).status_code == 404
+    assert Run.objects.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "remedy"),
+    [
+        ({}, "name", "add it"),
+        (TINY | {"sceduule": {}}, "sceduule", "did you mean 'schedule'?"),
+        (TINY | {"schedule": {"step": 3}}, "schedule.step", "did you mean 'steps'?"),
+        (TINY | {"schedule": {"steps": "many"}}, "schedule.steps", "give a whole number"),
+        (
+            TINY | {"schedule": {"group_size": 1, "minibatch_trajectories": 1}},
+            "schedule.group_size",
+            "use at least 2, 8 is usual",
+        ),
+        (TINY | {"schedule": {"minibatch_trajectories": 7}}, "schedule.minibatch_trajectories", "use a divisor of 256"),
+        (TINY | {"model": {"context_tokens": 20}}, "model.context_tokens", "use at least"),
+        (TINY | {"environment": {"id": "chess"}}, "environment.id", "use one of: 'python-math'"),
+        (TINY | {"recipe": {"preset": "grop"}}, "recipe", "use one of:"),
+    ],
+)
+def test_bad_input_names_field_value_and_remedy_and_creates_nothing(
+    api_of, bob, body: Any, field: str, remedy: str
+) -> None:
+    answer = api_of(bob).post("/runs", body)
+    assert answer.status_code == 422
+    assert answer["Content-Type"] == "application/problem+json"
+    (problem,) = answer.json()["problems"]
+    assert problem["field"] == field
+    assert remedy in problem["remedy"]
+    assert "value" in problem
+    assert Run.objects.count() == 0
+
+
+def test_a_body_that_is_not_json_is_refused(api_of, bob) -> None:
+    answer = api_of(bob).client.post("/api/v1/runs", "{", content_type="application/json")
+    assert (answer.status_code, answer["Content-Type"]) == (400, "application/problem+json")
+
+
+@pytest.mark.parametrize("path", ["/runs?limit=0", "/runs?state=happy", "/runs?cursor=nonsense"])
+def test_bad_queries_name_their_field(api_of, bob, path: str) -> None:
+    answer = api_of(bob).get(path)
+    assert answer.status_code == 422
+    assert answer.json()["problems"][0]["field"] in path
+
+
+def test_the_same_key_and_body_act_once_and_answer_the_same(api_of, bob) -> None:
+    api = api_of(bob)
+    answers = [api.post("/runs", TINY, **{"Idempotency-Key": "k1"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[0].json() == answers[1].json()
+    assert Run.objects.count() == 1
+
+
+def test_the_same_key_with_another_body_is_refused(api_of, bob) -> None:
+    api = api_of(bob)
+    api.post("/runs", TINY, **{"Idempotency-Key": "k1"})
+    assert api.post("/runs", TINY | {"seed": 1}, **{"Idempotency-Key": "k1"}).status_code == 409
+    assert Run.objects.count() == 1
+
+
+def test_a_refused_request_does_not_use_up_its_key(api_of, bob, run) -> None:
+    Run.objects.update(state=State.FAILED)
+    api, headers = api_of(bob), {"Idempotency-Key": "k2"}
+    assert api.post(f"/runs/{run.id}/cancel", **headers).status_code == 409
+    assert not IdempotentAnswer.objects.filter(status=0).exists()
+    Run.objects.update(state=State.QUEUED)
+    assert api.post(f"/runs/{run.id}/cancel", **headers).status_code == 200
+
+
+def test_keys_of_two_teams_do_not_meet(api_of, bob, charlie) -> None:
+    for user in (bob, charlie):
+        assert api_of(user).post("/runs", TINY, **{"Idempotency-Key": "k1"}).status_code == 201
+    assert Run.objects.count() == 2
+
+
+@pytest.mark.parametrize(("verb", "desired"), [("cancel", "cancel"), ("pause", "pause"), ("resume", "run")])
+def test_orders_sent_twice_answer_the_same(api_of, bob, launching_run, verb: str, desired: str) -> None:
+    api = api_of(bob)
+    answers = [api.post(f"/runs/{launching_run.id}/{verb}") for _ in range(2)]
+    assert [(answer.status_code, answer.json()["desired"]) for answer in answers] == [(200, desired)] * 2
+
+
+def test_an_order_that_comes_too_late_is_409(api_of, bob, run) -> None:
+    Run.objects.update(state=State.SUCCEEDED)
+    answer = api_of(bob).post(f"/runs/{run.id}/cancel")
+    assert (answer.status_code, answer.json()["detail"]) == (409, "run #1 has succeeded and cannot be cancelled")
+
+
+def test_pages_follow_each_other_without_gap_or_double(api_of, bob) -> None:
+    api = api_of(bob)
+    made = [api.post("/runs", TINY | {"seed": seed}).json()["id"] for seed in range(5)]
+    seen, cursor = [], None
+    while True:
+        page = api.get("/runs", limit=2, **({"cursor": cursor} if cursor else {})).json()
+        seen += [run["id"] for run in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == made[::-1]
+
+
+@pytest.fixture
+def run_with_data(launching_run):
+    """A run whose engine has said something."""
+    events = [
+        {"kind": "started", "from_step": 0, "total_steps": 9},
+        *({"kind": "metric", "step": step, "values": {"train/reward": step}} for step in range(200)),
+        *({"kind": "trajectory", "trajectory": _trajectory(index)} for index in range(3)),
+    ]
+    numbered = [event | {"seq": seq, "attempt": 1, "at": 1.0} for seq, event in enumerate(events, 1)]
+    answer = Client().post(
+        f"/ingest/v1/runs/{launching_run.id}/batches",
+        json.dumps({"attempt": 1, "first_seq": 1, "events": numbered}),
+        content_type="application/json",
+        headers={"authorization": f"Bearer {attempt_token(launching_run.id, 1)}"},
+    )
+    assert answer.status_code == 200, answer.content
+    return launching_run
+
+
+def _trajectory(index: int) -> dict[str, Any]:
+    task = {"id": "t", "split": "train", "level": 1, "question": "1+1", "answer": "2"}
+    return {"id": f"train-1-0-{index}", "purpose": "train", "step": 1, "group": 0, "index": index, "task": task, "turns": [],
+            "stop_reason": "answered", "answer": "2", "success": index == 0, "reward": float(index), "rewards": {}}  # fmt: skip
+
+
+@pytest.mark.django_db(transaction=True)
+def test_metrics_are_sampled_down_to_the_buckets_asked_for(api_of, victor, run_with_data) -> None:
+    answer = api_of(victor).get(f"/runs/{run_with_data.id}/metrics", keys="train/reward", buckets=20).json()
+    (series,) = answer["series"]
+    assert answer["seq"] == 204
+    assert series["level"] == 10
+    assert series["points"][3] == [30, 39, 30.0, 39.0, 34.5, 39.0, 10]
+    zoomed = api_of(victor).get(f"/runs/{run_with_data.id}/metrics", after=99, until=101).json()
+    assert [point[0] for point in zoomed["series"][0]["points"]] == [100, 101]
+
+
+def test_events_are_read_on_from_a_number(api_of, victor, run_with_data) -> None:
+    api = api_of(victor)
+    page = api.get(f"/runs/{run_with_data.id}/events", after=1, limit=2).json()
+    assert [event["seq"] for event in page["items"]] == [2, 3]
+    assert page["next_after"] == 3
+    assert api.get(f"/runs/{run_with_data.id}/events", after=204).json() == {"items": [], "next_after": 204}
+
+
+def test_trajectories_are_filtered_and_paged(api_of, victor, run_with_data) -> None:
+    api, path = api_of(victor), f"/runs/{run_with_data.id}/trajectories"
+    first = api.get(path, limit=2).json()
+    rest = api.get(path, limit=2, cursor=first["next_cursor"]).json()
+    assert [one["index"] for one in first["items"] + rest["items"]] == [2, 1, 0]
+    assert rest["next_cursor"] is None
+    assert [one["index"] for one in api.get(path, success="true").json()["items"]] == [0]
+    assert [one["index"] for one in api.get(path, min_reward=2).json()["items"]] == [2]
+    assert api.get(f"{path}/train-1-0-1").json()["reward"] == 1.0
+    assert api.get(f"{path}/train-1-0-9").status_code == 404
+
+
+def test_keys_are_shown_once_and_stored_as_digests(team, alice) -> None:
+    created = create_api_key(team, "ci", ["read"], acting_user=alice)
+    row = ApiKey.objects.values().get()
+    assert created.text not in json.dumps(row, default=str)
+    assert created.text.startswith(f"pal_{row['prefix']}_")
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer pal_x", "Bearer pal_{prefix}_wrong", "Basic {text}"])
+def test_without_a_good_key_nobody_is_anybody(team, alice, header: str) -> None:
+    key = create_api_key(team, "ci", ["read"], acting_user=alice)
+    header = header.format(prefix=key.key.prefix, text=key.text)
+    for method in ("get", "post"):
+        answer = getattr(Client(headers={"authorization": header} if header else {}), method)("/api/v1/runs")
+        assert (answer.status_code, answer["Content-Type"]) == (401, "application/problem+json")
+
+
+def test_a_key_does_no_more_than_its_scopes(api_of, alice, run) -> None:
+    reader = api_of(alice, scopes=("read",))
+    assert reader.get("/runs").status_code == 200
+    assert reader.post(f"/runs/{run.id}/cancel").status_code == 403
+    launcher = api_of(alice, scopes=("launch",))
+    assert launcher.post(f"/runs/{run.id}/cancel").status_code == 200
+    assert launcher.get(f"/runs/{run.id}").status_code == 403
+
+
+def test_a_key_ends_with_its_membership(api_of, alice, bob, team) -> None:
+    api = api_of(bob)
+    remove_member(team.memberships.get(user=bob), acting_user=alice)
+    assert api.get("/runs").status_code == 401
+
+
+def test_a_signed_in_browser_needs_its_csrf_token_to_write(alice, run) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(alice)
+    assert client.get("/api/v1/runs").status_code == 200
+    assert client.post(f"/api/v1/runs/{run.id}/cancel").status_code == 403
+    client.cookies["palestra_csrf"] = "a" * 32
+    answer = client.post(f"/api/v1/runs/{run.id}/cancel", headers={"X-CSRFToken": "a" * 32})
+    assert answer.status_code == 200
+
+
+def test_experiments_are_made_changed_and_launched(api_of, bob) -> None:
+    api = api_of(bob)
+    made = api.post("/experiments", TINY).json()
+    changed = api.client.put(
+        f"/api/v1/experiments/{made['id']}", json.dumps({"name": "bigger"}), content_type="application/json"
+    )
+    assert changed.json()["name"] == "bigger"
+    run = api.post(f"/experiments/{made['id']}/runs")
+    assert (run.status_code, run.json()["name"], run.json()["experiment"]) == (201, "bigger", made["id"])
+
+
+def test_the_description_lists_every_path_with_the_specs_own_schema(client) -> None:
+    document = client.get("/api/v1/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    assert "/api/v1/runs/{run_id}/cancel" in document["paths"]
+    body = document["paths"]["/api/v1/runs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["$ref"].endswith("RunRequest")
+    assert "group_size" in document["components"]["schemas"]["Schedule"]["properties"]

@@ -1,0 +1,12 @@
+"""The audit log's only writer."""
+
+from typing import Any
+
+from webapp.accounts.models import AuditEntry, Team, User
+
+
+def record(team: Team, acting_user: User, verb: str, target: str, **details: Any) -> None:
+    """Call it inside the transaction of what it records, so that neither exists without the other."""
+    AuditEntry.objects.create(
+        team=team, user=acting_user, who=acting_user.email, verb=verb, target=target, details=details
+    )

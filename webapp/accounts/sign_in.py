@@ -1,0 +1,41 @@
+"""Signing in with a password, and not too often with a wrong one."""
+
+from datetime import timedelta
+
+from django.contrib.auth import authenticate, login
+from django.http import HttpRequest
+from django.utils import timezone
+
+from webapp.accounts.models import SignInFailure, User
+from webapp.refusals import Invalid, TooMany
+
+WINDOW = timedelta(minutes=15)
+FAILURES_PER_ADDRESS = 10
+"""For one e-mail from one address within WINDOW."""
+FAILURES_PER_EMAIL = 50
+"""For one e-mail from anywhere: slow enough against many addresses, and no cheap way to lock somebody out."""
+
+
+def sign_in(request: HttpRequest, email: str, password: str) -> User:
+    """Start a session.  Raises Invalid for a wrong pair, TooMany after too many of them."""
+    email, address = email.strip().lower()[:254], request.META.get("REMOTE_ADDR") or None
+    _refuse_too_many(email, address)
+    user = authenticate(request, username=email, password=password)
+    if not isinstance(user, User):
+        SignInFailure.objects.create(email=email, address=address)
+        raise Invalid.field(
+            "password", "(hidden)", "e-mail or password is wrong", "try again, or ask an owner of your team"
+        )
+    SignInFailure.objects.filter(email=email, address=address).delete()
+    login(request, user)
+    return user
+
+
+def _refuse_too_many(email: str, address: str | None) -> None:
+    recent = SignInFailure.objects.filter(email=email, at__gt=timezone.now() - WINDOW)
+    if recent.filter(address=address).count() >= FAILURES_PER_ADDRESS or recent.count() >= FAILURES_PER_EMAIL:
+        raise TooMany("too many wrong passwords; wait 15 minutes and try again")
+
+
+def forget_old_failures() -> int:
+    return SignInFailure.objects.filter(at__lt=timezone.now() - WINDOW).delete()[0]

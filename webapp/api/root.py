@@ -1,0 +1,76 @@
+"""The REST API: ``/api/v1``, described by ``/api/v1/openapi.json``.  Every error is problem+json."""
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, ValidationError, ValidationErrorContext
+
+from engine.spec.problems import problems_in
+from webapp.api.authentication import KeyAuth, SessionAuth
+from webapp.api.problems import problem
+from webapp.catalog.api import router as catalog
+from webapp.experiments.api import router as experiments
+from webapp.refusals import Refused
+from webapp.runs.api import router as runs
+from webapp.trajectories.api import router as trajectories
+
+
+class Unprocessable(ValidationError):
+    """Ninja's complaint about a request, with our ``Problem`` for each of pydantic's."""
+
+    def __init__(self, contexts: list[ValidationErrorContext]) -> None:
+        super().__init__([])
+        self.problems = [one for context in contexts for one in _problems(context)]
+
+
+def _problems(context: ValidationErrorContext) -> list[dict[str, Any]]:
+    """Field paths as the sender wrote them: the body's own name in our code is not part of them."""
+    found = [one.as_dict() for one in problems_in(context.pydantic_validation_error, context.model)]
+    if context.model.__ninja_param_source__ == "body":
+        found = [one | {"field": one["field"].partition(".")[2]} for one in found]
+    return found
+
+
+class Api(NinjaAPI):
+    def validation_error_from_error_contexts(self, error_contexts: list[ValidationErrorContext]) -> ValidationError:
+        return Unprocessable(error_contexts)
+
+
+# No docs page: ninja's loads its scripts from a CDN.
+api = Api(title="Palestra", version="1", docs_url=None, auth=[KeyAuth(), SessionAuth()], urls_namespace="api")
+api.add_router("", runs)
+api.add_router("", trajectories)
+api.add_router("", experiments)
+api.add_router("", catalog)
+
+
+@api.exception_handler(ValidationError)
+def _unprocessable(_request: HttpRequest, error: Unprocessable) -> HttpResponse:
+    return problem(422, "the request cannot be used as it is", problems=error.problems)
+
+
+@api.exception_handler(Refused)
+def _refused(_request: HttpRequest, error: Refused) -> HttpResponse:
+    return problem(error.status, error.title, problems=[one.as_dict() for one in error.problems])
+
+
+@api.exception_handler(Http404)
+def _not_found(_request: HttpRequest, _error: Http404) -> HttpResponse:
+    return problem(404, "there is nothing here, or it is not yours")
+
+
+@api.exception_handler(PermissionDenied)
+def _forbidden(_request: HttpRequest, error: PermissionDenied) -> HttpResponse:
+    return problem(403, str(error))
+
+
+@api.exception_handler(AuthenticationError)
+def _unauthenticated(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
+    return problem(401, "send an API key as 'Authorization: Bearer pal_...'")
+
+
+@api.exception_handler(HttpError)
+def _http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
+    return problem(error.status_code, error.message)

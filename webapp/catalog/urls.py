@@ -1,0 +1,8 @@
+"""Pages of this app."""
+
+from django.urls import path
+
+from webapp.catalog import views
+
+app_name = "catalog"
+urlpatterns = [path("environments/", views.environments, name="environments")]

@@ -1,0 +1,47 @@
+"""What can be done to an experiment."""
+
+from django.db import transaction
+
+from engine.spec.run import RunSpec
+from webapp.accounts.audit import record
+from webapp.accounts.models import Team, User
+from webapp.catalog.models import Dataset, Environment
+from webapp.experiments.models import Experiment
+from webapp.runs.models import Run
+from webapp.runs.services import submit_run
+
+
+@transaction.atomic
+def create_experiment(
+    team: Team,
+    spec: RunSpec,
+    *,
+    acting_user: User,
+    description: str = "",
+    environment: Environment | None = None,
+    dataset: Dataset | None = None,
+) -> Experiment:
+    experiment = Experiment.objects.create(
+        team=team,
+        name=spec.name,
+        description=description,
+        spec=spec.model_dump(mode="json"),
+        environment=environment,
+        dataset=dataset,
+        created_by=acting_user,
+    )
+    record(team, acting_user, "experiment.create", f"experiment {experiment.id}", name=spec.name)
+    return experiment
+
+
+@transaction.atomic
+def change_experiment(experiment: Experiment, spec: RunSpec, *, acting_user: User) -> Experiment:
+    """Runs that were launched keep the spec that they were launched with."""
+    experiment.name, experiment.spec = spec.name, spec.model_dump(mode="json")
+    experiment.save(update_fields=["name", "spec", "updated_at"])
+    record(experiment.team, acting_user, "experiment.change", f"experiment {experiment.id}", name=spec.name)
+    return experiment
+
+
+def launch_experiment(experiment: Experiment, *, acting_user: User) -> Run:
+    return submit_run(experiment.team, experiment.run_spec, acting_user=acting_user, experiment=experiment)

@@ -1,0 +1,128 @@
+"""Pages of experiments: the list, and the editor from which runs are launched."""
+
+import json
+import shlex
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.db.models import Count, OuterRef, Subquery
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods
+
+from engine.spec.recipe import preset_names
+from engine.spec.run import RunSpec
+from webapp.accounts.access import may, team_to_act_in, teams_of
+from webapp.experiments import services
+from webapp.experiments.access import experiment_for, experiments_of
+from webapp.experiments.drafts import Draft, Size
+from webapp.experiments.models import Experiment
+from webapp.pages.answers import redirect_with, tell
+from webapp.refusals import Refused
+from webapp.runs.access import runs_of
+from webapp.runs.models import Run
+
+
+@login_required
+@require_GET
+def index(request: HttpRequest) -> HttpResponse:
+    latest = Run.objects.filter(experiment=OuterRef("id")).order_by("-created_at")
+    experiments = experiments_of(request).select_related("created_by").annotate(
+        run_count=Count("runs"), last_run=Subquery(latest.values("id")[:1]), last_state=Subquery(latest.values("state")[:1])
+    )  # fmt: skip
+    launches = any(may(request, team, "launch") for team in teams_of(request))
+    return render(request, "experiments/index.html", {"section": "experiments", "experiments": experiments, "launches": launches})
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def new(request: HttpRequest) -> HttpResponse:
+    if request.method == "GET":
+        draft = Draft.of(RunSpec(name="first-experiment").model_dump(mode="json"))
+        return _editor(request, draft, None)
+    draft = Draft.of_post(request.POST)
+    if answer := _other_than_saving(request, draft, None):
+        return answer
+    assert draft.spec is not None
+    try:
+        team = team_to_act_in(request, request.POST.get("team"), to="launch")
+        experiment = services.create_experiment(team, draft.spec, acting_user=request.user)
+    except Refused as refusal:
+        tell(request, refusal)
+        return _editor(request, draft, None, status=refusal.status)
+    return _saved(request, experiment)
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def detail(request: HttpRequest, experiment_id: UUID) -> HttpResponse:
+    if request.method == "GET":
+        experiment = experiment_for(request, experiment_id)
+        return _editor(request, Draft.of(experiment.spec).shown(_shown_as(request)), experiment)
+    experiment = experiment_for(request, experiment_id, to="launch")
+    draft = Draft.of_post(request.POST)
+    if answer := _other_than_saving(request, draft, experiment):
+        return answer
+    assert draft.spec is not None
+    if draft.spec != experiment.run_spec:
+        experiment = services.change_experiment(experiment, draft.spec, acting_user=request.user)
+    return _saved(request, experiment)
+
+
+def _shown_as(request: HttpRequest) -> Any:
+    return "toml" if request.GET.get("as") == "toml" else "form"
+
+
+def _other_than_saving(request: HttpRequest, draft: Draft, experiment: Experiment | None) -> HttpResponse | None:
+    """The answer to a post that does not save: another way of showing it, a preset, or problems."""
+    match request.POST.get("action"):
+        case "show-form":
+            return _editor(request, draft.shown("form"), experiment)
+        case "show-toml":
+            return _editor(request, draft.shown("toml"), experiment)
+        case "preset":
+            return _editor(request, draft.with_preset(request.POST.get("preset", "")), experiment)
+    return None if draft.spec else _editor(request, draft, experiment, status=422)
+
+
+def _saved(request: HttpRequest, experiment: Experiment) -> HttpResponse:
+    if request.POST.get("action") == "launch":
+        run = services.launch_experiment(experiment, acting_user=request.user)
+        return redirect("runs:detail", run_id=run.id)
+    return redirect_with(request, "The experiment is saved.", f"/experiments/{experiment.id}/")
+
+
+def _editor(request: HttpRequest, draft: Draft, experiment: Experiment | None, *, status: int = 200) -> HttpResponse:
+    teams = [team for team in teams_of(request) if may(request, team, "launch")]
+    context = {
+        "section": "experiments",
+        "experiment": experiment,
+        "draft": draft,
+        "groups": draft.groups,
+        "presets": preset_names(),
+        "teams": teams,
+        "launches": may(request, experiment.team, "launch") if experiment else bool(teams),
+        "size": Size.of(draft.spec) if draft.spec else None,
+        "same_as": _same_as(draft.spec, experiment) if draft.spec else None,
+        "runs": runs_of(request).filter(experiment=experiment)[:8] if experiment else [],
+    }
+    # htmx puts only answers of 200 into the page.
+    if request.htmx:
+        return render(request, "experiments/editor.html", context)
+    return render(request, "experiments/detail.html", context, status=status)
+
+
+def _same_as(spec: RunSpec, experiment: Experiment | None) -> dict[str, str]:
+    """The same run without this page."""
+    body = spec.model_dump(mode="json", exclude_defaults=True) | {"name": spec.name}
+    if experiment:
+        body["experiment"] = str(experiment.id)
+    curl = (
+        f"curl {settings.PALESTRA_BASE_URL}/api/v1/runs \\\n"
+        '  -H "Authorization: Bearer $PALESTRA_KEY" \\\n'
+        "  -H 'Content-Type: application/json' \\\n"
+        f"  -d {shlex.quote(json.dumps(body))}"
+    )
+    return {"curl": curl, "cli": "# save the TOML as run.toml; trains here, without the service\npython -m engine train run.toml"}

@@ -1,0 +1,88 @@
+"""The websocket of one viewer of one run: ``/live/runs/<uuid>/?after=<seq>``.
+
+It only speaks; what the viewer says is ignored.  The frames are the hub's; the door is the pages'.
+"""
+
+import asyncio
+import time
+from typing import Any
+from urllib.parse import parse_qs
+from uuid import UUID
+
+import psycopg
+import structlog
+from channels.db import database_sync_to_async
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.http import Http404
+from psycopg_pool import PoolTimeout
+
+from webapp.live.hub import hub_for
+from webapp.runs.access import run_for
+
+ENDED = 4000
+"""The run is over and everything was sent: do not come back."""
+TRY_AGAIN = 4001
+REFUSED = 4404
+"""Not there, or not for you: the same answer."""
+RECHECK_S = 30.0
+"""A member who was removed stops seeing the run after at most this long."""
+
+log = structlog.get_logger(__name__)
+
+
+class RunConsumer(AsyncWebsocketConsumer):
+    channel_layer_alias = "none"
+    """The hub listens to the channel layer; a viewer without it does not fail when the layer is down."""
+
+    pump: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        self.run_id: UUID = self.scope["url_route"]["kwargs"]["run_id"]
+        after = _cursor_in(self.scope["query_string"])
+        if after is None or not await self.may_look():
+            await self.close(REFUSED)
+            return
+        await self.accept()
+        self.pump = asyncio.create_task(self.speak(after))
+
+    async def disconnect(self, code: int) -> None:
+        if self.pump:
+            self.pump.cancel()
+            await asyncio.gather(self.pump, return_exceptions=True)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None, **_: Any) -> None:
+        """Viewers have nothing to say."""
+
+    async def may_look(self) -> bool:
+        try:
+            await database_sync_to_async(run_for)(self.scope["user"], self.run_id)
+        except Http404:
+            return False
+        return True
+
+    async def speak(self, after: int) -> None:
+        code = TRY_AGAIN
+        try:
+            code = await self.send_frames(after)
+        except (psycopg.OperationalError, PoolTimeout) as error:
+            log.warning("live.viewer_lost", run=str(self.run_id), error=str(error))
+        finally:
+            await self.close(code)
+
+    async def send_frames(self, after: int) -> int:
+        """Send until the run has ended or the viewer may not look any more; return why."""
+        checked_at = time.monotonic()
+        async with hub_for(self.run_id) as hub:
+            async for text in hub.frames(after):
+                if time.monotonic() - checked_at > RECHECK_S:
+                    if not await self.may_look():
+                        return REFUSED
+                    checked_at = time.monotonic()
+                await self.send(text_data=text)
+        return ENDED
+
+
+def _cursor_in(query: bytes) -> int | None:
+    """``after``; 0 if it is not given, None if it is no number of an event."""
+    text = parse_qs(query.decode("latin-1")).get("after", ["0"])[0]
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

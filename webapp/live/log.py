@@ -1,0 +1,105 @@
+"""Reads a run's log and header for live viewers, as JSON text that PostgreSQL makes.
+
+Nothing is parsed here: an event goes from the row to the socket as it stands.  A trajectory's
+event carries only the summary that a list shows; one that a later attempt made void carries null.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from webapp.live.pool import pool
+from webapp.runs.models import ENDED, LIVE
+
+FRAME_EVENTS = 500
+"""Most events in one frame: about 100 KiB, a tenth of a second of the busiest run."""
+
+_EVENTS = """
+SELECT event.seq, CASE WHEN event.kind = 'trajectory' THEN jsonb_build_object(
+        'seq', event.seq, 'attempt', event.attempt, 'kind', event.kind, 'step', event.step,
+        'at', extract(epoch FROM event.at), 'trajectory', CASE WHEN it.trajectory_id IS NULL THEN NULL ELSE jsonb_build_object(
+            'id', it.trajectory_id, 'purpose', it.purpose, 'step', it.step, 'group', it."group", 'index', it.index,
+            'level', it.level, 'success', it.success, 'reward', it.reward, 'tool_calls', it.tool_calls,
+            'tool_errors', it.tool_errors, 'turns', it.turns, 'tokens', it.tokens, 'stop_reason', it.stop_reason) END
+    )::text ELSE event.body::text END
+FROM runs_event event
+LEFT JOIN trajectories_trajectory it
+    ON event.kind = 'trajectory' AND it.run_id = event.run_id AND it.seq = event.seq
+WHERE event.run_id = %s AND event.seq > %s AND event.seq <= %s
+ORDER BY event.seq LIMIT %s
+"""
+
+_HEADER = """
+SELECT last_seq, state, desired, attempt, phase, step, total_steps, pulse, heartbeat_at, started_at, ended_at, failure_reason
+FROM runs_run WHERE id = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a page shows above the curves, and how far the log reached when it was read."""
+
+    last_seq: int
+    text: str
+    """The ``run`` of a frame, as JSON."""
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Events ``first_seq`` to ``last_seq``, all of them, encoded once for every viewer."""
+
+    first_seq: int
+    last_seq: int
+    text: str
+
+
+class RunVanished(LookupError):
+    """The run's row is gone; there is nothing more to follow."""
+
+
+async def read_header(run_id: UUID) -> Header:
+    async with (await pool()).connection() as connection:
+        row = await (await connection.execute(_HEADER, (run_id,))).fetchone()
+    if row is None:
+        raise RunVanished(run_id)
+    return Header(last_seq=row[0], text=json.dumps(header_of(*row[1:])), has_ended=row[1] in ENDED)
+
+
+def header_of(
+    state: str, desired: str, attempt: int, phase: str, step: int, total_steps: int, pulse: dict[str, Any] | None,
+    heartbeat_at: Any, started_at: Any, ended_at: Any, failure_reason: str,
+) -> dict[str, Any]:  # fmt: skip
+    """The ``run`` object of frames and snapshots; times are ISO 8601 text or null."""
+    pulse = (pulse or {}) if state in LIVE else {}
+    return {
+        "state": state,
+        "desired": desired,
+        "attempt": attempt,
+        "phase": phase,
+        "phase_since": pulse.get("phase_since"),
+        "waiting_for": pulse.get("waiting_for"),
+        "eta_s": pulse.get("eta_s"),
+        "step": step,
+        "total_steps": total_steps,
+        "heartbeat_at": _iso(heartbeat_at),
+        "started_at": _iso(started_at),
+        "ended_at": _iso(ended_at),
+        "failure_reason": failure_reason,
+    }
+
+
+def _iso(moment: Any) -> str | None:
+    return moment.isoformat(timespec="milliseconds") if moment else None
+
+
+async def read_frame(run_id: UUID, after: int, until: int, header: Header) -> Frame:
+    """The next events beyond ``after``, none beyond ``until``.  The log has no holes, so there is at least one."""
+    async with (await pool()).connection() as connection:
+        rows = await (await connection.execute(_EVENTS, (run_id, after, until, FRAME_EVENTS))).fetchall()
+    return Frame(first_seq=rows[0][0], last_seq=rows[-1][0], text=encode([text for _, text in rows], rows[-1][0], header))
+
+
+def encode(events: list[str], seq: int, header: Header) -> str:
+    return f'{{"events":[{",".join(events)}],"seq":{seq},"run":{header.text}}}'

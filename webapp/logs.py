@@ -1,0 +1,58 @@
+"""JSON lines on stderr for every logger of the process, with secrets blacked out."""
+
+import logging.config
+import re
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+_SECRET_NAME = re.compile(r"password|secret|token|authorization|cookie|api_?key", re.IGNORECASE)
+_SECRET_TEXT = re.compile(r"(Bearer\s+|pal_[a-z0-9]+_|://[^/\s:@]*:)[^\s\"'@]+", re.IGNORECASE)
+
+
+def redact(_logger: WrappedLogger | None, _method: str, event: EventDict) -> EventDict:
+    """Values whose name or shape says that they are secret never reach a log."""
+    return {key: "[redacted]" if _SECRET_NAME.search(key) else _redacted(value) for key, value in event.items()}
+
+
+def _redacted(value: Any) -> Any:
+    return _SECRET_TEXT.sub(r"\1[redacted]", value) if isinstance(value, str) else value
+
+
+_SHARED = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+]
+
+
+def logging_config(level: str) -> None:
+    """Send the standard library's loggers and structlog's through one formatter."""
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    formatter = {
+        "()": structlog.stdlib.ProcessorFormatter,
+        "foreign_pre_chain": [*_SHARED, structlog.stdlib.PositionalArgumentsFormatter()],
+        "processors": [
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            redact,
+            structlog.processors.JSONRenderer(default=str),
+        ],
+    }
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"json": formatter},
+            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+            "root": {"handlers": ["stderr"], "level": level},
+            # Polling pages and heartbeats would drown everything else.
+            "loggers": {"uvicorn.access": {"level": "WARNING"}, "httpx": {"level": "WARNING"}},
+        }
+    )

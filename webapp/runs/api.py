@@ -1,0 +1,228 @@
+"""Runs over REST: submit, look, cancel, pause, resume."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Query, Router, Schema, Status
+from pydantic import Field
+
+from engine.spec.run import RunSpec
+from webapp.accounts.access import caller_of, team_to_act_in
+from webapp.accounts.models import Team, User
+from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
+from webapp.api.idempotency import once
+from webapp.experiments.access import experiment_for
+from webapp.experiments.models import Experiment
+from webapp.refusals import Invalid
+from webapp.runs import services
+from webapp.runs.access import run_for, runs_of
+from webapp.runs.models import Run, State
+from webapp.runs.series import MOST_BUCKETS, one_snapshot, series_of
+
+router = Router(tags=["runs"])
+
+
+class RunRequest(RunSpec):
+    """A RunSpec, and where the run belongs."""
+
+    experiment: UUID | None = None
+    """The experiment that the run is listed under."""
+    team: str | None = None
+    """The team's slug; needed only by people with several teams."""
+
+    @property
+    def run_spec(self) -> RunSpec:
+        return RunSpec.model_validate(self.model_dump(exclude={"experiment", "team"}))
+
+
+class RunOut(Schema):
+    id: UUID
+    number: int
+    team: str
+    experiment: UUID | None
+    name: str
+    state: str
+    desired: str
+    attempt: int
+    phase: str
+    step: int
+    total_steps: int
+    eta_s: float | None
+    last_seq: int
+    failure_reason: str
+    summary: dict[str, Any] | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    heartbeat_at: datetime | None
+
+    @classmethod
+    def of(cls, run: Run) -> "RunOut":
+        own = {name: getattr(run, name) for name in cls.model_fields if name not in ("team", "experiment")}
+        return cls(**own, team=run.team.slug, experiment=run.experiment_id)
+
+
+class TransitionOut(Schema):
+    from_state: str
+    to_state: str
+    attempt: int
+    by: str
+    reason: str
+    at: datetime
+
+
+class RunDetail(RunOut):
+    spec: dict[str, Any]
+    transitions: list[TransitionOut]
+
+
+class RunPage(Schema):
+    items: list[RunOut]
+    next_cursor: str | None
+
+
+class SeriesOut(Schema):
+    key: str
+    level: int
+    points: list[list[float]] = Field(description="step, last_step, minimum, maximum, mean, last, count")
+
+
+class MetricsOut(Schema):
+    seq: int = Field(description="The number of the last event that these series contain")
+    series: list[SeriesOut]
+
+
+class EventsOut(Schema):
+    items: list[dict[str, Any]]
+    next_after: int = Field(description="Send it as `after` to go on; equal to the one sent when there is nothing new")
+
+
+class CheckpointOut(Schema):
+    step: int
+    path: str
+    size_bytes: int
+    seconds: float
+    at: datetime
+
+
+@router.post("/runs", response={201: RunOut}, operation_id="submit_run")
+def submit(request: HttpRequest, spec: RunRequest) -> Status:
+    experiment, team = _place(request, spec)
+    user = caller_of(request).user
+
+    def act() -> tuple[int, RunOut]:
+        return 201, RunOut.of(services.submit_run(team, spec.run_spec, acting_user=user, experiment=experiment))
+
+    return once(request, team, act)
+
+
+def _place(request: HttpRequest, spec: RunRequest) -> tuple[Experiment | None, Team]:
+    if spec.experiment is None:
+        return None, team_to_act_in(request, spec.team, to="launch")
+    experiment = experiment_for(request, spec.experiment, to="launch")
+    if spec.team not in (None, experiment.team.slug):
+        raise Invalid.field("team", spec.team, f"the experiment belongs to {experiment.team.slug}", "leave team out")
+    return experiment, experiment.team
+
+
+@router.get("/runs", response=RunPage, operation_id="list_runs")
+def list_runs(
+    request: HttpRequest,
+    state: State | None = None,
+    experiment: UUID | None = None,
+    limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
+    cursor: str | None = None,
+) -> RunPage:
+    runs = runs_of(request).defer("spec", "pulse")
+    if state is not None:
+        runs = runs.filter(state=state)
+    if experiment is not None:
+        runs = runs.filter(experiment=experiment)
+    if cursor is not None:
+        runs = runs.extra(
+            where=["(runs_run.created_at, runs_run.id) < (%s::timestamptz, %s::uuid)"],
+            params=decode_cursor(cursor, (str, str)),
+        )
+    page = list(runs[: limit + 1])
+    more = len(page) > limit
+    page = page[:limit]
+    return RunPage(
+        items=[RunOut.of(run) for run in page],
+        next_cursor=encode_cursor(page[-1].created_at, page[-1].id) if more else None,
+    )
+
+
+@router.get("/runs/{uuid:run_id}", response=RunDetail, operation_id="get_run")
+def get_run(request: HttpRequest, run_id: UUID) -> RunDetail:
+    run = run_for(request, run_id)
+    transitions = [TransitionOut(**row) for row in run.transitions.values(*TransitionOut.model_fields)]
+    return RunDetail(**RunOut.of(run).model_dump(), spec=run.spec, transitions=transitions)
+
+
+@router.post("/runs/{uuid:run_id}/cancel", response=RunOut, operation_id="cancel_run")
+def cancel(request: HttpRequest, run_id: UUID) -> Any:
+    return _told(request, run_id, services.cancel_run)
+
+
+@router.post("/runs/{uuid:run_id}/pause", response=RunOut, operation_id="pause_run")
+def pause(request: HttpRequest, run_id: UUID) -> Any:
+    return _told(request, run_id, services.pause_run)
+
+
+@router.post("/runs/{uuid:run_id}/resume", response=RunOut, operation_id="resume_run")
+def resume(request: HttpRequest, run_id: UUID) -> Any:
+    return _told(request, run_id, services.resume_run)
+
+
+def _told(request: HttpRequest, run_id: UUID, verb: Callable[..., Run]) -> Any:
+    run = run_for(request, run_id, to="launch")
+    user: User = caller_of(request).user
+    return once(request, run.team, lambda: (200, RunOut.of(verb(run, acting_user=user))))
+
+
+@router.get("/runs/{uuid:run_id}/metrics", response=MetricsOut, operation_id="get_metrics")
+def metrics(
+    request: HttpRequest,
+    run_id: UUID,
+    names: str | None = Query(None, alias="keys", description="Comma-separated; all when left out"),
+    after: int = Query(-1, ge=-1, lt=2**31, description="Only steps beyond this one"),
+    until: int | None = Query(None, ge=0, lt=2**31),
+    buckets: int = Query(1000, ge=1, le=MOST_BUCKETS, description="Most points per series"),
+) -> MetricsOut:
+    with one_snapshot():
+        run = run_for(request, run_id)
+        wanted = [key for key in names.split(",") if key] if names is not None else None
+        found = series_of(run.id, keys=wanted, first_step=after + 1, last_step=until, buckets=buckets)
+    series = [
+        SeriesOut(
+            key=one.key,
+            level=one.level,
+            points=[[at.step, at.last_step, at.minimum, at.maximum, at.mean, at.last, at.count] for at in one.points],
+        )
+        for one in found
+    ]
+    return MetricsOut(seq=run.last_seq, series=series)
+
+
+@router.get("/runs/{uuid:run_id}/events", response=EventsOut, operation_id="list_events")
+def events(
+    request: HttpRequest,
+    run_id: UUID,
+    after: int = Query(0, ge=0, lt=2**63),
+    kind: str | None = None,
+    limit: int = Query(200, ge=1, le=1000),
+) -> EventsOut:
+    found = run_for(request, run_id).events.filter(seq__gt=after).order_by("seq")
+    if kind is not None:
+        found = found.filter(kind=kind)
+    page = list(found.values_list("seq", "body")[:limit])
+    return EventsOut(items=[body for _, body in page], next_after=page[-1][0] if page else after)
+
+
+@router.get("/runs/{uuid:run_id}/checkpoints", response=list[CheckpointOut], operation_id="list_checkpoints")
+def checkpoints(request: HttpRequest, run_id: UUID) -> list[CheckpointOut]:
+    rows = run_for(request, run_id).checkpoints.values(*CheckpointOut.model_fields)
+    return [CheckpointOut(**row) for row in rows]

@@ -1,0 +1,68 @@
+"""Which curves the run page shows, in its order."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Unit = Literal["share", "number", "count"]
+"""share: 0 to 1, shown in percent.  number: three places.  count: no places."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    id: str
+    title: str
+    curves: dict[str, str]
+    """Metric key -> its name in the legend."""
+    unit: Unit = "number"
+    right: dict[str, str] = field(default_factory=dict)
+    """Curves of another unit, on an axis at the right."""
+    markers: bool = False
+    """Few, meaningful points: show each."""
+    x: str = "step"
+
+
+CHARTS = (
+    Chart("reward", "Reward and success", {"train/reward": "Reward", "train/success": "Success"}),
+    Chart("heldout", "Held-out success", {"eval/success_greedy": "Greedy", "eval/success_sampled": "Sampled"}, "share", markers=True),
+    Chart("tool-errors", "Tool-error rate", {"train/tool_error_rate": "Training", "eval/tool_error_rate": "Held-out"}, "share"),
+    Chart("levels", "Held-out by level, greedy", {f"eval/level_{n}_greedy": f"Level {n}" for n in (1, 2, 3)}, "share", markers=True),
+    Chart("entropy", "Entropy", {"train/entropy": "Entropy"}),
+    Chart("length", "Response length", {"train/response_tokens": "Tokens"}, right={"train/turns": "Turns", "train/tool_calls": "Tool calls"}),
+    Chart("throughput", "Throughput", {"perf/tokens_per_s": "Tokens/s"}, "count"),
+    Chart("loss", "Loss and gradient", {"train/loss": "Loss"}, right={"train/grad_norm": "Gradient norm"}),
+    Chart("ratio", "Policy ratio", {"train/clip_fraction": "Clipped"}, "share", right={"train/ratio_max": "Largest ratio"}),
+    Chart("staleness", "Staleness", {"train/staleness_mean": "Mean", "train/staleness_max": "Largest"}),
+    Chart("seconds", "Seconds per step", {"perf/step_seconds": "Step", "perf/collect_seconds": "Collect", "perf/update_seconds": "Update"}),
+    Chart("cold-start", "Cold-start loss", {"sft/loss": "Loss"}, x="supervised step"),
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One cell of the strip above the curves."""
+
+    key: str
+    title: str
+    unit: Unit = "number"
+    better: Literal["up", "down", ""] = "up"
+    """Which direction of change is good news; empty: neither."""
+
+
+FIGURES = (
+    Figure("train/reward", "Reward"),
+    Figure("eval/success_greedy", "Success, greedy", "share"),
+    Figure("eval/success_sampled", "Success, sampled", "share"),
+    Figure("train/tool_error_rate", "Tool errors", "share", "down"),
+    Figure("train/entropy", "Entropy", better=""),
+    Figure("perf/tokens_per_s", "Tokens/s", "count"),
+    Figure("train/response_tokens", "Response tokens", better=""),
+    Figure("train/staleness_mean", "Staleness", better="down"),
+)
+
+PHASES = ("sync-weights", "collect", "score", "credit", "update", "evaluate", "checkpoint")
+"""The phases of a step that the time strip shows."""
+
+
+def as_data() -> dict[str, Any]:
+    """For the page's script."""
+    return {"charts": [asdict(chart) for chart in CHARTS], "figures": [asdict(one) for one in FIGURES], "phases": PHASES}

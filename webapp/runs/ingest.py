@@ -1,0 +1,207 @@
+"""Where engines deliver their events.  docs/events.md is the protocol; this is its server side.
+
+One batch is one transaction under the run's row lock, so batches of a run come one after another
+and a batch that was answered is there, whole, exactly once.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import DataError, connection, transaction
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
+from pydantic import ValidationError
+
+from engine.spec.event import Batch, BatchAnswer, Event, Finished, PhaseChanged, Started, TrajectoryStored
+from engine.spec.problems import problems_in
+from webapp.api.problems import problem
+from webapp.runs.models import LIVE, Run, State
+from webapp.runs.poke import poke
+from webapp.runs.projections import key_ids, project
+from webapp.runs.tokens import attempt_in
+
+MOST_BYTES = 4 * 2**20
+MOST_EVENTS = 1000
+LEASE = timedelta(seconds=30)
+"""Every batch, also an empty one, keeps the attempt beyond doubt for this long."""
+
+
+class Gone(Exception):
+    """The attempt was replaced, or the run has ended."""
+
+
+@dataclass(frozen=True)
+class Gap(Exception):
+    """Events between what we have and what came are missing."""
+
+    next_seq: int
+
+
+class NotABatch(Exception):
+    """The body breaks the published language or the protocol's limits; ``problems`` says where."""
+
+    def __init__(self, message: str, problems: list[dict[str, Any]] | None = None) -> None:
+        super().__init__(message)
+        self.problems = problems or []
+
+
+@csrf_exempt
+@require_POST
+def receive_batch(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    attempt = attempt_in(request.headers.get("Authorization", "").removeprefix("Bearer "), run_id)
+    if attempt is None:
+        return problem(401, "this is no token of an attempt of this run")
+    if int(request.headers.get("Content-Length") or 0) > MOST_BYTES:
+        return problem(413, f"a batch may have {MOST_BYTES} bytes; send fewer events")
+    try:
+        batch = _batch_in(request.body)
+        if batch.attempt != attempt:
+            return problem(401, f"the token is of attempt {attempt}, the batch of attempt {batch.attempt}")
+        answer = accept(run_id, batch)
+    except NotABatch as error:
+        return problem(422, str(error), problems=error.problems)
+    except DataError as error:
+        return problem(422, f"the database cannot hold this batch: {error}")
+    except Gone as error:
+        return problem(410, str(error))
+    except Gap as gap:
+        return HttpResponse(json.dumps({"next_seq": gap.next_seq}), status=409, content_type="application/json")
+    return HttpResponse(answer.model_dump_json(), content_type="application/json")
+
+
+def _batch_in(body: bytes) -> Batch:
+    # PostgreSQL's text has no NUL.  What a tool printed is shown with the replacement character instead.
+    try:
+        if b"\\u0000" in body:
+            body = json.dumps(_without_nul(json.loads(body))).encode()
+        batch = Batch.model_validate_json(body)
+    except json.JSONDecodeError as error:
+        raise NotABatch(f"the body is not JSON: {error}") from None
+    except ValidationError as error:
+        raise NotABatch(
+            "the batch is not what the spec says", [one.as_dict() for one in problems_in(error, Batch)]
+        ) from None
+    if len(batch.events) > MOST_EVENTS:
+        raise NotABatch(f"a batch may have {MOST_EVENTS} events; this one has {len(batch.events)}")
+    for expected, event in enumerate(batch.events, start=batch.first_seq):
+        if event.seq != expected:
+            raise NotABatch(f"events must be consecutive: {expected} expected, {event.seq} found")
+        if event.attempt > batch.attempt:
+            raise NotABatch(f"event {event.seq} is of attempt {event.attempt}, which has not begun")
+    return batch
+
+
+def _without_nul(value: Any) -> Any:
+    match value:
+        case str():
+            return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
+        case list():
+            return [_without_nul(item) for item in value]
+        case dict():
+            return {_without_nul(key): _without_nul(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def accept(run_id: UUID, batch: Batch) -> BatchAnswer:
+    """Store what is new in the batch.  Raises Gone, Gap, DataError; then nothing of it is stored."""
+    # Outside the transaction, so that two runs which meet the same new names cannot wait for each other.
+    key_ids({name for event in batch.events if event.kind == "metric" for name in event.values})
+    with transaction.atomic():
+        run = Run.objects.select_for_update().defer("spec", "summary").filter(id=run_id).first()
+        if run is None:
+            raise Gone("there is no such run any more")
+        next_seq = run.last_seq + 1
+        if run.has_ended and batch.attempt == run.attempt and batch.events and batch.events[-1].seq < next_seq:
+            return BatchAnswer(next_seq=next_seq, desired=run.desired)  # the answer to the last batch was lost
+        _refuse_replaced(run, batch)
+        if batch.first_seq > next_seq:
+            raise Gap(next_seq)
+        fresh = batch.events[next_seq - batch.first_seq :]
+        _append(run_id, fresh)
+        project(run_id, fresh)
+        _advance(run, batch, fresh)
+        transaction.on_commit(lambda: poke(run_id))
+        return BatchAnswer(next_seq=run.last_seq + 1, desired=run.desired)
+
+
+def _refuse_replaced(run: Run, batch: Batch) -> None:
+    if batch.attempt != run.attempt:
+        raise Gone(f"attempt {batch.attempt} was replaced by attempt {run.attempt}")
+    if run.state not in LIVE:
+        raise Gone(f"attempt {batch.attempt} was given up; the run is {run.state}")
+
+
+_APPEND = """
+INSERT INTO runs_event (run_id, seq, attempt, kind, step, at, body)
+SELECT %s, seq, attempt, kind, step, to_timestamp(at), body
+FROM unnest(%s::bigint[], %s::int[], %s::text[], %s::int[], %s::float8[], %s::jsonb[])
+     AS given (seq, attempt, kind, step, at, body)
+"""
+
+
+def _append(run_id: UUID, events: Sequence[Event]) -> None:
+    if not events:
+        return
+    rows = [(one.seq, one.attempt, one.kind, _step_of(one), one.at, one.model_dump_json()) for one in events]
+    with connection.cursor() as cursor:
+        cursor.execute(_APPEND, [run_id, *(list(column) for column in zip(*rows, strict=True))])
+
+
+def _step_of(event: Event) -> int | None:
+    match event:
+        case TrajectoryStored():
+            return event.trajectory.step
+        case Started():
+            return event.from_step
+        case _:
+            return getattr(event, "step", None)
+
+
+def _advance(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
+    """Bring the run's row to the end of the batch."""
+    now = timezone.now()
+    fields: dict[str, Any] = {
+        "last_seq": run.last_seq + len(fresh),
+        "heartbeat_at": now,
+        "lease_until": now + LEASE,
+        "doubts": 0,
+    }
+    for event in fresh:
+        if isinstance(event, Started):
+            fields |= {"step": event.from_step, "total_steps": event.total_steps}
+        elif isinstance(event, PhaseChanged) and event.seconds is None:
+            fields |= {"step": event.step, "phase": event.phase}
+    if batch.pulse is not None:
+        pulse = batch.pulse
+        fields |= {
+            "pulse": pulse.model_dump(),
+            "step": pulse.step,
+            "phase": pulse.phase,
+            "total_steps": pulse.total_steps,
+        }
+    Run.objects.filter(id=run.id).update(**fields)
+    run.last_seq = fields["last_seq"]
+    _follow_engine(run, batch, fresh)
+
+
+def _follow_engine(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
+    """Make the moves that the batch tells of.  We hold the row's lock, so each of them wins."""
+    if run.state == State.LAUNCHING:
+        run.move_to(State.RUNNING, by="engine", started_at=run.started_at or timezone.now())
+    finished = fresh[-1] if fresh else None
+    # It may be an older attempt's, killed before it could say so.  If ``started`` follows, the work is done again.
+    if isinstance(finished, Finished):
+        reason = finished.reason or ("the engine gave no reason" if finished.outcome == "failed" else "")
+        failure = {"failure_reason": reason} if finished.outcome == "failed" else {}
+        run.move_to(finished.outcome, by="engine", reason=reason, summary=finished.summary, **failure)
+    elif batch.pulse is not None:
+        state = State.PAUSED if batch.pulse.phase == "paused" else State.RUNNING
+        if state != run.state:
+            run.move_to(state, by="engine")

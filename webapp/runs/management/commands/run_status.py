@@ -1,0 +1,39 @@
+"""``manage.py run_status RUN``: where a run stands, and how much of it is stored, as JSON."""
+
+import json
+from argparse import ArgumentParser
+from typing import Any
+from uuid import UUID
+
+from django.core.management.base import BaseCommand, CommandError
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import Count
+
+from webapp.runs.models import Run
+
+_FIELDS = (
+    "number", "name", "state", "desired", "attempt", "phase", "step", "total_steps", "eta_s", "last_seq",
+    "failure_reason", "summary", "heartbeat_at", "created_at", "started_at", "ended_at",
+)  # fmt: skip
+
+
+class Command(BaseCommand):
+    help = "Print a run's state and counts as JSON."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("run", type=UUID)
+
+    def handle(self, *, run: UUID, **_options: Any) -> None:
+        found = Run.objects.filter(id=run).first()
+        if found is None:
+            raise CommandError(f"there is no run {run}")
+        stored = found.events.aggregate(rows=Count("*"), numbers=Count("seq", distinct=True))
+        told = {"run": str(run)} | {field: getattr(found, field) for field in _FIELDS}
+        told |= {
+            "events_stored": stored["rows"],
+            "events_duplicated": stored["rows"] - stored["numbers"],
+            "metric_points_stored": found.metric_points.count(),
+            "trajectories_stored": found.trajectories.count(),
+            "transitions": list(found.transitions.values("from_state", "to_state", "attempt", "by", "reason", "at")),
+        }
+        self.stdout.write(json.dumps(told, cls=DjangoJSONEncoder))

@@ -1,0 +1,105 @@
+"""What can be done to a run: submit, cancel, pause, resume.
+
+Page, API, commands and workers call these.  Callers have been through the door (``access.py``).
+A verb changes what is *wanted* (``Run.desired``); the engine reads that in the answer to its next
+batch (docs/events.md) and the state follows.  Every verb may be repeated: the second time changes
+nothing.
+"""
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from engine.spec.run import RunSpec
+from webapp import queue
+from webapp.accounts.audit import record
+from webapp.accounts.models import Team, User
+from webapp.experiments.models import Experiment
+from webapp.refusals import Refused
+from webapp.runs.models import Desired, Run, State
+
+
+@transaction.atomic
+def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Experiment | None = None) -> Run:
+    """Queue a run of ``spec``; a worker launches it after the commit."""
+    run = Run.objects.create(
+        team=team,
+        experiment=experiment,
+        number=_next_number(team),
+        name=spec.name,
+        spec=spec.model_dump(mode="json"),
+        total_steps=spec.schedule.steps,
+        created_by=acting_user,
+    )
+    record(team, acting_user, "run.submit", f"run {run.id}", number=run.number, name=run.name)
+    queue.send(queue.LAUNCH, str(run.id))
+    return run
+
+
+def _next_number(team: Team) -> int:
+    Team.objects.filter(id=team.id).update(last_run_number=F("last_run_number") + 1)  # locks the row until the commit
+    return Team.objects.values_list("last_run_number", flat=True).get(id=team.id)
+
+
+@transaction.atomic
+def cancel_run(run: Run, *, acting_user: User) -> Run:
+    """A queued run ends at once, a live one when its engine obeys.  Raises Refused if it ended otherwise."""
+    run = _locked(run)
+    if run.state == State.CANCELLED or (run.desired == Desired.CANCEL and not run.has_ended):
+        return run
+    _refuse_ended(run, "cancelled")
+    _want(run, Desired.CANCEL)
+    if run.state == State.QUEUED:
+        run.move_to(State.CANCELLED, by=acting_user.email, reason="cancelled before it was launched")
+    record(run.team, acting_user, "run.cancel", f"run {run.id}", number=run.number, step=run.step)
+    return run
+
+
+@transaction.atomic
+def pause_run(run: Run, *, acting_user: User) -> Run:
+    """A queued run is kept back; a live one writes a checkpoint and waits.  Raises Refused."""
+    run = _locked(run)
+    if run.desired == Desired.PAUSE and not run.has_ended:
+        return run
+    _refuse_ended(run, "paused")
+    _refuse_cancelling(run, "paused")
+    _want(run, Desired.PAUSE)
+    record(run.team, acting_user, "run.pause", f"run {run.id}", number=run.number, step=run.step)
+    return run
+
+
+@transaction.atomic
+def resume_run(run: Run, *, acting_user: User) -> Run:
+    """Raises Refused for a run that has ended or is being cancelled."""
+    run = _locked(run)
+    _refuse_ended(run, "resumed")
+    _refuse_cancelling(run, "resumed")
+    if run.desired == Desired.RUN:
+        return run
+    _want(run, Desired.RUN)
+    record(run.team, acting_user, "run.resume", f"run {run.id}", number=run.number, step=run.step)
+    if run.state == State.QUEUED:
+        queue.send(queue.LAUNCH, str(run.id))
+    return run
+
+
+def _locked(run: Run) -> Run:
+    """The run as it is now, under its row's lock, so that what is read here still holds when it is written."""
+    return Run.objects.select_for_update(of=("self",)).select_related("team").get(id=run.id)
+
+
+def _want(run: Run, desired: str) -> None:
+    run.desired, run.desired_since = desired, timezone.now()
+    run.save(update_fields=["desired", "desired_since"])
+
+
+def _refuse_ended(run: Run, verb: str) -> None:
+    if run.has_ended:
+        raise Refused(
+            f"run #{run.number} has {run.state} and cannot be {verb}".replace("has cancelled", "was cancelled")
+        )
+
+
+def _refuse_cancelling(run: Run, verb: str) -> None:
+    if run.desired == Desired.CANCEL:
+        raise Refused(f"run #{run.number} is being cancelled and cannot be {verb}")

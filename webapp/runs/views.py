@@ -1,0 +1,121 @@
+"""Pages of runs: the overview, one run live, and its buttons."""
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
+
+from webapp.accounts.access import may
+from webapp.experiments.access import experiments_of
+from webapp.experiments.toml import as_toml
+from webapp.live.snapshot import snapshot
+from webapp.pages.answers import refusals_return_to
+from webapp.runs import charts, services
+from webapp.runs.access import run_for, runs_of
+from webapp.runs.listing import FILTERS, listing
+from webapp.runs.models import Run
+
+TABS = {
+    "curves": "Curves",
+    "trajectories": "Trajectories",
+    "logs": "Logs",
+    "checkpoints": "Checkpoints",
+    "config": "Config",
+    "history": "History",
+}
+PARTS = {"actions": "runs/actions.html", "checkpoints": "runs/checkpoints.html", "history": "runs/history.html"}
+"""Pieces of the run page that are fetched again when the run has moved on."""
+
+
+@login_required
+@require_GET
+def overview(request: HttpRequest) -> HttpResponse:
+    """The runs of all teams of the reader; as a fragment for filters and for keeping the table true."""
+    state, text = request.GET.get("state", ""), request.GET.get("q", "").strip()[:100]
+    context = {
+        "section": "runs",
+        "listing": listing(runs_of(request), state=state, text=text, page=request.GET.get("page", "1")),
+        "filters": [(name, label, name == state) for name, (label, _) in FILTERS.items()],
+        "state": state,
+        "text": text,
+        "is_filtered": bool(state or text),
+    }
+    if request.htmx and not request.htmx.history_restore_request:
+        return render(request, "runs/table.html", context)
+    return render(request, "runs/overview.html", context | {"first_experiment": experiments_of(request).first()})
+
+
+@login_required
+@require_GET
+def detail(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = run_for(request, run_id)
+    tab = request.GET.get("tab", "curves")
+    context = _context_of(request, run) | {
+        "section": "runs",
+        "tabs": TABS,
+        "tab": tab if tab in TABS else "curves",
+        "charts": charts.CHARTS,
+        "figures": charts.FIGURES,
+        "phases": charts.PHASES,
+        "page_data": charts.as_data() | {"snapshot": reverse("runs:snapshot", args=[run.id])},
+        "spec_toml": as_toml(run.spec),
+    }
+    return render(request, "runs/detail.html", context)
+
+
+@login_required
+@require_GET
+def part(request: HttpRequest, run_id: UUID, name: str) -> HttpResponse:
+    if name not in PARTS:
+        raise Http404
+    return render(request, PARTS[name], _context_of(request, run_for(request, run_id)))
+
+
+def _context_of(request: HttpRequest, run: Run) -> dict[str, Any]:
+    return {
+        "run": run,
+        "launches": may(request, run.team, "launch"),
+        "transitions": run.transitions.all(),
+        "checkpoints": run.checkpoints.order_by("-step"),
+    }
+
+
+@never_cache
+@login_required
+@require_GET
+def first_look(request: HttpRequest, run_id: UUID) -> JsonResponse:
+    """What the page draws before the websocket goes on from ``seq``."""
+    return JsonResponse(snapshot(run_for(request, run_id).id))
+
+
+def _run_url(run_id: UUID) -> str:
+    return reverse("runs:detail", args=[run_id])
+
+
+@login_required
+@require_POST
+@refusals_return_to(_run_url)
+def cancel(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    services.cancel_run(run_for(request, run_id, to="launch"), acting_user=request.user)
+    return redirect(_run_url(run_id))
+
+
+@login_required
+@require_POST
+@refusals_return_to(_run_url)
+def pause(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    services.pause_run(run_for(request, run_id, to="launch"), acting_user=request.user)
+    return redirect(_run_url(run_id))
+
+
+@login_required
+@require_POST
+@refusals_return_to(_run_url)
+def resume(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    services.resume_run(run_for(request, run_id, to="launch"), acting_user=request.user)
+    return redirect(_run_url(run_id))

@@ -1,0 +1,81 @@
+/* The list of trajectories on a live page: fetched once, then new ones come in at the top as they happen.
+
+   What arrives while the list is being fetched is kept, so nothing falls between the two. */
+
+import { format } from "./numbers.js";
+
+const KEPT = 2000;
+const SHOWN = 100;
+
+export class Arrivals {
+  constructor(box) {
+    this.box = box;
+    this.recent = [];
+    document.body.addEventListener("htmx:afterSwap", (event) => {
+      if (event.target === box || box.contains(event.target) || event.target.contains(box)) this.catchUp();
+    });
+  }
+
+  /** Fetch the list when its tab is opened for the first time. */
+  open() {
+    if (this.opened) return;
+    this.opened = true;
+    htmx.ajax("GET", this.box.dataset.url, { target: this.box, swap: "innerHTML" });
+  }
+
+  add(trajectories) {
+    this.recent = this.recent.concat(trajectories).slice(-KEPT);
+    if (this.opened) this.catchUp();
+  }
+
+  rewind(fromStep) {
+    this.recent = this.recent.filter((one) => one.step <= fromStep);
+    for (const row of this.box.querySelectorAll("tr[data-step]")) if (Number(row.dataset.step) > fromStep) row.remove();
+  }
+
+  /** Put what is newer than the table's newest row on top of it, if it passes the table's filter. */
+  catchUp() {
+    const body = this.box.querySelector("tbody[data-newest]");
+    if (!body) return;
+    const fresh = this.recent.filter((one) => one.seq > Number(body.dataset.newest));
+    if (!fresh.length) return;
+    body.dataset.newest = fresh.at(-1).seq;
+    const filter = JSON.parse(body.dataset.filter);
+    const rows = fresh.filter((one) => passes(one, filter)).slice(-SHOWN).map((one) => this.row(one)).reverse();
+    body.prepend(...rows);
+    while (body.childElementCount > SHOWN) body.lastElementChild.remove();
+    if (rows.length) this.box.querySelector(".no-rows")?.remove();
+  }
+
+  /** The server's own row template, filled in. */
+  row(one) {
+    const row = this.box.querySelector("template").content.querySelector("tr").cloneNode(true);
+    row.dataset.step = one.step;
+    const texts = {
+      id: one.id, purpose: one.purpose, step: one.step, level: one.level, reward: format(one.reward), turns: one.turns,
+      tokens: one.tokens, tool_errors: one.tool_errors, stop_reason: one.stop_reason,
+    };
+    for (const [name, text] of Object.entries(texts)) {
+      const cell = row.querySelector(`[data-cell="${name}"]`);
+      if (cell) cell.textContent = text;
+    }
+    const link = row.querySelector("a");
+    link.href = this.box.dataset.url + encodeURIComponent(one.id) + "/";
+    const outcome = row.querySelector('[data-cell="outcome"]');
+    outcome.textContent = one.success ? "right" : "wrong";
+    outcome.className = one.success ? "tag good" : "tag bad";
+    row.classList.add("new-row");
+    return row;
+  }
+}
+
+function passes(one, filter) {
+  if (filter.purpose && one.purpose !== filter.purpose) return false;
+  if (filter.outcome && one.success !== (filter.outcome === "right")) return false;
+  if (filter.errors === "some" && !one.tool_errors) return false;
+  if (filter.errors === "none" && one.tool_errors) return false;
+  if (filter.level && one.level !== Number(filter.level)) return false;
+  if (filter.step !== "" && filter.step != null && one.step !== Number(filter.step)) return false;
+  if (filter.reward_min !== "" && filter.reward_min != null && one.reward < Number(filter.reward_min)) return false;
+  return !(filter.reward_max !== "" && filter.reward_max != null && one.reward > Number(filter.reward_max));
+}

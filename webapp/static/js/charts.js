@@ -1,0 +1,222 @@
+/* The curves of a run: one Plotly chart per card, drawn again only when it changed and is in sight.
+
+   All cards of the same x axis share the pointer: a line and the values at that step in each legend. */
+
+import { format } from "./numbers.js";
+import { colour } from "./theme.js";
+
+const SERIES = ["series-1", "series-2", "series-3", "series-4"];
+const REDRAW_MS = 400;
+const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
+const touch = matchMedia("(pointer: coarse)");
+
+function translucent(rgb, alpha) {
+  return rgb.replace(/^rgb\((.*)\)$/, `rgba($1, ${alpha})`);
+}
+
+/** What all charts look like in the current theme. */
+function baseLayout() {
+  const axis = {
+    gridcolor: colour("grid"), linecolor: colour("line"), zerolinecolor: colour("line-strong"), zeroline: false,
+    tickfont: { size: 11, color: colour("text-3") }, fixedrange: touch.matches,
+  };
+  return {
+    axis,
+    layout: {
+      margin: { l: 44, r: 12, t: 6, b: 26 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: colour("text-2") },
+      showlegend: false, hovermode: "x", dragmode: touch.matches ? false : "zoom", uirevision: "kept", barmode: "stack",
+    },
+  };
+}
+
+class CurveChart {
+  constructor(card, definition, store, options) {
+    Object.assign(this, { card, definition, store, options });
+    this.plot = card.querySelector(".plot");
+    this.cursor = card.querySelector(".cursor");
+    const left = Object.entries(definition.curves).map(([key, name]) => ({ key, name, unit: definition.unit }));
+    const right = Object.entries(definition.right).map(([key, name]) => ({ key, name, unit: "number", right: true }));
+    this.curves = [...left, ...right].map((curve, index) => ({ ...curve, colour: SERIES[index] }));
+    this.legend();
+  }
+
+  legend() {
+    const legend = this.card.querySelector(".legend");
+    legend.replaceChildren(...this.curves.map((curve) => {
+      const item = document.createElement("span");
+      const mark = document.createElement("i");
+      mark.style.color = `var(--${curve.colour})`;
+      curve.value = document.createElement("b");
+      item.append(mark, curve.name, curve.value);
+      return item;
+    }));
+  }
+
+  /** The values at `step`, or the newest ones. */
+  showValues(step = Infinity) {
+    for (const curve of this.curves) {
+      const series = this.store.get(curve.key);
+      const value = series ? (step === Infinity ? series.values.at(-1) : series.at(step)) : null;
+      curve.value.textContent = format(value, curve.unit);
+    }
+  }
+
+  traces() {
+    return this.curves.flatMap((curve) => {
+      const series = this.store.get(curve.key);
+      return series?.steps.length ? this.tracesOf(curve, series) : [];
+    });
+  }
+
+  tracesOf(curve, series) {
+    const { steps, values, low, high } = series;
+    const ink = colour(curve.colour);
+    const yaxis = curve.right ? "y2" : "y";
+    const shared = { x: steps, yaxis, type: "scatter", hoverinfo: "skip" };
+    const smoothing = this.definition.markers ? 0 : this.options.smoothing;
+    const traces = [];
+    if (low) {
+      traces.push({ ...shared, y: low, mode: "lines", line: { width: 0 } });
+      traces.push({ ...shared, y: high, mode: "lines", line: { width: 0 }, fill: "tonexty", fillcolor: translucent(ink, 0.16) });
+    } else if (smoothing) {
+      traces.push({ ...shared, y: values, mode: "lines", line: { color: translucent(ink, 0.22), width: 1 } });
+    }
+    const marks = this.definition.markers || steps.length === 1;
+    traces.push({
+      ...shared, hoverinfo: "none", y: series.smoothed(smoothing), mode: marks ? "lines+markers" : "lines",
+      line: { color: ink, width: 1.75, dash: curve.right ? "dot" : "solid" }, marker: { size: 5, color: ink },
+    });
+    return traces;
+  }
+
+  layout() {
+    const { layout, axis } = baseLayout();
+    const share = this.definition.unit === "share";
+    const scale = this.options.log ? "log" : "linear";
+    const yaxis = { ...axis, nticks: 5, type: scale, tickformat: share ? ".0%" : "~s", automargin: false };
+    if (share && !this.options.log) Object.assign(yaxis, { rangemode: "tozero" });
+    const yaxis2 = { ...axis, nticks: 5, overlaying: "y", side: "right", showgrid: false, type: scale, tickformat: "~s" };
+    const hasRight = this.curves.some((curve) => curve.right);
+    return {
+      ...layout, margin: { ...layout.margin, r: hasRight ? 36 : 12 }, uirevision: scale,
+      xaxis: { ...axis, showgrid: false, nticks: 6, tickformat: "~s" }, yaxis, ...(hasRight ? { yaxis2 } : {}),
+    };
+  }
+
+  draw() {
+    const traces = this.traces();
+    this.card.classList.toggle("has-data", traces.length > 0);
+    this.showValues();
+    if (!traces.length && !this.drawn) return;
+    Plotly.react(this.plot, traces, this.layout(), CONFIG);
+    if (!this.drawn) {
+      this.drawn = true;
+      this.plot.on("plotly_hover", ({ xvals }) => this.options.onHover(this, xvals[0]));
+      this.plot.on("plotly_unhover", () => this.options.onHover(this, null));
+    }
+  }
+
+  /** Draw the shared line at `x`, or hide it. */
+  point(x) {
+    const axis = this.plot._fullLayout?.xaxis;
+    const inside = x != null && axis && x >= axis.range[0] && x <= axis.range[1];
+    this.cursor.hidden = !inside;
+    if (inside) this.cursor.style.left = `${axis._offset + axis.l2p(x) + parseFloat(getComputedStyle(this.plot).paddingLeft)}px`;
+    this.showValues(x == null ? Infinity : Math.round(x));
+  }
+}
+
+/** Seconds per phase, stacked by step: who waited for whom, and since when. */
+class TimeChart {
+  constructor(card, phases, seconds) {
+    Object.assign(this, { card, phases, seconds, definition: { x: "time" } });
+    this.plot = card.querySelector(".plot");
+  }
+
+  draw() {
+    const steps = [...this.seconds.keys()].filter((step) => this.phases.some((phase) => this.seconds.get(step).has(phase))).sort((a, b) => a - b);
+    this.card.classList.toggle("has-data", steps.length > 0);
+    this.legend(steps);
+    if (!steps.length && !this.drawn) return;
+    const { layout, axis } = baseLayout();
+    const traces = this.phases.map((phase) => ({
+      type: "bar", name: phase, x: steps, y: steps.map((step) => this.seconds.get(step).get(phase) ?? 0),
+      marker: { color: colour(`phase-${phase}`) }, hovertemplate: `step %{x} · ${phase} %{y:.2f} s<extra></extra>`,
+    }));
+    Plotly.react(this.plot, traces, {
+      ...layout, hovermode: "closest", bargap: 0.15, xaxis: { ...axis, showgrid: false, nticks: 12 },
+      yaxis: { ...axis, nticks: 4, ticksuffix: " s" },
+      hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line-strong"), font: { color: colour("text"), size: 12 } },
+    }, CONFIG);
+    this.drawn = true;
+  }
+
+  legend(steps) {
+    const sums = this.phases.map((phase) => steps.reduce((sum, step) => sum + (this.seconds.get(step).get(phase) ?? 0), 0));
+    const total = sums.reduce((one, other) => one + other, 0);
+    this.card.querySelector(".legend").replaceChildren(...this.phases.flatMap((phase, index) => {
+      if (!sums[index]) return [];
+      const item = document.createElement("span");
+      const mark = document.createElement("i");
+      const share = document.createElement("b");
+      mark.style.color = `var(--phase-${phase})`;
+      share.textContent = `${Math.round((100 * sums[index]) / total)}%`;
+      item.append(mark, phase, share);
+      return item;
+    }));
+  }
+
+  point() {}
+}
+
+export class ChartGrid {
+  constructor(root, { charts, phases }, store, seconds) {
+    this.options = { smoothing: 0.5, log: false, onHover: (source, x) => this.hover(source, x) };
+    const card = (id) => root.querySelector(`[data-chart="${id}"]`);
+    this.charts = charts.map((definition) => new CurveChart(card(definition.id), definition, store, this.options));
+    this.charts.push(new TimeChart(card("time"), phases, seconds));
+    this.stale = new Set(this.charts);
+    this.inSight = new Set();
+    const sight = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) {
+        const chart = this.charts.find((one) => one.card === target);
+        if (isIntersecting) this.inSight.add(chart); else this.inSight.delete(chart);
+      }
+      this.schedule();
+    }, { rootMargin: "200px" });
+    for (const chart of this.charts) sight.observe(chart.card);
+    document.addEventListener("themechange", () => this.changed());
+  }
+
+  set(option, value) {
+    this.options[option] = value;
+    this.changed();
+  }
+
+  changed() {
+    this.stale = new Set(this.charts);
+    this.schedule();
+  }
+
+  schedule() {
+    if (this.timer) return;
+    this.timer = setTimeout(() => {
+      this.timer = null;
+      requestAnimationFrame(() => this.redraw());
+    }, this.drawnOnce ? REDRAW_MS : 0);
+  }
+
+  redraw() {
+    this.drawnOnce = true;
+    for (const chart of this.charts) {
+      if (!this.stale.has(chart) || !this.inSight.has(chart)) continue;
+      this.stale.delete(chart);
+      chart.draw();
+    }
+  }
+
+  hover(source, x) {
+    for (const chart of this.charts) if (chart.definition.x === source.definition.x) chart.point(x);
+  }
+}

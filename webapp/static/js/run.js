@@ -1,0 +1,181 @@
+/* The live page of one run: the snapshot first, then everything that came after it. */
+
+import { Arrivals } from "./arrivals.js";
+import { ChartGrid } from "./charts.js";
+import { onKey } from "./keys.js";
+import { LiveRun } from "./live.js";
+import { LogTail } from "./loglines.js";
+import { format } from "./numbers.js";
+import { SeriesStore } from "./series.js";
+import { switchTabs } from "./tabs.js";
+import { duration, timeElement } from "./times.js";
+
+const ENDED = ["succeeded", "failed", "cancelled"];
+const LINK = { connecting: "Connecting", live: "Live", reconnecting: "Reconnecting", refused: "Access ended" };
+const element = (id) => document.getElementById(id);
+
+const page = JSON.parse(element("page-data").textContent);
+const root = element("run");
+const store = new SeriesStore();
+const seconds = new Map(); // step -> phase -> seconds
+const grid = new ChartGrid(element("charts"), page, store, seconds);
+const log = new LogTail(element("log"), element("follow"));
+const arrivals = new Arrivals(element("trajectories"));
+let shown = {};
+
+function write(id, text) {
+  if (element(id).textContent !== String(text)) element(id).textContent = text;
+}
+
+function showRun(run) {
+  const moved = run.state !== shown.state || run.desired !== shown.desired || run.attempt !== shown.attempt;
+  const isFirst = !shown.state;
+  shown = run;
+  const ended = ENDED.includes(run.state);
+  for (const id of ["state", "progress"]) element(id).dataset.state = run.state;
+  write("state", run.state[0].toUpperCase() + run.state.slice(1));
+  element("progress").max = run.total_steps || 1;
+  element("progress").value = run.step;
+  write("step", run.step);
+  write("total-steps", run.total_steps);
+  write("attempt", run.attempt);
+  write("eta", ended ? "–" : duration(run.eta_s));
+  element("heartbeat").replaceChildren(run.heartbeat_at ? timeElement(run.heartbeat_at) : "–");
+  element("failure").hidden = !run.failure_reason;
+  write("failure-reason", run.failure_reason);
+  root.dataset.state = run.state;
+  if (moved && !isFirst) htmx.trigger(document.body, "run-moved");
+  tick();
+}
+
+/* What changes by itself: how long a phase and the run have lasted. */
+function tick() {
+  const now = Date.now() / 1000;
+  const ended = ENDED.includes(shown.state);
+  const since = shown.phase_since && !ended ? ` · ${duration(Math.max(0, now - shown.phase_since))}` : "";
+  const waiting = shown.waiting_for && !ended ? `, waits for ${shown.waiting_for}` : "";
+  write("phase", shown.phase && !ended ? shown.phase + since + waiting : "–");
+  const end = shown.ended_at ? new Date(shown.ended_at) / 1000 : now;
+  write("elapsed", shown.started_at ? duration(Math.max(0, end - new Date(shown.started_at) / 1000)) : "–");
+}
+
+function showFigures() {
+  for (const { key, unit, better } of page.figures) {
+    const cell = document.querySelector(`[data-figure="${key}"]`);
+    const values = store.get(key)?.values ?? [];
+    cell.querySelector("b").textContent = format(values.at(-1), unit);
+    const delta = cell.querySelector(".delta");
+    const change = values.length > 1 ? values.at(-1) - values[0] : null;
+    const points = unit === "share" && change != null;
+    delta.textContent = change == null ? "" : (change >= 0 ? "+" : "−") + (points ? `${Math.abs(100 * change).toFixed(1)} pt` : format(Math.abs(change), unit));
+    delta.title = change == null ? "" : `since the first value, ${format(values[0], unit)}`;
+    const isGood = better && change && (change > 0) === (better === "up");
+    delta.className = `delta ${better && change ? (isGood ? "good" : "bad") : ""}`;
+  }
+}
+
+function count(name, value) {
+  const badge = document.querySelector(`[data-count="${name}"]`);
+  badge.hidden = !value;
+  badge.textContent = value.toLocaleString("en-US");
+}
+
+function addPhase(step, phase, took) {
+  if (took == null) return;
+  if (!seconds.has(step)) seconds.set(step, new Map());
+  seconds.get(step).set(phase, took);
+}
+
+function rewind({ from_step: fromStep, from_cold_start_step: coldStart }) {
+  store.rewind(fromStep, coldStart);
+  arrivals.rewind(fromStep);
+  for (const step of [...seconds.keys()]) if (step > fromStep) seconds.delete(step);
+}
+
+function apply(events) {
+  const logs = [];
+  let trajectories = [];
+  for (const event of events) {
+    if (event.kind === "metric") store.add(event.step, event.values);
+    else if (event.kind === "phase") addPhase(event.step, event.phase, event.seconds);
+    else if (event.kind === "log") logs.push(event);
+    else if (event.kind === "trajectory" && event.trajectory) trajectories.push({ ...event.trajectory, seq: event.seq });
+    else if (event.kind === "checkpoint") htmx.trigger(document.body, "run-checkpoint");
+    else if (event.kind === "started") {
+      trajectories = trajectories.filter((one) => one.step <= event.from_step);
+      rewind(event);
+    }
+  }
+  log.add(logs);
+  arrivals.add(trajectories);
+  stored += trajectories.length;
+  count("logs", log.count);
+  count("trajectories", stored);
+  if (events.some((event) => ["metric", "phase", "started"].includes(event.kind))) {
+    grid.changed();
+    showFigures();
+  }
+}
+
+let stored = 0;
+
+function showLink(status) {
+  const link = element("link-state");
+  link.dataset.link = status;
+  link.textContent = LINK[status] ?? "";
+  root.dataset.link = status;
+}
+
+async function begin() {
+  const answer = await fetch(page.snapshot, { headers: { Accept: "application/json" } });
+  if (!answer.ok) return setTimeout(begin, 2000);
+  const first = await answer.json();
+  store.load(first.series);
+  for (const [step, phase, took] of first.phases) addPhase(step, phase, took);
+  stored = first.trajectories;
+  log.add(first.logs);
+  count("logs", log.count);
+  count("trajectories", stored);
+  showRun(first.run);
+  showFigures();
+  grid.changed();
+  tabs = switchTabs(openTab);
+  listen();
+  root.dataset.loaded = "";
+  if (ENDED.includes(first.run.state)) return showLink("ended");
+  const scheme = location.protocol === "https:" ? "wss" : "ws";
+  new LiveRun({
+    url: `${scheme}://${location.host}/live/runs/${root.dataset.run}/`,
+    after: first.seq,
+    onFrame: (events, run) => { apply(events); showRun(run); },
+    onStatus: showLink,
+  }).start();
+}
+
+function openTab(name) {
+  if (name === "trajectories") arrivals.open();
+  if (name === "logs") log.follow();
+  if (name === "curves") dispatchEvent(new Event("resize")); // Plotly measures what was hidden
+}
+
+let tabs;
+
+function listen() {
+  element("smoothing").addEventListener("input", ({ target }) => {
+    write("smoothing-value", Number(target.value).toFixed(2));
+    grid.set("smoothing", Number(target.value));
+  });
+  element("log-axis").addEventListener("click", toggleLog);
+  onKey("l", "Logarithmic axes", toggleLog);
+  tabs.names.forEach((name, index) => onKey(String(index + 1), `Show ${name}`, () => tabs.show(name)));
+  setInterval(tick, 1000);
+}
+
+function toggleLog() {
+  const button = element("log-axis");
+  const on = button.getAttribute("aria-pressed") !== "true";
+  button.setAttribute("aria-pressed", String(on));
+  grid.set("log", on);
+}
+
+begin();

@@ -1,0 +1,74 @@
+"""Trajectories over REST."""
+
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Query, Router, Schema
+
+from engine.spec.trajectory import Purpose, Trajectory
+from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
+from webapp.runs.access import run_for
+from webapp.trajectories.access import trajectory_for
+from webapp.trajectories.models import filtered
+
+router = Router(tags=["trajectories"])
+
+
+class TrajectorySummary(Schema):
+    id: str
+    seq: int
+    purpose: str
+    step: int
+    group: int
+    index: int
+    level: int
+    success: bool
+    reward: float
+    tool_calls: int
+    tool_errors: int
+    turns: int
+    tokens: int
+    stop_reason: str
+
+
+class TrajectoryPage(Schema):
+    items: list[TrajectorySummary]
+    next_cursor: str | None
+
+
+@router.get("/runs/{uuid:run_id}/trajectories", response=TrajectoryPage, operation_id="list_trajectories")
+def list_trajectories(
+    request: HttpRequest,
+    run_id: UUID,
+    step: int | None = Query(None, ge=0, lt=2**31),
+    purpose: Purpose | None = None,
+    success: bool | None = None,
+    tool_errors: bool | None = None,
+    min_reward: float | None = None,
+    max_reward: float | None = None,
+    limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
+    cursor: str | None = None,
+) -> TrajectoryPage:
+    """Newest first."""
+    run = run_for(request, run_id)
+    found = filtered(
+        run,
+        step=step,
+        purpose=purpose,
+        success=success,
+        tool_errors=tool_errors,
+        min_reward=min_reward,
+        max_reward=max_reward,
+    )
+    if cursor is not None:
+        found = found.filter(seq__lt=decode_cursor(cursor, (int,))[0])
+    page = list(found[: limit + 1])
+    more = len(page) > limit
+    items = [TrajectorySummary(**one.summary) for one in page[:limit]]
+    return TrajectoryPage(items=items, next_cursor=encode_cursor(items[-1].seq) if more else None)
+
+
+@router.get("/runs/{uuid:run_id}/trajectories/{trajectory_id}", response=Trajectory, operation_id="get_trajectory")
+def get_trajectory(request: HttpRequest, run_id: UUID, trajectory_id: str) -> Any:
+    return trajectory_for(request, run_id, trajectory_id).body

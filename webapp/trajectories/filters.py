@@ -1,0 +1,122 @@
+"""What a list of trajectories can be narrowed to.  The address carries it, so every view is a link."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+
+from django.db.models import Count, QuerySet
+
+from webapp.runs.models import Run
+from webapp.trajectories.models import Trajectory, filtered
+
+PURPOSES = {"": "Any purpose", "train": "Training", "eval-greedy": "Held-out, greedy", "eval-sampled": "Held-out, sampled",
+            "demonstration": "Demonstrations"}
+OUTCOMES = {"": "Any outcome", "right": "Right", "wrong": "Wrong"}
+ERRORS = {"": "Any tool use", "some": "With tool errors", "none": "Without tool errors"}
+BINS = 12
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Empty text means "any"; what cannot be read is left out."""
+
+    purpose: str = ""
+    outcome: str = ""
+    errors: str = ""
+    level: str = ""
+    step: str = ""
+    reward_min: str = ""
+    reward_max: str = ""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "Filter":
+        choices = {"purpose": PURPOSES, "outcome": OUTCOMES, "errors": ERRORS}
+        values = {field.name: given.get(field.name, "").strip() for field in fields(cls)}
+        for name, known in choices.items():
+            if values[name] not in known:
+                values[name] = ""
+        for name in ("level", "step"):
+            if not (values[name].isascii() and values[name].isdigit() and len(values[name]) < 10):
+                values[name] = ""
+        for name in ("reward_min", "reward_max"):
+            if not _is_finite(values[name]):
+                values[name] = ""
+        return cls(**values)
+
+    def of_run(self, run: Run) -> QuerySet[Trajectory]:
+        """Newest first."""
+        found = filtered(
+            run,
+            step=int(self.step) if self.step else None,
+            purpose=self.purpose or None,
+            success={"right": True, "wrong": False}.get(self.outcome),
+            tool_errors={"some": True, "none": False}.get(self.errors),
+            min_reward=float(self.reward_min) if self.reward_min else None,
+            max_reward=float(self.reward_max) if self.reward_max else None,
+        )
+        return found.filter(level=int(self.level)) if self.level else found
+
+    @property
+    def is_set(self) -> bool:
+        return self != Filter()
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return abs(float(text)) < 1e300
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Bin:
+    low: float
+    high: float
+    count: int
+    share: float
+    """Of the fullest bin."""
+    is_chosen: bool
+
+    @property
+    def height(self) -> float:
+        """Of its bar, in the drawing's 40 units; a bin that is not empty is never invisible."""
+        return max(1.0, round(39 * self.share, 1)) if self.count else 0.0
+
+    @property
+    def top(self) -> float:
+        return round(40 - self.height, 1)
+
+    @property
+    def label(self) -> str:
+        low, high = f"{self.low:.3g}", f"{self.high:.3g}"
+        return low if low == high else f"{low} to {high}"
+
+
+def reward_histogram(run: Run, chosen: Filter) -> list[Bin]:
+    """How often each reward came among what the other filters let through.
+
+    Few different rewards get a bin each, many share BINS of equal width.
+    """
+    every_reward = replace(chosen, reward_min="", reward_max="").of_run(run)
+    counts = dict(every_reward.values_list("reward").annotate(count=Count("reward")).order_by("reward"))
+    if not counts:
+        return []
+    spans = [(reward, reward, count) for reward, count in counts.items()] if len(counts) <= BINS else _equal_bins(counts)
+    most = max(count for *_, count in spans)
+    return [
+        Bin(low, high, count, count / most, (chosen.reward_min, chosen.reward_max) == (repr(low), repr(high)))
+        for low, high, count in spans
+    ]
+
+
+def _equal_bins(counts: dict[float, int]) -> list[tuple[float, float, int]]:
+    lowest, highest = min(counts), max(counts)
+    width = (highest - lowest) / BINS
+    edges = [lowest + width * i for i in range(BINS)] + [highest]
+    sums = [0] * BINS
+    for reward, count in counts.items():
+        sums[min(BINS - 1, int((reward - lowest) / width))] += count
+    return [(edges[i], edges[i + 1], sums[i]) for i in range(BINS)]

@@ -1,0 +1,80 @@
+"""Trajectories as rows that can be filtered; the whole document stands once, in the run's log."""
+
+from typing import Any, ClassVar
+
+from django.db import models
+from django.utils.functional import cached_property
+
+from engine.spec import trajectory as spec
+from webapp.runs.models import Event, Run
+
+
+class Trajectory(models.Model):
+    """A projection of the run's ``trajectory`` events (``webapp/runs/projections.py`` writes it)."""
+
+    pk = models.CompositePrimaryKey("run_id", "trajectory_id")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="trajectories", db_index=False)
+    trajectory_id = models.CharField(max_length=100)
+    """``Trajectory.id``: ``<purpose>-<step>-<group>-<index>``, unique within the run."""
+    seq = models.BigIntegerField()
+    """Of the event that carries the document."""
+    purpose = models.CharField(max_length=12)
+    step = models.IntegerField()
+    group = models.IntegerField()
+    index = models.IntegerField()
+    level = models.IntegerField()
+    success = models.BooleanField()
+    reward = models.FloatField()
+    tool_calls = models.IntegerField()
+    tool_errors = models.IntegerField()
+    turns = models.IntegerField()
+    tokens = models.IntegerField()
+    """Sampled tokens."""
+    stop_reason = models.CharField(max_length=20)
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(fields=["run", "-seq"], name="trajectory_newest_first"),
+            models.Index(fields=["run", "purpose", "step", "group", "index"], name="trajectory_by_place"),
+        ]
+
+    def __str__(self) -> str:
+        return self.trajectory_id
+
+    @cached_property
+    def body(self) -> dict[str, Any]:
+        """The document as JSON.  One query; lists use ``summary``."""
+        return Event.objects.values_list("body", flat=True).get(run_id=self.run_id, seq=self.seq)["trajectory"]
+
+    @property
+    def document(self) -> spec.Trajectory:
+        return spec.Trajectory.model_validate(self.body)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What lists and live frames carry."""
+        return {"id": self.trajectory_id} | {field: getattr(self, field) for field in SUMMARY_FIELDS}
+
+
+SUMMARY_FIELDS = (
+    "seq", "purpose", "step", "group", "index", "level", "success", "reward",
+    "tool_calls", "tool_errors", "turns", "tokens", "stop_reason",
+)  # fmt: skip
+
+
+def filtered(
+    run: Run,
+    *,
+    step: int | None = None,
+    purpose: str | None = None,
+    success: bool | None = None,
+    tool_errors: bool | None = None,
+    min_reward: float | None = None,
+    max_reward: float | None = None,
+) -> models.QuerySet[Trajectory]:
+    """The run's trajectories that meet every condition given, newest first.  ``tool_errors``: with any, or none."""
+    exact = {"step": step, "purpose": purpose, "success": success, "reward__gte": min_reward, "reward__lte": max_reward}
+    found = Trajectory.objects.filter(run=run, **{name: value for name, value in exact.items() if value is not None})
+    if tool_errors is not None:
+        found = found.filter(tool_errors__gt=0) if tool_errors else found.filter(tool_errors=0)
+    return found.order_by("-seq")

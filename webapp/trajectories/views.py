@@ -1,0 +1,74 @@
+"""Pages of trajectories: the list of a run, and one of them token by token."""
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_GET
+
+from webapp.runs.access import run_for
+from webapp.trajectories import shades
+from webapp.trajectories.access import trajectory_for
+from webapp.trajectories.filters import ERRORS, OUTCOMES, PURPOSES, Filter, reward_histogram
+from webapp.trajectories.models import Trajectory
+
+ROWS = 50
+PLACE = ("step", "purpose", "group", "index")
+"""The order in which j and k walk."""
+
+
+@login_required
+@require_GET
+def index(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    run = run_for(request, run_id)
+    chosen = Filter.of(request.GET)
+    context = {
+        "section": "runs",
+        "run": run,
+        "chosen": chosen,
+        "page": Paginator(chosen.of_run(run), ROWS).get_page(request.GET.get("page", "1")),
+        "bins": reward_histogram(run, chosen),
+        "purposes": PURPOSES,
+        "outcomes": OUTCOMES,
+        "errors": ERRORS,
+        "levels": run.spec["environment"].get("levels", []),
+    }
+    is_fragment = request.htmx and not request.htmx.history_restore_request
+    return render(request, "trajectories/list.html" if is_fragment else "trajectories/index.html", context)
+
+
+@login_required
+@require_GET
+def detail(request: HttpRequest, run_id: UUID, trajectory_id: str) -> HttpResponse:
+    row = trajectory_for(request, run_id, trajectory_id)
+    document = row.document
+    colour = request.GET.get("colour", "advantage" if row.purpose == "train" else "logprob")
+    group = Trajectory.objects.filter(run_id=row.run_id, purpose=row.purpose, step=row.step, group=row.group).order_by("index")
+    context = {
+        "section": "runs",
+        "run": row.run,
+        "row": row,
+        "trajectory": document,
+        "turns": [(turn, shades.tokens_of(turn)) for turn in document.turns],
+        "group": group,
+        "previous": _neighbour(row, forward=False),
+        "next": _neighbour(row, forward=True),
+        "colours": shades.COLOURS,
+        "colour": colour if colour in shades.COLOURS else "logprob",
+    }
+    return render(request, "trajectories/detail.html", context)
+
+
+def _neighbour(row: Trajectory, *, forward: bool) -> Trajectory | None:
+    """The next (or previous) trajectory by step, purpose, group and index."""
+    beyond, same = Q(), {}
+    for name in PLACE:
+        beyond |= Q(**same, **{f"{name}__{'gt' if forward else 'lt'}": getattr(row, name)})
+        same = {**same, name: getattr(row, name)}
+    order = [name if forward else f"-{name}" for name in PLACE]
+    others: Any = Trajectory.objects.filter(beyond, run_id=row.run_id)
+    return others.order_by(*order).first()

@@ -1,0 +1,19 @@
+"""Where every path of the web process leads."""
+
+from django.urls import include, path
+
+from webapp.api.root import api
+from webapp.health import health, metrics
+from webapp.runs.ingest import receive_batch
+
+urlpatterns = [
+    path("", include("webapp.accounts.urls")),
+    path("", include("webapp.catalog.urls")),
+    path("", include("webapp.experiments.urls")),
+    path("", include("webapp.runs.urls")),
+    path("", include("webapp.trajectories.urls")),
+    path("api/v1/", api.urls),
+    path("ingest/v1/runs/<uuid:run_id>/batches", receive_batch),
+    path("healthz", health),
+    path("metrics", metrics),
+]
