@@ -1,0 +1,103 @@
+"""From a queued row to a Ray job: claim, write the launch file, submit.
+
+What a kill -9 leaves behind, and who mends it:
+
+* before the claim: a queued row; ``reconcile`` sends the message again.
+* after the claim, before the submission: a launching row without a job; ``reconcile`` submits it,
+  under the same id.
+* after the submission: nothing is missing, because the id was in the row since the claim.
+"""
+
+import os
+import shlex
+import sys
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID
+
+import structlog
+from django.conf import settings
+from django.utils import timezone
+
+from engine.spec.launch import Launch
+from webapp import queue
+from webapp.runs.models import Desired, Run, State
+from webapp.runs.tokens import attempt_token
+from workers import ray_jobs
+from workers.app import app
+from workers.ray_jobs import Jobs, RayUnreachable
+
+START_LEASE = timedelta(seconds=120)
+"""How long an attempt may take to say its first word: Ray starts its processes and torch is imported."""
+_NOT_FOR_THE_ENGINE = ("PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL")
+"""The cluster may have inherited them; code near a sandbox must not."""
+
+log = structlog.get_logger(__name__)
+
+
+@app.task(name=queue.LAUNCH)
+def launch(run_id: str) -> None:
+    """Start the next attempt of a queued run.  A second message for the same run does nothing."""
+    run = Run.objects.filter(id=UUID(run_id), state=State.QUEUED, desired=Desired.RUN).first()
+    if run is None:
+        return
+    try:
+        start_attempt(run, ray_jobs.connect())
+    except RayUnreachable as error:
+        log.warning("Ray cannot be reached; reconcile tries again", run=run_id, error=str(error))
+
+
+def start_attempt(run: Run, jobs: Jobs) -> bool:
+    """Claim the run and submit its next attempt; return whether we did.  Raises RayUnreachable."""
+    before = jobs.all().get(run.submission_id)
+    if before is not None and before.state == "alive":
+        # Two attempts must never write into the same folder; reconcile comes back.
+        jobs.stop(run.submission_id)
+        return False
+    attempt = run.attempt + 1
+    claimed = run.move_to(
+        State.LAUNCHING,
+        by="worker",
+        attempt=attempt,
+        submission_id=f"run-{run.id}-{attempt}",
+        lease_until=timezone.now() + START_LEASE,
+        heartbeat_at=None,
+        pulse=None,
+        phase="",
+        doubts=0,
+    )
+    if claimed:
+        submit(run, jobs)
+    return claimed
+
+
+def submit(run: Run, jobs: Jobs) -> None:
+    """Submit the run's current attempt; the second time changes nothing.  Raises RayUnreachable."""
+    file = _write_launch_file(run)
+    without = " ".join(f"-u {name}" for name in _NOT_FOR_THE_ENGINE)
+    python = f"{shlex.quote(sys.executable)} -m engine job {shlex.quote(str(file))}"
+    jobs.submit(run.submission_id, f"cd {shlex.quote(str(settings.ROOT))} && exec env {without} {python}")
+    log.info("attempt submitted", run=str(run.id), attempt=run.attempt)
+
+
+def _write_launch_file(run: Run) -> Path:
+    """``<run dir>/attempt-<n>.json``, whole or not at all, and never readable by others."""
+    folder = settings.PALESTRA_RUNS / str(run.id)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    document = Launch(
+        run_id=str(run.id),
+        attempt=run.attempt,
+        spec=run.run_spec,
+        ingest_url=f"{settings.PALESTRA_BASE_URL}/ingest/v1/runs/{run.id}/batches",
+        token=attempt_token(run.id, run.attempt),
+        run_dir=str(folder),
+    )
+    path = folder / f"attempt-{run.attempt}.json"
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.unlink(missing_ok=True)
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(document.model_dump_json())
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    return path

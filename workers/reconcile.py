@@ -1,0 +1,197 @@
+"""Every few seconds: compare each run's row with its Ray job and its pulse, and mend what does not fit.
+
+    queued, wanted             -> the launch message is sent again
+    launching, no job          -> submitted again under the same id
+    job dead, run not finished -> next attempt from the last checkpoint, or failed with the reason
+    silent or stalled          -> job stopped, then the same
+    cancel not obeyed          -> job stopped, cancelled
+    job without a live attempt -> stopped
+
+Every step is a conditional move or safe to repeat, so a tick may die anywhere and the next one goes
+on; an advisory lock keeps two ticks from doing the same work at once.  If Ray does not answer,
+nothing is known and nothing is changed.
+"""
+
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import structlog
+from django.conf import settings
+from django.db import DatabaseError, connection
+from django.utils import timezone
+
+from webapp import queue
+from webapp.runs.models import ENDED, LIVE, Desired, Run, State
+from workers import ray_jobs
+from workers.app import app
+from workers.launch import submit
+from workers.ray_jobs import Job, Jobs, RayUnreachable
+
+RESEND_AFTER = timedelta(seconds=4)
+RESUBMIT_AFTER = timedelta(seconds=10)
+OBEY_WITHIN = timedelta(seconds=30)
+"""How long an engine may take to obey a cancel, and an ended run's job to go away."""
+MOST_DOUBTS = 4
+"""Ticks in a row with a lapsed lease and a reachable service.  One would not do: after an outage every lease
+has lapsed, and the engines need a few seconds to come back."""
+POINTLESS_EXIT_CODES = {2: "the engine refused the spec", 3: "the engine gave up"}
+"""Ends of a job that another attempt would only repeat."""
+
+_SUBMISSION_ID = re.compile(r"run-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-\d+$")
+_LOCK = 0x70616C65
+log = structlog.get_logger(__name__)
+
+
+@app.task(name=queue.RECONCILE)
+def reconcile() -> None:
+    with _only_one() as alone:
+        if alone:
+            resend_lost_messages()
+            try:
+                follow_jobs(ray_jobs.connect())
+            except RayUnreachable as error:
+                log.warning("Ray cannot be reached; runs are left as they are", error=str(error))
+
+
+@contextmanager
+def _only_one() -> Iterator[bool]:
+    """Whether this is the only tick right now.  The lock goes with the connection if the process dies."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK])
+        alone = cursor.fetchone()[0]
+    try:
+        yield alone
+    finally:
+        if alone:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [_LOCK])
+
+
+def resend_lost_messages() -> None:
+    waiting = Run.objects.filter(state=State.QUEUED, desired=Desired.RUN, state_since__lt=timezone.now() - RESEND_AFTER)
+    for run_id in waiting.order_by("state_since").values_list("id", flat=True):
+        queue.send(queue.LAUNCH, str(run_id))
+
+
+def follow_jobs(jobs: Jobs) -> None:
+    """Raises RayUnreachable."""
+    # First the jobs, then the rows: a job that has ended by then has delivered everything that it ever will.
+    found = jobs.all()
+    web_answers = _web_answers()
+    for run in Run.objects.filter(state__in=LIVE).defer("summary"):
+        try:
+            _follow(run, found.get(run.submission_id), jobs, web_answers=web_answers)
+        except DatabaseError:
+            log.exception("cannot follow this run now", run=str(run.id))
+    _stop_leftovers(found, jobs)
+
+
+def _follow(run: Run, job: Job | None, jobs: Jobs, *, web_answers: bool) -> None:
+    now = timezone.now()
+    is_alive = job is not None and job.state == "alive"
+    if run.desired == Desired.CANCEL and (not is_alive or now - run.desired_since > OBEY_WITHIN):
+        reason = "the engine did not obey in time and was stopped" if is_alive else "its job has ended"
+        _give_up(run, jobs, State.CANCELLED, reason, stop=is_alive)
+    elif job is None and run.state == State.LAUNCHING:
+        if now - run.state_since > RESUBMIT_AFTER:
+            submit(run, jobs)
+    elif job is None or job.state != "alive":
+        _restart_or_fail(run, jobs, *_why_ended(job), stop=False)
+    elif (stalled := _why_stalled(run)) is not None:
+        _restart_or_fail(run, jobs, stalled, may_repeat=True, stop=True)
+    elif _is_silent(run, now, web_answers=web_answers):
+        silent_s = (now - (run.heartbeat_at or run.state_since)).total_seconds()
+        reason = f"attempt {run.attempt} has said nothing for {silent_s:.0f} s although its job lives"
+        _restart_or_fail(run, jobs, reason, may_repeat=True, stop=True)
+
+
+def _why_ended(job: Job | None) -> tuple[str, bool]:
+    """The reason, and whether another attempt could go better."""
+    if job is None:
+        return "its job is gone: the Ray cluster was restarted", True
+    if job.exit_code in POINTLESS_EXIT_CODES:
+        return f"{POINTLESS_EXIT_CODES[job.exit_code]}: {job.last_words}", False
+    if job.state == "succeeded":
+        return "its job ended without finishing the run", True
+    return f"its job died (exit code {job.exit_code}): {job.last_words}", True
+
+
+def _why_stalled(run: Run) -> str | None:
+    """The stall's reason if one phase lasts too long.
+
+    Measured up to the last heartbeat, not up to now: without heartbeats we do not know the phase.
+    """
+    pulse = run.pulse
+    if run.state != State.RUNNING or pulse is None or run.heartbeat_at is None:
+        return None
+    lasted_s, limit_s = run.heartbeat_at.timestamp() - pulse["phase_since"], run.run_spec.schedule.stall_timeout_s
+    if pulse["phase"] == "paused" or lasted_s <= limit_s:
+        return None
+    since = datetime.fromtimestamp(pulse["phase_since"], tz=run.heartbeat_at.tzinfo).isoformat(timespec="seconds")
+    waiting = f", waiting for {pulse['waiting_for']}" if pulse["waiting_for"] else ""
+    phase = f"phase {pulse['phase']} of step {pulse['step']}"
+    return f"stalled: {phase} has lasted since {since}, more than {limit_s:.0f} s{waiting}"
+
+
+def _is_silent(run: Run, now: datetime, *, web_answers: bool) -> bool:
+    """Whether the attempt has been silent for so long, with the service reachable, that it must be broken."""
+    if run.lease_until is None or now <= run.lease_until:
+        return False
+    doubts = run.doubts + 1 if web_answers else 0
+    # Only if no batch came meanwhile: that would have renewed the lease.
+    unchanged = Run.objects.filter(id=run.id, attempt=run.attempt, lease_until=run.lease_until)
+    return bool(unchanged.update(doubts=doubts)) and doubts >= MOST_DOUBTS
+
+
+def _restart_or_fail(run: Run, jobs: Jobs, reason: str, may_repeat: bool, *, stop: bool) -> None:
+    most = run.run_spec.schedule.max_attempts
+    if not may_repeat:
+        _give_up(run, jobs, State.FAILED, reason, stop=stop)
+    elif run.attempt >= most:
+        _give_up(run, jobs, State.FAILED, f"{reason}; that was attempt {run.attempt} of {most}", stop=stop)
+    elif _give_up(run, jobs, State.QUEUED, reason, stop=stop):
+        queue.send(queue.LAUNCH, str(run.id))
+
+
+def _give_up(run: Run, jobs: Jobs, state: str, reason: str, *, stop: bool) -> bool:
+    """Fence the attempt, then stop its job; in this order, so that it cannot finish in between."""
+    fields = {"failure_reason": reason} if state == State.FAILED else {}
+    won = run.move_to(state, by="reconcile", reason=reason, **fields)
+    if won:
+        log.warning("attempt given up", run=str(run.id), attempt=run.attempt, state=state, reason=reason)
+        if stop:
+            jobs.stop(run.submission_id)
+    return won
+
+
+def _stop_leftovers(found: dict[str, Job], jobs: Jobs) -> None:
+    """Jobs whose attempt nobody waits for any more, e.g. because we died between fencing and stopping.
+
+    Only jobs of runs that we know: the cluster may serve others too.
+    """
+    names = [_SUBMISSION_ID.match(submission_id) for submission_id, job in found.items() if job.state == "alive"]
+    ours = {name[0]: UUID(name[1]) for name in names if name}
+    runs = Run.objects.only("state", "state_since", "submission_id").in_bulk(set(ours.values()))
+    for submission_id, run_id in ours.items():
+        if run_id in runs and _is_leftover(runs[run_id], submission_id):
+            jobs.stop(submission_id)
+
+
+def _is_leftover(run: Run, submission_id: str) -> bool:
+    if run.submission_id != submission_id:
+        return True
+    return run.state in ENDED | {State.QUEUED} and timezone.now() - run.state_since > OBEY_WITHIN
+
+
+def _web_answers() -> bool:
+    """Whether engines could have reached the service."""
+    try:
+        with urllib.request.urlopen(f"{settings.PALESTRA_BASE_URL}/healthz", timeout=3) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,12 @@
+"""Drops rows that have served their time."""
+
+from webapp import queue
+from webapp.accounts.sign_in import forget_old_failures
+from webapp.api.idempotency import forget_old_answers
+from workers.app import app
+
+
+@app.task(name=queue.TIDY)
+def tidy() -> None:
+    forget_old_failures()
+    forget_old_answers()
