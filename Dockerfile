@@ -1,0 +1,36 @@
+# One image for web, worker, beat and the Ray head; docker-compose.yml says which it is.
+FROM python:3.11-slim-bookworm AS base
+
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends bubblewrap util-linux \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 palestra
+
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /app
+
+# Where torch comes from decides between a CPU and a CUDA build.
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+COPY constraints.txt requirements.lock ./
+RUN pip install --index-url "$TORCH_INDEX_URL" --extra-index-url https://pypi.org/simple "torch==2.13.0" \
+    && pip install --no-deps --constraint constraints.txt --requirement requirements.lock
+
+COPY manage.py pyproject.toml ./
+COPY sandboxes sandboxes
+COPY engine engine
+COPY migrations migrations
+COPY webapp webapp
+COPY workers workers
+
+ENV PYTHONPATH=/app PALESTRA_STATIC_ROOT=/app/static PALESTRA_HOME=/var/lib/palestra PALESTRA_RUNS=/var/lib/palestra/runs
+RUN PALESTRA_SECRET_KEY=only-for-building DATABASE_URL=postgres:///none python manage.py collectstatic --noinput \
+    && mkdir -p /var/lib/palestra/runs && chown -R palestra /var/lib/palestra
+USER palestra
+EXPOSE 8700
+CMD ["uvicorn", "webapp.asgi:application", "--host", "0.0.0.0", "--port", "8700", "--no-server-header", "--no-access-log", "--lifespan", "off"]
+
+# Adds the backends that need a GPU.
+FROM base AS gpu
+USER root
+RUN pip install --constraint constraints.txt "megatron-core==0.16.1"
+USER palestra

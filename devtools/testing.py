@@ -1,0 +1,68 @@
+"""``./dev test``: everything that must hold, in the order in which it is cheap to find out.
+
+    ruff -> formatting -> types -> import contracts -> migrations -> pytest
+
+All of them run even if one fails; the exit code is non-zero if any did.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+from devtools.home import ROOT
+
+SELECTIONS = {
+    "quick": "not slow and not browser and not stack and not soak and not verl",
+    "everything": "not soak and not verl",
+    "soak": "soak",
+}
+
+
+def test(options: argparse.Namespace) -> int:
+    failed = [name for name, command in _checks().items() if not _passes(name, command)]
+    selection, *rest = options.passed_on if options.passed_on[:1] in (["quick"], ["soak"]) else ["everything", *options.passed_on]
+    passed = _run("tests", _pytest_command(selection, rest)) == 0
+    if failed:
+        print(f"dev: failed before the tests: {', '.join(failed)}", file=sys.stderr)
+    return 0 if passed and not failed else 1
+
+
+def _checks() -> dict[str, list[str]]:
+    return {
+        "ruff": ["ruff", "check", "--quiet", "."],
+        "formatting": ["ruff", "format", "--check", "--quiet", "."],
+        "types": ["mypy"],
+        "import contracts": ["lint-imports", "--no-cache"],
+        "migrations": [sys.executable, "manage.py", "makemigrations", "--check", "--dry-run"],
+        "installed packages fit together": [sys.executable, "-m", "pip", "check"],
+    }
+
+
+def _pytest_command(selection: str, passed_on: list[str]) -> list[str]:
+    # Tests with a stack or a browser stay in one of the processes (tests/conftest.py).
+    parallel = [] if selection == "soak" else ["-n", "2", "--dist", "loadgroup"]
+    return [sys.executable, "-m", "pytest", "-q", *parallel, "-m", SELECTIONS[selection], *passed_on]
+
+
+def _passes(name: str, command: list[str]) -> bool:
+    """Quiet when it holds."""
+    began = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    verdict = "ok" if done.returncode == 0 else "FAILED"
+    print(f"{name}: {verdict} ({time.monotonic() - began:.1f} s)", flush=True)
+    if done.returncode:
+        print(done.stdout[-6000:], flush=True)
+    return done.returncode == 0
+
+
+def _run(name: str, command: list[str]) -> int:
+    print(f"{name}: {' '.join(command[1:])}", flush=True)
+    return subprocess.run(command, cwd=ROOT, env=_environment()).returncode
+
+
+def _environment() -> dict[str, str]:
+    """Settings need a secret and a database's address; what uses the database starts its own."""
+    secret = {"PALESTRA_SECRET_KEY": "only-for-checks-" + "0" * 50, "DJANGO_SETTINGS_MODULE": "webapp.settings"}
+    return secret | os.environ
