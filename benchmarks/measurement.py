@@ -1,0 +1,122 @@
+"""What a benchmark measured, and what may be concluded from it.
+
+One *run* is one fresh process: warm-up steps that nobody counts, then timed steps.  A *pair* is a
+run of Palestra and the run of the peer right after it.  Machines drift, so only ratios inside a
+pair are compared; they are given as median, minimum and maximum over the pairs.
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PHASES = ("rollout", "score", "update")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch: rollouts, their scoring and credit, one or more updates.  Times in seconds."""
+
+    seconds: float
+    """From the end of the step before to the end of this one: nothing in between is left out."""
+    rollout: float
+    """Sampling and tools."""
+    score: float
+    """Rewards, advantages, and log-probs under the policy before the update."""
+    update: float
+    """Loss, gradients, optimizer, and handing the new weights to the sampler."""
+    trajectories: int
+    turns: int
+    sampled_tokens: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one process reports."""
+
+    subject: str
+    steps: list[Step]
+    """The timed ones."""
+    versions: dict[str, str]
+    threads: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def trajectories_per_s(self) -> float:
+        return sum(step.trajectories for step in self.steps) / self.seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(step.sampled_tokens for step in self.steps) / self.seconds
+
+    @property
+    def tokens_per_trajectory(self) -> float:
+        return sum(step.sampled_tokens for step in self.steps) / sum(step.trajectories for step in self.steps)
+
+    @property
+    def turns_per_trajectory(self) -> float:
+        return sum(step.turns for step in self.steps) / sum(step.trajectories for step in self.steps)
+
+    def shares(self) -> dict[str, float]:
+        """Of the whole time, per phase; ``other`` is what no phase claims (data loading, logging, ...)."""
+        shares = {phase: sum(getattr(step, phase) for step in self.steps) / self.seconds for phase in PHASES}
+        return shares | {"other": 1.0 - sum(shares.values())}
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> "Run":
+        content = json.loads(path.read_text())
+        return cls(**content | {"steps": [Step(**step) for step in content["steps"]]})
+
+
+@dataclass(frozen=True)
+class Spread:
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Raises ValueError when there are no values."""
+        if not values:
+            raise ValueError("a spread needs at least one value")
+        return cls(statistics.median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        return f"{_short(self.median)} ({_short(self.low)} to {_short(self.high)})"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All pairs of one setting.  ``ours[i]`` and ``theirs[i]`` ran one after the other."""
+
+    setting: str
+    ours: list[Run]
+    theirs: list[Run]
+
+    def ratios(self) -> list[float]:
+        """Our trajectories per second over theirs, pair by pair; above 1 we are faster."""
+        return [
+            mine.trajectories_per_s / peer.trajectories_per_s for mine, peer in zip(self.ours, self.theirs, strict=True)
+        ]
+
+    def phase_ratios(self, phase: str) -> list[float]:
+        """Their seconds per trajectory in this phase over ours, pair by pair; above 1 we are faster."""
+        return [
+            seconds_per_trajectory(peer, phase) / seconds_per_trajectory(mine, phase)
+            for mine, peer in zip(self.ours, self.theirs, strict=True)
+        ]
+
+
+def seconds_per_trajectory(run: Run, phase: str) -> float:
+    return sum(getattr(step, phase) for step in run.steps) / sum(step.trajectories for step in run.steps)

@@ -1,0 +1,1 @@
+"""Programs that run inside a peer's own virtual environment, with the repository on their import path."""

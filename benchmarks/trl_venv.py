@@ -1,0 +1,30 @@
+"""TRL in a virtual environment of its own, made on first use and kept.
+
+The versions are pinned together: they were run together.  torch comes first and alone, so that the
+CPU build which it resolves to stays, and TRL's own requirement does not replace it.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+TORCH = "torch==2.13.0"
+PINNED = ("trl==1.16.0", "transformers==5.23.0", "datasets==5.2.0", "accelerate==1.15.0", "tokenizers==0.23.3")
+
+
+def python_of(home: Path) -> Path:
+    """The interpreter of ``home``/bench/trl.  Raises CalledProcessError when pip fails; trying again goes on from there."""
+    folder = home / "bench" / "trl"
+    python, complete = folder / "bin" / "python", folder / "installed.txt"
+    wanted = "\n".join((TORCH, *PINNED))
+    if complete.exists() and complete.read_text() == wanted:
+        return python
+    print(f"installing TRL and what it needs in {folder} (once; about 1.5 GB)", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    constraints = folder / "constraints.txt"
+    constraints.write_text(f"{TORCH}\n")
+    for requirements in ((TORCH,), PINNED):
+        install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(constraints), *requirements]
+        subprocess.run(install, check=True, stdout=sys.stderr)
+    complete.write_text(wanted)
+    return python
