@@ -66,13 +66,10 @@ class Engine:
             sampler = WithoutStop(self._generator) if fixed_length else self._generator
             self._worker = RolloutWorker(self._spec, sampler, boxes)
             await self._sync_weights(0)
-            steps, last = [], time.perf_counter()
-            for number in range(1, self._workload.steps + 1):
-                step, last = await self._step(number, last)
-                steps.append(step)
-            return steps
+            return [await self._step(number) for number in range(1, self._workload.steps + 1)]
 
-    async def _step(self, number: int, begin: float) -> tuple[Step, float]:
+    async def _step(self, number: int) -> Step:
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         trajectories = await self._collected(number)
         collected_at = time.perf_counter()
         trajectories = await self._learning(lambda: self._learner.credit(trajectories))
@@ -80,16 +77,16 @@ class Engine:
         await self._learning(lambda: self._learner.update(trajectories))
         await self._sync_weights(number)
         end = time.perf_counter()
-        step = Step(
+        return Step(
             seconds=end - begin,
             rollout=collected_at - begin,
             score=credited_at - collected_at,
             update=end - credited_at,
+            cpu=time.process_time() - cpu_begin,
             trajectories=len(trajectories),
             turns=turns(trajectories),
             sampled_tokens=sampled_tokens(trajectories),
         )
-        return step, end
 
     async def _collected(self, number: int) -> list[Trajectory]:
         collected = await self._worker.collect(train_requests(self._spec, number))

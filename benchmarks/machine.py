@@ -2,6 +2,10 @@
 
 import os
 import platform
+import resource
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -22,3 +26,30 @@ def _cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+@dataclass(frozen=True)
+class CoreTime:
+    """Seconds that the given cores and our own finished children have worked so far."""
+
+    at: float
+    busy: float
+    ours: float
+
+    @classmethod
+    def now(cls, cores: Collection[int]) -> "CoreTime":
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return cls(time.perf_counter(), _busy_seconds(cores), usage.ru_utime + usage.ru_stime)
+
+    def others_share_until(self, end: "CoreTime", cores: int) -> float:
+        """Of the time of ``cores`` cores: what was neither idle nor used by children that have been waited for."""
+        foreign = (end.busy - self.busy) - (end.ours - self.ours)
+        return max(0.0, foreign / ((end.at - self.at) * cores))
+
+
+def _busy_seconds(cores: Collection[int]) -> float:
+    """From /proc/stat: everything but idle and iowait."""
+    names = {f"cpu{core}" for core in cores}
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    ticks = sum(sum(map(int, [*line[1:4], *line[6:9]])) for line in lines if line[0] in names)
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -26,6 +26,9 @@ class Step:
     """Rewards, advantages, and log-probs under the policy before the update."""
     update: float
     """Loss, gradients, optimizer, and handing the new weights to the sampler."""
+    cpu: float
+    """Processor time of the process in all its threads, its boxes left out.  Says little about waiting, but a busy
+    machine disturbs it less than the clock."""
     trajectories: int
     turns: int
     sampled_tokens: int
@@ -40,6 +43,8 @@ class Run:
     """The timed ones."""
     versions: dict[str, str]
     threads: int
+    others_share: float = 0.0
+    """Of the time of the cores that the run was pinned to: what went to anybody else's processes."""
 
     @property
     def seconds(self) -> float:
@@ -110,13 +115,17 @@ class Comparison:
             mine.trajectories_per_s / peer.trajectories_per_s for mine, peer in zip(self.ours, self.theirs, strict=True)
         ]
 
-    def phase_ratios(self, phase: str) -> list[float]:
-        """Their seconds per trajectory in this phase over ours, pair by pair; above 1 we are faster."""
+    def cost_ratios(self, part: str) -> list[float]:
+        """Their seconds per trajectory in ``part`` (a phase, or ``cpu``) over ours, pair by pair."""
         return [
-            seconds_per_trajectory(peer, phase) / seconds_per_trajectory(mine, phase)
+            seconds_per_trajectory(peer, part) / seconds_per_trajectory(mine, part)
             for mine, peer in zip(self.ours, self.theirs, strict=True)
         ]
 
+    def others_share(self) -> float:
+        """Of the run that was disturbed the most."""
+        return max(run.others_share for run in [*self.ours, *self.theirs])
 
-def seconds_per_trajectory(run: Run, phase: str) -> float:
-    return sum(getattr(step, phase) for step in run.steps) / sum(step.trajectories for step in run.steps)
+
+def seconds_per_trajectory(run: Run, part: str) -> float:
+    return sum(getattr(step, part) for step in run.steps) / sum(step.trajectories for step in run.steps)

@@ -23,7 +23,8 @@ def _setting_as_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "pairs": len(comparison.ours),
         "ratio": asdict(Spread.of(comparison.ratios())) | {"of_pairs": comparison.ratios()},
-        "phase_ratios": {phase: asdict(Spread.of(comparison.phase_ratios(phase))) for phase in PHASES},
+        "cost_ratios": {part: asdict(Spread.of(comparison.cost_ratios(part))) for part in (*PHASES, "cpu")},
+        "others_share": comparison.others_share(),
         "palestra": _side_as_json(comparison.ours),
         "trl": _side_as_json(comparison.theirs),
     }
@@ -43,45 +44,69 @@ def _side_as_json(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def summary_table(comparisons: Sequence[Comparison]) -> Table:
-    """Median (min to max) over the pairs."""
-    table = Table(title="rollouts + update, Palestra and TRL's GRPOTrainer: median (min to max)")
-    for name in ("setting", "", "trajectories/s", "sampled tokens/s", "tokens each", "turns each"):
-        table.add_column(name, justify="left" if name in ("setting", "") else "right")
-    for comparison in comparisons:
-        for name, runs in (("Palestra", comparison.ours), ("TRL", comparison.theirs)):
-            table.add_row(
-                comparison.setting,
-                name,
-                str(_spread(runs, "trajectories_per_s")),
-                str(_spread(runs, "tokens_per_s")),
-                str(_spread(runs, "tokens_per_trajectory")),
-                str(_spread(runs, "turns_per_trajectory")),
-            )
-        table.add_row(comparison.setting, "ratio", str(Spread.of(comparison.ratios())), end_section=True)
-    return table
+    """Median (min to max) over the pairs; lengths are medians."""
+    return _table(
+        "rollouts + update: median (min to max) of the paired runs",
+        ["setting", "", "trajectories/s", "sampled tokens/s", "tokens each", "turns each"],
+        [row for comparison in comparisons for row in _summary_rows(comparison)],
+    )
 
 
-def phase_table(comparisons: Sequence[Comparison]) -> Table:
+def _summary_rows(comparison: Comparison) -> list[list[str]]:
+    sides = [("Palestra", comparison.ours), ("TRL", comparison.theirs)]
+    rows = [
+        [
+            comparison.setting,
+            name,
+            str(_spread(runs, "trajectories_per_s")),
+            str(_spread(runs, "tokens_per_s")),
+            f"{_spread(runs, 'tokens_per_trajectory').median:.1f}",
+            f"{_spread(runs, 'turns_per_trajectory').median:.2f}",
+        ]
+        for name, runs in sides
+    ]
+    return [*rows, [comparison.setting, "ratio", str(Spread.of(comparison.ratios()))]]
+
+
+def cost_table(comparisons: Sequence[Comparison]) -> Table:
     """Where the time goes: milliseconds per trajectory and share of the whole, medians."""
-    table = Table(title="where the time goes: ms per trajectory (share), medians; TRL / Palestra per pair")
-    for name in ("setting", "phase", "Palestra", "TRL", "TRL / Palestra"):
-        table.add_column(name, justify="left" if name in ("setting", "phase") else "right")
-    for comparison in comparisons:
-        for phase in PHASES:
-            table.add_row(
-                comparison.setting,
-                phase,
-                _cost(comparison.ours, phase),
-                _cost(comparison.theirs, phase),
-                str(Spread.of(comparison.phase_ratios(phase))),
-                end_section=phase == PHASES[-1],
-            )
+    return _table(
+        "where the time goes: ms per trajectory (share of the step), medians",
+        ["setting", "part", "Palestra", "TRL", "TRL / Palestra, per pair"],
+        [row for comparison in comparisons for row in _cost_rows(comparison)],
+    )
+
+
+def _cost_rows(comparison: Comparison) -> list[list[str]]:
+    phases = [
+        [
+            comparison.setting,
+            phase,
+            f"{_milliseconds(comparison.ours, phase)} ({_share(comparison.ours, phase)})",
+            f"{_milliseconds(comparison.theirs, phase)} ({_share(comparison.theirs, phase)})",
+            str(Spread.of(comparison.cost_ratios(phase))),
+        ]
+        for phase in PHASES
+    ]
+    processor = [_milliseconds(comparison.ours, "cpu"), _milliseconds(comparison.theirs, "cpu")]
+    return [*phases, [comparison.setting, "processor", *processor, str(Spread.of(comparison.cost_ratios("cpu")))]]
+
+
+def _milliseconds(runs: Sequence[Run], part: str) -> str:
+    return f"{Spread.of([1000 * seconds_per_trajectory(run, part) for run in runs]).median:.2f}"
+
+
+def _share(runs: Sequence[Run], phase: str) -> str:
+    return f"{Spread.of([run.shares()[phase] for run in runs]).median:.0%}"
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number < 2 else "right", no_wrap=True)
+    for row, below in zip(rows, [*rows[1:], None], strict=True):
+        table.add_row(*row, end_section=below is None or below[0] != row[0])
     return table
-
-
-def _cost(runs: Sequence[Run], phase: str) -> str:
-    milliseconds = Spread.of([1000 * seconds_per_trajectory(run, phase) for run in runs]).median
-    return f"{milliseconds:.2f} ({Spread.of([run.shares()[phase] for run in runs]).median:.0%})"
 
 
 def _spread(runs: Sequence[Run], name: str) -> Spread:

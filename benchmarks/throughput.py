@@ -9,19 +9,24 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 
 from benchmarks import machine, trl_venv
+from benchmarks.machine import CoreTime
 from benchmarks.measurement import Comparison, Run
 from benchmarks.policies import start_policy
-from benchmarks.report import as_json, phase_table, summary_table
+from benchmarks.report import as_json, cost_table, summary_table
 from benchmarks.workload import SETTINGS, Setting, Workload, spec_for
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET_RATIO = 3.0
+QUIET_SHARE = 0.1
+"""Of the cores' time: what other processes may take before the numbers are called unreliable."""
 
 
 def main() -> None:
@@ -32,12 +37,24 @@ def main() -> None:
     os.sched_setaffinity(0, pinned_to)  # everything below is started from here and inherits it
     peer = trl_venv.python_of(home)
     comparisons = [_compared(setting, options, home, peer) for setting in options.settings]
-    described |= {"pinned_to_cores": len(pinned_to), "load_1min_after": machine.description()["load_1min"]}
-    console = Console()
-    console.print(summary_table(comparisons), phase_table(comparisons))
-    console.print(f"target: {TARGET_RATIO:g}x.  Method and limits: docs/benchmarks.md.  Machine: {described}")
+    described |= {"pinned_to_cores": len(pinned_to)}
     if options.json:
         options.json.write_text(json.dumps(as_json(comparisons, machine=described, target=TARGET_RATIO), indent=2))
+    _tell(comparisons, described)
+
+
+def _tell(comparisons: list[Comparison], described: dict[str, Any]) -> None:
+    console = Console(width=max(110, Console().width), highlight=False)
+    console.print(summary_table(comparisons), cost_table(comparisons))
+    console.print(f"target: {TARGET_RATIO:g}x.  Method and limits: docs/benchmarks.md")
+    console.print(", ".join(f"{name} {value}" for name, value in described.items()))
+    disturbed = max(comparison.others_share() for comparison in comparisons)
+    if disturbed > QUIET_SHARE:
+        console.print(
+            f"NOT RELIABLE: other processes took up to {disturbed:.0%} of the cores during a run.  "
+            "Threads of one process wait for each other, so this slows both sides by more than its share, "
+            "and not equally.  Measure again when the machine is quiet."
+        )
 
 
 def _options() -> argparse.Namespace:
@@ -71,13 +88,16 @@ def _compared(setting: Setting, options: argparse.Namespace, home: Path, peer: P
 
 def _run(python: Path, module: str, workload_file: Path, threads: int) -> Run:
     """Raises RuntimeError with the end of its output when the process fails."""
-    run_file = workload_file.with_name("run.json")
+    run_file, cores = workload_file.with_name("run.json"), os.sched_getaffinity(0)
     command = [str(python), "-m", module, str(workload_file), str(run_file)]
-    environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)) | {"PYTHONPATH": str(ROOT)}
+    count = str(threads)
+    environment = os.environ | {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "PYTHONPATH": str(ROOT)}
+    begin = CoreTime.now(cores)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{module} exited with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
-    return Run.read(run_file)
+    others_share = begin.others_share_until(CoreTime.now(cores), len(cores))
+    return replace(Run.read(run_file), others_share=others_share)
 
 
 if __name__ == "__main__":

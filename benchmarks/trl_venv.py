@@ -13,7 +13,7 @@ PINNED = ("trl==1.16.0", "transformers==5.23.0", "datasets==5.2.0", "accelerate=
 
 
 def python_of(home: Path) -> Path:
-    """The interpreter of ``home``/bench/trl.  Raises CalledProcessError when pip fails; trying again goes on from there."""
+    """The interpreter of ``home``/bench/trl.  Raises CalledProcessError when pip fails; trying again goes on."""
     folder = home / "bench" / "trl"
     python, complete = folder / "bin" / "python", folder / "installed.txt"
     wanted = "\n".join((TORCH, *PINNED))

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.rollout.environments import Environment
+from engine.rollout.environments.interface import Environment
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 
@@ -61,7 +61,7 @@ def spec_for(setting: Setting, *, steps: int, threads: int) -> RunSpec:
             "name": f"benchmark {setting}",
             "environment": {"max_turns": 1 if setting == "completions" else 5, "max_turn_tokens": 32},
             "recipe": {"cold_start": None, "optimizer": {"learning_rate": LEARNING_RATE}},
-            "resources": {"threads": threads},
+            "resources": {"threads": threads, "sandboxes": 64 if setting == "tool-use" else 1},
             "schedule": {"steps": steps},
         }
     )

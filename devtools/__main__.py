@@ -49,7 +49,7 @@ def _parser() -> tuple[Parser, list[str]]:
         one.set_defaults(verb=verb)
         return one
 
-    up.add_arguments(add("up", up.up, "start everything, with a sample run in an empty home; again: go on where it stopped"))
+    up.add_arguments(add("up", up.up, "start everything, or go on where it stopped"))
     add("down", verbs.down, "stop everything in order")
     add("status", verbs.status, "services and runs").add_argument("--json", action="store_true")
     add("reset", verbs.reset, "remove the home: database, runs, checkpoints").add_argument("--yes", action="store_true")

@@ -20,7 +20,10 @@ def check_disk(home: Path) -> None:
     existing = next(folder for folder in (home, *home.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < FREE_DISK_BYTES:
-        raise Unfit(f"only {free // 2**20} MiB are free in {existing}; Palestra needs 1024 MiB: free some, or set PALESTRA_HOME")
+        raise Unfit(
+            f"only {free // 2**20} MiB are free in {existing}, and Palestra needs 1024 MiB; "
+            "free some, or set PALESTRA_HOME to a folder on another disk"
+        )
 
 
 def check_bubblewrap() -> None:
@@ -28,17 +31,16 @@ def check_bubblewrap() -> None:
     if shutil.which("bwrap"):
         return
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "update", "-qq"], env=environment, **quiet)
-        subprocess.run(["apt-get", "install", "-qq", "-y", "bubblewrap"], env=environment, **quiet)
+        for words in (["update"], ["install", "-y", "bubblewrap"]):
+            subprocess.run(["apt-get", "-qq", *words], env=environment, capture_output=True)
     if not shutil.which("bwrap"):
-        raise Unfit("bubblewrap (bwrap) is missing, and no code may run without a sandbox; install it: apt-get install bubblewrap")
+        raise Unfit("bubblewrap (bwrap) is missing, and nothing runs without a sandbox: apt-get install bubblewrap")
 
 
 def check_user_namespaces() -> None:
-    box = ["bwrap", "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
-    tried = subprocess.run(box, capture_output=True, text=True)
+    box = ["--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc"]
+    tried = subprocess.run(["bwrap", *box, "true"], capture_output=True, text=True)
     if tried.returncode:
         said = " ".join(tried.stderr.split())[:120]
         raise Unfit(

@@ -94,7 +94,9 @@ def _working_folder(pid: int) -> str | None:
 def answers(sockets: Path) -> bool:
     """Whether the server takes connections; creates the database on the first one."""
     try:
-        with psycopg.connect(host=str(sockets), user=USER, dbname="postgres", autocommit=True, connect_timeout=2) as server:
+        with psycopg.connect(
+            host=str(sockets), user=USER, dbname="postgres", autocommit=True, connect_timeout=2
+        ) as server:
             found = server.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
             if found is None:
                 server.execute(f'CREATE DATABASE "{DATABASE}"')

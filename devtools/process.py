@@ -4,6 +4,7 @@ A service leads a session of its own, so a Ctrl-C in the terminal reaches only t
 When the supervisor itself is killed, the kernel sends each service its stop signal.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -192,10 +193,8 @@ def start_time_of(pid: int) -> int | None:
 
 
 def send_signal(pid: int, which: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself, which is what we wanted
         os.kill(pid, which)
-    except ProcessLookupError:
-        pass  # it ended by itself, which is what we wanted
 
 
 def last_lines(log: Path, count: int) -> list[str]:

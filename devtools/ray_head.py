@@ -18,6 +18,8 @@ PORTS = (
     "port", "dashboard-port", "ray-client-server-port", "node-manager-port", "object-manager-port",
     "dashboard-agent-listen-port", "dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port",
 )  # fmt: skip
+PORT_VARIABLES = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
+"""Two ports that Ray takes from the environment only."""
 
 ENVIRONMENT = {
     # The switch that makes Ray a single node on 127.0.0.1; without it Ray listens on every address.
@@ -30,15 +32,16 @@ ENVIRONMENT = {
 
 
 def choose_ports() -> dict[str, int]:
-    return dict(zip((*PORTS, "AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT"), free_ports(len(PORTS) + 2), strict=True))
+    names = (*PORTS, *PORT_VARIABLES)
+    return dict(zip(names, free_ports(len(names)), strict=True))
 
 
 def environment(ports: dict[str, int]) -> dict[str, str]:
-    return ENVIRONMENT | {name: str(port) for name, port in ports.items() if name.isupper()}
+    return ENVIRONMENT | {name: str(ports[name]) for name in PORT_VARIABLES}
 
 
 def head_command(ports: dict[str, int], temporary: Path) -> list[str]:
-    options = [f"--{name}={port}" for name, port in ports.items() if not name.isupper()]
+    options = [f"--{name}={ports[name]}" for name in PORTS]
     return [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
         "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", *options,

@@ -4,7 +4,6 @@ Reading the database costs a millisecond and works while the web restarts; nothi
 """
 
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -85,7 +84,7 @@ class RunsView:
     def __enter__(self) -> "RunsView":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _query(self, query: str, parameters: list[Any]) -> list[RunRow] | None:
@@ -111,4 +110,3 @@ def connection_arguments(database_url: str) -> dict[str, Any]:
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-

@@ -11,6 +11,8 @@ from devtools import postgres, ray_head, valkey
 from devtools.home import Home
 from devtools.process import Service
 
+CELERY = [sys.executable, "-m", "celery", "--app", "workers.app"]
+
 
 def embedded_servers(home: Home, ports: dict[str, int]) -> list[Service]:
     """What must run before the database can be migrated; servers that the caller named are not started."""
@@ -72,8 +74,7 @@ def _web(port: int) -> Service:
 
 
 def _worker() -> Service:
-    command = [sys.executable, "-m", "celery", "--app", "workers.app", "worker", "--pool", "prefork", "--concurrency", "2",
-               "--without-gossip", "--without-mingle", "--loglevel", "INFO"]  # fmt: skip
+    command = [*CELERY, "worker", "--concurrency", "2", "--without-gossip", "--without-mingle", "--loglevel", "INFO"]
     # A task ends within its time limits; what is not done by then is sent again by reconcile.
     return Service("worker", command, is_ready=lambda: True, stop_timeout_s=10)
 
@@ -81,8 +82,7 @@ def _worker() -> Service:
 def _beat(home: Home) -> Service:
     schedule = home.folder / "celery" / "beat-schedule"
     # No pid file: the home's lock already says that there is one beat.
-    command = [sys.executable, "-m", "celery", "--app", "workers.app", "beat", "--schedule", str(schedule), "--pidfile=",
-               "--loglevel", "INFO"]  # fmt: skip
+    command = [*CELERY, "beat", "--schedule", str(schedule), "--pidfile=", "--loglevel", "INFO"]
     return Service("beat", command, is_ready=lambda: True, before_start=lambda: _forget(schedule))
 
 

@@ -100,7 +100,7 @@ class Supervisor:
             members = [one for one in self._services if one.service.name in group]
             for one in members:
                 one.begin_stop()
-            while not all([one.is_stopped() for one in members]):
+            while any(not one.is_stopped() for one in members):
                 time.sleep(0.05)
         self._kill_everything_below()
         self.phase = "stopped"
@@ -125,7 +125,13 @@ class Supervisor:
         command = [sys.executable, str(ROOT / "manage.py"), *arguments]
         with open(log, "ab") as errors:
             running = subprocess.Popen(
-                command, env=self.environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+                command,
+                env=self.environment,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             )
         self._helpers.add(running.pid)
         try:
@@ -178,9 +184,10 @@ class Supervisor:
         while not all(one.ready for one in wanted):
             self.tick()
             for one in wanted:
-                if one.quick_deaths >= DEATHS_BEFORE_GIVING_UP or time.monotonic() > deadline:
-                    if not one.ready:
-                        raise Unfit(f"{one.service.name} does not start; its last lines:\n" + "\n".join(one.last_lines()))
+                too_late = one.quick_deaths >= DEATHS_BEFORE_GIVING_UP or time.monotonic() > deadline
+                if too_late and not one.ready:
+                    said = "\n".join(one.last_lines())
+                    raise Unfit(f"{one.service.name} does not start; its last lines:\n{said}")
             time.sleep(TICK_S / 4)
 
     def _complain_about(self, one: ServiceProcess) -> None:

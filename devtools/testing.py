@@ -22,7 +22,8 @@ SELECTIONS = {
 
 def test(options: argparse.Namespace) -> int:
     failed = [name for name, command in _checks().items() if not _passes(name, command)]
-    selection, *rest = options.passed_on if options.passed_on[:1] in (["quick"], ["soak"]) else ["everything", *options.passed_on]
+    words = options.passed_on
+    selection, rest = (words[0], words[1:]) if words[:1] in (["quick"], ["soak"]) else ("everything", words)
     passed = _run("tests", _pytest_command(selection, rest)) == 0
     if failed:
         print(f"dev: failed before the tests: {', '.join(failed)}", file=sys.stderr)
@@ -49,11 +50,11 @@ def _pytest_command(selection: str, passed_on: list[str]) -> list[str]:
 def _passes(name: str, command: list[str]) -> bool:
     """Quiet when it holds."""
     began = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True)
     verdict = "ok" if done.returncode == 0 else "FAILED"
     print(f"{name}: {verdict} ({time.monotonic() - began:.1f} s)", flush=True)
     if done.returncode:
-        print(done.stdout[-6000:], flush=True)
+        print((done.stdout + done.stderr)[-6000:], flush=True)
     return done.returncode == 0
 
 

@@ -36,7 +36,8 @@ def up(options: argparse.Namespace) -> int:
     screen = Screen()
     supervisor = Supervisor(home, say=screen.say)
     try:
-        return _run_once(supervisor, screen, options) if options.once else _run_until_stopped(supervisor, screen, options)
+        run = _run_once if options.once else _run_until_stopped
+        return run(supervisor, screen, options)
     except Stopped:
         screen.say("stopped before it was done" if options.once else "stopped")
         return 130 if options.once else 0
@@ -72,7 +73,7 @@ def _start(supervisor: Supervisor, screen: Screen) -> None:
     supervisor.finish_start()
     screen.say(f"Palestra is up: {supervisor.url}")
     if first["password"]:
-        screen.say(f"sign in as {first['email']} with the password {first['password']} (shown once; change it at /password)")
+        screen.say(f"sign in as {first['email']} with {first['password']} (shown once; change it at /password)")
 
 
 def _launch(supervisor: Supervisor, screen: Screen, *arguments: str) -> str:
@@ -94,7 +95,8 @@ def _watch(supervisor: Supervisor, screen: Screen, runs: list[RunRow] | None) ->
     trouble = f"{', '.join(services)} not up · " if services else ""
     if runs:
         current = runs[0]
-        more = f" (+{sum(not run.has_ended for run in runs) - 1} more)" if sum(not run.has_ended for run in runs) > 1 else ""
+        others = sum(not run.has_ended for run in runs[1:])
+        more = f" (+{others} more)" if others else ""
         screen.status(f"{trouble}{current}{more}", change=f"{trouble}{current.state}{current.phase}{current.step}")
     else:
         screen.status(f"{trouble}no runs yet", change=trouble)

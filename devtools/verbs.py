@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -54,11 +55,13 @@ def _print_status(home: Home, state: dict[str, Any]) -> None:
     if state["phase"] == "down":
         print(f"down ({home.folder}); ./dev up starts it")
         return
-    print(f"{state['phase']} · {state['url'] or '...'} · supervisor {state['pid']} · peak {state['peak_rss_mib']} MiB · {home.folder}")
+    print(f"{state['phase']} · {state['url'] or '...'} · {home.folder}")
+    print(f"supervisor {state['pid']} · at most {state['peak_rss_mib']} MiB so far")
     print(f"{'service':<10} {'state':<19} {'pid':>8} {'up':>8} {'restarts':>9} {'MiB':>6}")
     for one in state["services"]:
         age = _age(time.time() - one["started_at"]) if one["pid"] else "-"
-        print(f"{one['name']:<10} {one['state']:<19} {one['pid'] or '-':>8} {age:>8} {one['restarts']:>9} {one['rss_mib']:>6}")
+        numbers = f"{one['pid'] or '-':>8} {age:>8} {one['restarts']:>9} {one['rss_mib']:>6}"
+        print(f"{one['name']:<10} {one['state']:<19} {numbers}")
     for run in state.get("runs", []):
         print(RunRow(**run))
 
@@ -101,6 +104,7 @@ def _confirmed(folder: Path) -> bool:
 
 
 def logs(options: argparse.Namespace) -> int:
+    """The log, as ``tail`` shows it."""
     home = Home.from_environment()
     names = sorted(path.stem for path in home.logs.glob("*.log"))
     if options.name is None:
@@ -110,7 +114,7 @@ def logs(options: argparse.Namespace) -> int:
         raise Unfit(f"there is no log '{options.name}'; there are: {', '.join(names) or 'none yet'}")
     log = home.logs / f"{options.name}.log"
     follow = ["-F"] if options.follow else []
-    os.execvp("tail", ["tail", "-n", str(options.lines), *follow, str(log)])
+    return subprocess.run(["tail", "-n", str(options.lines), *follow, str(log)]).returncode
 
 
 def run_command(options: argparse.Namespace) -> int:

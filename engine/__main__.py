@@ -28,7 +28,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True)
     train = commands.add_parser("train", help="train here, without database and web")
     train.add_argument("file", type=Path, help="the run's TOML file")
-    train.add_argument("--run-dir", type=Path, help="where checkpoints and events go (default: .palestra/engine/<name>)")
+    train.add_argument(
+        "--run-dir", type=Path, help="where checkpoints and events go (default: .palestra/engine/<name>)"
+    )
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the folder")
     train.add_argument("--in-process", action="store_true", help="no Ray: everything in this process")
     train.add_argument("--json", type=Path, metavar="FILE", help="write the summary here")
@@ -47,7 +49,13 @@ def _parser() -> argparse.ArgumentParser:
 def _train(options: argparse.Namespace) -> int:
     from engine.control.train import train
 
-    return train(options.file, run_dir=options.run_dir, resume=options.resume, in_process=options.in_process, json_file=options.json)
+    return train(
+        options.file,
+        run_dir=options.run_dir,
+        resume=options.resume,
+        in_process=options.in_process,
+        json_file=options.json,
+    )
 
 
 def _job(options: argparse.Namespace) -> int:
@@ -59,7 +67,8 @@ def _job(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     spec = spec_from_file(options.file)
     schedule = spec.schedule
-    print(f"{options.file}: fine. {spec.name}: {schedule.steps} steps of {schedule.prompts_per_step} x {schedule.group_size} rollouts")
+    rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
+    print(f"{options.file}: fine. {spec.name}: {schedule.steps} steps of {rollouts}")
     return 0
 
 

@@ -15,7 +15,7 @@ class SandboxSpec(BaseModel):
     memory_mib: int = Field(default=128, ge=32, le=65536)
     """Address space of each process in the box, in MiB."""
     disk_mib: int = Field(default=16, ge=1, le=65536)
-    """Size of the writable file system, in MiB."""
+    """Size of each of the two writable file systems, /work and /tmp, in MiB."""
     processes: int = Field(default=16, ge=1, le=4096)
     """How many processes may live in the box at once."""
     timeout_s: float = Field(default=2.0, gt=0, le=3600)

@@ -8,7 +8,7 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 _SECRET_NAME = re.compile(r"password|secret|token|authorization|cookie|api_?key", re.IGNORECASE)
-_SECRET_TEXT = re.compile(r"(Bearer\s+|pal_[a-z0-9]+_|://[^/\s:@]*:)[^\s\"'@]+", re.IGNORECASE)
+_SECRET_TEXT = re.compile(r"(Bearer\s+|pal_[a-z0-9]+_|://[^/\s:@]*:(?=[^\s/@]+@))[^\s\"'@]+", re.IGNORECASE)
 
 
 def redact(_logger: WrappedLogger | None, _method: str, event: EventDict) -> EventDict:
@@ -27,6 +27,10 @@ _SHARED = [
     structlog.processors.TimeStamper(fmt="iso", utc=True),
     structlog.processors.format_exc_info,
 ]
+
+
+# Heartbeats and ticks: each is routine, and together they would drown everything else.
+_CHATTY = ("uvicorn.access", "httpx", "celery.beat", "celery.worker.strategy", "celery.app.trace")
 
 
 def logging_config(level: str) -> None:
@@ -52,7 +56,6 @@ def logging_config(level: str) -> None:
             "formatters": {"json": formatter},
             "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
             "root": {"handlers": ["stderr"], "level": level},
-            # Polling pages and heartbeats would drown everything else.
-            "loggers": {"uvicorn.access": {"level": "WARNING"}, "httpx": {"level": "WARNING"}},
+            "loggers": {name: {"level": "WARNING"} for name in _CHATTY},
         }
     )

@@ -11,12 +11,16 @@ from celery import Celery
 from django.conf import settings
 from django.db import transaction
 from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 LAUNCH = "runs.launch"
 RECONCILE = "runs.reconcile"
 TIDY = "accounts.tidy"
 TASKS = (LAUNCH, RECONCILE, TIDY)
 """Every name that is ever sent, by us or by the schedule; a test asserts that the workers know them."""
+
+_ONE_MORE_TRY = {"max_retries": 1, "interval_start": 0}
+"""The first try may meet a connection that died with an earlier broker."""
 
 log = structlog.get_logger(__name__)
 
@@ -34,8 +38,8 @@ def send(task_name: str, *args: str) -> None:
 
 def _send_now(task_name: str, args: tuple[str, ...]) -> None:
     try:
-        _broker().send_task(task_name, args=args, ignore_result=True, retry=False)
-    except (OperationalError, OSError) as error:
+        _broker().send_task(task_name, args=args, ignore_result=True, retry=True, retry_policy=_ONE_MORE_TRY)
+    except (OperationalError, RedisError, OSError) as error:
         log.warning("broker is down; reconcile will send this again", task=task_name, args=args, error=str(error))
 
 

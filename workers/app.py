@@ -39,6 +39,8 @@ app.conf.update(
     broker_connection_retry=True,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
+    # Their messages come back with the connection, and no task minds being cut off and repeated.
+    worker_cancel_long_running_tasks_on_connection_loss=True,
     worker_hijack_root_logger=False,
     worker_redirect_stdouts=False,
     timezone="UTC",

@@ -4,6 +4,7 @@ Submission ids come from the run's row (``run-<id>-<attempt>``), so submitting t
 once.  The token that Ray's client sends is the one of ``RAY_AUTH_TOKEN_PATH``.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -13,6 +14,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 REQUEST_TIMEOUT_S = 15.0
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 JobState = Literal["alive", "succeeded", "failed"]
 
 
@@ -29,8 +31,9 @@ class Job:
 
     @property
     def last_words(self) -> str:
-        """The last line that is worth showing."""
-        lines = [line.strip() for line in self.message.splitlines() if line.strip()]
+        """The last line that is worth showing.  Ray's own line about the entrypoint stands anywhere among them."""
+        lines = [_COLOURS.sub("", line).strip() for line in self.message.splitlines()]
+        lines = [line for line in lines if line and "Running entrypoint for job" not in line]
         return lines[-1][:300] if lines else ""
 
 

@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -118,6 +119,8 @@ def _why_ended(job: Job | None) -> tuple[str, bool]:
         return f"{POINTLESS_EXIT_CODES[job.exit_code]}: {job.last_words}", False
     if job.state == "succeeded":
         return "its job ended without finishing the run", True
+    if job.exit_code is not None and job.exit_code < 0:
+        return f"its job was killed (signal {-job.exit_code})", True  # what it logged before has nothing to do with it
     return f"its job died (exit code {job.exit_code}): {job.last_words}", True
 
 
@@ -160,7 +163,7 @@ def _restart_or_fail(run: Run, jobs: Jobs, reason: str, may_repeat: bool, *, sto
 
 def _give_up(run: Run, jobs: Jobs, state: str, reason: str, *, stop: bool) -> bool:
     """Fence the attempt, then stop its job; in this order, so that it cannot finish in between."""
-    fields = {"failure_reason": reason} if state == State.FAILED else {}
+    fields: dict[str, Any] = {"failure_reason": reason} if state == State.FAILED else {}
     won = run.move_to(state, by="reconcile", reason=reason, **fields)
     if won:
         log.warning("attempt given up", run=str(run.id), attempt=run.attempt, state=state, reason=reason)

@@ -32,7 +32,8 @@ from benchmarks.peers.lockstep import LockstepGenerator
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
 from engine.control.boxes import opened_boxes
 from engine.models.tokenizer import MARKS, default_tokenizer
-from engine.rollout.environments import Environment, environment_for
+from engine.rollout.environments import environment_for
+from engine.rollout.environments.interface import Environment
 from engine.rollout.episode import Boxes
 from engine.rollout.requests import train_requests
 from engine.rollout.worker import Collected, RolloutWorker
@@ -73,16 +74,16 @@ class StepClock(TrainerCallback):
         self._episodes = episodes
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._last = time.perf_counter()
+        self._last, self._last_cpu = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        trainer, now = self.trainer, time.perf_counter()
+        trainer, now, cpu_now = self.trainer, time.perf_counter(), time.process_time()
         assert trainer is not None
-        seconds = now - self._last
+        seconds, cpu = now - self._last, cpu_now - self._last_cpu
         rest = seconds - trainer.rollout_s - trainer.score_s
-        self.steps.append(Step(seconds, trainer.rollout_s, trainer.score_s, rest, *self._done(trainer)))
+        self.steps.append(Step(seconds, trainer.rollout_s, trainer.score_s, rest, cpu, *self._done(trainer)))
         trainer.rollout_s = trainer.score_s = 0.0
-        self._last = now
+        self._last, self._last_cpu = now, cpu_now
 
     def _done(self, trainer: TimedTrainer) -> tuple[int, int, int]:
         """Trajectories, turns, sampled tokens of the step."""
@@ -102,6 +103,7 @@ def hf_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=fast, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>", eos_token="<eos>"
     )
+
 
 def single_turn_reward(environment: Environment) -> Callable[..., list[float]]:
     def digit_share_of_completion(completion_ids: list[list[int]], **_: Any) -> list[float]:

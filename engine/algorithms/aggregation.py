@@ -10,7 +10,9 @@ from torch import Tensor
 from engine.spec.recipe import Aggregation
 
 
-def aggregated(losses_BT: Tensor, mask_BT: Tensor, how: Aggregation, *, max_response_tokens: int) -> tuple[Tensor, Tensor]:
+def aggregated(
+    losses_BT: Tensor, mask_BT: Tensor, how: Aggregation, *, max_response_tokens: int
+) -> tuple[Tensor, Tensor]:
     """The sum of the masked losses as ``how`` weighs them, and the weight to divide it by.
 
     - ``token-mean``: every token weighs the same (DAPO, arXiv:2503.14476, eq. 8).

@@ -23,7 +23,9 @@ def advantages_of(credit: Credit, rewards_PG: Tensor, valid_PG: Tensor | None = 
             return leave_one_out_advantages(rewards_PG, valid_PG)
 
 
-def group_relative_advantages(rewards_PG: Tensor, valid_PG: Tensor | None = None, *, scale_by_std: bool = True) -> Tensor:
+def group_relative_advantages(
+    rewards_PG: Tensor, valid_PG: Tensor | None = None, *, scale_by_std: bool = True
+) -> Tensor:
     """GRPO, A = (R - mean R) / (std R + eps) within the group, std of the population (arXiv:2402.03300, 4.1.2).
 
     Dr. GRPO (arXiv:2503.20783) leaves the division out.  A group whose rewards are all equal teaches

@@ -56,7 +56,9 @@ class ClippedSurrogate:
             clip_high=self.spec.clip_high,
             dual_clip=self.spec.dual_clip,
         )
-        return aggregated(losses_BT, tokens.mask_BT, self.spec.aggregation, max_response_tokens=self.max_response_tokens)
+        return aggregated(
+            losses_BT, tokens.mask_BT, self.spec.aggregation, max_response_tokens=self.max_response_tokens
+        )
 
     def clipped_BT(self, tokens: PolicyTokens) -> Tensor:
         ratio_BT, advantages_BT = token_ratios(tokens.logp_BT, tokens.logp_old_BT), tokens.advantages_BT

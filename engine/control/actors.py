@@ -24,6 +24,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from engine.control.crew import ActorLost, Waiting
+from engine.control.journal import Level
 from engine.control.link import Answer, GeneratorLink, GeneratorLost, Switchboard
 from engine.rollout.requests import EpisodeRequest, shares
 from engine.rollout.worker import Collected, RolloutWorker
@@ -37,7 +38,7 @@ CALLS_AT_ONCE = 1000
 """Of an asyncio actor."""
 OBJECT_STORE_BYTES = 100 * 2**20
 
-Report = Callable[[str], None]
+Report = Callable[[Level, str], None]
 
 
 class LearnerActor:
@@ -183,7 +184,7 @@ class RayCrew:
                     done |= {trajectory.id: trajectory for trajectory in collected.trajectories}
                     discarded += collected.discarded
             if missing:
-                self._report(f"{len(missing)} episodes are played again")
+                self._report("warning", f"{len(missing)} episodes are played again")
                 if not await self._repair():
                     raise ActorLost(f"{len(missing)} episodes got no answer although all actors live")
         return Collected([done[request.id] for request in requests if request.id in done], discarded)
@@ -219,7 +220,11 @@ class RayCrew:
         return [f"rollout-{number}" for number in range(self._spec.resources.rollout_workers)]
 
     def _made(self, name: str) -> Any:
-        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "name": f"{self._name}-{name}-{uuid.uuid4().hex[:8]}"}
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "max_restarts": 0,
+            "name": f"{self._name}-{name}-{uuid.uuid4().hex[:8]}",
+        }
         if name.startswith("rollout"):
             return ray.remote(RolloutActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
         options["num_gpus"] = 0.5 if self._spec.resources.device == "cuda" else 0
@@ -233,7 +238,7 @@ class RayCrew:
             if name.startswith("rollout"):
                 await self._actors[name].start.remote()
             pid, _ = await self._actors[name].process.remote()
-        self._report(f"{name} is process {pid}")
+        self._report("info", f"{name} is process {pid}")
 
     async def _learn(self, method: str, *arguments: Any) -> Any:
         with self._waiting.on("learner"), _loss_of("learner"):
@@ -248,11 +253,11 @@ class RayCrew:
             try:
                 return await self._actors[name].collect.remote(share, generator, caller)
             except RayActorError:
-                self._report(f"{name} was lost")
+                self._report("warning", f"{name} died in the middle of a collection")
                 with contextlib.suppress(RayActorError):  # the others find out by themselves
                     await generator.hang_up.remote(caller)
-            except GeneratorLost as loss:
-                self._report(f"generator was lost while {name} was playing: {loss}")
+            except GeneratorLost:
+                self._report("warning", f"generator died while {name} was playing")
         return None
 
     async def _repair(self) -> bool:

@@ -44,7 +44,7 @@ class Checkpoints:
         return partial
 
     def complete(self, partial: Path, state: RunState) -> None:
-        """Make ``partial`` the checkpoint of ``state.finished_steps``.  Older ones beyond ``keep`` are removed, but only now."""
+        """Make ``partial`` the checkpoint of ``state.finished_steps``; only now remove those beyond ``keep``."""
         (partial / "state.json").write_text(state.model_dump_json())
         _sync_tree(partial)
         path = self.path(state.finished_steps)
@@ -79,7 +79,9 @@ class Checkpoints:
         try:
             return RunState.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error}); remove its folder to go on from the checkpoint before it") from error
+            raise CheckpointError(
+                f"{path} cannot be read ({error}); remove its folder to go on from the checkpoint before it"
+            ) from error
 
     def announced(self, step: int) -> bool:
         """Whether the event of this checkpoint stands in the spool."""

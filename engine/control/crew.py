@@ -37,7 +37,7 @@ class Crew(Protocol):
     async def start(self) -> None: ...
 
     async def cold_start(self, first: int, last: int) -> float:
-        """Supervised steps ``first`` .. ``last`` (from 1, both included); the mean loss.  Slices in order, each once."""
+        """Supervised steps ``first`` .. ``last`` (from 1, both included), in order; the mean loss."""
         ...
 
     async def sync_weights(self, version: int) -> None:

@@ -1,8 +1,8 @@
 """``python -m engine job``: one attempt of a run that the service launched, as a Ray job.
 
-    launch file -> spool (goes on with the numbers) -> shipper ─► service
-                        ▲                                │ desired
-                      journal ◄── loop ◄── steering ◄────┘
+launch file -> spool (goes on with the numbers) -> shipper ─► service
+                    ▲                                │ desired
+                  journal ◄── loop ◄── steering ◄────┘
 """
 
 import logging
@@ -58,9 +58,15 @@ def run_job(launch: Launch) -> int:
         launch.spec,
         name=f"run-{launch.run_id}-{launch.attempt}",
         connection=cluster_ray(f"run-{launch.run_id}-{launch.attempt}"),
-        report=lambda message: journal.log("info", "crew", message),
+        report=lambda level, message: journal.log(level, "crew", message),
     )
-    loop = Loop(launch.spec, crew, journal, Checkpoints(run_dir / "checkpoints", keep=launch.spec.schedule.keep_checkpoints), steering)
+    loop = Loop(
+        launch.spec,
+        crew,
+        journal,
+        Checkpoints(run_dir / "checkpoints", keep=launch.spec.schedule.keep_checkpoints),
+        steering,
+    )
     shipper = Shipper(spool, ingest, pulse=lambda: loop.position.pulse, on_change=lambda: _steer(steering, shipper))
     shipper.start()
     if (ended := _ended_before(spool)) is not None:

@@ -57,7 +57,9 @@ class Journal:
     def log(self, level: Level, source: str, message: str) -> None:
         self.say(Log, level=level, source=source, message=message[:LONGEST_MESSAGE])
 
-    def finish(self, outcome: Literal["succeeded", "failed", "cancelled"], reason: str | None, summary: Mapping[str, Any]) -> None:
+    def finish(
+        self, outcome: Literal["succeeded", "failed", "cancelled"], reason: str | None, summary: Mapping[str, Any]
+    ) -> None:
         """The last event; ``events_emitted`` in its summary is its own number."""
         with self._mutex:
             whole = {**summary, "events_emitted": self._spool.last_seq + 1}
@@ -70,7 +72,10 @@ class Journal:
             if self._finished or not drafts:
                 return
             first_seq = self._spool.last_seq + 1
-            events: list[Any] = [kind(seq=first_seq + offset, attempt=self._attempt, at=now, **fields) for offset, (kind, fields) in enumerate(drafts)]
+            events: list[Any] = [
+                kind(seq=first_seq + offset, attempt=self._attempt, at=now, **fields)
+                for offset, (kind, fields) in enumerate(drafts)
+            ]
             self._spool.append([event.model_dump_json().encode() for event in events], first_seq=first_seq)
         for event, listener in itertools.product(events, self._listeners):
             listener(event)

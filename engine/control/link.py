@@ -24,7 +24,7 @@ Answer = tuple[str, Generated | Exception]
 
 
 class GeneratorLost(Exception):
-    """The generator is gone; what was asked of it has to be asked again of another one, from each session's beginning."""
+    """The generator is gone: what was asked of it has to be asked of another one, from each session's beginning."""
 
 
 class Line(Protocol):
@@ -173,5 +173,3 @@ class Switchboard:
             answer = error
         line.ready.append((request.session, answer))
         line.something.set()
-
-

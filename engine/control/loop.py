@@ -25,6 +25,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.control.checkpoint import Checkpoints
@@ -67,10 +68,19 @@ class Cancelled(Exception):
     """The run was cancelled."""
 
 
+@dataclass
+class Spent:
+    """How long a phase took, once it is over."""
+
+    seconds: float = 0.0
+
+
 class Loop:
     """One attempt at a run.  ``run`` is called once."""
 
-    def __init__(self, spec: RunSpec, crew: Crew, journal: Journal, checkpoints: Checkpoints, steering: Steering) -> None:
+    def __init__(
+        self, spec: RunSpec, crew: Crew, journal: Journal, checkpoints: Checkpoints, steering: Steering
+    ) -> None:
         self._spec = spec
         self._crew = crew
         self._journal = journal
@@ -176,12 +186,11 @@ class Loop:
         await self._boundary()
 
     async def _collect(self, step: int) -> tuple[Collected, float]:
-        began = time.monotonic()
-        async with self._phase("collect", step):
+        async with self._phase("collect", step) as spent:
             collected = await self._crew.collect(train_requests(self._spec, step))
             self._tell_discarded(step, collected.discarded)
         await self._boundary()
-        return collected, time.monotonic() - began
+        return collected, spent.seconds
 
     async def _score(self, step: int, collected: Collected) -> list[Trajectory]:
         """Leave out groups in which nobody is left to compare with."""
@@ -205,14 +214,13 @@ class Loop:
         return credited
 
     async def _update(self, step: int, trajectories: list[Trajectory]) -> tuple[dict[str, float], float]:
-        began = time.monotonic()
-        async with self._phase("update", step):
+        async with self._phase("update", step) as spent:
             learned = await self._crew.update(trajectories)
             # Together and only now: a pause inside the step saves the state of the step before.
             self._state.finished_steps = step
             self._state.trajectories += len(trajectories)
             self._state.sampled_tokens += sum(one.sampled_tokens for one in trajectories)
-        return learned, time.monotonic() - began
+        return learned, spent.seconds
 
     async def _evaluate_if_due(self) -> None:
         done = self._state.finished_steps
@@ -257,14 +265,15 @@ class Loop:
     # ---- between phases ----
 
     @asynccontextmanager
-    async def _phase(self, phase: event.Phase, step: int) -> AsyncIterator[None]:
-        began = time.monotonic()
+    async def _phase(self, phase: event.Phase, step: int) -> AsyncIterator[Spent]:
+        """Told when it begins and, unless something is raised in it, when it ends; timed."""
+        began, spent = time.monotonic(), Spent()
         self.position.enter(phase, step)
         self._journal.say(event.PhaseChanged, step=step, phase=phase)
-        yield
-        seconds = time.monotonic() - began
-        self._state.seconds[phase] = self._state.seconds.get(phase, 0.0) + seconds
-        self._journal.say(event.PhaseChanged, step=step, phase=phase, seconds=seconds)
+        yield spent
+        spent.seconds = time.monotonic() - began
+        self._state.seconds[phase] = self._state.seconds.get(phase, 0.0) + spent.seconds
+        self._journal.say(event.PhaseChanged, step=step, phase=phase, seconds=spent.seconds)
 
     async def _boundary(self) -> None:
         """If a pause is wanted: save what is finished, and wait.  Everything in memory stays as it is."""

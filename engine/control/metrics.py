@@ -12,7 +12,9 @@ LEARNER_KEYS = {"learning_rate": "lr"}
 
 def rollout_metrics(trajectories: Sequence[Trajectory], *, discarded: int, policy_version: int) -> dict[str, float]:
     """``train/...`` values of one step.  Staleness: how many versions the learner was ahead of a token's policy."""
-    staleness = [policy_version - version for one in trajectories for turn in one.turns for version in turn.policy_versions]
+    staleness = [
+        policy_version - version for one in trajectories for turn in one.turns for version in turn.policy_versions
+    ]
     return {
         "train/reward": fmean(one.reward for one in trajectories),
         "train/success": success_rate(trajectories),

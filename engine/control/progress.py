@@ -41,7 +41,13 @@ def told(said: Strict) -> str | None:
     match said:
         case event.Metric(step=step, values=values):
             shown = [text.format(values[key]) for key, text in SHOWN.items() if key in values]
-            head = "cold start" if "sft/loss" in values else "evaluation after" if "eval/success_greedy" in values else "step"
+            head = (
+                "cold start"
+                if "sft/loss" in values
+                else "evaluation after"
+                if "eval/success_greedy" in values
+                else "step"
+            )
             return f"{head} {step}: {', '.join(shown)}" if shown else None
         case event.Log(level="warning" | "error" as level, message=message):
             return f"{level}: {message}"

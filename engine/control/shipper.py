@@ -52,7 +52,8 @@ class Ingest:
 
     def post(self, first_seq: int, lines: list[bytes], pulse: Pulse | None) -> tuple[int, Desired | None]:
         """Send one batch; returns the next number the service expects and what it wants (None with a 409)."""
-        head = f'{{"attempt":{self.attempt},"first_seq":{first_seq},"pulse":{pulse.model_dump_json() if pulse else "null"},"events":['
+        told = pulse.model_dump_json() if pulse else "null"
+        head = f'{{"attempt":{self.attempt},"first_seq":{first_seq},"pulse":{told},"events":['
         status, body = self._exchange(head.encode() + b",".join(lines) + b"]}")
         try:
             if status == 200:
@@ -172,8 +173,11 @@ class Shipper(threading.Thread):
         lines = self._spool.read(self._next_seq, max_events=BATCH_EVENTS, max_bytes=BATCH_BYTES)
         next_seq, desired = self._ingest.post(self._next_seq, lines, self._pulse())
         if not self._spool.oldest_seq <= next_seq <= self._spool.last_seq + 1:
-            raise ServiceRefuses(409, f"the service goes on with event {next_seq}, but this run's spool holds {self._spool.oldest_seq} to "
-                                      f"{self._spool.last_seq}: one of the two was restored from elsewhere")
+            raise ServiceRefuses(
+                409,
+                f"the service goes on with event {next_seq}, but this run's spool holds {self._spool.oldest_seq} to "
+                f"{self._spool.last_seq}: one of the two was restored from elsewhere",
+            )
         with self._progress:
             self._next_seq = next_seq
             self._progress.notify_all()

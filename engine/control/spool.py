@@ -60,7 +60,9 @@ class Spool:
         """Give ``next_seq`` to the next event; only for a spool that is still empty (another disk)."""
         with self._mutex:
             if self.last_seq >= next_seq:
-                raise SpoolError(f"{self._folder} already holds event {self.last_seq}, so it cannot go on with {next_seq}")
+                raise SpoolError(
+                    f"{self._folder} already holds event {self.last_seq}, so it cannot go on with {next_seq}"
+                )
             self._writer.close()
             old = self._segments
             self._segments = []

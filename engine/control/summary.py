@@ -4,7 +4,11 @@ from typing import Any
 
 from engine.control.state import RunState
 
-MEASURES = {"success_sampled": "eval/success_sampled", "success_greedy": "eval/success_greedy", "tool_error_rate": "eval/tool_error_rate"}
+MEASURES = {
+    "success_sampled": "eval/success_sampled",
+    "success_greedy": "eval/success_greedy",
+    "tool_error_rate": "eval/tool_error_rate",
+}
 
 
 def summary_of(state: RunState) -> dict[str, Any]:
@@ -25,5 +29,8 @@ def summary_of(state: RunState) -> dict[str, Any]:
 
 
 def _before_and_after(state: RunState, key: str) -> dict[str, float]:
-    found = {"before_rl": state.evaluations.get(0, {}).get(key), "after": state.evaluations.get(state.spec.schedule.steps, {}).get(key)}
+    found = {
+        "before_rl": state.evaluations.get(0, {}).get(key),
+        "after": state.evaluations.get(state.spec.schedule.steps, {}).get(key),
+    }
     return {name: value for name, value in found.items() if value is not None}

@@ -49,7 +49,9 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
         journal = Journal(spool, _next_attempt(folder), listeners=(display, ended))
         crew = _crew(spec, folder, journal, in_process=in_process)
         attempt = Attempt(Loop(spec, crew, journal, checkpoints, steering), journal)
-        code = attempt.run({signal.SIGINT: lambda: steering.want("cancel"), signal.SIGTERM: lambda: steering.want("cancel")})
+        code = attempt.run(
+            {signal.SIGINT: lambda: steering.want("cancel"), signal.SIGTERM: lambda: steering.want("cancel")}
+        )
     spool.close()
     return _told_outcome(attempt, code, ended.summary, file=file, folder=folder, json_file=json_file)
 
@@ -91,7 +93,9 @@ def _crew(spec: RunSpec, folder: Path, journal: Journal, *, in_process: bool) ->
     use_private_token(folder / "ray_token")
     from engine.control.actors import RayCrew, private_ray
 
-    return RayCrew(spec, name="train", connection=private_ray(), report=lambda message: journal.log("info", "crew", message))
+    return RayCrew(
+        spec, name="train", connection=private_ray(), report=lambda level, message: journal.log(level, "crew", message)
+    )
 
 
 class _Ended:

@@ -73,7 +73,10 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, tokens_S: Tensor, positions_S: Tensor) -> Tensor:
-        """Put one token per slot into the cache; the logits [S, V] of what follows.  Idle slots pass ``scratch_position``."""
+        """Put one token per slot into the cache; the logits [S, V] of what follows.
+
+        Idle slots pass ``scratch_position``.
+        """
         x_SD = self._embedding_VD[tokens_S]
         x_SD = self._transformed(x_SD, None, positions_S.unsqueeze(1))
         return functional.linear(_normed(x_SD, self._final_norm_D), self._embedding_VD)
@@ -85,18 +88,25 @@ class Decoder:
         groups = self.spec.heads // self.spec.kv_heads
         # Queries of one key-value head stand together: [G, C] flattened, so the bias repeats G times.
         bias_R1QW = self._bias_WW[positions_RC].repeat(1, groups, 1).unsqueeze(1)
-        write_at = ((self._every_slot_S if slots_R is None else slots_R).unsqueeze(1).expand(rows, tokens), positions_RC)
+        write_at = (
+            (self._every_slot_S if slots_R is None else slots_R).unsqueeze(1).expand(rows, tokens),
+            positions_RC,
+        )
         for layer, keys_SKEW, values_SKWE in zip(self._layers, self._keys_LSKEW, self._values_LSKWE, strict=True):
             q_NHE, k_NKE, v_NKE = self._projected(layer, x_ND, cos_N1E, sin_N1E)
             keys_SKEW[write_at[0], :, :, write_at[1]] = k_NKE.unflatten(0, (rows, tokens))
             values_SKWE[write_at[0], :, write_at[1]] = v_NKE.unflatten(0, (rows, tokens))
-            keys_RKEW, values_RKWE = (keys_SKEW, values_SKWE) if slots_R is None else (keys_SKEW[slots_R], values_SKWE[slots_R])
+            keys_RKEW, values_RKWE = (
+                (keys_SKEW, values_SKWE) if slots_R is None else (keys_SKEW[slots_R], values_SKWE[slots_R])
+            )
             x_ND = x_ND + functional.linear(_attended(q_NHE, keys_RKEW, values_RKWE, bias_R1QW), layer.out)
             gate, up = functional.linear(_normed(x_ND, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
             x_ND = x_ND + functional.linear(functional.silu(gate) * up, layer.down)
         return x_ND
 
-    def _projected(self, layer: _LayerWeights, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(
+        self, layer: _LayerWeights, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         heads, kv_heads, head_dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
         joined_NXE = functional.linear(_normed(x_ND, layer.input_norm), layer.qkv).unflatten(-1, (-1, head_dim))
         q_NHE, k_NKE, v_NKE = joined_NXE.split((heads, kv_heads, kv_heads), dim=1)
@@ -133,7 +143,11 @@ def _attended(q_NHE: Tensor, keys_RKEW: Tensor, values_RKWE: Tensor, bias_R1QW: 
     """Attention of N = R * C tokens over whole cache rows; [N, H * E]."""
     rows, kv_heads, head_dim, _ = keys_RKEW.shape
     tokens, heads = q_NHE.shape[0] // rows, q_NHE.shape[1]
-    q_RKQE = q_NHE.view(rows, tokens, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, head_dim)
+    q_RKQE = (
+        q_NHE.view(rows, tokens, kv_heads, heads // kv_heads, head_dim)
+        .permute(0, 2, 3, 1, 4)
+        .reshape(rows, kv_heads, -1, head_dim)
+    )
     weights_RKQW = torch.softmax(q_RKQE @ keys_RKEW + bias_R1QW, dim=-1)
     y_RKGCE = (weights_RKQW @ values_RKWE).view(rows, kv_heads, heads // kv_heads, tokens, head_dim)
     return y_RKGCE.permute(0, 3, 1, 2, 4).reshape(rows * tokens, heads * head_dim)

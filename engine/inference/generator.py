@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.inference.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder
 from engine.inference.sampling import sample
-from engine.inference.session import GenerationAborted, Reply, Session, Turn
+from engine.inference.session import GenerationAborted, Reply, Session, StoppedBy, Turn
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import default_tokenizer
 from engine.spec.generation import Generated, GenerateRequest
@@ -31,23 +31,28 @@ from engine.spec.run import Model
 
 __all__ = ["GenerationAborted", "Generator"]
 
+SHARED_FROM = 2_000_000
+"""Parameters from which a pass is worth sharing between threads; below, waiting costs more than it saves."""
 PREFILL_FROM = 48
-"""More unread tokens than this are read in chunks.  Fewer are cheaper to read one per step, in a slot that idles anyway."""
+"""More unread tokens than this are read in chunks.  Fewer are cheaper to read one per step, in a slot that
+idles anyway: on the CPU a step costs about as much for one session as for all."""
 
 
 class Generator:
     """A ``TextGenerator`` (engine/spec/generation.py) on torch.
 
-    Begins with random weights of ``seed`` as policy version 0.  ``threads`` is set for the whole
-    process: torch has one such setting.
+    Begins with random weights of ``seed`` as policy version 0.  Policies below SHARED_FROM parameters
+    are sampled on one thread whatever ``threads`` says.  Torch keeps this number partly per process,
+    so it is set whenever the stepping thread wakes up; a trainer in the same process sets its own.
     """
 
     def __init__(self, model_spec: Model, *, slots: int, threads: int, device: str = "cpu", seed: int = 0) -> None:
-        torch.set_num_threads(threads)
-        self._spec, self._threads = model_spec, threads
+        self._spec = model_spec
         self._vocab_size = len(default_tokenizer())
+        initial = Qwen3(model_spec, self._vocab_size, seed=seed)
+        self._threads = threads if sum(map(Tensor.numel, initial.parameters())) >= SHARED_FROM else 1
         self._decoder = Decoder(model_spec, slots=slots, device=device)
-        self._decoder.load(Qwen3(model_spec, self._vocab_size, seed=seed).state_dict())
+        self._decoder.load(initial.state_dict())
         self._version = 0
         self._sessions: dict[str, Session] = {}
         self._waiting: OrderedDict[str, Turn] = OrderedDict()
@@ -148,7 +153,6 @@ class Generator:
     # ---- the stepping thread ----
 
     def _run(self) -> None:
-        torch.set_num_threads(1)  # for this thread only; passes are too small to share
         try:
             while self._take_commands():
                 self._pass()
@@ -163,6 +167,7 @@ class Generator:
             with self._wake:
                 while not (self._inbox or self._closing or self._busy()):
                     self._wake.wait()
+                    torch.set_num_threads(self._threads)
                 commands, self._inbox = self._inbox, deque()
             for command in commands:
                 command()
@@ -243,9 +248,9 @@ class Generator:
         tokens, positions = np.zeros(slots, dtype=np.int64), np.full(slots, self._decoder.scratch_position)
         temperatures, uniforms = np.ones(slots, dtype=np.float32), np.zeros(slots)
         for session in stepping:
-            slot, turn = session.slot, session.turn
+            slot = session.slot
             positions[slot], (tokens[slot],) = session.cached, session.read(1)
-            temperatures[slot], uniforms[slot] = turn.request.temperature, turn.uniforms[len(turn.token_ids)]
+            temperatures[slot], uniforms[slot] = session.pending.next_draw()
         logits_SV = self._decoder.step(self._tensor(tokens), self._tensor(positions))
         sampling = [session for session in stepping if not session.unread]
         self._counters["steps"] += 1
@@ -258,7 +263,7 @@ class Generator:
             self._append(session, sampled[session.slot], logprobs[session.slot])
 
     def _append(self, session: Session, token: int, logprob: float) -> None:
-        turn = session.turn
+        turn = session.pending
         turn.token_ids.append(token)
         turn.logprobs.append(logprob)
         turn.policy_versions.append(self._version)
@@ -270,8 +275,8 @@ class Generator:
         elif session.tokens == self._spec.context_tokens:
             self._finish(session, "context")
 
-    def _finish(self, session: Session, stopped_by: str) -> None:
-        turn, session.turn = session.turn, None
+    def _finish(self, session: Session, stopped_by: StoppedBy) -> None:
+        turn, session.turn = session.pending, None
         turn.reply.give(turn.generated(stopped_by))
 
     def _tensor(self, array: np.ndarray) -> Tensor:

@@ -2,12 +2,16 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
 from engine.inference.sampling import turn_uniforms
 from engine.spec.generation import Generated, GenerateRequest
+
+StoppedBy = Literal["stop", "length", "context"]
 
 
 class GenerationAborted(RuntimeError):
@@ -32,7 +36,7 @@ class Reply:
     def fail(self, error: BaseException) -> None:
         self._schedule(self.future.set_exception, error)
 
-    def _schedule(self, settle, value: object) -> None:
+    def _schedule(self, settle: Callable[[Any], None], value: object) -> None:
         """The caller may have stopped waiting, and its loop may be closed: both mean that nobody listens."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(lambda: None if self.future.done() else settle(value))
@@ -53,7 +57,11 @@ class Turn:
     def begun(cls, request: GenerateRequest, reply: Reply) -> "Turn":
         return cls(request, reply, turn_uniforms(request.seed, request.max_new_tokens))
 
-    def generated(self, stopped_by: str) -> Generated:
+    def next_draw(self) -> tuple[float, float]:
+        """Temperature and uniform of the next token."""
+        return self.request.temperature, self.uniforms[len(self.token_ids)]
+
+    def generated(self, stopped_by: StoppedBy) -> Generated:
         return Generated(tuple(self.token_ids), tuple(self.logprobs), tuple(self.policy_versions), stopped_by)
 
 
@@ -77,8 +85,14 @@ class Session:
     def tokens(self) -> int:
         return self.cached + len(self.unread)
 
+    @property
+    def pending(self) -> Turn:
+        """The turn of a session that is known to be in one."""
+        assert self.turn is not None
+        return self.turn
+
     def begin(self, turn: Turn, *, prefill_from: int) -> None:
-        """The choice between chunks and steps follows from this session alone, so that it is the same in any company."""
+        """Chunks or steps: the choice follows from this session alone, so it is the same in any company."""
         self.unread.extend(turn.request.new_ids)
         self.to_prefill = len(self.unread) - 1 if len(self.unread) > prefill_from else 0
         self.turn = turn

@@ -22,7 +22,7 @@ from engine.spec.run import Model
 
 NORM_EPS = 1e-6
 ROPE_THETA = 10_000.0
-INIT_STD = 0.02
+INIT_STD = 0.05
 
 
 class Qwen3(nn.Module):
@@ -38,6 +38,8 @@ class Qwen3(nn.Module):
         with torch.random.fork_rng(devices=[]):  # torch's modules draw weights that are overwritten below
             self.model = _Backbone(model, vocab_size)
         cos_TE, sin_TE = rotary_tables(model.context_tokens, model.head_dim)
+        self.cos_TE: Tensor
+        self.sin_TE: Tensor
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
         self._initialise(seed)
@@ -137,7 +139,8 @@ def _norm(size: int) -> nn.RMSNorm:
 
 def rotary_tables(positions: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """cos and sin [positions, E] of RoPE (arXiv:2104.09864); dimension i turns together with i + E/2."""
-    frequencies = ROPE_THETA ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    # Divided, not raised to a negative power: the last bit then agrees with transformers also at far positions.
+    frequencies = 1.0 / ROPE_THETA ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()

@@ -30,7 +30,7 @@ class Tokenizer:
         return len(self.vocab)
 
     def encode(self, text: str) -> list[int]:
-        """One id per character; a character outside printable ASCII and newline becomes ``unk``.  Never another mark."""
+        """One id per character; what is neither printable ASCII nor a newline becomes ``unk``.  Never another mark."""
         return [self._id_of_character.get(character, self.unk) for character in text]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -58,7 +58,12 @@ class Tokenizer:
             "padding": None,
             "added_tokens": [],
             "normalizer": None,
-            "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": False},
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"Regex": "[\\s\\S]"},
+                "behavior": "Isolated",
+                "invert": False,
+            },
             "post_processor": None,
             "decoder": {"type": "Fuse"},
             "model": {

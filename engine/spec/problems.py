@@ -31,7 +31,7 @@ def _problem(details: Any, model: type[BaseModel]) -> Problem:
     kind, context = details["type"], details.get("ctx", {})
     path = [str(part) for part in details["loc"]]
     value = details["input"]
-    if kind == "impossible_combination":
+    if kind in ("impossible_combination", "unknown_preset"):
         path += context["field"].split(".")
         value = context["value"]
     return Problem(

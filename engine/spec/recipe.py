@@ -73,14 +73,14 @@ class ColdStart(Strict):
     policy's most likely behaviour, which RL then has to change.
     """
 
-    demonstrations: int = Field(default=4096, ge=1)
+    demonstrations: int = Field(default=12288, ge=1)
     wrong_fraction: float = Field(default=0.6, ge=0, le=1)
     """The share of demonstrations that answer without using the tool."""
     tool_error_fraction: float = Field(default=0.2, ge=0, le=1)
     """The share of the other demonstrations whose first tool call is broken and then repaired."""
     steps: int = Field(default=600, ge=1)
     batch_size: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=2e-3, gt=0)
 
 
 class Optimizer(Strict):
@@ -125,7 +125,7 @@ def load_preset(name: str) -> dict[str, Any]:
         raise PydanticCustomError(
             "unknown_preset",
             "there is no preset '{name}'",
-            {"name": name, "remedy": f"use one of: {', '.join(preset_names())}"},
+            {"field": "preset", "value": name, "name": name, "remedy": f"use one of: {', '.join(preset_names())}"},
         )
     return tomllib.loads(resources.files("engine.spec").joinpath("presets", f"{name}.toml").read_text())
 
@@ -135,6 +135,8 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         old = below.get(key)
-        nested = isinstance(value, dict) and isinstance(old, dict) and value.get("kind", old.get("kind")) == old.get("kind")
-        merged[key] = _merged(old, value) if nested else value
+        if isinstance(value, dict) and isinstance(old, dict) and value.get("kind", old.get("kind")) == old.get("kind"):
+            merged[key] = _merged(old, value)
+        else:
+            merged[key] = value
     return merged

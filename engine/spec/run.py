@@ -19,6 +19,9 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"
 LONGEST_PROMPT_TOKENS = {1: 12, 2: 20, 3: 21}
 """Per level of python-math; a test holds the generator to it."""
 
+LONGEST_DEMONSTRATION_TOKENS = {1: 68, 2: 96, 3: 114}
+"""Likewise, for the demonstrations of its cold start."""
+
 
 class PythonMath(Strict):
     """Procedural arithmetic that is solved with a Python tool in a sandbox.
@@ -40,6 +43,10 @@ class PythonMath(Strict):
     def longest_prompt_tokens(self) -> int:
         return max(LONGEST_PROMPT_TOKENS[level] for level in self.levels)
 
+    @property
+    def longest_demonstration_tokens(self) -> int:
+        return max(LONGEST_DEMONSTRATION_TOKENS[level] for level in self.levels)
+
 
 Environment = PythonMath
 
@@ -57,13 +64,13 @@ class Model(Strict):
     """A small transformer of the Qwen3 architecture with the built-in tokenizer, initialised at random."""
 
     architecture: Literal["qwen3"] = "qwen3"
-    layers: int = Field(default=3, ge=1, le=64)
+    layers: int = Field(default=2, ge=1, le=64)
     hidden_size: int = Field(default=96, ge=8)
     heads: int = Field(default=4, ge=1)
     kv_heads: int = Field(default=2, ge=1)
     head_dim: int = Field(default=24, ge=2)
     intermediate_size: int = Field(default=256, ge=8)
-    context_tokens: int = Field(default=160, ge=16)
+    context_tokens: int = Field(default=128, ge=16)
     """Prompt, sampled tokens and tool outputs of one episode must fit in here."""
 
     @model_validator(mode="after")
@@ -92,7 +99,7 @@ class Resources(Strict):
 
 
 class Schedule(Strict):
-    steps: int = Field(default=60, ge=1)
+    steps: int = Field(default=40, ge=1)
     """RL steps, each one batch of rollouts and one or more updates."""
     prompts_per_step: int = Field(default=32, ge=1)
     group_size: int = Field(default=8, ge=1)
@@ -112,7 +119,7 @@ class Schedule(Strict):
 class Evaluation(Strict):
     """Held-out tasks, solved greedily and by sampling at temperature 1."""
 
-    every: int = Field(default=20, ge=0)
+    every: int = Field(default=10, ge=0)
     """Steps between evaluations; 0 evaluates only before the first and after the last step."""
     tasks: int = Field(default=510, ge=1)
     """Held-out tasks per evaluation before and after RL."""
@@ -151,6 +158,10 @@ class RunSpec(Strict):
                              f"the longest prompt ({self.environment.longest_prompt_tokens} tokens) and one turn "
                              f"({self.environment.max_turn_tokens}) do not fit",
                              f"use at least {room}")
+        longest = self.environment.longest_demonstration_tokens
+        if self.recipe.cold_start is not None and self.model.context_tokens < longest:
+            raise impossible("model.context_tokens", self.model.context_tokens,
+                             f"the cold start's longest demonstration has {longest} tokens", f"use at least {longest}")
         for field in ("tasks", "interim_tasks"):
             if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
                 raise impossible(f"evaluation.{field}", getattr(self.evaluation, field),

@@ -5,6 +5,7 @@ Numpy and no torch, so that a sample travels between processes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from engine.spec.trajectory import Trajectory
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One sequence.  Every array has one entry per token of ``token_ids``; values outside the mask are 0 and mean nothing."""
+    """One sequence.  Every array has one entry per token of ``token_ids``; outside the mask its values mean nothing."""
 
     token_ids: np.ndarray
     """int64."""
@@ -28,6 +29,12 @@ class Sample:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def learned_length(self) -> int:
+        """Tokens up to the last one that is learned; what follows it teaches nothing."""
+        learned = np.flatnonzero(self.loss_mask)
+        return int(learned[-1]) + 1 if learned.size else 0
 
     def with_old_logprobs(self, values: Sequence[float]) -> "Sample":
         return replace(self, old_logprobs=_array(values, len(self), np.float32, "old_logprobs"))
@@ -62,11 +69,11 @@ def sample_from_trajectory(trajectory: Trajectory) -> Sample:
     Advantages and old log-probs that are still None become 0.
     """
     masked = trajectory.masked_because is not None
-    columns: tuple[list, ...] = ([], [], [], [], [])
+    columns: tuple[list[Any], ...] = ([], [], [], [], [])
     for turn in trajectory.turns:
         given, sampled = len(turn.context_ids), len(turn.token_ids)
         zeros = [0.0] * sampled
-        parts = (
+        parts: tuple[list[Any], ...] = (
             [*turn.context_ids, *turn.token_ids],
             [False] * given + [not masked] * sampled,
             [0.0] * given + (turn.advantages or zeros),
@@ -76,7 +83,9 @@ def sample_from_trajectory(trajectory: Trajectory) -> Sample:
         for column, part in zip(columns, parts, strict=True):
             column.extend(part)
     token_ids, loss_mask, advantages, rollout_logprobs, old_logprobs = columns
-    return sample_of(token_ids, loss_mask, advantages=advantages, rollout_logprobs=rollout_logprobs, old_logprobs=old_logprobs)
+    return sample_of(
+        token_ids, loss_mask, advantages=advantages, rollout_logprobs=rollout_logprobs, old_logprobs=old_logprobs
+    )
 
 
 def per_turn(values: Sequence[float], trajectory: Trajectory) -> list[list[float]]:
@@ -92,7 +101,7 @@ def per_turn(values: Sequence[float], trajectory: Trajectory) -> list[list[float
 
 
 def _array(values: Sequence | None, length: int, dtype: type, name: str) -> np.ndarray:
-    array = np.zeros(length, dtype=dtype) if values is None else np.asarray(values, dtype=dtype)
+    array: np.ndarray = np.zeros(length, dtype=dtype) if values is None else np.asarray(values, dtype=dtype)
     if array.shape != (length,):
         raise ValueError(f"{name} has {len(array)} entries for {length} tokens")
     return array

@@ -24,26 +24,25 @@ class MicroBatch:
     old_logp_BT: Tensor
 
 
-def microbatches(samples: Sequence[Sample], *, device: torch.device, max_tokens: int = MICROBATCH_TOKENS) -> list[MicroBatch]:
-    """Samples sorted by length (ties in their given order), cut so that no micro-batch exceeds ``max_tokens`` with padding.
+def microbatches(samples: Sequence[Sample], *, device: torch.device, max_tokens: int) -> list[MicroBatch]:
+    """Samples sorted by length (ties in their given order), cut so that none exceeds ``max_tokens``, padding included.
 
     A sample that is longer than that stands alone.  The gradient does not depend on the cut: losses are sums.
+    Tokens after the last learned one are left off, and samples without a learned token left out.
     """
-    order = sorted(range(len(samples)), key=lambda i: len(samples[i]))
+    lengths = [sample.learned_length for sample in samples]
     batches: list[list[int]] = []
-    for i in order:
-        if batches and (len(batches[-1]) + 1) * len(samples[i]) <= max_tokens:
+    for i in sorted(filter(lengths.__getitem__, range(len(samples))), key=lengths.__getitem__):
+        if batches and (len(batches[-1]) + 1) * lengths[i] <= max_tokens:
             batches[-1].append(i)
         else:
             batches.append([i])
-    return [_padded(rows, samples, device) for rows in batches]
+    return [_padded(rows, samples, lengths[rows[-1]], device) for rows in batches]
 
 
-def _padded(rows: list[int], samples: Sequence[Sample], device: torch.device) -> MicroBatch:
-    length = max(len(samples[i]) for i in rows)
-
+def _padded(rows: list[int], samples: Sequence[Sample], length: int, device: torch.device) -> MicroBatch:
     def stacked(name: str) -> Tensor:
-        columns = [getattr(samples[i], name) for i in rows]
+        columns = [getattr(samples[i], name)[:length] for i in rows]
         padded = np.zeros((len(rows), length), dtype=columns[0].dtype)
         for row, column in zip(padded, columns, strict=True):
             row[: len(column)] = column

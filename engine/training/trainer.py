@@ -44,7 +44,8 @@ class NothingToTrain(ValueError):
 class Trainer:
     """The weights, their optimiser and their counters.
 
-    ``resources.threads`` is set for the thread that calls, at every call: torch keeps it per thread.
+    ``resources.threads`` is set at every call: torch keeps it partly per thread and partly per process,
+    where a generator may have set its own.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -100,7 +101,12 @@ class Trainer:
         warmup = int(COLD_START_WARMUP * recipe.steps)
         factor = warmup_then_cosine(step, recipe.steps, warmup_updates=warmup, floor=COLD_START_FLOOR)
         grad_norm = self._apply_gradient(weight, recipe.learning_rate * factor)
-        return {"loss": total / weight, "grad_norm": grad_norm, "learning_rate": recipe.learning_rate * factor, "tokens": float(weight)}
+        return {
+            "loss": total / weight,
+            "grad_norm": grad_norm,
+            "learning_rate": recipe.learning_rate * factor,
+            "tokens": float(weight),
+        }
 
     def _cold_start_batch(self, count: int, step: int) -> list[int]:
         """Epoch after epoch, each in its own order drawn from (seed, epoch)."""
@@ -124,11 +130,12 @@ class Trainer:
         self._use_threads()
         answers: list[list[float]] = []
         for minibatch in self._minibatches(samples):
-            rows: list[list[float]] = [[] for _ in minibatch]
+            rows = [[0.0] * len(sample) for sample in minibatch]
             for batch in self._microbatches(minibatch):
                 logp_BT, _ = token_logprobs(self.model, batch.token_ids_BT, batch.mask_BT)
                 for i, logp_T in zip(batch.rows, logp_BT.tolist(), strict=True):
-                    rows[i] = logp_T[: len(minibatch[i])]
+                    count = min(len(logp_T), len(minibatch[i]))
+                    rows[i][:count] = logp_T[:count]
             answers += rows
         return answers
 
@@ -141,7 +148,9 @@ class Trainer:
         Raises NothingToTrain if every token is masked.
         """
         self._use_threads()
-        trained = [minibatch for minibatch in self._minibatches(samples) if any(sample.loss_mask.any() for sample in minibatch)]
+        trained = [
+            minibatch for minibatch in self._minibatches(samples) if any(sample.loss_mask.any() for sample in minibatch)
+        ]
         if not trained:
             raise NothingToTrain(f"none of {len(samples)} samples has a token to learn from")
         self._enter_reinforcement()
@@ -214,6 +223,11 @@ class Trainer:
         return [samples[start : start + size] for start in range(0, len(samples), size)]
 
     def _microbatches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        longest = max((sample.learned_length for sample in samples), default=0)
+        if longest > self._spec.model.context_tokens:
+            raise ValueError(
+                f"a sample of {longest} tokens is longer than the context of {self._spec.model.context_tokens}"
+            )
         return microbatches(samples, device=self._device, max_tokens=MICROBATCH_TOKENS)
 
     def _fresh_optimizer(self, *, weight_decay: float) -> torch.optim.AdamW:
@@ -223,6 +237,7 @@ class Trainer:
         """Divide the summed gradient by its weight, clip it, step; the norm before clipping."""
         parameters = list(self.model.parameters())
         for parameter in parameters:
+            assert parameter.grad is not None  # every parameter of the model takes part in every token
             parameter.grad.div_(weight)
         grad_norm = nn.utils.clip_grad_norm_(parameters, self._spec.recipe.optimizer.grad_clip, error_if_nonfinite=True)
         for group in self._optimizer.param_groups:

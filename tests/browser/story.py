@@ -15,7 +15,9 @@ PHASE_SECONDS = {"sync-weights": 0.02, "collect": 1.9, "score": 0.04, "credit": 
 class Story:
     """Events of attempt 1 of a run of ``steps`` steps, numbered from 1."""
 
-    def __init__(self, *, steps: int = 60, groups: int = 4, group_size: int = 8, begin_at: float, seed: int = 7) -> None:
+    def __init__(
+        self, *, steps: int = 60, groups: int = 4, group_size: int = 8, begin_at: float, seed: int = 7
+    ) -> None:
         self.steps, self.groups, self.group_size, self.now = steps, groups, group_size, begin_at
         self.dice = random.Random(seed)
         self.seq = 0
@@ -60,7 +62,11 @@ class Story:
         events = [self.event("phase", step=step, phase="evaluate")]
         events += [self.told(self.trajectory("eval-greedy", step, group, 0)) for group in range(6)]
         self.now += 4.1
-        return [*events, self.event("metric", step=step, values=values), self.event("phase", step=step, phase="evaluate", seconds=4.1)]
+        return [
+            *events,
+            self.event("metric", step=step, values=values),
+            self.event("phase", step=step, phase="evaluate", seconds=4.1),
+        ]
 
     def step(self, step: int) -> list[Event]:
         events = []
@@ -74,7 +80,9 @@ class Story:
             events.append(self.event("phase", step=step, phase=phase, seconds=took))
         events.append(self.event("metric", step=step, values=self.metrics(step)))
         if step == 23:
-            events.append(self.log("sandbox lost: the box was killed; the episode is done again", "warning", "rollout-0"))
+            events.append(
+                self.log("sandbox lost: the box was killed; the episode is done again", "warning", "rollout-0")
+            )
         if step % 10 == 0:
             path = f"/runs/checkpoints/step-{step:06d}"
             events.append(self.event("checkpoint", step=step, path=path, size_bytes=4_190_208 + step, seconds=0.18))
@@ -152,7 +160,8 @@ class Story:
         reward = 1.0 if said == answer else 0.0
         return {
             "id": f"{purpose}-{step}-{group}-{index}", "purpose": purpose, "step": step, "group": group, "index": index,
-            "task": {"id": f"{'train' if purpose == 'train' else 'heldout'}-{step * 32 + group}", "level": level, "question": question,
+            "task": {"id": f"{'train' if purpose == 'train' else 'heldout'}-{step * 32 + group}", "level": level,
+                     "question": question,
                      "split": "train" if purpose == "train" else "heldout", "answer": str(answer)},
             "turns": turns, "stop_reason": "answered", "answer": str(said), "success": said == answer, "reward": reward,
             "rewards": {"correct": reward},
@@ -168,8 +177,10 @@ class Story:
                     "error_class": error, "seconds": self.dice.uniform(0.0008, 0.003)}  # fmt: skip
         return {
             "context_ids": [ord(letter) % 97 for letter in context], "context_text": context, "pieces": pieces,
-            "token_ids": [ord(piece[-2:][0]) % 97 for piece in pieces], "policy_versions": [max(0, step - 1)] * len(pieces),
-            "logprobs": [-abs(self.dice.gauss(0, 0.9 if piece.isdigit() else 0.12)) for piece in pieces], "tool_call": call,
+            "token_ids": [ord(piece[-2:][0]) % 97 for piece in pieces],
+            "policy_versions": [max(0, step - 1)] * len(pieces),
+            "logprobs": [-abs(self.dice.gauss(0, 0.9 if piece.isdigit() else 0.12)) for piece in pieces],
+            "tool_call": call,
         }  # fmt: skip
 
     def ending(self) -> list[Event]:

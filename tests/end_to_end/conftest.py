@@ -17,7 +17,7 @@ def stack() -> Iterator[Stack]:
         running.remove()
 
 
-@pytest.fixture()
+@pytest.fixture
 def empty_stack() -> Iterator[Stack]:
     """A home of the test's own, with nothing running in it yet."""
     own = Stack()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,10 @@ class Stack:
             )  # fmt: skip
         self.until("everything is up", lambda: self.status()["phase"] == "ready", timeout_s=240)
         self.url = self.status()["url"]
-        self._key = self._key or self.dev("exec", "python", "manage.py", "shell", "-v0", "-c", MAKE_KEY).stdout.split()[-1]
+        self._key = self._key or self._make_key()
+
+    def _make_key(self) -> str:
+        return self.dev("exec", "python", "manage.py", "shell", "-v0", "-c", MAKE_KEY).stdout.split()[-1]
 
     def stop(self) -> None:
         """As Ctrl-C does."""
@@ -125,7 +128,7 @@ class Stack:
     def until_step(self, run_id: str, step: int) -> None:
         def reached() -> bool:
             run = self.run(run_id)
-            assert run["state"] not in ("failed", "cancelled"), run["failure_reason"]
+            assert run["ended_at"] is None or run["step"] >= step, run
             return run["step"] >= step
 
         self.until(f"step {step}", reached, timeout_s=180, every_s=0.1)
@@ -149,7 +152,7 @@ class Stack:
     def pid_of(self, name: str, run_id: str) -> int | None:
         """A service, the driver of the run's job, or an actor (``rollout``, ``generator``, ``learner``)."""
         if name == "driver":
-            return self._pid_with(lambda words: "engine" in words and any(run_id in word for word in words) and "-m" in words)
+            return self._pid_with(lambda words: words[1:4] == ["-m", "engine", "job"] and run_id in words[4])
         if name in ("rollout", "generator", "learner"):
             return self._pid_with(lambda words: words[0].lower().startswith(f"ray::{name}"))
         return next((one["pid"] for one in self.status()["services"] if one["name"] == name), None)
@@ -164,12 +167,19 @@ class Stack:
                 return one.pid
         return None
 
-    def kill(self, name: str, run_id: str) -> int:
-        """kill -9, as soon as it lives; returns its pid."""
+    def kill_at_step(self, step: int, names: Sequence[str], run_id: str) -> float:
+        """kill -9 of each, in the middle of the run; returns when (Unix time)."""
+        self.until_step(run_id, 1)
+        victims = [self._living(name, run_id) for name in names]
+        self.until_step(run_id, step)
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        return time.time()
+
+    def _living(self, name: str, run_id: str) -> int:
         self.until(f"{name} lives", lambda: self.pid_of(name, run_id) is not None, timeout_s=60, every_s=0.1)
         pid = self.pid_of(name, run_id)
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
         return pid
 
     def until(self, what: str, holds: Callable[[], bool], *, timeout_s: float = 60, every_s: float = 0.3) -> None:

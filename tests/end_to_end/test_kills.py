@@ -13,13 +13,15 @@ ONE_BY_ONE = ("web", "worker", "beat", "driver", "rollout", "valkey", "postgres"
 STEPS = 30
 
 
-def assert_complete(stack: Stack, run_id: str, *, steps: int = STEPS) -> None:
+def assert_complete(stack: Stack, run_id: str, *, steps: int = STEPS, after: float = 0.0) -> None:
+    """``after``: when something was killed (Unix time); the run must have been alive then."""
     run = stack.until_ended(run_id)
     assert run["state"] == "succeeded", run["failure_reason"]
     events = list(stack.events(run_id))
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert run["summary"]["events_emitted"] == len(events) == run["last_seq"]
     assert events[-1]["kind"] == "finished"
+    assert events[-1]["at"] > after
     for key in ("train/reward", "train/loss", "perf/step_seconds"):
         assert stack.steps_of(run_id, key) == list(range(1, steps + 1)), key
     assert stack.steps_of(run_id, "eval/success_greedy") == [0, steps]
@@ -28,16 +30,14 @@ def assert_complete(stack: Stack, run_id: str, *, steps: int = STEPS) -> None:
 @pytest.mark.parametrize("part", ONE_BY_ONE)
 def test_a_run_survives_the_death_of(part: str, stack: Stack) -> None:
     run_id = stack.launch(small_spec(f"kill {part}", steps=STEPS))
-    stack.until_step(run_id, 6)
-    stack.kill(part, run_id)
-    assert_complete(stack, run_id)
+    killed_at = stack.kill_at_step(6, [part], run_id)
+    assert_complete(stack, run_id, after=killed_at)
 
 
 def test_a_killed_driver_is_followed_by_a_second_attempt_from_a_checkpoint(stack: Stack) -> None:
     run_id = stack.launch(small_spec("second attempt", steps=12))
-    stack.until_step(run_id, 6)
-    stack.kill("driver", run_id)
-    assert_complete(stack, run_id, steps=12)
+    killed_at = stack.kill_at_step(5, ["driver"], run_id)
+    assert_complete(stack, run_id, steps=12, after=killed_at)
     started = [event for event in stack.events(run_id) if event["kind"] == "started"]
     assert [(event["attempt"], event["from_step"]) for event in started] in ([(1, 0), (2, 4)], [(1, 0), (2, 8)])
 
@@ -46,7 +46,5 @@ def test_a_killed_driver_is_followed_by_a_second_attempt_from_a_checkpoint(stack
 @pytest.mark.parametrize(("first", "second"), list(combinations(PARTS, 2)))
 def test_a_run_survives_the_death_of_two(first: str, second: str, stack: Stack) -> None:
     run_id = stack.launch(small_spec(f"kill {first} and {second}", steps=STEPS))
-    stack.until_step(run_id, 6)
-    stack.kill(first, run_id)
-    stack.kill(second, run_id)
-    assert_complete(stack, run_id)
+    killed_at = stack.kill_at_step(6, [first, second], run_id)
+    assert_complete(stack, run_id, after=killed_at)

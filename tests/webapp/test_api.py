@@ -97,7 +97,7 @@ def test_a_stranger_cannot_submit_into_a_foreign_experiment_or_team(api_of, char
         (TINY | {"schedule": {"minibatch_trajectories": 7}}, "schedule.minibatch_trajectories", "use a divisor of 256"),
         (TINY | {"model": {"context_tokens": 20}}, "model.context_tokens", "use at least"),
         (TINY | {"environment": {"id": "chess"}}, "environment.id", "use one of: 'python-math'"),
-        (TINY | {"recipe": {"preset": "grop"}}, "recipe", "use one of:"),
+        (TINY | {"recipe": {"preset": "grop"}}, "recipe.preset", "use one of:"),
     ],
 )
 def test_bad_input_names_field_value_and_remedy_and_creates_nothing(
@@ -202,8 +202,11 @@ def run_with_data(launching_run):
 
 def _trajectory(index: int) -> dict[str, Any]:
     task = {"id": "t", "split": "train", "level": 1, "question": "1+1", "answer": "2"}
-    return {"id": f"train-1-0-{index}", "purpose": "train", "step": 1, "group": 0, "index": index, "task": task, "turns": [],
-            "stop_reason": "answered", "answer": "2", "success": index == 0, "reward": float(index), "rewards": {}}  # fmt: skip
+    return {
+        "id": f"train-1-0-{index}", "purpose": "train", "step": 1, "group": 0, "index": index,
+        "task": task, "turns": [],
+        "stop_reason": "answered", "answer": "2", "success": index == 0, "reward": float(index), "rewards": {},
+    }  # fmt: skip
 
 
 @pytest.mark.django_db(transaction=True)

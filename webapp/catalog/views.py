@@ -20,7 +20,10 @@ EXAMPLES = 3
 LEVELS = {
     1: ("One operation", "Two numbers and an operator. One tool call is enough."),
     2: ("An expression", "Three or four numbers, with parentheses. One tool call is enough; a guess is rarely right."),
-    3: ("Look up, then combine", "Two of the numbers are only in the sandbox. One call prints them, a later one combines them."),
+    3: (
+        "Look up, then combine",
+        "Two of the numbers are only in the sandbox. One call prints them, a later one combines them.",
+    ),
 }
 
 

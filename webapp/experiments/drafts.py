@@ -58,7 +58,9 @@ class Draft:
 
     def with_preset(self, name: str) -> "Draft":
         """The recipe of the preset instead of the one that was there."""
-        return Draft.of({**self.document, "recipe": {"preset": name}}, self.shown_as) if name in preset_names() else self
+        return (
+            Draft.of({**self.document, "recipe": {"preset": name}}, self.shown_as) if name in preset_names() else self
+        )
 
     @property
     def groups(self) -> list[Group]:
@@ -118,4 +120,9 @@ class Size:
         per_step = schedule.prompts_per_step * schedule.group_size
         attention = model.hidden_size * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
         layer = attention + 3 * model.hidden_size * model.intermediate_size + 2 * model.hidden_size + 2 * model.head_dim
-        return cls(per_step, per_step * schedule.steps, per_step // schedule.minibatch_trajectories, layer * model.layers + model.hidden_size)
+        return cls(
+            per_step,
+            per_step * schedule.steps,
+            per_step // schedule.minibatch_trajectories,
+            layer * model.layers + model.hidden_size,
+        )

@@ -25,14 +25,21 @@ GROUPS = {
     "evaluation": "Evaluation",
     "resources": "Resources",
 }
-_MAIN = frozenset(
-    """name seed environment.levels environment.max_turns environment.max_turn_tokens dataset.train_tasks dataset.heldout_tasks
-    model.layers model.hidden_size model.heads model.context_tokens recipe.credit.kind recipe.objective.clip_low
-    recipe.objective.clip_high recipe.optimizer.learning_rate recipe.cold_start.steps recipe.cold_start.wrong_fraction
-    schedule.steps schedule.prompts_per_step schedule.group_size schedule.minibatch_trajectories schedule.temperature
-    schedule.checkpoint_every evaluation.every evaluation.tasks evaluation.interim_tasks resources.device resources.threads
-    resources.kv_slots""".split()
-)
+_MAIN = {
+    "": {"name", "seed"},
+    "environment": {"levels", "max_turns", "max_turn_tokens"},
+    "dataset": {"train_tasks", "heldout_tasks"},
+    "model": {"layers", "hidden_size", "heads", "context_tokens"},
+    "recipe.credit": {"kind"},
+    "recipe.objective": {"clip_low", "clip_high"},
+    "recipe.optimizer": {"learning_rate"},
+    "recipe.cold_start": {"steps", "wrong_fraction"},
+    "schedule": {
+        "steps", "prompts_per_step", "group_size", "minibatch_trajectories", "temperature", "checkpoint_every",
+    },
+    "evaluation": {"every", "tasks", "interim_tasks"},
+    "resources": {"device", "threads", "kv_slots"},
+}  # fmt: skip
 """Always in sight; every other field is behind "More"."""
 
 Kind = Literal["number", "text", "choice", "many"]
@@ -59,7 +66,8 @@ class Field:
 
     @property
     def is_main(self) -> bool:
-        return self.path in _MAIN
+        table, _, name = self.path.rpartition(".")
+        return name in _MAIN.get(table, ())
 
     @property
     def is_changed(self) -> bool:
@@ -78,7 +86,11 @@ class Field:
         low, high = self.minimum, self.maximum
         if low is None and high is None:
             return ""
-        return f"{low} to {high}" if None not in (low, high) else (f"at least {low}" if high is None else f"at most {high}")
+        return (
+            f"{low} to {high}"
+            if None not in (low, high)
+            else (f"at least {low}" if high is None else f"at most {high}")
+        )
 
 
 @dataclass(frozen=True)
@@ -143,7 +155,9 @@ def _field(path: str, name: str, info: FieldInfo, value: Any, problems: Mapping[
     is_list = get_origin(annotation) is list
     bounds = _bounds(get_args(get_args(annotation)[0])[1] if is_list else info)
     choices = tuple(str(one) for one in range(bounds["ge"], bounds["le"] + 1)) if is_list else literals
-    problem = problems.get(path) or next((one for at, one in problems.items() if is_list and at.startswith(path + ".")), None)
+    problem = problems.get(path) or next(
+        (one for at, one in problems.items() if is_list and at.startswith(path + ".")), None
+    )
     return Field(
         path=path,
         label=_label(path),
@@ -161,7 +175,9 @@ def _field(path: str, name: str, info: FieldInfo, value: Any, problems: Mapping[
 
 def _bounds(info: FieldInfo) -> dict[str, Any]:
     names = ("ge", "gt", "le", "lt")
-    return {name: getattr(rule, name) for rule in info.metadata for name in names if getattr(rule, name, None) is not None}
+    return {
+        name: getattr(rule, name) for rule in info.metadata for name in names if getattr(rule, name, None) is not None
+    }
 
 
 def _default(info: FieldInfo) -> Any:
@@ -209,18 +225,39 @@ def _text(value: Any) -> str:
         return "" if value is None else str(value)
 
 
+_NOT_OF_THE_SPEC = frozenset({"action", "as", "toml", "team", "preset", "csrfmiddlewaretoken", "base"})
+
+
 def document_in(form: Any, base: Mapping[str, Any]) -> dict[str, Any]:
-    """The document that a posted form describes.  Empty numbers take their default; ``base`` keeps what no field asks."""
+    """The document that a posted form describes.
+
+    Empty numbers take their default; ``base`` keeps what no field asks.
+    """
     document: dict[str, Any] = {}
     if preset := (base.get("recipe") or {}).get("preset"):
         _put(document, "recipe.preset", preset)
     for path in form:
-        if path in ("action", "as", "toml", "team", "preset", "csrfmiddlewaretoken", "base"):
+        if path in _NOT_OF_THE_SPEC:
             continue
         value = form.getlist(path) if path.endswith(".levels") else form[path].strip()
         if value != "" or path == "name":
             _put(document, path, value)
+    for field in list(_fields(RunSpec, "", document, {})):
+        if field.path in form and field.kind in ("number", "many") and field.text:
+            _put(document, field.path, _numbers(field.value))
     return document
+
+
+def _numbers(value: Any) -> Any:
+    """Text that is a number, as that number; anything else as it is, for the spec to complain about."""
+    if isinstance(value, list):
+        return [_numbers(one) for one in value]
+    for read in (int, float):
+        try:
+            return read(value)
+        except (TypeError, ValueError):
+            continue
+    return value
 
 
 def _put(document: dict[str, Any], path: str, value: Any) -> None:

@@ -30,10 +30,12 @@ from webapp.runs.models import Run
 def index(request: HttpRequest) -> HttpResponse:
     latest = Run.objects.filter(experiment=OuterRef("id")).order_by("-created_at")
     experiments = experiments_of(request).select_related("created_by").annotate(
-        run_count=Count("runs"), last_run=Subquery(latest.values("id")[:1]), last_state=Subquery(latest.values("state")[:1])
+        run_count=Count("runs"), last_state=Subquery(latest.values("state")[:1])
     )  # fmt: skip
     launches = any(may(request, team, "launch") for team in teams_of(request))
-    return render(request, "experiments/index.html", {"section": "experiments", "experiments": experiments, "launches": launches})
+    return render(
+        request, "experiments/index.html", {"section": "experiments", "experiments": experiments, "launches": launches}
+    )
 
 
 @login_required
@@ -125,4 +127,7 @@ def _same_as(spec: RunSpec, experiment: Experiment | None) -> dict[str, str]:
         "  -H 'Content-Type: application/json' \\\n"
         f"  -d {shlex.quote(json.dumps(body))}"
     )
-    return {"curl": curl, "cli": "# save the TOML as run.toml; trains here, without the service\npython -m engine train run.toml"}
+    return {
+        "curl": curl,
+        "cli": "# save the TOML as run.toml; trains here, without the service\npython -m engine train run.toml",
+    }

@@ -17,6 +17,7 @@ from django.http import Http404
 from psycopg_pool import PoolTimeout
 
 from webapp.live.hub import hub_for
+from webapp.live.log import RunVanished
 from webapp.runs.access import run_for
 
 ENDED = 4000
@@ -66,6 +67,8 @@ class RunConsumer(AsyncWebsocketConsumer):
             code = await self.send_frames(after)
         except (psycopg.OperationalError, PoolTimeout) as error:
             log.warning("live.viewer_lost", run=str(self.run_id), error=str(error))
+        except RunVanished:
+            code = REFUSED
         finally:
             await self.close(code)
 

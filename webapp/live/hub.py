@@ -55,20 +55,28 @@ class Hub:
         """Recent frames, each with the version of the header in it."""
         self._poked = asyncio.Event()
         self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._follow())]
+        self._listener = asyncio.create_task(self._listen())
+        self._follower = asyncio.create_task(self._follow())
+        # Viewers wait for a change; that there will be none is one too.
+        self._follower.add_done_callback(lambda _: self._changed.set())
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        tasks = (self._listener, self._follower)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def frames(self, after: int) -> AsyncIterator[str]:
-        """Everything that a viewer with this cursor has to get, as it comes; ends when the run has."""
+        """Everything that a viewer with this cursor has to get, as it comes; ends when the run has.
+
+        Raises RunVanished, or whatever ended the reader.
+        """
         cursor, seen_version = after, 0
         while True:
+            if self._follower.done():
+                self._follower.result()
             changed = self._changed
             header, version = self.header, self.version
             while header and cursor < self.cursor:
@@ -84,7 +92,7 @@ class Hub:
                 yield encode([], cursor, header)
 
     async def _frame_after(self, cursor: int, header: Header) -> tuple[Frame, int]:
-        """The frame that begins right after ``cursor``.  One from the database ends where the ring's frames begin anew."""
+        """The frame that begins right after ``cursor``; one from the database reaches no further than the ring."""
         for frame, version in self._ring:
             if frame.first_seq == cursor + 1:
                 return frame, version
@@ -95,8 +103,6 @@ class Hub:
         while True:
             try:
                 more = await self._advance()
-            except RunVanished:
-                return
             except (psycopg.OperationalError, PoolTimeout) as error:
                 # The database restarts: viewers wait, and nothing is lost because nothing was skipped.
                 log.warning("live.read_failed", run=str(self.run_id), error=str(error))
@@ -113,7 +119,9 @@ class Hub:
             self.cursor = header.last_seq  # older events are read by the viewers that want them
         has_news = header.last_seq > self.cursor
         frame = await read_frame(self.run_id, self.cursor, header.last_seq, header) if has_news else None
-        is_new_header = self.header is None or header.text != self.header.text or header.last_seq != self.header.last_seq
+        is_new_header = (
+            self.header is None or header.text != self.header.text or header.last_seq != self.header.last_seq
+        )
         self.version += is_new_header
         self.header = header
         if frame:

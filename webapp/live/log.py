@@ -18,7 +18,8 @@ FRAME_EVENTS = 500
 _EVENTS = """
 SELECT event.seq, CASE WHEN event.kind = 'trajectory' THEN jsonb_build_object(
         'seq', event.seq, 'attempt', event.attempt, 'kind', event.kind, 'step', event.step,
-        'at', extract(epoch FROM event.at), 'trajectory', CASE WHEN it.trajectory_id IS NULL THEN NULL ELSE jsonb_build_object(
+        'at', extract(epoch FROM event.at),
+        'trajectory', CASE WHEN it.trajectory_id IS NULL THEN NULL ELSE jsonb_build_object(
             'id', it.trajectory_id, 'purpose', it.purpose, 'step', it.step, 'group', it."group", 'index', it.index,
             'level', it.level, 'success', it.success, 'reward', it.reward, 'tool_calls', it.tool_calls,
             'tool_errors', it.tool_errors, 'turns', it.turns, 'tokens', it.tokens, 'stop_reason', it.stop_reason) END
@@ -31,7 +32,8 @@ ORDER BY event.seq LIMIT %s
 """
 
 _HEADER = """
-SELECT last_seq, state, desired, attempt, phase, step, total_steps, pulse, heartbeat_at, started_at, ended_at, failure_reason
+SELECT last_seq, state, desired, attempt, phase, step, total_steps, pulse, heartbeat_at, started_at, ended_at,
+       failure_reason
 FROM runs_run WHERE id = %s
 """
 
@@ -98,7 +100,9 @@ async def read_frame(run_id: UUID, after: int, until: int, header: Header) -> Fr
     """The next events beyond ``after``, none beyond ``until``.  The log has no holes, so there is at least one."""
     async with (await pool()).connection() as connection:
         rows = await (await connection.execute(_EVENTS, (run_id, after, until, FRAME_EVENTS))).fetchall()
-    return Frame(first_seq=rows[0][0], last_seq=rows[-1][0], text=encode([text for _, text in rows], rows[-1][0], header))
+    return Frame(
+        first_seq=rows[0][0], last_seq=rows[-1][0], text=encode([text for _, text in rows], rows[-1][0], header)
+    )
 
 
 def encode(events: list[str], seq: int, header: Header) -> str:

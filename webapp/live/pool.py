@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from django.db import connection
 from psycopg.conninfo import make_conninfo
+from psycopg.pq import Conninfo
 from psycopg_pool import AsyncConnectionPool
 
 _POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnectionPool[Any]] = WeakKeyDictionary()
@@ -37,7 +38,10 @@ async def close_pool() -> None:
 
 
 def _conninfo() -> str:
+    """Django's own address of the database; a socket folder stands in its options."""
     settings = connection.settings_dict
     names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
     given = {ours: settings[theirs] for theirs, ours in names.items() if settings.get(theirs)}
-    return make_conninfo(**given, application_name="palestra-live")
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    options = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in known}
+    return make_conninfo(**(given | options), application_name="palestra-live")

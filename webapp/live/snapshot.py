@@ -17,6 +17,7 @@ MOST_POINTS = 2000
 LOG_LINES = 500
 PHASE_STEPS = 400
 
+
 def snapshot(run_id: UUID) -> dict[str, Any]:
     """Raises Run.DoesNotExist.  Must not be called inside a transaction: it needs one of its own."""
     with one_snapshot():
@@ -71,7 +72,8 @@ def _phases(run_id: UUID, step: int) -> list[list[Any]]:
 def _logs(run_id: UUID) -> list[dict[str, Any]]:
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT seq, attempt, extract(epoch FROM at)::float8, body->>'level', body->>'source', body->>'message' FROM runs_event"
+            "SELECT seq, attempt, extract(epoch FROM at)::float8, body->>'level', body->>'source', body->>'message'"
+            " FROM runs_event"
             " WHERE run_id = %s AND kind = 'log' ORDER BY seq DESC LIMIT %s",
             [run_id, LOG_LINES],
         )

@@ -22,7 +22,7 @@ NOTHING = "–"
 
 @register.filter
 def ago(moment: datetime | None) -> SafeString | str:
-    """"3 min ago", with the absolute time on hover; ``times.js`` keeps it true while the page is open."""
+    """ "3 min ago", with the absolute time on hover; ``times.js`` keeps it true while the page is open."""
     if moment is None:
         return NOTHING
     return format_html(
@@ -45,9 +45,11 @@ def _distance(seconds: float) -> str:
 
 @register.filter
 def duration(seconds: float | None) -> str:
-    """12.4 s, 4m 05s, 2h 07m."""
+    """3 ms, 12 s, 4m 05s, 2h 07m."""
     if seconds is None:
         return NOTHING
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -56,10 +58,10 @@ def duration(seconds: float | None) -> str:
 
 @register.filter
 def number(value: float | None, digits: int = 3) -> str:
-    """Three significant places for small values, thousands separators for large ones."""
+    """Whole numbers and large ones without places, others with ``digits``."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return NOTHING  # also for "", which a template passes for what is not there
-    if abs(value) >= 1000 or value == int(value):
+    if isinstance(value, int) or abs(value) >= 1000 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.{digits}f}"
 
@@ -105,7 +107,9 @@ def sparkline(values: Sequence[float], label: str = "") -> SafeString | str:
     return format_html(
         '<svg class="spark" viewBox="0 0 100 24" preserveAspectRatio="none" role="img" aria-label="{}">'
         '<polygon points="0,24 {} 100,24"/><polyline points="{}"/></svg>',
-        label, points, points,
+        label,
+        points,
+        points,
     )
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a path is one line
 """The icons, as paths of a 16 x 16 grid drawn with a 1.5 wide stroke."""
 
 from django.utils.html import format_html

@@ -87,7 +87,9 @@ class RunPage(Schema):
 class SeriesOut(Schema):
     key: str
     level: int
-    points: list[list[float]] = Field(description="step, last_step, minimum, maximum, mean, last, count")
+    points: list[tuple[int, int, float, float, float, float, int]] = Field(
+        description="step, last_step, minimum, maximum, mean, last, count"
+    )
 
 
 class MetricsOut(Schema):
@@ -200,7 +202,7 @@ def metrics(
         SeriesOut(
             key=one.key,
             level=one.level,
-            points=[[at.step, at.last_step, at.minimum, at.maximum, at.mean, at.last, at.count] for at in one.points],
+            points=[(at.step, at.last_step, at.minimum, at.maximum, at.mean, at.last, at.count) for at in one.points],
         )
         for one in found
     ]

@@ -23,16 +23,44 @@ class Chart:
 
 CHARTS = (
     Chart("reward", "Reward and success", {"train/reward": "Reward", "train/success": "Success"}),
-    Chart("heldout", "Held-out success", {"eval/success_greedy": "Greedy", "eval/success_sampled": "Sampled"}, "share", markers=True),
-    Chart("tool-errors", "Tool-error rate", {"train/tool_error_rate": "Training", "eval/tool_error_rate": "Held-out"}, "share"),
-    Chart("levels", "Held-out by level, greedy", {f"eval/level_{n}_greedy": f"Level {n}" for n in (1, 2, 3)}, "share", markers=True),
+    Chart(
+        "heldout",
+        "Held-out success",
+        {"eval/success_greedy": "Greedy", "eval/success_sampled": "Sampled"},
+        "share",
+        markers=True,
+    ),
+    Chart(
+        "tool-errors",
+        "Tool-error rate",
+        {"train/tool_error_rate": "Training", "eval/tool_error_rate": "Held-out"},
+        "share",
+    ),
+    Chart(
+        "levels",
+        "Held-out by level, greedy",
+        {f"eval/level_{n}_greedy": f"Level {n}" for n in (1, 2, 3)},
+        "share",
+        markers=True,
+    ),
     Chart("entropy", "Entropy", {"train/entropy": "Entropy"}),
-    Chart("length", "Response length", {"train/response_tokens": "Tokens"}, right={"train/turns": "Turns", "train/tool_calls": "Tool calls"}),
+    Chart(
+        "length",
+        "Response length",
+        {"train/response_tokens": "Tokens"},
+        right={"train/turns": "Turns", "train/tool_calls": "Tool calls"},
+    ),
     Chart("throughput", "Throughput", {"perf/tokens_per_s": "Tokens/s"}, "count"),
     Chart("loss", "Loss and gradient", {"train/loss": "Loss"}, right={"train/grad_norm": "Gradient norm"}),
-    Chart("ratio", "Policy ratio", {"train/clip_fraction": "Clipped"}, "share", right={"train/ratio_max": "Largest ratio"}),
+    Chart(
+        "ratio", "Policy ratio", {"train/clip_fraction": "Clipped"}, "share", right={"train/ratio_max": "Largest ratio"}
+    ),
     Chart("staleness", "Staleness", {"train/staleness_mean": "Mean", "train/staleness_max": "Largest"}),
-    Chart("seconds", "Seconds per step", {"perf/step_seconds": "Step", "perf/collect_seconds": "Collect", "perf/update_seconds": "Update"}),
+    Chart(
+        "seconds",
+        "Seconds per step",
+        {"perf/step_seconds": "Step", "perf/collect_seconds": "Collect", "perf/update_seconds": "Update"},
+    ),
     Chart("cold-start", "Cold-start loss", {"sft/loss": "Loss"}, x="supervised step"),
 )
 
@@ -54,7 +82,7 @@ FIGURES = (
     Figure("eval/success_sampled", "Success, sampled", "share"),
     Figure("train/tool_error_rate", "Tool errors", "share", "down"),
     Figure("train/entropy", "Entropy", better=""),
-    Figure("perf/tokens_per_s", "Tokens/s", "count"),
+    Figure("perf/tokens_per_s", "Tokens/s", "count", ""),
     Figure("train/response_tokens", "Response tokens", better=""),
     Figure("train/staleness_mean", "Staleness", better="down"),
 )
@@ -65,4 +93,8 @@ PHASES = ("sync-weights", "collect", "score", "credit", "update", "evaluate", "c
 
 def as_data() -> dict[str, Any]:
     """For the page's script."""
-    return {"charts": [asdict(chart) for chart in CHARTS], "figures": [asdict(one) for one in FIGURES], "phases": PHASES}
+    return {
+        "charts": [asdict(chart) for chart in CHARTS],
+        "figures": [asdict(one) for one in FIGURES],
+        "phases": PHASES,
+    }

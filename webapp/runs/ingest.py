@@ -58,7 +58,7 @@ def receive_batch(request: HttpRequest, run_id: UUID) -> HttpResponse:
     if attempt is None:
         return problem(401, "this is no token of an attempt of this run")
     if int(request.headers.get("Content-Length") or 0) > MOST_BYTES:
-        return problem(413, f"a batch may have {MOST_BYTES} bytes; send fewer events")
+        return problem(422, f"a batch may have {MOST_BYTES} bytes; send fewer events")
     try:
         batch = _batch_in(request.body)
         if batch.attempt != attempt:

@@ -62,7 +62,9 @@ class Listing:
 
 def listing(runs: QuerySet[Run], *, state: str, text: str, page: str) -> Listing:
     """A page of the runs that match; unknown states match everything."""
-    chosen = runs.filter(FILTERS.get(state, FILTERS[""])[1]).select_related("created_by").defer("spec", "summary", "pulse")
+    chosen = (
+        runs.filter(FILTERS.get(state, FILTERS[""])[1]).select_related("created_by").defer("spec", "summary", "pulse")
+    )
     if text:
         chosen = chosen.filter(_mentions(text))
     found = Paginator(chosen, ROWS).get_page(page)

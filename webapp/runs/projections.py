@@ -166,8 +166,8 @@ def _rewind(run_id: UUID, started: Started) -> None:
 # --- trajectories and checkpoints ---------------------------------------------------------------
 _COLUMNS = {
     "trajectory_id": "text", "seq": "bigint", "purpose": "text", "step": "int", '"group"': "int", "index": "int",
-    "level": "int", "success": "bool", "reward": "float8", "tool_calls": "int", "tool_errors": "int", "turns": "int", "tokens": "int",
-    "stop_reason": "text",
+    "level": "int", "success": "bool", "reward": "float8", "tool_calls": "int", "tool_errors": "int", "turns": "int",
+    "tokens": "int", "stop_reason": "text",
 }  # fmt: skip
 _REPLACED = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name != "trajectory_id")
 _ADD_TRAJECTORIES = f"""

@@ -9,8 +9,13 @@ from django.db.models import Count, QuerySet
 from webapp.runs.models import Run
 from webapp.trajectories.models import Trajectory, filtered
 
-PURPOSES = {"": "Any purpose", "train": "Training", "eval-greedy": "Held-out, greedy", "eval-sampled": "Held-out, sampled",
-            "demonstration": "Demonstrations"}
+PURPOSES = {
+    "": "Any purpose",
+    "train": "Training",
+    "eval-greedy": "Held-out, greedy",
+    "eval-sampled": "Held-out, sampled",
+    "demonstration": "Demonstrations",
+}
 OUTCOMES = {"": "Any outcome", "right": "Right", "wrong": "Wrong"}
 ERRORS = {"": "Any tool use", "some": "With tool errors", "none": "Without tool errors"}
 BINS = 12
@@ -104,7 +109,9 @@ def reward_histogram(run: Run, chosen: Filter) -> list[Bin]:
     counts = dict(every_reward.values_list("reward").annotate(count=Count("reward")).order_by("reward"))
     if not counts:
         return []
-    spans = [(reward, reward, count) for reward, count in counts.items()] if len(counts) <= BINS else _equal_bins(counts)
+    spans = (
+        [(reward, reward, count) for reward, count in counts.items()] if len(counts) <= BINS else _equal_bins(counts)
+    )
     most = max(count for *_, count in spans)
     return [
         Bin(low, high, count, count / most, (chosen.reward_min, chosen.reward_max) == (repr(low), repr(high)))

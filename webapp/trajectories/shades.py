@@ -60,5 +60,7 @@ def tokens_of(turn: Turn) -> list[Token]:
     advantages = [*(turn.advantages or []), *unknown][:count]
     return [
         Token(*values)
-        for values in zip(turn.pieces, turn.token_ids, turn.logprobs, old, advantages, turn.policy_versions, strict=False)
+        for values in zip(
+            turn.pieces, turn.token_ids, turn.logprobs, old, advantages, turn.policy_versions, strict=False
+        )
     ]

@@ -47,7 +47,9 @@ def detail(request: HttpRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
     row = trajectory_for(request, run_id, trajectory_id)
     document = row.document
     colour = request.GET.get("colour", "advantage" if row.purpose == "train" else "logprob")
-    group = Trajectory.objects.filter(run_id=row.run_id, purpose=row.purpose, step=row.step, group=row.group).order_by("index")
+    group = Trajectory.objects.filter(run_id=row.run_id, purpose=row.purpose, step=row.step, group=row.group).order_by(
+        "index"
+    )
     context = {
         "section": "runs",
         "run": row.run,

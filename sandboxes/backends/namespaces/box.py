@@ -44,7 +44,7 @@ class NamespaceBox:
         return box
 
     async def _start(self) -> None:
-        code = await asyncio.to_thread(probe.agent_code)
+        code = await probe.agent_code()
         ours, agents = socket.socketpair()
         with agents:
             ours.setblocking(False)

@@ -1,6 +1,6 @@
 """What this machine lacks for making boxes, said once and clearly."""
 
-import functools
+import asyncio
 import marshal
 import os
 import shutil
@@ -8,6 +8,7 @@ import subprocess
 from importlib.resources import files
 
 from sandboxes.backends.namespaces.arguments import BOX_PYTHON
+from sandboxes.backends.namespaces.limits import host_id
 from sandboxes.interface import SandboxUnavailable
 
 PACKAGE = "sandboxes.backends.namespaces.inside"
@@ -15,30 +16,55 @@ INSIDE = ("frames", "guest", "processes", "files", "events", "jobs", "agent")
 """In the order of their imports; the last one has ``main``."""
 COMPILE = """\
 import marshal, sys
+if sys.version_info < (3, 10):
+    sys.exit("boxes need Python 3.10 or later there")
 sources = marshal.load(sys.stdin.buffer)
 code = [(name, compile(text, "<%s>" % name, "exec", dont_inherit=True, optimize=2)) for name, text in sources]
 sys.stdout.buffer.write(marshal.dumps(code))
 """
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+_compiled: bytes | None = None
+
 REMEDIES = (
     (("new namespace", "uid map", "user.max_user_namespaces"),
      "allow unprivileged user namespaces: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=65536"
      " (on Ubuntu also kernel.apparmor_restrict_unprivileged_userns=0)"),
     (("mount proc", "Can't mount"),
      "run outside of a container, or start the container with --security-opt systempaths=unconfined"),
+    (("Unknown option", "unknown option"), "install bubblewrap 0.7 or later"),
     (("execvp",), f"install the system's Python at {BOX_PYTHON}: apt-get install python3"),
 )  # fmt: skip
 
 
 def bwrap_path() -> str:
-    found = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
+    return _program("bwrap", "apt-get install bubblewrap")
+
+
+def as_nobody_in_particular() -> list[str]:
+    """What to put before a command line so that root does not run it as root; an ordinary user needs nothing."""
+    if os.geteuid() != 0:
+        return []
+    identity = str(host_id())
+    setpriv = _program("setpriv", "apt-get install util-linux")
+    return [setpriv, "--reuid", identity, "--regid", identity, "--clear-groups", "--"]
+
+
+def _program(name: str, remedy: str) -> str:
+    found = shutil.which(name, path=SYSTEM_PATH)
     if found is None:
-        raise SandboxUnavailable("bubblewrap is not installed: apt-get install bubblewrap")
+        raise SandboxUnavailable(f"{name} is not installed: {remedy}")
     return found
 
 
-@functools.cache
-def agent_code() -> bytes:
+async def agent_code() -> bytes:
     """The modules of the agent, compiled by the Python that will run them: ours may be another version."""
+    global _compiled
+    if _compiled is None:
+        _compiled = await asyncio.to_thread(_compile)
+    return _compiled
+
+
+def _compile() -> bytes:
     if not os.access(BOX_PYTHON, os.X_OK):
         raise SandboxUnavailable(f"boxes need a Python at {BOX_PYTHON}: apt-get install python3")
     parents = [".".join(PACKAGE.split(".")[: depth + 1]) for depth in range(PACKAGE.count(".") + 1)]

@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sandboxes.backends.namespaces.arguments import GROUP, PASSWD, Descriptors, bwrap_arguments
-from sandboxes.backends.namespaces.limits import host_id
-from sandboxes.backends.namespaces.probe import bwrap_path
+from sandboxes.backends.namespaces.probe import as_nobody_in_particular, bwrap_path
 from sandboxes.backends.namespaces.seccomp import deny_filter
 from sandboxes.backends.namespaces.spawn import spawner
 from sandboxes.spec import SandboxSpec
@@ -41,10 +40,9 @@ class BoxProcess:
             seccomp, passwd, group = inherited
             fds = Descriptors(agent_socket.fileno(), seccomp, info_write, passwd, group)
             monitor = await spawner().spawn(
-                bwrap_arguments(bwrap_path(), spec, fds),
+                [*as_nobody_in_particular(), *bwrap_arguments(bwrap_path(), spec, fds)],
                 inherited=(*inherited, info_write, fds.agent),
                 stderr=complaints,
-                host_id=host_id(),
             )
         except BaseException:
             os.close(complaints)

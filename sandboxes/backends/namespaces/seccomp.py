@@ -7,6 +7,7 @@ state that survives a reset, and calls by which a guest could bend the agent, wh
 """
 
 import errno
+import functools
 import struct
 from collections.abc import Iterable
 
@@ -67,6 +68,7 @@ X32_CALLS_FROM = 0x40000000
 Instruction = tuple[int, int, int, int]
 
 
+@functools.cache
 def deny_filter(architecture: Architecture | None = None) -> bytes:
     """The program, as ``struct sock_filter[]``."""
     machine = architecture or this_machine()

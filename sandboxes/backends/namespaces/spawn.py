@@ -2,7 +2,8 @@
 
 ``bwrap --die-with-parent`` follows the parent *thread*.  A box that was started by a thread of some
 pool would die when the pool shrinks, so one thread, which never ends, starts them all.  It also
-keeps fork, which may take milliseconds in a large process, off the event loop.
+keeps the start of a process off the event loop.  Nothing here may need a real fork (``user=``,
+``preexec_fn``), which copies the page tables of an embedder that may be large; vfork does not.
 """
 
 import asyncio
@@ -11,6 +12,8 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable
+
+from sandboxes.teardown import completed
 
 Process = subprocess.Popen[bytes]
 Wanted = tuple[Callable[[], Process], "asyncio.Future[Process]", asyncio.AbstractEventLoop]
@@ -35,14 +38,12 @@ class Spawner:
             except RuntimeError:  # the loop was closed meanwhile: nobody will ever use this process
                 _discard(process)
 
-    async def spawn(
-        self, arguments: list[str], *, inherited: tuple[int, ...], stderr: int, host_id: int | None
-    ) -> subprocess.Popen[bytes]:
+    async def spawn(self, arguments: list[str], *, inherited: tuple[int, ...], stderr: int) -> Process:
         """Start a process.  Its descriptors are the caller's to close, whether this returns or raises."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[subprocess.Popen[bytes]] = loop.create_future()
+        future: asyncio.Future[Process] = loop.create_future()
 
-        def start() -> subprocess.Popen[bytes]:
+        def start() -> Process:
             return subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
@@ -52,27 +53,32 @@ class Spawner:
                 cwd="/",
                 env={},
                 start_new_session=True,  # Ctrl-C at the embedder's terminal is for the embedder
-                user=host_id,
-                group=host_id,
-                extra_groups=None if host_id is None else [],
             )
 
         self._wanted.put((start, future, loop))
-        return await future
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The descriptors must stay open until the thread is done with them.
+            await completed(_abandoned(future))
+            raise
 
 
-def _settle(
-    future: "asyncio.Future[subprocess.Popen[bytes]]", process: subprocess.Popen[bytes] | None, error: Exception | None
-) -> None:
-    if future.cancelled():
-        _discard(process)
-    elif process is None:
+def _settle(future: "asyncio.Future[Process]", process: Process | None, error: Exception | None) -> None:
+    if process is None:
         future.set_exception(error or RuntimeError("no process"))
     else:
         future.set_result(process)
 
 
-def _discard(process: subprocess.Popen[bytes] | None) -> None:
+async def _abandoned(future: "asyncio.Future[Process]") -> None:
+    try:
+        _discard(await future)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return  # it never started
+
+
+def _discard(process: Process | None) -> None:
     if process is not None:
         process.kill()
         process.wait()

@@ -4,7 +4,7 @@ import platform
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Architecture:
     audit: int
     """``AUDIT_ARCH_*``: what the kernel reports in ``seccomp_data.arch``."""

@@ -67,11 +67,15 @@ def _tokens(rows: int = 6, length: int = 9, seed: int = 0) -> PolicyTokens:
     return PolicyTokens((old + noise() * 0.3).requires_grad_(), old, noise(), mask)
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
+@pytest.mark.parametrize(
+    "aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+)
 def test_on_policy_the_gradient_is_that_of_reinforce(aggregation):
     """At ratio 1 each token's gradient is -A / weight, times what the aggregation gives its sequence."""
     tokens = _tokens()
-    tokens = PolicyTokens(tokens.logp_old_BT.clone().requires_grad_(), tokens.logp_old_BT, tokens.advantages_BT, tokens.mask_BT)
+    tokens = PolicyTokens(
+        tokens.logp_old_BT.clone().requires_grad_(), tokens.logp_old_BT, tokens.advantages_BT, tokens.mask_BT
+    )
     total, weight = objective_for(Clipped(aggregation=aggregation), max_response_tokens=9).loss(tokens)
     (total / weight).backward()
     counts = tokens.mask_BT.sum(1, keepdim=True)
@@ -106,7 +110,9 @@ def test_clipped_tokens_are_exactly_those_without_gradient_also_with_the_dual_cl
 
 def test_a_log_ratio_of_thousands_stays_finite():
     logp = torch.tensor([[0.0, -9000.0]], requires_grad=True)
-    tokens = PolicyTokens(logp, torch.tensor([[-9000.0, 0.0]]), torch.tensor([[-1.0, 1.0]]), torch.tensor([[True, True]]))
+    tokens = PolicyTokens(
+        logp, torch.tensor([[-9000.0, 0.0]]), torch.tensor([[-1.0, 1.0]]), torch.tensor([[True, True]])
+    )
     total, _ = objective_for(Clipped(), max_response_tokens=2).loss(tokens)
     total.backward()
     assert torch.isfinite(total)

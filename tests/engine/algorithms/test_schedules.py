@@ -13,7 +13,9 @@ def test_no_warmup_begins_at_the_peak():
 
 def test_cosine_by_hand():
     factors = [warmup_then_cosine(i, 7, warmup_updates=2, floor=0.2) for i in range(7)]
-    assert factors == pytest.approx([0.5, 1.0, 1.0, 0.2 + 0.8 * (1 + 2**-0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 2**-0.5) / 2, 0.2])
+    assert factors == pytest.approx(
+        [0.5, 1.0, 1.0, 0.2 + 0.8 * (1 + 2**-0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 2**-0.5) / 2, 0.2]
+    )
 
 
 @pytest.mark.parametrize("total", [1, 2, 3])

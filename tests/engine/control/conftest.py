@@ -194,10 +194,19 @@ class Training:
     def __init__(self, toml: Path, folder: Path) -> None:
         self.folder = folder
         self._toml = toml
+        self._processes: list[subprocess.Popen[str]] = []
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "engine", "train", str(self._toml), "--run-dir", str(self.folder), *options]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._processes.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what a failed test left behind."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
 
     def finish(self, *options: str) -> str:
         process = self.start(*options)
@@ -206,14 +215,18 @@ class Training:
         return output
 
     def events(self) -> list[dict[str, Any]]:
-        lines = [line for path in sorted((self.folder / "spool").glob("*.jsonl")) for line in path.read_bytes().split(b"\n")[:-1]]
+        lines = [
+            line
+            for path in sorted((self.folder / "spool").glob("*.jsonl"))
+            for line in path.read_bytes().split(b"\n")[:-1]
+        ]
         return [json.loads(line) for line in lines]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events() if event["kind"] == kind]
 
     def wait_for(self, process: subprocess.Popen[str], condition: Callable[[list[dict[str, Any]]], Any]) -> Any:
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 500
         while not (found := condition(self.events())):
             assert process.poll() is None, process.stdout and process.stdout.read()
             assert time.monotonic() < deadline, self.events()[-3:]
@@ -246,8 +259,10 @@ def _still_counts(event: dict[str, Any], from_step: int, from_cold_start_step: i
 
 
 @pytest.fixture
-def training(run_toml: Path, tmp_path: Path) -> Training:
-    return Training(run_toml, tmp_path / "run")
+def training(run_toml: Path, tmp_path: Path) -> Iterator[Training]:
+    training = Training(run_toml, tmp_path / "run")
+    yield training
+    training.close()
 
 
 @pytest.fixture(scope="session")

@@ -45,9 +45,12 @@ def test_the_undisturbed_run_really_changes_its_weights(undisturbed: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("phase", "step"), [("cold-start", 0), ("evaluate", 0), ("collect", 1), ("update", 3), ("checkpoint", 4), ("collect", 5)]
+    ("phase", "step"),
+    [("cold-start", 0), ("evaluate", 0), ("collect", 1), ("update", 3), ("checkpoint", 4), ("collect", 5)],
 )
-def test_a_run_killed_in_any_phase_ends_with_the_same_weights(training: Any, undisturbed: Any, phase: str, step: int) -> None:
+def test_a_run_killed_in_any_phase_ends_with_the_same_weights(
+    training: Any, undisturbed: Any, phase: str, step: int
+) -> None:
     process = training.start("--in-process")
     training.wait_for(process, in_phase(phase, step))
     process.kill()
@@ -67,13 +70,19 @@ def test_a_run_on_ray_killed_and_resumed_ends_with_the_same_weights(training: An
 
 
 def pid_of(actor: str, events: list[dict[str, Any]]) -> int | None:
-    pids = [int(event["message"].split()[-1]) for event in events if event["kind"] == "log" and event["message"].startswith(f"{actor} is process")]
+    pids = [
+        int(event["message"].split()[-1])
+        for event in events
+        if event["kind"] == "log" and event["message"].startswith(f"{actor} is process")
+    ]
     return pids[-1] if pids else None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("actor", ["rollout-0", "rollout-1", "generator"])
-def test_a_killed_actor_is_replaced_and_its_episodes_are_played_again(training: Any, undisturbed: Any, actor: str) -> None:
+def test_a_killed_actor_is_replaced_and_its_episodes_are_played_again(
+    training: Any, undisturbed: Any, actor: str
+) -> None:
     process = training.start()
     for step in (1, 3):
         training.wait_for(process, in_phase("collect", step))

@@ -26,7 +26,9 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def shipping(spool: Spool, service: Any, **options: Any) -> Iterator[Shipper]:
-    shipper = Shipper(spool, service.ingest, pulse=lambda: PULSE, heartbeat_s=options.pop("heartbeat_s", 0.05), **options)
+    shipper = Shipper(
+        spool, service.ingest, pulse=lambda: PULSE, heartbeat_s=options.pop("heartbeat_s", 0.05), **options
+    )
     shipper.start()
     yield shipper
     shipper.stop()
@@ -60,7 +62,9 @@ FAULTS: list[str | int] = ["drop-before", "drop-after", "garbage", 500, 503, 408
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), badness=st.floats(0.0, 0.7))
-def test_stored_equals_emitted_whatever_fails(tmp_path_factory: pytest.TempPathFactory, service: Any, seed: int, badness: float) -> None:
+def test_stored_equals_emitted_whatever_fails(
+    tmp_path_factory: pytest.TempPathFactory, service: Any, seed: int, badness: float
+) -> None:
     draw = random.Random(seed)
     service.events.clear()
     service.attempt = 1
@@ -153,9 +157,12 @@ def test_emitting_never_waits_for_a_service_that_is_down(spool: Spool, service: 
     assert service.numbers == list(range(1, 51))
 
 
-def test_a_large_backlog_goes_in_batches_of_at_most_a_thousand(spool: Spool, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_backlog_goes_in_batches_of_at_most_a_thousand(
+    spool: Spool, service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr(type(service), "_take", lambda self, request, body, take=type(service)._take: sizes.append(len(body)) or take(self, request, body))
+    take = service._take
+    monkeypatch.setattr(service, "_take", lambda request, body: sizes.append(len(body)) or take(request, body))
     roomy = Spool(spool._folder / "roomy")
     Journal(roomy, attempt=1)._say_all([(PhaseChanged, {"step": 1, "phase": "collect"})] * 2500)
     with shipping(roomy, service) as shipper:

@@ -137,7 +137,9 @@ while True:
 def test_what_was_appended_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
     told = 0
     for _ in range(3):
-        with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout
             for _ in range(30):
                 told = int(process.stdout.readline())

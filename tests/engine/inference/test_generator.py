@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -32,6 +33,12 @@ async def generator(request):
 
 def turn(session: str, new_ids, *, seed=11, max_new_tokens=12, stop_ids=(), temperature=1.0) -> GenerateRequest:
     return GenerateRequest(session, tuple(new_ids), max_new_tokens, frozenset(stop_ids), temperature, seed)
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not happened():  # noqa: ASYNC110 - the stepping thread sets no event
+            await asyncio.sleep(0.001)
 
 
 async def two_turns(generator: Generator, session: str):
@@ -152,8 +159,7 @@ async def test_a_session_keeps_its_slot_between_turns_though_others_wait():
 
 async def test_new_weights_take_over_between_tokens_and_each_token_knows_its_version(generator):
     running = asyncio.create_task(generator.generate(turn("s", range(20, 30), max_new_tokens=80)))
-    while generator.stats()["sampled_tokens"] < 5:
-        await asyncio.sleep(0.001)
+    await until(lambda: generator.stats()["sampled_tokens"] >= 5)
     await generator.load_weights(weights(seed=6), version=2)
     answer = await running
     versions = answer.policy_versions
@@ -168,16 +174,17 @@ async def test_new_weights_take_over_between_tokens_and_each_token_knows_its_ver
 async def test_reloading_equal_weights_in_the_middle_changes_no_bit(generator):
     undisturbed = await generator.generate(turn("undisturbed", range(20, 30), max_new_tokens=60))
     running = asyncio.create_task(generator.generate(turn("s", range(20, 30), max_new_tokens=60)))
-    await asyncio.sleep(0.02)
+    before = generator.stats()["sampled_tokens"]
+    await until(lambda: generator.stats()["sampled_tokens"] > before + 3)
     await generator.load_weights(weights(), version=1)
+    assert not running.done()
     assert await running == undisturbed
 
 
 async def test_abort_all_ends_running_and_waiting_turns_with_a_named_error():
     generator = Generator(SPEC, slots=2, threads=1)
     turns = [asyncio.create_task(generator.generate(turn(f"s{i}", [20], max_new_tokens=90))) for i in range(4)]
-    while generator.stats()["waiting"] < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: generator.stats()["waiting"] == 2)
     await generator.abort_all()
     outcomes = await asyncio.gather(*turns, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [GenerationAborted] * 4
@@ -189,8 +196,7 @@ async def test_abort_all_ends_running_and_waiting_turns_with_a_named_error():
 async def test_a_cancelled_caller_frees_its_slot():
     generator = Generator(SPEC, slots=1, threads=1)
     running = asyncio.create_task(generator.generate(turn("s", [20], max_new_tokens=90)))
-    while not generator.stats()["sampled_tokens"]:
-        await asyncio.sleep(0.001)
+    await until(lambda: generator.stats()["sampled_tokens"] > 0)
     running.cancel()
     assert len((await generator.generate(turn("next", [20]))).token_ids) == 12
     generator.close()
@@ -205,9 +211,16 @@ async def test_releasing_an_unknown_session_is_fine_and_a_released_one_begins_an
 
 @pytest.mark.parametrize(
     "bad",
-    [{"new_ids": []}, {"new_ids": [VOCABULARY]}, {"new_ids": [-1]}, {"new_ids": [20], "max_new_tokens": 0},
-     {"new_ids": [20], "temperature": -1.0}, {"new_ids": [20], "temperature": float("nan")}, {"new_ids": [20], "seed": -1}],
-)  # fmt: skip
+    [
+        {"new_ids": []},
+        {"new_ids": [VOCABULARY]},
+        {"new_ids": [-1]},
+        {"new_ids": [20], "max_new_tokens": 0},
+        {"new_ids": [20], "temperature": -1.0},
+        {"new_ids": [20], "temperature": float("nan")},
+        {"new_ids": [20], "seed": -1},
+    ],
+)
 async def test_a_request_that_makes_no_sense_is_refused(generator, bad):
     with pytest.raises(ValueError):
         await generator.generate(turn("s", **bad))
@@ -256,3 +269,17 @@ def _thread_ticks(thread_id: int) -> int:
     with open(f"/proc/self/task/{thread_id}/stat") as file:
         fields = file.read().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
+
+
+async def test_a_policy_large_enough_for_shared_passes_is_invariant_too():
+    spec = Model(
+        layers=1, hidden_size=768, heads=8, kv_heads=2, head_dim=64, intermediate_size=1024, context_tokens=128
+    )
+    generator = Generator(spec, slots=16, threads=2)
+    alone = await two_turns(generator, "alone")
+    dice = random.Random(4)
+    answers = await asyncio.gather(
+        *(crowd_member(generator, f"{i}", dice) for i in range(20)), two_turns(generator, "observed")
+    )
+    assert answers[-1] == alone
+    generator.close()

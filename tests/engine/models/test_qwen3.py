@@ -33,14 +33,13 @@ def test_transformers_loads_an_exported_folder_with_equal_logits(spec, tmp_path,
     ids = _ids(3, spec.context_tokens)
     with torch.no_grad():
         difference = (ours(ids) - theirs(ids).logits).abs().max()
-    assert difference < 1e-5
+    assert difference < 5e-5  # float32 rounding
 
 
 def test_state_has_exactly_the_names_of_transformers():
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    theirs = Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, num_key_value_heads=2,
-                                          head_dim=12, intermediate_size=48, vocab_size=50, tie_word_embeddings=True))  # fmt: skip
+    theirs = Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=2, hidden_size=32, tie_word_embeddings=True))
     assert set(_policy().state_dict()) == set(theirs.state_dict()) - {"lm_head.weight"}
 
 

@@ -3,9 +3,11 @@ from collections import Counter
 import pytest
 
 from engine.rollout import chat
+from engine.rollout.demonstrations import demonstrations
 from engine.rollout.environments.python_math import PythonMathEnvironment
 from engine.rollout.environments.python_math_problems import problem, split_of
-from engine.spec.run import LONGEST_PROMPT_TOKENS, Dataset, PythonMath
+from engine.spec.recipe import ColdStart, Reward
+from engine.spec.run import LONGEST_DEMONSTRATION_TOKENS, LONGEST_PROMPT_TOKENS, Dataset, PythonMath
 
 ENVIRONMENT = PythonMathEnvironment(PythonMath(), Dataset())
 FIRST_QUESTIONS = ["42*63=?", "(78+39)*(98-28)=?", "cell d*cell g+41=?", "623-161=?"]
@@ -53,6 +55,17 @@ def test_the_longest_prompt_is_as_long_as_the_spec_says(level):
     environment = PythonMathEnvironment(PythonMath(levels=[level]), Dataset())
     longest = max(len(environment.prompt_ids(task)) for task in environment.tasks("train")[:3000])
     assert longest == LONGEST_PROMPT_TOKENS[level]
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_the_longest_demonstration_is_as_long_as_the_spec_says(level):
+    environment = PythonMathEnvironment(PythonMath(levels=[level]), Dataset())
+    cold_start = ColdStart(demonstrations=6000, wrong_fraction=0.0, tool_error_fraction=1.0)
+    longest = max(
+        sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns)
+        for one in demonstrations(environment, cold_start, Reward(), seed=0)
+    )
+    assert longest == LONGEST_DEMONSTRATION_TOKENS[level]
 
 
 def test_levels_are_drawn_evenly():

@@ -5,14 +5,34 @@ from engine.training.batch import per_turn, sample_from_trajectory, sample_of
 
 
 def _turn(context_ids, token_ids, **more) -> Turn:
-    return Turn(context_ids=context_ids, context_text="", token_ids=token_ids, pieces=[""] * len(token_ids),
-                logprobs=[-i / 10 for i in range(1, len(token_ids) + 1)], policy_versions=[0] * len(token_ids), **more)  # fmt: skip
+    return Turn(
+        context_ids=context_ids,
+        context_text="",
+        token_ids=token_ids,
+        pieces=[""] * len(token_ids),
+        logprobs=[-i / 10 for i in range(1, len(token_ids) + 1)],
+        policy_versions=[0] * len(token_ids),
+        **more,
+    )
 
 
 def _trajectory(*turns: Turn, **more) -> Trajectory:
     task = Task(id="t", split="train", level=1, question="1 + 1", answer="2")
-    return Trajectory(id="train-0-0-0", purpose="train", step=0, group=0, index=0, task=task, turns=list(turns),
-                      stop_reason="answered", answer="2", success=True, reward=1.0, rewards={"correct": 1.0}, **more)  # fmt: skip
+    return Trajectory(
+        id="train-0-0-0",
+        purpose="train",
+        step=0,
+        group=0,
+        index=0,
+        task=task,
+        turns=list(turns),
+        stop_reason="answered",
+        answer="2",
+        success=True,
+        reward=1.0,
+        rewards={"correct": 1.0},
+        **more,
+    )
 
 
 TWO_TURNS = _trajectory(
@@ -49,9 +69,15 @@ def test_values_of_another_trajectory_are_refused():
         per_turn([0] * 6, TWO_TURNS)
 
 
-@pytest.mark.parametrize("bad", [{"token_ids": [], "loss_mask": []}, {"token_ids": [1, 2], "loss_mask": [True, True]},
-                                 {"token_ids": [1, 2], "loss_mask": [False]},
-                                 {"token_ids": [1, 2], "loss_mask": [False, True], "advantages": [1.0]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"token_ids": [], "loss_mask": []},
+        {"token_ids": [1, 2], "loss_mask": [True, True]},
+        {"token_ids": [1, 2], "loss_mask": [False]},
+        {"token_ids": [1, 2], "loss_mask": [False, True], "advantages": [1.0]},
+    ],
+)
 def test_a_sample_that_cannot_be_trained_on_is_refused(bad):
     with pytest.raises(ValueError):
         sample_of(**bad)

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,21 +11,39 @@ from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import default_tokenizer
 from engine.spec.recipe import Clipped
 from engine.spec.run import RunSpec
-from engine.training import microbatch, trainer as trainer_module
+from engine.training import microbatch
+from engine.training import trainer as trainer_module
 from engine.training.batch import Sample, sample_of
 from engine.training.trainer import NothingToTrain, Trainer
 
 TOKENIZER = default_tokenizer()
-TINY = {"layers": 2, "hidden_size": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate_size": 48, "context_tokens": 96}
+TINY = {
+    "layers": 2,
+    "hidden_size": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "context_tokens": 128,
+}
 
 
 def run_spec(**changes) -> RunSpec:
-    return RunSpec(name="t", **({
-        "model": TINY,
-        "resources": {"threads": 1},
-        "schedule": {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16},
-        "recipe": {"cold_start": {"steps": 40, "batch_size": 8}, "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.01}},
-    } | changes))  # fmt: skip
+    return RunSpec(
+        name="t",
+        **(
+            {
+                "model": TINY,
+                "resources": {"threads": 1},
+                "schedule": {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16},
+                "recipe": {
+                    "cold_start": {"steps": 40, "batch_size": 8},
+                    "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.01},
+                },
+            }
+            | changes
+        ),
+    )
 
 
 def rollouts(count: int = 16, seed: int = 0) -> list[Sample]:
@@ -34,8 +53,9 @@ def rollouts(count: int = 16, seed: int = 0) -> list[Sample]:
     for _ in range(count):
         lengths = [dice.randrange(2, 20) for _ in range(4)]
         mask = [learned for learned, n in zip((False, True, False, True), lengths, strict=True) for _ in range(n)]
-        samples.append(sample_of([dice.randrange(len(TOKENIZER)) for _ in mask], mask,
-                                 advantages=[dice.gauss(0, 1) for _ in mask]))  # fmt: skip
+        samples.append(
+            sample_of([dice.randrange(len(TOKENIZER)) for _ in mask], mask, advantages=[dice.gauss(0, 1) for _ in mask])
+        )
     return samples
 
 
@@ -62,9 +82,15 @@ def gradient_of_update(monkeypatch, trainer: Trainer, samples: list[Sample]) -> 
     return caught
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
+@pytest.mark.parametrize(
+    "aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+)
 def test_cutting_into_microbatches_changes_no_gradient(monkeypatch, aggregation):
-    recipe = {"cold_start": None, "objective": {"kind": "clipped", "aggregation": aggregation}, "optimizer": {"grad_clip": 1e9}}
+    recipe = {
+        "cold_start": None,
+        "objective": {"kind": "clipped", "aggregation": aggregation},
+        "optimizer": {"grad_clip": 1e9},
+    }
     gradients = []
     for max_tokens in (1, 200, 10**6):
         monkeypatch.setattr(trainer_module, "MICROBATCH_TOKENS", max_tokens)
@@ -84,7 +110,7 @@ def test_the_gradient_is_that_of_the_objective_on_the_plain_model(monkeypatch):
     (batch,) = microbatch.microbatches(samples, device=torch.device("cpu"), max_tokens=10**6)
     logp_BTV = model(batch.token_ids_BT)[:, :-1].log_softmax(-1)
     logp_BT = torch.nn.functional.pad(logp_BTV.gather(2, batch.token_ids_BT[:, 1:, None])[..., 0], (1, 0))
-    total, weight = objective_for(Clipped(), max_response_tokens=96).loss(
+    total, weight = objective_for(Clipped(), max_response_tokens=128).loss(
         PolicyTokens(logp_BT, batch.old_logp_BT, batch.advantages_BT, batch.mask_BT)
     )
     (total / weight).backward()
@@ -117,7 +143,7 @@ def test_an_update_makes_good_tokens_likelier_and_bad_ones_less():
     samples = with_old_logprobs(trainer, rollouts())
     trainer.update(samples)
     gain = sum(
-        ((torch.tensor(after) - sample.old_logprobs) * sample.advantages)[sample.loss_mask].sum()
+        ((np.array(after) - sample.old_logprobs) * sample.advantages)[sample.loss_mask].sum()
         for after, sample in zip(trainer.old_logprobs(samples), samples, strict=True)
     )
     assert gain > 0
@@ -127,10 +153,15 @@ def test_advantages_and_logprobs_outside_the_mask_change_no_bit():
     polluted_trainer, clean_trainer = Trainer(run_spec()), Trainer(run_spec())
     clean = with_old_logprobs(clean_trainer, rollouts())
     polluted = [
-        sample_of(s.token_ids, s.loss_mask, advantages=s.advantages + 99 * ~s.loss_mask,
-                  old_logprobs=s.old_logprobs - 5 * ~s.loss_mask, rollout_logprobs=s.rollout_logprobs)
+        sample_of(
+            s.token_ids,
+            s.loss_mask,
+            advantages=s.advantages + 99 * ~s.loss_mask,
+            old_logprobs=s.old_logprobs - 5 * ~s.loss_mask,
+            rollout_logprobs=s.rollout_logprobs,
+        )
         for s in clean
-    ]  # fmt: skip
+    ]
     assert polluted_trainer.update(polluted) == clean_trainer.update(clean)
     assert same_weights(polluted_trainer, clean_trainer)
 
@@ -145,6 +176,25 @@ def test_old_logprobs_are_the_models_and_0_outside_the_mask():
         assert row == pytest.approx(expected, abs=1e-5)
 
 
+def test_what_the_policy_read_last_changes_no_bit():
+    """An observation that filled the context is followed by no token, and may even exceed it."""
+    with_trailing, without = Trainer(run_spec()), Trainer(run_spec())
+    samples = with_old_logprobs(without, rollouts(8))
+    longer = [
+        sample_of([*s.token_ids, *[33] * 80], [*s.loss_mask, *[False] * 80], advantages=[*s.advantages, *[1.0] * 80])
+        for s in samples
+    ]
+    longer = with_old_logprobs(with_trailing, longer)
+    assert [len(s.old_logprobs) for s in longer] == [len(s) + 80 for s in samples]
+    assert with_trailing.update(longer) == without.update(samples)
+    assert same_weights(with_trailing, without)
+
+
+def test_a_sample_beyond_the_context_is_refused_by_name():
+    with pytest.raises(ValueError, match="a sample of 129 tokens is longer than the context of 128"):
+        Trainer(run_spec()).old_logprobs([sample_of([1] * 129, [False] * 128 + [True])])
+
+
 def test_metrics_by_hand_for_a_policy_that_knows_nothing():
     """All weights 0: every token has probability 1 / V."""
     trainer = Trainer(run_spec())
@@ -153,7 +203,9 @@ def test_metrics_by_hand_for_a_policy_that_knows_nothing():
             parameter.zero_()
     uniform = torch.log(torch.tensor(1 / len(TOKENIZER))).item()
     mask = [False, True, True, True]
-    sample = sample_of([1, 20, 30, 40], mask, advantages=[0, 1, -2, 3], rollout_logprobs=[0, uniform, uniform + 1, uniform])
+    sample = sample_of(
+        [1, 20, 30, 40], mask, advantages=[0, 1, -2, 3], rollout_logprobs=[0, uniform, uniform + 1, uniform]
+    )
     metrics = trainer.update(with_old_logprobs(trainer, [sample]))
     assert metrics["entropy"] == pytest.approx(-uniform, rel=1e-5)
     assert metrics["tokens"] == 3
@@ -190,7 +242,7 @@ def test_a_masked_sample_among_others_teaches_nothing():
 
 
 def demonstrations(count: int = 50) -> list[Sample]:
-    """"Repeat what the user said", three letters."""
+    """ "Repeat what the user said", three letters."""
     dice, samples = random.Random(1), []
     for _ in range(count):
         word = TOKENIZER.encode("".join(dice.choices("abcd", k=3)))
@@ -227,7 +279,9 @@ def test_every_demonstration_has_its_turn_once_per_epoch():
 def test_a_cold_start_in_slices_equals_one_in_a_piece(tmp_path):
     whole, first_part = Trainer(run_spec()), Trainer(run_spec())
     steps_seen: list[int] = []
-    history = whole.cold_start(demonstrations(), steps=9, first_step=0, on_progress=lambda step, _: steps_seen.append(step))
+    history = whole.cold_start(
+        demonstrations(), steps=9, first_step=0, on_progress=lambda step, _: steps_seen.append(step)
+    )
     part = first_part.cold_start(demonstrations(), steps=4, first_step=0)
     first_part.save(tmp_path / "at-4")
     second_part = Trainer(run_spec())
@@ -293,8 +347,13 @@ def test_a_crash_while_saving_leaves_no_folder_and_the_next_save_works(tmp_path,
     assert not (tmp_path / "here").exists()
     trainer.save(tmp_path / "here")
     assert sorted(path.name for path in tmp_path.rglob("*")) == [
-        "config.json", "here", "model", "model.safetensors", "tokenizer.json", "trainer.pt"
-    ]  # fmt: skip
+        "config.json",
+        "here",
+        "model",
+        "model.safetensors",
+        "tokenizer.json",
+        "trainer.pt",
+    ]
 
 
 def test_saving_over_another_checkpoint_is_refused(tmp_path):

@@ -205,7 +205,7 @@ def test_too_many_events_or_bytes_are_refused(engine: Any, monkeypatch: pytest.M
     assert engine.post(*(engine.log("x") for _ in range(1001))).status_code == 422
     monkeypatch.setattr(ingest, "MOST_BYTES", 100)
     engine.next_seq = 1
-    assert engine.post(engine.log("x" * 100)).status_code == 413
+    assert engine.post(engine.log("x" * 100)).status_code == 422
 
 
 def test_nul_characters_that_a_tool_printed_do_not_stop_the_stream(engine: Any, launching_run: Run) -> None:

@@ -50,7 +50,12 @@ def rollups_of(curve: dict[tuple[str, int], float]) -> dict[tuple[str, int, int]
         for level in LEVELS:
             buckets.setdefault((key, level, step // level), []).append((step, value))
     return {
-        at: (min(v for _, v in points), max(v for _, v in points), pytest.approx(sum(v for _, v in points)), len(points))
+        at: (
+            min(v for _, v in points),
+            max(v for _, v in points),
+            pytest.approx(sum(v for _, v in points)),
+            len(points),
+        )
         + points[-1]
         for at, points in buckets.items()
     }
@@ -87,7 +92,9 @@ def test_a_resumed_attempt_draws_no_step_twice(engine: Any, launching_run: Run) 
     engine.post(*(engine.trajectory(step=step) for step in range(8)))
     engine.post(engine.event("checkpoint", step=5, path="c5", size_bytes=1, seconds=0.1))
     engine.post(engine.event("checkpoint", step=7, path="c7", size_bytes=1, seconds=0.1))
-    engine.post(engine.started(from_step=5), engine.metric(6, train__reward=60.0), engine.trajectory(step=6, reward=0.25))
+    engine.post(
+        engine.started(from_step=5), engine.metric(6, train__reward=60.0), engine.trajectory(step=6, reward=0.25)
+    )
     points = {step: value for (_, step), value in stored_points(launching_run).items()}
     assert points == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 60.0}
     stored = launching_run.trajectories.order_by("step").values_list("step", "reward")
@@ -101,7 +108,9 @@ def test_a_resumed_attempt_draws_no_step_twice(engine: Any, launching_run: Run) 
 def test_a_repeated_evaluation_replaces_the_first(engine: Any, launching_run: Run) -> None:
     engine.post(engine.started(), engine.metric(10, eval__success_greedy=0.5), engine.trajectory(step=10, reward=0.0))
     engine.post(
-        engine.started(from_step=10), engine.metric(10, eval__success_greedy=0.7), engine.trajectory(step=10, reward=1.0)
+        engine.started(from_step=10),
+        engine.metric(10, eval__success_greedy=0.7),
+        engine.trajectory(step=10, reward=1.0),
     )
     assert stored_points(launching_run) == {("eval/success_greedy", 10): 0.7}
     assert stored_rollups(launching_run)["eval/success_greedy", 10, 1] == (0.7, 0.7, 0.7, 1, 10, 0.7)
@@ -118,8 +127,9 @@ def test_a_trajectory_row_says_what_its_document_says(engine: Any, launching_run
     engine.post(engine.trajectory(step=3, index=4))
     row = launching_run.trajectories.get()
     assert row.summary == {
-        "id": "train-3-0-4", "seq": 1, "purpose": "train", "step": 3, "group": 0, "index": 4, "level": 2, "success": True,
-        "reward": 1.0, "tool_calls": 2, "tool_errors": 1, "turns": 3, "tokens": 6, "stop_reason": "answered",
+        "id": "train-3-0-4", "seq": 1, "purpose": "train", "step": 3, "group": 0, "index": 4, "level": 2,
+        "success": True, "reward": 1.0, "tool_calls": 2, "tool_errors": 1,
+        "turns": 3, "tokens": 6, "stop_reason": "answered",
     }  # fmt: skip
     assert row.document.id == "train-3-0-4"
     assert row.document.tool_errors == 1

@@ -74,7 +74,8 @@ class CurveChart {
     const ink = colour(curve.colour);
     const yaxis = curve.right ? "y2" : "y";
     const shared = { x: steps, yaxis, type: "scatter", hoverinfo: "skip" };
-    const smoothing = this.definition.markers ? 0 : this.options.smoothing;
+    const isSparse = this.definition.markers || curve.key.startsWith("eval/");
+    const smoothing = isSparse ? 0 : this.options.smoothing;
     const traces = [];
     if (low) {
       traces.push({ ...shared, y: low, mode: "lines", line: { width: 0 } });
@@ -82,7 +83,7 @@ class CurveChart {
     } else if (smoothing) {
       traces.push({ ...shared, y: values, mode: "lines", line: { color: translucent(ink, 0.22), width: 1 } });
     }
-    const marks = this.definition.markers || steps.length === 1;
+    const marks = isSparse || steps.length === 1;
     traces.push({
       ...shared, hoverinfo: "none", y: series.smoothed(smoothing), mode: marks ? "lines+markers" : "lines",
       line: { color: ink, width: 1.75, dash: curve.right ? "dot" : "solid" }, marker: { size: 5, color: ink },
@@ -94,9 +95,10 @@ class CurveChart {
     const { layout, axis } = baseLayout();
     const share = this.definition.unit === "share";
     const scale = this.options.log ? "log" : "linear";
-    const yaxis = { ...axis, nticks: 5, type: scale, tickformat: share ? ".0%" : "~s", automargin: false };
+    const format = { share: ".0%", count: "~s" }[this.definition.unit] ?? "";
+    const yaxis = { ...axis, nticks: 5, type: scale, tickformat: format };
     if (share && !this.options.log) Object.assign(yaxis, { rangemode: "tozero" });
-    const yaxis2 = { ...axis, nticks: 5, overlaying: "y", side: "right", showgrid: false, type: scale, tickformat: "~s" };
+    const yaxis2 = { ...axis, nticks: 5, overlaying: "y", side: "right", showgrid: false, type: scale, tickmode: "auto" };
     const hasRight = this.curves.some((curve) => curve.right);
     return {
       ...layout, margin: { ...layout.margin, r: hasRight ? 36 : 12 }, uirevision: scale,

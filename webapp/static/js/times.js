@@ -12,6 +12,7 @@ export function distance(seconds) {
 
 export function duration(seconds) {
   if (seconds == null) return "–";
+  if (seconds < 0.1) return `${(1000 * seconds).toFixed(0)} ms`;
   if (seconds < 60) return seconds < 10 ? `${seconds.toFixed(1)} s` : `${Math.round(seconds)} s`;
   const minutes = Math.floor(seconds / 60);
   const two = (value) => String(value).padStart(2, "0");

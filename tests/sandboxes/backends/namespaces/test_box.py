@@ -3,6 +3,7 @@
 # ruff: noqa: ASYNC110, ASYNC220, PT012  processes on the host set no event: one has to look again
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -183,7 +184,7 @@ from sandboxes.backends.namespaces import probe
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
 
-asyncio.run(asyncio.to_thread(probe.agent_code))  # while we may read the files of this checkout
+asyncio.run(probe.agent_code())  # while we may read the files of this checkout
 if os.geteuid() == 0:
     os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 
@@ -205,7 +206,8 @@ def test_an_ordinary_user_can_make_boxes():
 
 
 async def test_a_machine_without_bubblewrap_is_told_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **options: None if name == "bwrap" else which(name, **options))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"):
         await NamespaceBox.start(SPEC)
@@ -224,11 +226,38 @@ async def test_what_bubblewrap_complains_of_is_passed_on(monkeypatch):
         ("bwrap: No permissions to create new namespace, likely because ...", "sysctl"),
         ("bwrap: setting up uid map: Permission denied", "sysctl"),
         ("bwrap: Can't mount proc on /newroot/proc: Operation not permitted", "systempaths=unconfined"),
+        ("bwrap: Unknown option --size", "0.7 or later"),
         ("", "without a word"),
     ],
 )
 def test_each_complaint_has_its_remedy(complaint, remedy):
     assert remedy in str(probe.unavailable(complaint))
+
+
+async def test_a_start_that_is_cancelled_anywhere_leaves_nothing():
+    await (await NamespaceBox.start(SPEC)).close()
+    gc.collect()  # what earlier tests left is not ours to count
+    descriptors = len(os.listdir("/proc/self/fd"))
+    before = set(children())
+    for step in range(40):
+        start = asyncio.create_task(NamespaceBox.start(SPEC))
+        await asyncio.sleep(step * 0.001)
+        start.cancel()
+        result = (await asyncio.gather(start, return_exceptions=True))[0]
+        if isinstance(result, NamespaceBox):
+            await result.close()
+        else:
+            assert isinstance(result, asyncio.CancelledError)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert set(children()) <= before
+
+
+def children() -> list[str]:
+    return [
+        pid
+        for task in os.listdir("/proc/self/task")
+        for pid in Path(f"/proc/self/task/{task}/children").read_text().split()
+    ]
 
 
 async def test_many_boxes_live_at_once():

@@ -1,0 +1,35 @@
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.workload import SETTINGS, Workload, digit_share, spec_for
+from engine.models.tokenizer import default_tokenizer
+from engine.rollout.environments import environment_for
+
+
+def test_both_settings_train_the_default_model_batch_and_group() -> None:
+    for setting in SETTINGS:
+        spec = spec_for(setting, steps=3, threads=2)
+        default = type(spec)(name="default")
+        assert spec.model == default.model
+        assert (spec.schedule.group_size, spec.schedule.prompts_per_step) == (8, 32)
+        assert spec.recipe.objective == default.recipe.objective
+
+
+def test_a_workload_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    spec = spec_for("tool-use", steps=3, threads=2)
+    workload = Workload("tool-use", spec.model_dump(mode="json"), "/policy", warmup_steps=1, timed_steps=2)
+    workload.write(tmp_path / "workload.json")
+    assert Workload.read(tmp_path / "workload.json") == workload
+    assert Workload.read(tmp_path / "workload.json").run_spec() == spec
+
+
+def test_the_reward_of_completions_is_the_share_of_digits() -> None:
+    environment = environment_for(spec_for("completions", steps=1, threads=1))
+    tokenizer = default_tokenizer()
+    assert digit_share(environment, [tokenizer.answer_open, *tokenizer.encode("a1 22-")]) == 3 / 7
+
+
+def test_the_shared_half_of_the_benchmark_imports_no_torch() -> None:
+    code = "import sys, benchmarks.workload, benchmarks.measurement; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

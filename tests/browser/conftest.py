@@ -1,0 +1,170 @@
+"""A real web process, a real Chromium, and a script that speaks as an engine would."""
+
+# ruff: noqa: E402 - models can be imported only after the setup
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import django
+import pytest
+
+django.setup()
+
+from django.db import connection
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+
+from tests.browser.story import Event, Story
+from webapp.accounts.models import User
+from webapp.experiments.sample import Sample, ensure_sample
+from webapp.runs.models import Run, State
+from webapp.runs.tokens import attempt_token
+
+ROOT = Path(__file__).parents[2]
+PASSWORD = "a password for the browser"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _django_beside_playwright(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Playwright's loop runs in this thread; Django takes that for an asynchronous caller."""
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+
+
+@pytest.fixture
+def sample(transactional_db: None) -> Sample:
+    """The sample team; its owner has chosen a password."""
+    made = ensure_sample()
+    made.owner.set_password(PASSWORD)
+    made.owner.must_change_password = False
+    made.owner.save()
+    return made
+
+
+class Web:
+    """The web process; it can be stopped and started again at the same address."""
+
+    def __init__(self, log: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+
+    def start(self) -> None:
+        database = f"postgres://palestra@/{connection.settings_dict['NAME']}?host={connection.settings_dict['OPTIONS']['host']}"
+        env = os.environ | {"DATABASE_URL": database, "PALESTRA_BASE_URL": self.url}
+        command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--host", "127.0.0.1",
+                   "--port", str(self.port),
+                   "--timeout-graceful-shutdown", "1"]  # fmt: skip
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log)
+        deadline = time.monotonic() + 60
+        while not self.answers():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"the web process did not start:\n{self.log.read_text()[-2000:]}")
+            time.sleep(0.05)
+
+    def answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(how)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def web(sample: Sample, valkey_server: str, tmp_path: Path) -> Iterator[Web]:
+    server = Web(tmp_path / "web.log")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def chromium(sample: Sample) -> Iterator[Browser]:
+    """One per test, gone before the database is emptied: its loop runs in this thread, where Django's would fail."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    """What the browser complained about: errors of scripts, and what the content security policy stopped."""
+    return []
+
+
+@pytest.fixture
+def tab(chromium: Browser, complaints: list[str]) -> Iterator[Callable[..., Page]]:
+    """Opens tabs, each with cookies of its own."""
+    contexts: list[BrowserContext] = []
+
+    def heard(message: ConsoleMessage) -> None:
+        if (
+            message.type == "error"
+            and "WebSocket connection" not in message.text
+            and "ERR_CONNECTION_REFUSED" not in message.text
+        ):
+            complaints.append(message.text)
+
+    def open_tab(**options: Any) -> Page:
+        contexts.append(chromium.new_context(viewport={"width": 1440, "height": 900}, **options))
+        page = contexts[-1].new_page()
+        page.on("console", heard)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        return page
+
+    yield open_tab
+    for context in contexts:
+        context.close()
+
+
+def sign_in(page: Page, web: Web, user: User) -> None:
+    page.goto(f"{web.url}/sign-in")
+    page.get_by_label("E-mail").fill(user.email)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"{web.url}/")
+
+
+class Engine:
+    """Attempt 1 of a run, told over HTTP."""
+
+    def __init__(self, web: Web, run: Run, story: Story) -> None:
+        assert run.move_to(State.LAUNCHING, by="worker", attempt=1, submission_id=f"run-{run.id}-1")
+        self.story, self.desired = story, "run"
+        self.url = f"{web.url}/ingest/v1/runs/{run.id}/batches"
+        self.token = attempt_token(run.id, 1)
+
+    def tell(self, events: list[Event], step: int = 0) -> None:
+        pulse = {
+            "step": step,
+            "total_steps": self.story.steps,
+            "phase": "collect",
+            "phase_since": time.time(),
+            "eta_s": 61.0,
+        }
+        body = {"attempt": 1, "first_seq": events[0]["seq"], "pulse": pulse, "events": events}
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                self.desired = json.load(answer)["desired"]
+        except urllib.error.HTTPError as error:
+            pytest.fail(f"the ingest refused: {error.code} {error.read().decode()[:500]}")

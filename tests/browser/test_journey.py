@@ -1,0 +1,143 @@
+"""What a person does with the console, in a real browser against a real web process."""
+
+import re
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Engine, Web, sign_in
+from tests.browser.story import Story
+from webapp.experiments.sample import Sample
+from webapp.experiments.services import launch_experiment
+from webapp.runs.models import Run
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+PATIENCE_MS = 30_000
+
+STEPS_DRAWN = """() => {
+  const traces = document.querySelector('[data-chart="reward"] .plot').data ?? [];
+  return traces.length ? Array.from(traces.at(-1).x) : [];
+}"""
+
+
+def wait_for_steps(page: Page, last: int) -> list[int]:
+    """The steps of the reward curve once it has been drawn up to ``last``."""
+    page.wait_for_function(f"() => ({STEPS_DRAWN})().at(-1) >= {last}", timeout=PATIENCE_MS)
+    return page.evaluate(STEPS_DRAWN)
+
+
+def test_sign_in_launch_watch_look_inside_and_cancel(
+    web: Web, sample: Sample, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = tab()
+    sign_in(page, web, sample.owner)
+    page.get_by_role("link", name="Experiments").click()
+    page.get_by_role("link", name=sample.experiment.name).click()
+    page.get_by_role("button", name="Launch").click()
+    page.wait_for_url("**/runs/*/")
+    expect(page.locator("#state")).to_have_text("Queued")
+    expect(page.locator("#link-state")).to_have_text("Live", timeout=PATIENCE_MS)
+
+    run = Run.objects.get()
+    engine = Engine(web, run, Story(steps=12, groups=2, group_size=4, begin_at=time.time()))
+    engine.tell(engine.story.beginning())
+    expect(page.locator("#state")).to_have_text("Running", timeout=PATIENCE_MS)
+    for step in range(1, 5):
+        engine.tell(engine.story.step(step), step)
+        assert wait_for_steps(page, step) == list(range(1, step + 1))
+    expect(page.locator('[data-figure="train/reward"] b')).not_to_have_text("–")
+
+    page.locator('[data-tab="trajectories"]').click()
+    newest = page.locator('#trajectories tr[data-step="4"]')
+    expect(newest).to_have_count(8, timeout=PATIENCE_MS)
+    engine.tell(engine.story.step(5), 5)
+    expect(page.locator('#trajectories tr[data-step="5"]')).to_have_count(8, timeout=PATIENCE_MS)
+    page.get_by_label("Purpose").select_option("eval-greedy")
+    expect(page.locator("#trajectories tbody tr td:nth-child(5)").first).to_have_text(
+        "eval-greedy", timeout=PATIENCE_MS
+    )
+
+    page.locator('[data-tab="logs"]').click()
+    expect(page.locator("#log")).to_contain_text("attempt 1 begins at step 0")
+
+    page.goto(f"{web.url}/runs/{run.id}/trajectories/train-3-0-0/")
+    tokens = page.locator(".tok[data-id]")
+    tokens.nth(1).hover()
+    expect(page.locator("#tip")).to_contain_text("Log-prob, sampled")
+    page.keyboard.press("c")
+    expect(page.locator("#turns")).to_have_attribute("data-colour", "logprob")
+    page.keyboard.press("j")
+    page.wait_for_url("**/train-3-0-1/?colour=logprob")
+    page.keyboard.press("?")
+    expect(page.locator("#keys-dialog")).to_contain_text("Next trajectory")
+    page.keyboard.press("Escape")
+
+    page.goto(f"{web.url}/runs/{run.id}/")
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel the run").click()
+    expect(page.get_by_text("Cancelling…")).to_be_visible(timeout=PATIENCE_MS)
+    engine.tell(engine.story.step(6), 6)
+    assert engine.desired == "cancel"
+    engine.tell([engine.story.event("finished", outcome="cancelled", reason="told to")], 6)
+    expect(page.locator("#state")).to_have_text("Cancelled", timeout=PATIENCE_MS)
+    assert complaints == []
+
+
+def test_a_killed_web_process_leaves_no_gap_and_no_double_in_the_curve(
+    web: Web, sample: Sample, tab: Callable[..., Page]
+) -> None:
+    run = launch_experiment(sample.experiment, acting_user=sample.owner)
+    engine = Engine(web, run, Story(steps=12, groups=1, group_size=2, begin_at=time.time()))
+    engine.tell(engine.story.beginning())
+    page = tab()
+    sign_in(page, web, sample.owner)
+    page.goto(f"{web.url}/runs/{run.id}/")
+    expect(page.locator("#link-state")).to_have_text("Live", timeout=PATIENCE_MS)
+    for step in range(1, 4):
+        engine.tell(engine.story.step(step), step)
+    wait_for_steps(page, 3)
+    web.stop(signal.SIGKILL)
+    expect(page.locator("#link-state")).to_have_text("Reconnecting", timeout=PATIENCE_MS)
+    web.start()
+    for step in range(4, 8):
+        engine.tell(engine.story.step(step), step)
+    assert wait_for_steps(page, 7) == list(range(1, 8))
+    expect(page.locator("#link-state")).to_have_text("Live", timeout=PATIENCE_MS)
+
+
+def test_a_new_attempt_takes_back_what_the_old_one_said(web: Web, sample: Sample, tab: Callable[..., Page]) -> None:
+    run = launch_experiment(sample.experiment, acting_user=sample.owner)
+    engine = Engine(web, run, Story(steps=12, groups=1, group_size=2, begin_at=time.time()))
+    engine.tell(engine.story.beginning())
+    page = tab()
+    sign_in(page, web, sample.owner)
+    page.goto(f"{web.url}/runs/{run.id}/")
+    for step in range(1, 6):
+        engine.tell(engine.story.step(step), step)
+    wait_for_steps(page, 5)
+    engine.tell([engine.story.event("started", from_step=2, total_steps=12)], 2)
+    page.wait_for_function(f"() => ({STEPS_DRAWN})().at(-1) === 2", timeout=PATIENCE_MS)
+    engine.tell(engine.story.step(3), 3)
+    assert wait_for_steps(page, 3) == [1, 2, 3]
+    page.reload()
+    assert wait_for_steps(page, 3) == [1, 2, 3]
+
+
+def test_the_editor_shows_an_error_next_to_its_field(
+    web: Web, sample: Sample, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = tab()
+    sign_in(page, web, sample.owner)
+    page.goto(f"{web.url}/experiments/{sample.experiment.id}/")
+    page.get_by_label("Group size").fill("1")
+    page.get_by_role("button", name="TOML").click()
+    expect(page.locator("#toml")).to_have_value(re.compile("^group_size = 1$", re.MULTILINE))
+    page.get_by_role("button", name="Form").click()
+    page.get_by_role("button", name="Launch").click()
+    expect(page.locator("#f-schedule-group_size-about .error")).to_contain_text("use at least 2")
+    expect(page.get_by_label("Group size")).to_have_value("1")
+    assert not Run.objects.exists()
+    assert [text for text in complaints if "422" not in text] == []

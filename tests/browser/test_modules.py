@@ -1,0 +1,72 @@
+"""The parts of the live page that can be asked by themselves: the store of points, and the cursor of the socket."""
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.browser.conftest import Web
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+
+STORE = """async () => {
+  const { SeriesStore } = await import("/static/js/series.js");
+  const store = new SeriesStore();
+  store.load({ a: { steps: [1, 2, 3], values: [1, 2, 3] } });
+  store.add(3, { a: 30 });
+  store.add(5, { a: 5, "sft/loss": 9 });
+  store.add(4, { a: 4 });
+  const before = [[...store.get("a").steps], [...store.get("a").values], store.get("a").at(3.5), store.get("a").at(0)];
+  store.rewind(3, null);
+  const after = [[...store.get("a").steps], [...store.get("sft/loss").steps]];
+  store.rewind(0, null);
+  return { before, after, empty: [store.get("a").steps.length, store.get("sft/loss").steps.length] };
+}"""
+
+SOCKET = """async () => {
+  const { LiveRun } = await import("/static/js/live.js");
+  const sockets = [], seen = [], statuses = [];
+  const socketFor = (url) => {
+    sockets.push({ url, close() {}, readyState: 1 });
+    return sockets.at(-1);
+  };
+  const onFrame = (events) => seen.push(...events.map((event) => event.seq));
+  const onStatus = (status) => statuses.push(status);
+  const run = new LiveRun({ url: "ws", after: 4, socketFor, onFrame, onStatus });
+  const send = (...seqs) => {
+    const frame = { events: seqs.map((seq) => ({ seq })), run: {} };
+    sockets.at(-1).onmessage({ data: JSON.stringify(frame) });
+  };
+  run.start();
+  send(5, 6);
+  send(5, 6, 7);   // sent twice: only 7 is new
+  send(9);         // 8 is missing: it is asked for
+  send(8, 9);
+  sockets.at(-1).onclose({ code: 1006 });
+  await new Promise((done) => setTimeout(done, 600));
+  send(10);
+  sockets.at(-1).onclose({ code: 4000 });
+  await new Promise((done) => setTimeout(done, 600));
+  return { urls: sockets.map((socket) => socket.url), seen, statuses };
+}"""
+
+
+@pytest.fixture
+def page(web: Web, tab: Callable[..., Page]) -> Page:
+    opened = tab()
+    opened.goto(f"{web.url}/sign-in")
+    return opened
+
+
+def test_a_step_is_held_once_and_a_restart_takes_back_what_came_later(page: Page) -> None:
+    told = page.evaluate(STORE)
+    assert told["before"] == [[1, 2, 3, 4, 5], [1, 2, 30, 4, 5], 30, None]
+    assert told["after"] == [[1, 2, 3], [5]]
+    assert told["empty"] == [0, 0]
+
+
+def test_the_socket_drops_doubles_asks_for_gaps_and_goes_on_from_its_cursor(page: Page) -> None:
+    told = page.evaluate(SOCKET)
+    assert told["seen"] == [5, 6, 7, 8, 9, 10]
+    assert told["urls"] == ["ws?after=4", "ws?after=7", "ws?after=9"]
+    assert told["statuses"] == ["connecting", "live", "reconnecting", "live", "reconnecting", "live", "ended"]

@@ -1,0 +1,116 @@
+"""Pictures of every page, kept as test output, and what must hold on each of them at every width and in both themes."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.browser.conftest import ROOT, Engine, Web, sign_in
+from tests.browser.story import Story
+from webapp.experiments.sample import Sample
+from webapp.experiments.services import launch_experiment
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+PICTURES = ROOT / "test-output" / "pages"
+WIDTHS = {1440: 900, 1280: 800, 390: 844}
+
+# Contrast of a text against what is behind it, by WCAG's formula, for every element that has text of its own.
+FAINT_TEXTS = """() => {
+  const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = channels(getComputedStyle(at).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0.99) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const faint = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.checkVisibility({ visibilityProperty: true })) continue;
+    if (element.closest("svg, [disabled], .sr, .skip, .plot")) continue;
+    const text = luminance(channels(getComputedStyle(element).color));
+    const [one, other] = [text, luminance(behind(element))].sort((a, b) => b - a);
+    const contrast = (one + 0.05) / (other + 0.05);
+    const name = `${element.tagName}.${element.className} "${element.textContent.trim().slice(0, 30)}"`;
+    if (contrast < 4.5) faint.push(`${name}: ${contrast.toFixed(2)}`);
+  }
+  return faint;
+}"""
+
+
+@pytest.fixture
+def addresses(web: Web, sample: Sample) -> dict[str, str]:
+    """Name of the picture -> page, with a run that is over and one that is on its way."""
+    done, live = (launch_experiment(sample.experiment, acting_user=sample.owner) for _ in range(2))
+    launch_experiment(sample.experiment, acting_user=sample.owner)
+    story = Story(steps=60, groups=2, begin_at=time.time() - 240)
+    engine = Engine(web, done, story)
+    for step, events in enumerate(story.whole()):
+        engine.tell(events, min(step, 60))
+    story = Story(steps=60, groups=2, begin_at=time.time() - 120, seed=8)
+    engine = Engine(web, live, story)
+    engine.tell(story.beginning())
+    for step in range(1, 33):
+        engine.tell(story.step(step), step)
+    run, experiment = f"/runs/{done.id}/", f"/experiments/{sample.experiment.id}/"
+    return {
+        "overview": "/",
+        "run-live": f"/runs/{live.id}/",
+        "run-done": run,
+        "run-trajectories": f"{run}?tab=trajectories",
+        "run-logs": f"{run}?tab=logs",
+        "run-checkpoints": f"{run}?tab=checkpoints",
+        "run-config": f"{run}?tab=config",
+        "run-history": f"{run}?tab=history",
+        "trajectories": f"{run}trajectories/?purpose=train",
+        "trajectory-advantage": f"{run}trajectories/train-18-1-2/",
+        "trajectory-logprob": f"{run}trajectories/train-18-1-2/?colour=logprob",
+        "experiments": "/experiments/",
+        "experiment": experiment,
+        "experiment-toml": f"{experiment}?as=toml",
+        "experiment-new": "/experiments/new",
+        "environments": "/environments/",
+        "team": f"/teams/{sample.team.slug}/",
+        "password": "/password",
+        "not-found": "/runs/00000000-0000-0000-0000-000000000000/",
+    }
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_fits_every_width_and_can_be_read(
+    web: Web, sample: Sample, addresses: dict[str, str], tab: Callable[..., Page], complaints: list[str], theme: str
+) -> None:
+    page = tab(color_scheme=theme)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.goto(f"{web.url}/sign-in")
+    faults = _pictures_of(page, "sign-in", theme)
+    sign_in(page, web, sample.owner)
+    for name, address in addresses.items():
+        page.set_viewport_size({"width": 1440, "height": 900})
+        page.goto(web.url + address)
+        if name.startswith("run-"):
+            page.wait_for_selector("#run[data-loaded]")
+        if name == "run-trajectories":
+            page.wait_for_selector("#trajectories tbody tr")
+        faults += _pictures_of(page, name, theme)
+    assert faults == []
+    assert [text for text in complaints if "404" not in text] == []
+
+
+def _pictures_of(page: Page, name: str, theme: str) -> list[str]:
+    """One picture per width; returns what is wrong with them."""
+    faults = []
+    for width, height in WIDTHS.items():
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(700 if name.startswith("run-") else 100)  # charts are drawn after they were measured
+        page.screenshot(path=PICTURES / f"{name}-{width}-{theme}.png")
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            faults.append(f"{name} is wider than {width} px")
+        faults += [f"{name} {theme} {width}: {fault}" for fault in page.evaluate(FAINT_TEXTS)[:3]]
+    return faults

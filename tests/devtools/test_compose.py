@@ -1,0 +1,81 @@
+"""docker-compose.yml is the production shape."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devtools.home import ROOT
+
+DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
+OURS = ("web", "migrate", "worker", "beat", "ray-head", "megatron")
+GPU = ("sglang", "megatron")
+
+
+def test_every_process_of_the_architecture_is_there() -> None:
+    assert set(SERVICES) == {"web", "migrate", "worker", "beat", "ray-head", "postgres", "valkey", "sglang", "megatron"}
+    assert {name for name, one in SERVICES.items() if one.get("profiles") == ["gpu"]} == set(GPU)
+
+
+def test_only_web_is_published_and_only_on_loopback() -> None:
+    published = {name: one["ports"] for name, one in SERVICES.items() if "ports" in one}
+    assert published == {"web": ["127.0.0.1:8700:8700"]}
+    assert all(one["networks"] == ["back"] for name, one in SERVICES.items() if name != "web")
+    assert DOCUMENT["networks"]["back"]["internal"] is True
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_processes_run_without_privileges(name: str) -> None:
+    service = SERVICES[name]
+    assert service["user"] == "1000:1000"
+    assert service["cap_drop"] == ["ALL"]
+    assert "privileged" not in service
+
+
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - {"migrate"}))
+def test_what_keeps_running_is_watched_and_restarted(name: str) -> None:
+    assert SERVICES[name]["healthcheck"]["test"]
+    assert SERVICES[name]["restart"] == "unless-stopped"
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_no_secret_stands_in_the_file(name: str) -> None:
+    assert SERVICES[name]["env_file"] == [".env.production"]
+    assert "environment" not in SERVICES[name]
+
+
+def test_every_dependency_and_volume_exists() -> None:
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", {})) <= set(SERVICES)
+        assert {volume.split(":")[0] for volume in service.get("volumes", [])} <= set(DOCUMENT["volumes"])
+
+
+def test_what_is_copied_into_the_image_exists_and_is_not_ignored() -> None:
+    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
+    wanted = {word for line in lines for word in line.split()[1:-1]}
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert wanted == allowed
+    assert all((ROOT / name).exists() for name in wanted)
+
+
+def test_compose_itself_accepts_the_file_where_it_is_installed(tmp_path: Path) -> None:
+    for name in ("docker-compose.yml", "Dockerfile"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / ".env.example", tmp_path / ".env.production")
+    if not _has_compose():
+        # The rest of this module reads the file as compose does; only its own verdict is missing here.
+        assert yaml.safe_load((tmp_path / "docker-compose.yml").read_text()) == DOCUMENT
+        return
+    command = ["docker", "compose", "--profile", "gpu", "config", "--quiet"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _has_compose() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0

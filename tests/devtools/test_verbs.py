@@ -1,0 +1,106 @@
+"""The command line, as a person meets it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from devtools import checks
+from devtools.errors import Unfit
+from devtools.home import ROOT
+
+
+def dev(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PALESTRA_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "devtools", *words]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120
+    )
+
+
+def test_an_unknown_verb_is_answered_with_those_there_are(tmp_path: Path) -> None:
+    done = dev(tmp_path, "launch")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "dev: there is no verb 'launch'; there are: up, down, status, reset, logs, exec, test, bench, lock\n"
+    )
+
+
+def test_no_verb_shows_the_help(tmp_path: Path) -> None:
+    done = dev(tmp_path)
+    assert done.returncode == 0
+    assert "./dev up starts it" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["up", "--json", "out.json"], "--json, --seed and --spec belong to --once"),
+        (["up", "--once", "--detach"], "exclude each other"),
+        (["up", "--once", "--json", "/no/such/folder/out.json"], "/no/such/folder does not exist"),
+        (["up", "--once", "--spec", "missing.toml"], "missing.toml does not exist"),
+        (["up", "--seed", "one"], "invalid int value: 'one'"),
+        (["exec"], "say what to run"),
+        (["exec", "no-such-command"], "there is no command 'no-such-command'"),
+        (["bench", "nothing"], "there is no benchmark 'nothing'; there are: "),
+        (["logs", "nothing"], "there is no log 'nothing'"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_starts(words: list[str], complaint: str, tmp_path: Path) -> None:
+    done = dev(tmp_path / "home", *words)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_exec_passes_options_on_and_knows_the_home(tmp_path: Path) -> None:
+    done = dev(tmp_path, "exec", "python", "-c", "import os, engine.spec.run; print(os.environ['PALESTRA_RUNS'])")
+    assert done.stdout == f"{tmp_path}/runs\n", done.stderr
+
+
+def test_status_of_a_home_where_nothing_runs_says_so_and_fails(tmp_path: Path) -> None:
+    assert dev(tmp_path, "status").returncode == 3
+    assert json.loads(dev(tmp_path, "status", "--json").stdout)["phase"] == "down"
+    assert "nothing is up" in dev(tmp_path, "down").stdout
+
+
+def test_reset_removes_a_home_only_when_told_so(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    dev(home, "exec", "true")
+    (home / "lock").touch()
+    assert "say ./dev reset --yes" in dev(home, "reset").stderr
+    assert home.exists()
+    assert dev(home, "reset", "--yes").returncode == 0
+    assert not home.exists()
+
+
+def test_reset_leaves_a_folder_alone_that_was_not_made_by_up(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    assert "was not made by ./dev up" in dev(tmp_path, "reset", "--yes").stderr
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_full_disk_is_one_line_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "FREE_DISK_BYTES", 2**80)
+    with pytest.raises(Unfit, match=r"^only \d+ MiB are free in .*; free some, or set PALESTRA_HOME[^\n]*$"):
+        checks.check_disk(tmp_path / "not" / "there" / "yet")
+
+
+def test_missing_bubblewrap_is_one_line_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.shutil, "which", lambda _: None)
+    with pytest.raises(Unfit, match=r"^bubblewrap \(bwrap\) is missing.*apt-get install bubblewrap$"):
+        checks.check_bubblewrap()
+
+
+def test_a_machine_without_user_namespaces_is_one_line_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = tmp_path / "bwrap"
+    refusing.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(Unfit, match=r"^this machine gives no user namespaces \(bwrap: No permissions[^\n]*$"):
+        checks.check_user_namespaces()

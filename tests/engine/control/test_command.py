@@ -1,0 +1,114 @@
+"""``python -m engine`` for a person at a terminal."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def engine(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "engine", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+BAD = [
+    ('name = "x"\nseed = \n', "not TOML: Invalid value (at line 2, column 8)"),
+    ('name = "x"\n[schedule]\ngroup_size = 1\nminibatch_trajectories = 32\n', "schedule.group_size = 1: grpo compares"),
+    ('name = "x"\n[schedule]\nminibatch_trajectories = 100\n', "schedule.minibatch_trajectories = 100: 256"),
+    ('name = "x"\n[model]\ncontext_tokens = 16\n', "model.context_tokens = 16: the longest prompt"),
+    ('name = "x"\n[environment]\nid = "chess"\n', "environment.id = 'chess': Input should be 'python-math'"),
+    ('name = "x"\nlearning_rate = 1\n', "learning_rate = 1: Extra inputs are not permitted"),
+    ('name = "x"\nseed = "one"\n', "seed = 'one': Input should be a valid integer"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD)
+@pytest.mark.parametrize("verb", ["check", "train"])
+def test_a_bad_spec_is_refused_with_its_problem_and_nothing_is_made(
+    tmp_path: Path, verb: str, text: str, words: str
+) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    done = engine(verb, "run.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"run.toml: {words}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.toml"]
+
+
+def test_a_missing_file_is_one_clear_line() -> None:
+    done = engine("train", "/nowhere/run.toml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "/nowhere/run.toml: there is no such file; give the path of a run's TOML file\n"
+
+
+def test_a_good_spec_is_told_in_a_line(run_toml: Path) -> None:
+    done = engine("check", run_toml)
+    assert done.returncode == 0
+    assert "small: 5 steps of 6 x 4 rollouts" in done.stdout
+
+
+def test_the_schema_describes_every_field() -> None:
+    schema = json.loads(engine("schema").stdout)
+    assert schema["$defs"]["Schedule"]["properties"]["group_size"]["description"] == "Rollouts per prompt."
+
+
+def test_two_runs_never_share_a_folder_and_a_resumed_run_stays_the_same(
+    undisturbed: Any, run_toml: Path, tmp_path: Path
+) -> None:
+    again = engine("train", run_toml, "--run-dir", undisturbed.folder)
+    assert again.returncode == 2
+    assert "holds a run already: give --resume" in again.stderr
+    nothing = engine("train", run_toml, "--run-dir", tmp_path / "empty", "--resume")
+    assert nothing.returncode == 2
+    assert "holds no run to resume" in nothing.stderr
+    (tmp_path / "other.toml").write_text(run_toml.read_text().replace("group_size = 4", "group_size = 8"))
+    other = engine("train", tmp_path / "other.toml", "--run-dir", undisturbed.folder, "--resume")
+    assert other.returncode == 2
+    assert "schedule.group_size = 8: the checkpoint was made with 4; give the old value" in other.stderr
+
+
+def test_ctrl_c_cancels_keeps_the_checkpoint_and_says_how_to_go_on(training: Any) -> None:
+    process = training.start("--in-process", "--json", str(training.folder) + ".json")
+    training.wait_for(process, lambda events: any(event["kind"] == "phase" and event["step"] == 3 for event in events))
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode == 130
+    assert f"--run-dir {training.folder} --resume" in output
+    assert training.of_kind("finished")[0]["outcome"] == "cancelled"
+    assert (training.folder / "checkpoints" / "step-000002" / "state.json").exists()
+    summary = json.loads(Path(f"{training.folder}.json").read_text())
+    assert summary["steps"] >= 2
+    assert "before_rl" in summary["success_greedy"]
+    assert "after" not in summary["success_greedy"]
+
+
+def test_lines_are_printed_where_there_is_no_terminal(undisturbed: Any, run_toml: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed.folder, tmp_path / "run")
+    full = engine(
+        "train", run_toml, "--run-dir", tmp_path / "run", "--resume", "--in-process", "--json", tmp_path / "out.json"
+    )
+    assert full.returncode == 0, full.stderr
+    assert "succeeded\n" in full.stdout
+    assert "\x1b" not in full.stdout
+    assert json.loads((tmp_path / "out.json").read_text())["steps"] == 5
+
+
+def test_importing_the_loop_and_the_rollouts_does_not_load_torch_or_ray() -> None:
+    code = (
+        "import sys, engine.control.loop, engine.control.boxes, engine.rollout.worker, engine.control.link\n"
+        "print([name for name in ('torch', 'ray', 'django') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    code = code.replace("engine.control.loop,", "engine.control.job, engine.control.actors,")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "['ray']\n"

@@ -1,0 +1,77 @@
+"""Episodes, the torch generator and real boxes together."""
+
+import asyncio
+
+import pytest
+
+from engine.inference.generator import GenerationAborted, Generator
+from engine.models.qwen3 import Qwen3
+from engine.models.tokenizer import default_tokenizer
+from engine.rollout.requests import evaluation_requests, shares, train_requests
+from engine.rollout.worker import RolloutWorker
+from engine.spec.run import RunSpec
+from sandboxes.pool import Pool
+
+SPEC = RunSpec(
+    name="rollouts with a generator",
+    model={"layers": 1, "hidden_size": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate_size": 16},
+    schedule={"prompts_per_step": 8, "group_size": 4, "minibatch_trajectories": 32},
+    resources={"kv_slots": 8, "sandboxes": 4, "threads": 1},
+)
+REQUESTS = [*train_requests(SPEC, 1), *evaluation_requests(SPEC, 0, 8)]
+
+
+@pytest.fixture
+async def boxes():
+    async with Pool(SPEC.environment.sandbox, size=SPEC.resources.sandboxes) as pool:
+        yield pool
+
+
+@pytest.fixture
+def generator():
+    generator = Generator(SPEC.model, slots=SPEC.resources.kv_slots, threads=1, seed=0)
+    yield generator
+    generator.close()
+
+
+def weights():
+    return Qwen3(SPEC.model, len(default_tokenizer()), seed=0).state_dict()
+
+
+def tokens(collected):
+    return {one.id: [(turn.token_ids, turn.logprobs) for turn in one.turns] for one in collected.trajectories}
+
+
+async def test_equal_requests_give_equal_tokens_whoever_plays_them_and_in_whatever_order(boxes, generator):
+    alone = tokens(await RolloutWorker(SPEC, generator, boxes).collect(REQUESTS))
+    assert len({str(one) for one in alone.values()}) > len(REQUESTS) / 2  # else equality would prove nothing
+    halves = [RolloutWorker(SPEC, generator, boxes).collect(share[::-1]) for share in shares(REQUESTS, 2)]
+    first, second = await asyncio.gather(*halves)
+    assert tokens(first) | tokens(second) == alone
+
+
+async def test_after_a_collection_no_session_is_left(boxes, generator):
+    await RolloutWorker(SPEC, generator, boxes).collect(REQUESTS)
+    await generator.load_weights(weights(), version=1)  # waits until all that was posted before is done
+    assert (generator.stats()["sessions"], generator.stats()["waiting"]) == (0, 0)
+
+
+async def test_a_cancelled_collection_leaves_no_session(boxes, generator):
+    collecting = asyncio.create_task(RolloutWorker(SPEC, generator, boxes).collect(REQUESTS))
+    while not generator.stats()["sampled_tokens"]:  # noqa: ASYNC110 - the generator tells nobody
+        await asyncio.sleep(0)
+    collecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await collecting
+    await generator.load_weights(weights(), version=1)
+    assert (generator.stats()["sessions"], generator.stats()["waiting"]) == (0, 0)
+
+
+async def test_an_aborted_generator_ends_the_collection(boxes, generator):
+    collecting = asyncio.create_task(RolloutWorker(SPEC, generator, boxes).collect(REQUESTS))
+    while not generator.stats()["sampled_tokens"]:  # noqa: ASYNC110 - the generator tells nobody
+        await asyncio.sleep(0)
+    await generator.abort_all()
+    with pytest.raises(GenerationAborted):
+        await collecting
+    assert boxes.stats().busy == 0

@@ -1,0 +1,114 @@
+"""Whoever writes a spec that cannot work is told which field, which value, and what to do."""
+
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from engine.spec.problems import Problem, problems_in
+from engine.spec.run import RunSpec
+
+
+def problems(**given: Any) -> list[Problem]:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate({"name": "bad", **given})
+    return problems_in(caught.value, RunSpec)
+
+
+def problem(**given: Any) -> Problem:
+    [one] = problems(**given)
+    return one
+
+
+CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
+    ({"schedul": {}}, "schedul", {}, "not permitted", "did you mean 'schedule'?"),
+    ({"schedule": {"group_sizes": 8}}, "schedule.group_sizes", 8, "not permitted", "did you mean 'group_size'?"),
+    ({"environment": {"sandbox": {"memory": 5}}}, "environment.sandbox.memory", 5, "not permitted", "'memory_mib'"),
+    ({"recipe": {"objective": {"clip_lo": 1}}}, "recipe.objective.clip_lo", 1, "not permitted", "'clip_low'"),
+    ({"model": {"zzz": 1}}, "model.zzz", 1, "not permitted", "known here: architecture, context_tokens"),
+    ({"schedule": {"steps": "many"}}, "schedule.steps", "many", "valid integer", "give a whole number"),
+    ({"seed": 1.5}, "seed", 1.5, "valid integer", "give a whole number"),
+    ({"seed": -1}, "seed", -1, "greater than or equal to 0", "at least 0"),
+    ({"model": 5}, "model", 5, "dictionary", "give a table"),
+    ({"environment": None}, "environment", None, "dictionary", "give a table"),
+    ({"environment": {"levels": "all"}}, "environment.levels", "all", "list", "give a list"),
+    ({"environment": {"levels": [4]}}, "environment.levels.0", 4, "less than or equal to 3", "at most 3"),
+    ({"environment": {"id": "chess"}}, "environment.id", "chess", "'python-math'", "use one of: 'python-math'"),
+    ({"resources": {"device": "tpu"}}, "resources.device", "tpu", "'cpu' or 'cuda'", "use one of"),
+    ({"recipe": {"credit": {"kind": "a2c"}}}, "recipe.credit", {"kind": "a2c"}, "'a2c'", "'grpo', 'dr-grpo', 'rloo'"),
+    ({"recipe": {"credit": {}}}, "recipe.credit", {}, "kind", "add 'kind'"),
+    ({"recipe": {"preset": "best"}}, "recipe.preset", "best", "no preset 'best'", "dr-grpo, grpo, rloo"),
+    (
+        {"schedule": {"group_size": 1, "minibatch_trajectories": 32}},
+        "schedule.group_size",
+        1,
+        "nothing to compare",
+        "use at least 2",
+    ),
+    (
+        {"schedule": {"minibatch_trajectories": 7}},
+        "schedule.minibatch_trajectories",
+        7,
+        "256 trajectories",
+        "use a divisor of 256",
+    ),
+    ({"model": {"context_tokens": 20}}, "model.context_tokens", 20, "do not fit", "use at least"),
+    ({"model": {"heads": 4, "kv_heads": 3}}, "model.kv_heads", 3, "share", "choose a divisor of 4"),
+    ({"model": {"head_dim": 25}}, "model.head_dim", 25, "even", "use 26"),
+    ({"evaluation": {"tasks": 600}}, "evaluation.tasks", 600, "only 510", "use at most 510"),
+    (
+        {"dataset": {"heldout_tasks": 80}, "evaluation": {"tasks": 80}},
+        "evaluation.interim_tasks",
+        90,
+        "only 80",
+        "use at most 80",
+    ),
+    (
+        {"recipe": {"optimizer": {"learning_rate": float("inf")}}},
+        "recipe.optimizer.learning_rate",
+        float("inf"),
+        "finite",
+        "finite number",
+    ),
+    ({"name": "-x"}, "name", "-x", "pattern", "begin with a letter or digit"),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value", "message", "remedy"), CASES, ids=[case[1] + "=" + str(case[2]) for case in CASES]
+)
+def test_a_problem_names_field_value_and_remedy(
+    given: dict[str, Any], field: str, value: Any, message: str, remedy: str
+) -> None:
+    found = problem(**given)
+    assert (found.field, found.value) == (field, value)
+    assert message in found.message
+    assert remedy in found.remedy
+    assert str(found) == f"{field} = {value!r}: {found.message}; {found.remedy}"
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate({})
+    assert problems_in(caught.value, RunSpec) == [Problem("name", "(missing)", "Field required", "add it")]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems(seed=-1, schedule={"steps": 0, "stepz": 1}, model={"layers": "two"})
+    assert {one.field for one in found} == {"seed", "schedule.steps", "schedule.stepz", "model.layers"}
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(str(problem(schedule={"steps": "x" * 1000}))) < 250
+
+
+@pytest.mark.parametrize("recipe", [{}, {"cold_start": None}])
+def test_the_remedies_of_a_short_context_work(recipe: dict[str, Any]) -> None:
+    tokens = 20
+    for _ in range(2):  # the prompt first, then the cold start's demonstrations
+        try:
+            RunSpec.model_validate({"name": "mended", "recipe": recipe, "model": {"context_tokens": tokens}})
+        except ValidationError as error:
+            tokens = int(re.findall(r"\d+", problems_in(error, RunSpec)[0].remedy)[0])
+    RunSpec.model_validate({"name": "mended", "recipe": recipe, "model": {"context_tokens": tokens}})

@@ -1,0 +1,65 @@
+"""The documents of the repository are valid, and a spec survives the ways it travels."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from engine.spec.recipe import Recipe, load_preset, preset_names
+from engine.spec.run import RunSpec
+
+ROOT = Path(__file__).parents[3]
+TOMLS = sorted(
+    path for folder in ("engine", "webapp", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.toml")
+)
+
+
+@pytest.mark.parametrize("path", TOMLS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_toml_of_the_repository_is_a_valid_run_or_recipe(path: Path) -> None:
+    document = tomllib.loads(path.read_text())
+    (RunSpec if "name" in document else Recipe).model_validate(document)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_says_its_own_credit_and_objective(name: str) -> None:
+    recipe = Recipe.model_validate({"preset": name})
+    assert recipe.credit.kind == name
+    assert recipe.preset == name
+    assert {"credit", "objective"} <= load_preset(name).keys()
+
+
+def test_what_is_given_beside_a_preset_overrides_it() -> None:
+    recipe = Recipe.model_validate({"preset": "rloo", "objective": {"clip_high": 0.3}, "credit": {"kind": "dr-grpo"}})
+    assert (recipe.objective.clip_high, recipe.objective.clip_low) == (0.3, 0.2)
+    assert recipe.objective.aggregation == "seq-mean-token-sum"
+    assert recipe.credit.kind == "dr-grpo"
+
+
+def test_a_spec_that_travelled_as_json_is_the_same_spec() -> None:
+    spec = RunSpec.model_validate({"name": "there and back", "recipe": {"preset": "dr-grpo"}, "seed": 7})
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_a_spec_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        RunSpec(name="fixed").seed = 3  # type: ignore[misc]
+
+
+def nested_models(model: type[BaseModel]) -> set[type[BaseModel]]:
+    found = {model}
+    for field in model.model_fields.values():
+        for inner in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                found |= nested_models(inner)
+    return found
+
+
+@pytest.mark.parametrize("model", sorted(nested_models(RunSpec), key=lambda model: model.__name__))
+def test_every_table_of_a_spec_rejects_unknown_fields_and_has_defaults_in_range(model: type[BaseModel]) -> None:
+    assert model.model_config["extra"] == "forbid"
+    defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
+    required = {"name": "n"} if model is RunSpec else {}
+    model.model_validate(
+        required | {name: value for name, value in defaults.items() if not isinstance(value, BaseModel)}
+    )

@@ -1,0 +1,231 @@
+"""Every page: there for members, absent for strangers, behind the sign-in for everybody else."""
+
+import time
+from html.parser import HTMLParser
+
+import pytest
+from django.test import Client
+
+from engine.spec.event import Batch
+from engine.spec.run import RunSpec
+from tests.browser.story import Story
+from webapp.accounts.models import Membership, Team, User
+from webapp.experiments.models import Experiment
+from webapp.experiments.services import create_experiment
+from webapp.runs.ingest import accept
+from webapp.runs.models import Run
+
+pytestmark = pytest.mark.django_db(transaction=True)
+TRAJECTORY = "train-1-0-0"
+
+
+@pytest.fixture
+def told_run(launching_run: Run) -> Run:
+    """A run that has told of its start and its first two steps."""
+    story = Story(steps=3, groups=1, group_size=4, begin_at=time.time())
+    for events in (story.beginning(), story.step(1), story.step(2)):
+        accept(launching_run.id, Batch(attempt=1, first_seq=events[0]["seq"], events=events))
+    launching_run.refresh_from_db()
+    return launching_run
+
+
+@pytest.fixture
+def experiment(team: Team, alice: User, spec: RunSpec) -> Experiment:
+    return create_experiment(team, spec, acting_user=alice)
+
+
+@pytest.fixture
+def pages(told_run: Run, experiment: Experiment, team: Team) -> list[str]:
+    """The address of every page that belongs to the team."""
+    run = f"/runs/{told_run.id}/"
+    return [
+        run,
+        f"{run}?tab=logs",
+        f"{run}snapshot",
+        f"{run}parts/actions",
+        f"{run}parts/history",
+        f"{run}parts/checkpoints",
+        f"{run}trajectories/",
+        f"{run}trajectories/?outcome=right&reward_min=1&step=1&errors=none&level=1&purpose=train",
+        f"{run}trajectories/{TRAJECTORY}/",
+        f"/experiments/{experiment.id}/",
+        f"/experiments/{experiment.id}/?as=toml",
+        f"/teams/{team.slug}/",
+    ]
+
+
+COMMON = ["/", "/?state=live&q=1", "/runs/", "/experiments/", "/experiments/new", "/environments/", "/password"]
+
+
+def signed_in(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def test_members_see_every_page(pages: list[str], bob: User) -> None:
+    client = signed_in(bob)
+    answers = {page: client.get(page).status_code for page in pages + COMMON}
+    assert answers == dict.fromkeys(answers, 200)
+
+
+def test_viewers_see_every_page(pages: list[str], victor: User) -> None:
+    client = signed_in(victor)
+    assert {client.get(page).status_code for page in pages} == {200}
+
+
+def test_strangers_cannot_tell_that_a_page_exists(pages: list[str], charlie: User) -> None:
+    client = signed_in(charlie)
+    answers = {page: client.get(page).status_code for page in pages}
+    assert answers == dict.fromkeys(answers, 404)
+
+
+def test_visitors_are_sent_to_the_sign_in_and_back(pages: list[str], bob: User) -> None:
+    for page in pages + COMMON:
+        assert Client().get(page)["Location"].startswith("/sign-in?next=/"), page
+    form = {"email": bob.email, "password": "correct horse battery", "next": pages[0]}
+    assert Client().post("/sign-in", form)["Location"] == pages[0]
+
+
+def test_signing_in_never_leads_to_another_site(bob: User) -> None:
+    form = {"email": bob.email, "password": "correct horse battery", "next": "https://evil.example/"}
+    assert Client().post("/sign-in", form)["Location"] == "/"
+
+
+def test_a_wrong_password_is_told_on_the_page_and_keeps_the_address(bob: User) -> None:
+    answer = Client().post("/sign-in", {"email": bob.email, "password": "wrong"})
+    assert answer.status_code == 422
+    assert "e-mail or password is wrong".lower() in answer.content.decode().lower()
+    assert bob.email in answer.content.decode()
+
+
+def test_who_got_a_password_from_somebody_must_change_it_first(bob: User) -> None:
+    User.objects.filter(id=bob.id).update(must_change_password=True)
+    client = signed_in(bob)
+    assert client.get("/")["Location"] == "/password"
+    form = {"current": "correct horse battery", "new": "a longer battery horse", "again": "a longer battery horse"}
+    assert client.post("/password", form)["Location"] == "/"
+    assert client.get("/").status_code == 200
+
+
+def test_two_different_new_passwords_are_refused_next_to_the_field(bob: User) -> None:
+    form = {"current": "correct horse battery", "new": "a longer battery horse", "again": "another"}
+    answer = signed_in(bob).post("/password", form)
+    assert answer.status_code == 422
+    assert 'id="again-error"' in answer.content.decode()
+    assert User.objects.get(id=bob.id).check_password("correct horse battery")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+def test_a_run_obeys_members_only(verb: str, run: Run, bob: User, victor: User, charlie: User) -> None:
+    path = f"/runs/{run.id}/{verb}"
+    assert signed_in(victor).post(path).status_code == 403
+    assert signed_in(charlie).post(path).status_code == 404
+    assert Client().post(path)["Location"].startswith("/sign-in")
+    run.refresh_from_db()
+    assert run.desired == "run"
+    assert signed_in(bob).post(path)["Location"] == f"/runs/{run.id}/"
+    run.refresh_from_db()
+    assert run.desired == {"cancel": "cancel", "pause": "pause", "resume": "run"}[verb]
+
+
+def test_buttons_need_a_post(run: Run, bob: User) -> None:
+    assert signed_in(bob).get(f"/runs/{run.id}/cancel").status_code == 405
+
+
+def test_what_a_service_refuses_is_told_on_the_run_page(run: Run, bob: User) -> None:
+    client = signed_in(bob)
+    client.post(f"/runs/{run.id}/cancel")
+    answer = client.post(f"/runs/{run.id}/pause", follow=True)
+    assert "was cancelled and cannot be paused" in answer.content.decode()
+
+
+def test_viewers_get_no_buttons(told_run: Run, experiment: Experiment, victor: User) -> None:
+    client = signed_in(victor)
+    assert "/cancel" not in client.get(f"/runs/{told_run.id}/").content.decode()
+    assert 'value="launch"' not in client.get(f"/experiments/{experiment.id}/").content.decode()
+    assert client.post(f"/experiments/{experiment.id}/", {"action": "launch"}).status_code == 403
+
+
+def test_only_owners_manage_members_and_read_the_audit_log(team: Team, alice: User, bob: User, charlie: User) -> None:
+    membership = Membership.objects.get(user=bob, team=team)
+    paths = {
+        f"/teams/{team.slug}/members": {"email": "new@example.org", "role": "member"},
+        f"/teams/{team.slug}/members/{membership.id}/role": {"role": "owner"},
+        f"/teams/{team.slug}/members/{membership.id}/remove": {},
+    }
+    for path, form in paths.items():
+        assert signed_in(bob).post(path, form).status_code == 403, path
+        assert signed_in(charlie).post(path, form).status_code == 404, path
+    assert "Audit log" not in signed_in(bob).get(f"/teams/{team.slug}/").content.decode()
+    assert "Audit log" in signed_in(alice).get(f"/teams/{team.slug}/").content.decode()
+
+
+def test_a_new_members_password_and_a_new_key_are_shown_once(team: Team, alice: User) -> None:
+    client = signed_in(alice)
+    added = client.post(f"/teams/{team.slug}/members", {"email": "new@example.org", "role": "viewer"})
+    assert 'id="new-password"' in added.content.decode()
+    made = client.post(f"/teams/{team.slug}/keys", {"name": "sweep", "scopes": ["read"]})
+    assert "pal_" in made.content.decode()
+    assert 'id="new-key"' in made.content.decode()
+    again = client.get(f"/teams/{team.slug}/").content.decode()
+    assert "new-key" not in again
+    assert "new-password" not in again
+    assert "no-store" in made["Cache-Control"]
+
+
+def test_the_last_owner_cannot_leave_and_the_page_says_why(team: Team, alice: User) -> None:
+    membership = Membership.objects.get(user=alice, team=team)
+    answer = signed_in(alice).post(f"/teams/{team.slug}/members/{membership.id}/remove", follow=True)
+    assert "A team needs an owner" in answer.content.decode()
+
+
+class _Labels(HTMLParser):
+    """Finds the fields that nothing names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named_ids: set[str] = set()
+        self.fields: list[dict[str, str | None]] = []
+        self.depth_in_label = 0
+        self.inline: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.inline += [f"{tag} {name}" for name in given if name.startswith("on") or name == "style"]
+        self.inline += (
+            ["inline script"]
+            if tag == "script" and "src" not in given and given.get("type") != "application/json"
+            else []
+        )
+        if tag == "label":
+            self.depth_in_label += 1
+            self.named_ids.add(str(given.get("for")))
+        if tag in ("input", "select", "textarea") and given.get("type") not in ("hidden", "submit"):
+            self.fields.append(given | {"inside": "yes" if self.depth_in_label else None})
+
+    def handle_endtag(self, tag: str) -> None:
+        self.depth_in_label -= tag == "label"
+
+    def nameless(self) -> list[dict[str, str | None]]:
+        return [
+            one for one in self.fields
+            if not (one["inside"] or one.get("aria-label") or one.get("aria-hidden") or one.get("id") in self.named_ids)
+        ]  # fmt: skip
+
+
+def test_every_field_has_a_label_and_nothing_is_inline(pages: list[str], alice: User) -> None:
+    client = signed_in(alice)
+    for page in [one for one in pages if "snapshot" not in one] + COMMON:
+        parser = _Labels()
+        parser.feed(client.get(page).content.decode())
+        assert parser.nameless() == [], page
+        assert parser.inline == [], page
+
+
+def test_the_theme_cookie_is_rendered_and_nothing_else_can_be_put_there(bob: User) -> None:
+    client = signed_in(bob)
+    client.cookies["theme"] = "dark"
+    assert '<html lang="en" data-theme="dark">' in client.get("/").content.decode()
+    client.cookies["theme"] = '"><script>'
+    assert '<html lang="en">' in client.get("/").content.decode()
