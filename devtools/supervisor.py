@@ -93,10 +93,10 @@ class Supervisor:
         self._write_state_now_and_then()
 
     def stop(self) -> None:
-        """Own processes first, servers last; nothing that we started is left."""
+        """The engines first, who may still say what they did; then the web, then its stores.  Nothing is left."""
         self.phase = "stopping"
         self._write_state()
-        for group in ({"beat", "worker", "web"}, {"ray"}, {"valkey", "postgres"}):
+        for group in ({"beat", "worker", "ray"}, {"web"}, {"valkey", "postgres"}):
             members = [one for one in self._services if one.service.name in group]
             for one in members:
                 one.begin_stop()

@@ -136,6 +136,7 @@ def test_the_editor_shows_an_error_next_to_its_field(
     page.get_by_role("button", name="TOML").click()
     expect(page.locator("#toml")).to_have_value(re.compile("^group_size = 1$", re.MULTILINE))
     page.get_by_role("button", name="Form").click()
+    expect(page.get_by_label("Group size")).to_have_value("1")
     page.get_by_role("button", name="Launch").click()
     expect(page.locator("#f-schedule-group_size-about .error")).to_contain_text("use at least 2")
     expect(page.get_by_label("Group size")).to_have_value("1")

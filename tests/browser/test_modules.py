@@ -16,7 +16,7 @@ STORE = """async () => {
   store.add(3, { a: 30 });
   store.add(5, { a: 5, "sft/loss": 9 });
   store.add(4, { a: 4 });
-  const before = [[...store.get("a").steps], [...store.get("a").values], store.get("a").at(3.5), store.get("a").at(0)];
+  const before = [[...store.get("a").steps], [...store.get("a").values], store.get("a").at(3), store.get("a").at(0)];
   store.rewind(3, null);
   const after = [[...store.get("a").steps], [...store.get("sft/loss").steps]];
   store.rewind(0, null);

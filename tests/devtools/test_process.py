@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from devtools import process
-from devtools.home import ROOT
 from devtools.process import Service, ServiceProcess
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -87,6 +87,7 @@ def team(request: HttpRequest, slug: str, **shown_once: Any) -> HttpResponse:
         "section": "team",
         "current_team": team,
         "manages": manages,
+        "launches": may(request, team, "launch"),
         "memberships": team.memberships.select_related("user").order_by("role", "user__email"),
         "roles": Role.choices,
         "scopes": Scope.choices,

@@ -27,7 +27,7 @@ from channels.layers import get_channel_layer
 from psycopg_pool import PoolTimeout
 from redis.exceptions import RedisError
 
-from webapp.live.log import Frame, Header, RunVanished, encode, read_frame, read_header
+from webapp.live.log import Frame, Header, encode, read_frame, read_header
 from webapp.runs.poke import group_of
 
 POLL_S = 2.0

@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.http import HttpRequest
+from django.utils.functional import SimpleLazyObject
 
 from webapp.accounts.models import Team
 
@@ -14,7 +15,7 @@ def frame(request: HttpRequest) -> dict[str, Any]:
     theme = request.COOKIES.get("theme", "")
     return {
         "theme": theme if theme in THEMES else "",
-        "my_teams": lambda: _teams_of(request),
+        "my_teams": SimpleLazyObject(lambda: _teams_of(request)),
     }
 
 
