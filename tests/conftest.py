@@ -28,8 +28,7 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(TEST_HOME / "ray" / "auth_token")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
-if (Path(__file__).parent.parent / "manage.py").exists():
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
 
 
 def pytest_configure() -> None:

@@ -24,19 +24,20 @@ def advantages_of(credit: Credit, rewards_PG: Tensor, valid_PG: Tensor | None = 
 
 
 def group_relative_advantages(
-    rewards_PG: Tensor, valid_PG: Tensor | None = None, *, scale_by_std: bool = True
+    rewards_PG: Tensor, valid_PG: Tensor | None = None, *, scale_by_std: bool = True, unbiased_std: bool = False
 ) -> Tensor:
     """GRPO, A = (R - mean R) / (std R + eps) within the group, std of the population (arXiv:2402.03300, 4.1.2).
 
     Dr. GRPO (arXiv:2503.20783) leaves the division out.  A group whose rewards are all equal teaches
-    nothing and gets exactly 0.
+    nothing and gets exactly 0.  ``unbiased_std`` divides the variance by n - 1, as most public code does.
     """
     valid_PG = _all_valid(rewards_PG) if valid_PG is None else valid_PG
     count_P1 = valid_PG.sum(1, keepdim=True).clamp(min=1)
     mean_P1 = rewards_PG.where(valid_PG, 0.0).sum(1, keepdim=True) / count_P1
     centered_PG = (rewards_PG - mean_P1).where(valid_PG, 0.0)
     if scale_by_std:
-        centered_PG = centered_PG / ((centered_PG.square().sum(1, keepdim=True) / count_P1).sqrt() + STD_FLOOR)
+        freedom_P1 = (count_P1 - 1).clamp(min=1) if unbiased_std else count_P1
+        centered_PG = centered_PG / ((centered_PG.square().sum(1, keepdim=True) / freedom_P1).sqrt() + STD_FLOOR)
     return centered_PG.where(_differing(rewards_PG, valid_PG), 0.0)
 
 
@@ -50,6 +51,36 @@ def leave_one_out_advantages(rewards_PG: Tensor, valid_PG: Tensor | None = None)
     others_P1 = (valid_PG.sum(1, keepdim=True) - 1).clamp(min=1)
     baseline_PG = (known_PG.sum(1, keepdim=True) - known_PG) / others_P1
     return (known_PG - baseline_PG).where(_differing(rewards_PG, valid_PG) & valid_PG, 0.0)
+
+
+def whitened_advantages(
+    rewards_PG: Tensor,
+    valid_PG: Tensor | None = None,
+    *,
+    group_baseline: bool = False,
+    weights_PG: Tensor | None = None,
+    unbiased_std: bool = False,
+) -> Tensor:
+    """REINFORCE++, A = (R - mean R) / (std R + eps) over the whole batch (arXiv:2501.03262, eq. 8).
+
+    ``group_baseline`` is its second variant: R - mean R of the group first, then the same whitening
+    (section 3.2); a group of equal rewards then gets exactly 0.  Without it only a whole batch of equal
+    rewards does.  ``weights_PG``, the token counts, weighs rollouts as code that whitens tokens does;
+    by default every rollout weighs the same.
+    """
+    valid_PG = _all_valid(rewards_PG) if valid_PG is None else valid_PG
+    if group_baseline:
+        scores_PG = group_relative_advantages(rewards_PG, valid_PG, scale_by_std=False)
+        teaches_PG = _differing(rewards_PG, valid_PG) & valid_PG
+    else:
+        scores_PG = rewards_PG.where(valid_PG, 0.0)
+        teaches_PG = _differing(rewards_PG.reshape(1, -1), valid_PG.reshape(1, -1)) & valid_PG
+    weights_PG = valid_PG.to(scores_PG.dtype) * (1.0 if weights_PG is None else weights_PG)
+    weight = weights_PG.sum().clamp(min=1)
+    centered_PG = scores_PG - (weights_PG * scores_PG).sum() / weight
+    freedom = (weight - 1).clamp(min=1) if unbiased_std else weight
+    std = ((weights_PG * centered_PG.square()).sum() / freedom).sqrt()
+    return (centered_PG / (std + STD_FLOOR)).where(teaches_PG, 0.0)
 
 
 def _differing(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:

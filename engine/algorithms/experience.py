@@ -1,0 +1,53 @@
+"""Training on rollouts that were shown an experience which the trainer does not see.
+
+AgentEvolver, section 4.3.  Shapes: T tokens; the losses are of any shape.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.algorithms.objectives import clipped_surrogate
+
+Entry = TypeVar("Entry")
+
+
+def stripped(entries: Sequence[Entry], spans: Sequence[tuple[int, int]]) -> list[Entry]:
+    """``entries`` (token ids, or any column aligned with them) without the half-open ``spans``.
+
+    {system}{experience}{query}{trajectory} becomes {system}{query}{trajectory}; nothing is tokenised again.
+    Raises ValueError where the spans overlap, go backwards or leave the sequence.
+    """
+    kept: list[Entry] = []
+    at = 0
+    for start, end in spans:
+        if not at <= start <= end <= len(entries):
+            raise ValueError(f"span ({start}, {end}) overlaps, goes backwards or leaves the sequence")
+        kept.extend(entries[at:start])
+        at = end
+    kept.extend(entries[at:])
+    return kept
+
+
+def boosted_surrogate(
+    ratio: Tensor,
+    advantages: Tensor,
+    stripped_mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    boosted_clip_high: float = 0.6,
+    dual_clip: float | None = 3.0,
+) -> Tensor:
+    """The clipped surrogate whose upper clip is wider where the experience was stripped and A > 0 (eq. 17).
+
+    Without the experience a good answer was unlikely, so its ratio is large where it should be learned
+    most.  Off ``stripped_mask`` it is ``clipped_surrogate`` to the bit.
+    """
+    plain = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    boosted = clipped_surrogate(
+        ratio, advantages, clip_low=clip_low, clip_high=boosted_clip_high, dual_clip=dual_clip
+    )
+    return torch.where(stripped_mask & (advantages > 0), boosted, plain)

@@ -1,0 +1,90 @@
+"""IPA: reinforcement and imitation at the size of an interaction.  Shapes: B sequences, T tokens, K chunks.
+
+A sequence begins with the chunks of an expert, up to and including the crucial one; the policy sampled
+the rest.  ALE, section 3.2.4.  Chunks: chunks.py; chunk returns: chunk_return.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.algorithms.aggregation import aggregated
+from engine.algorithms.chunks import chunk_means, over_tokens
+from engine.algorithms.mismatch import DEFAULT_MASK_BOUND, mismatch_keep
+from engine.algorithms.ratios import LOG_RATIO_BOUND, chunk_ratios
+from engine.algorithms.weighted_gradients import reinforce_losses, topr_losses
+from engine.spec.recipe import Aggregation
+
+
+@dataclass(frozen=True)
+class ChunkTokens:
+    """A batch as IPA sees it; entries outside the two masks are arbitrary but finite."""
+
+    logp_BT: Tensor
+    """Under the parameters being optimised, with gradient."""
+    logp_old_BT: Tensor
+    """Of the trainer, frozen before the update."""
+    logp_rollout_BT: Tensor
+    """As the generator reported them."""
+    returns_BT: Tensor
+    """G of the token's chunk."""
+    chunk_BT: Tensor
+    """The chunk's number, -1 on tokens of none."""
+    sampled_BT: Tensor
+    """True on the chunks that the policy sampled."""
+    expert_BT: Tensor
+    """True on the prefilled chunks.  No token is in both."""
+
+
+def ipa_loss(
+    tokens: ChunkTokens,
+    *,
+    mismatch_bound: float | None = DEFAULT_MASK_BOUND,
+    imitation_weight: float = 0.1,
+    reinforcement_weight: float = 1.0,
+    aggregation: Aggregation = "token-mean",
+    max_response_tokens: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """``(sum, weight)`` of lambda_IL L_IL + lambda_RL L_chunk (eq. 8), the weight being that of L_chunk.
+
+    One weight for both, because then parts of a batch add up and a batch without expert chunks, or a
+    lambda_IL of 0, is bit for bit L_chunk alone.  Chunks cut by m_c count neither in sum nor in weight.
+    """
+    kept_BT = tokens.sampled_BT
+    if mismatch_bound is not None:
+        mismatch_BT = chunk_ratios(tokens.logp_old_BT, tokens.logp_rollout_BT, tokens.chunk_BT)
+        kept_BT = mismatch_keep(mismatch_BT, kept_BT, bound=mismatch_bound)
+    total, weight = aggregated(
+        chunk_reinforcement_losses(tokens), kept_BT, aggregation, max_response_tokens=max_response_tokens
+    )
+    total = reinforcement_weight * total
+    if imitation_weight:
+        imitation, _ = aggregated(
+            imitation_losses(tokens), tokens.expert_BT, aggregation, max_response_tokens=max_response_tokens
+        )
+        total = total + imitation_weight * imitation
+    return total, weight
+
+
+def chunk_reinforcement_losses(tokens: ChunkTokens) -> Tensor:
+    """-G log pi where G > 0, -[rho_c]_0^1 G log pi elsewhere, rho_c detached (eq. 7, before m_c).
+
+    The paper splits by the sign of the trajectory's reward.  That is the sign of G, unless intrinsic
+    rewards were added; then G decides.
+    """
+    ratio_BT = chunk_ratios(tokens.logp_BT, tokens.logp_old_BT, tokens.chunk_BT)
+    return topr_losses(tokens.logp_BT, tokens.returns_BT, ratio_BT)
+
+
+def imitation_losses(tokens: ChunkTokens) -> Tensor:
+    """-pi(c) G log pi on the expert's chunks (eq. 8, left), pi(c) the detached geometric mean over the chunk.
+
+    An expert chunk that the policy finds unlikely is therefore learned slowly, and one it would write
+    anyway at full weight.
+    """
+    logp_BT = tokens.logp_BT.detach()
+    likelihood_BT = torch.exp(
+        over_tokens(chunk_means(logp_BT, tokens.chunk_BT), tokens.chunk_BT).clamp(-LOG_RATIO_BOUND, 0.0)
+    )
+    return reinforce_losses(tokens.logp_BT, likelihood_BT * tokens.returns_BT)
