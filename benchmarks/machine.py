@@ -8,6 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+LOOK_EVERY_S = 1.0
+QUIET_FOR_S = 5.0
+
 
 def description() -> dict[str, str | int | float]:
     """Cores are those that this process may use."""
@@ -45,6 +48,20 @@ class CoreTime:
         """Of the time of ``cores`` cores: what was neither idle nor used by children that have been waited for."""
         foreign = (end.busy - self.busy) - (end.ours - self.ours)
         return max(0.0, foreign / ((end.at - self.at) * cores))
+
+
+def wait_until_quiet(cores: Collection[int], share: float, deadline: float) -> None:
+    """Return when others take less than ``share`` of the cores, or at the deadline (by ``time.monotonic``)."""
+    quiet_since = None
+    while time.monotonic() < deadline:
+        begin = CoreTime.now(cores)
+        time.sleep(LOOK_EVERY_S)
+        if begin.others_share_until(CoreTime.now(cores), len(cores)) > share:
+            quiet_since = None
+            continue
+        quiet_since = quiet_since or time.monotonic()
+        if time.monotonic() - quiet_since >= QUIET_FOR_S:
+            return
 
 
 def _busy_seconds(cores: Collection[int]) -> float:

@@ -8,7 +8,7 @@ pair are compared; they are given as median, minimum and maximum over the pairs.
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 PHASES = ("rollout", "score", "update")
@@ -108,6 +108,8 @@ class Comparison:
     setting: str
     ours: list[Run]
     theirs: list[Run]
+    set_aside: list[tuple[Run, Run]] = field(default_factory=list)
+    """Pairs that other processes disturbed, measured again and left out; their outcome had no part in that."""
 
     def ratios(self) -> list[float]:
         """Our trajectories per second over theirs, pair by pair; above 1 we are faster."""

@@ -25,6 +25,7 @@ def _setting_as_json(comparison: Comparison) -> dict[str, Any]:
         "ratio": asdict(Spread.of(comparison.ratios())) | {"of_pairs": comparison.ratios()},
         "cost_ratios": {part: asdict(Spread.of(comparison.cost_ratios(part))) for part in (*PHASES, "cpu")},
         "others_share": comparison.others_share(),
+        "pairs_set_aside": len(comparison.set_aside),
         "palestra": _side_as_json(comparison.ours),
         "trl": _side_as_json(comparison.theirs),
     }

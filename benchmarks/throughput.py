@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import machine, trl_venv
-from benchmarks.machine import CoreTime
+from benchmarks.machine import CoreTime, wait_until_quiet
 from benchmarks.measurement import Comparison, Run
 from benchmarks.policies import start_policy
 from benchmarks.report import as_json, cost_table, summary_table
@@ -64,6 +65,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5, help="timed steps per run (default 5)")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores of either side (default 2)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="on a shared machine: for up to S seconds per setting wait for quiet and measure disturbed pairs again",
+    )
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     options = parser.parse_args()
     if min(options.pairs, options.steps, options.threads) < 1 or options.warmup < 0:
@@ -79,10 +87,18 @@ def _compared(setting: Setting, options: argparse.Namespace, home: Path, peer: P
     with TemporaryDirectory(prefix="palestra-bench-") as folder:
         workload_file = Path(folder, "workload.json")
         workload.write(workload_file)
-        for pair in range(options.pairs):
-            comparison.ours.append(_run(Path(sys.executable), "benchmarks.engine_run", workload_file, options.threads))
-            comparison.theirs.append(_run(peer, "benchmarks.peers.trl_grpo", workload_file, options.threads))
-            print(f"{setting} pair {pair + 1}/{options.pairs}: {comparison.ratios()[-1]:.2f}x", file=sys.stderr)
+        patient_until = time.monotonic() + options.patience
+        while len(comparison.ours) < options.pairs:
+            wait_until_quiet(os.sched_getaffinity(0), QUIET_SHARE, patient_until)
+            ours = _run(Path(sys.executable), "benchmarks.engine_run", workload_file, options.threads)
+            theirs = _run(peer, "benchmarks.peers.trl_grpo", workload_file, options.threads)
+            if max(ours.others_share, theirs.others_share) > QUIET_SHARE and time.monotonic() < patient_until:
+                comparison.set_aside.append((ours, theirs))
+                print(f"{setting}: a pair was disturbed and is measured again", file=sys.stderr)
+                continue
+            comparison.ours.append(ours)
+            comparison.theirs.append(theirs)
+            print(f"{setting} {len(comparison.ours)}/{options.pairs}: {comparison.ratios()[-1]:.2f}x", file=sys.stderr)
     return comparison
 
 

@@ -13,7 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCH = "torch"
+PYTHONS: tuple[dict[str, str], ...] = ({}, {"python_full_version": "3.11.0"})
+"""The lock serves this Python and the oldest one allowed; Debian's 3.11.2 needs more than 3.11.7."""
 
 
 def write_locks() -> list[Path]:
@@ -63,5 +64,9 @@ def _applies(marker: Marker | None, extra: str) -> bool:
     """With ``extra`` only what the extra adds; what a distribution always needs is asked for with ``""``."""
     if marker is None:
         return extra == ""
-    always = marker.evaluate({"extra": ""})
-    return always if extra == "" else marker.evaluate({"extra": extra}) and not always
+    always = _holds(marker, "")
+    return always if extra == "" else _holds(marker, extra) and not always
+
+
+def _holds(marker: Marker, extra: str) -> bool:
+    return any(marker.evaluate({"extra": extra} | python) for python in PYTHONS)

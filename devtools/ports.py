@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def choose_web_port(remembered: Path) -> int:
+def choose_web_port(remembered: Path, *, say: Callable[[str], None] = print) -> int:
     """``PALESTRA_PORT`` if it is set, else the port of the last time, else the first free one from 8700."""
     refuse_public_address()
     asked = os.environ.get("PALESTRA_PORT")
@@ -40,6 +41,8 @@ def choose_web_port(remembered: Path) -> int:
     port = next((port for port in (wanted, *range(DEFAULT_PORT, DEFAULT_PORT + 200)) if is_free(port)), None)
     if port is None:
         raise Unfit(f"no free port from {DEFAULT_PORT} to {DEFAULT_PORT + 199}; choose one with PALESTRA_PORT")
+    if port != wanted:
+        say(f"port {wanted} is taken; using {port}")
     remembered.write_text(str(port))
     return port
 

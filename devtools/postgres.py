@@ -1,11 +1,12 @@
 """The embedded PostgreSQL: the server binaries of a wheel, a data folder of our own, one private socket.
 
 It never listens on TCP: whoever can open the socket folder (mode 0700) is trusted.  PostgreSQL
-refuses to run as root; root therefore starts it in a user namespace in which it is user 1000.
+refuses to run as root; root therefore starts it in a user namespace, as somebody else.
 """
 
 import importlib.util
 import os
+import pwd
 import signal
 import subprocess
 import time
@@ -36,10 +37,12 @@ def binaries() -> Path:
 
 
 def unprivileged(argv: list[str]) -> list[str]:
-    """The same command, not as root."""
-    if os.geteuid() != 0:
+    """The same command, not as root and not as a user without a name: PostgreSQL refuses both."""
+    names = {entry.pw_uid for entry in pwd.getpwall()}
+    if os.geteuid() in names - {0}:
         return argv
-    return ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--", *argv]
+    somebody = max(names - {0}, default=1000)
+    return ["unshare", "--user", f"--map-user={somebody}", f"--map-group={somebody}", "--", *argv]
 
 
 def create_cluster(data: Path) -> None:

@@ -65,7 +65,7 @@ class Supervisor:
         self._catch_signals()
         process.adopt_orphans()
         self._clear_leftovers()
-        port = choose_web_port(self.home.folder / "port")
+        port = choose_web_port(self.home.folder / "port", say=self._say)
         ports = ray_head.choose_ports()
         self.home.secret("ray/auth_token")
         self.environment = environment_for(self.home, port=port, ray_jobs_port=ports["dashboard-port"])

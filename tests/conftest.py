@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from devtools.process import spawn
+
 # A short path: unix sockets and Ray's session folder live below it.
 TEST_HOME = Path(tempfile.mkdtemp(prefix="pt-", dir="/tmp"))
 SOCKETS = TEST_HOME / "s"
@@ -28,7 +30,7 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(TEST_HOME / "ray" / "auth_token")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
+os.environ["DJANGO_SETTINGS_MODULE"] = "webapp.settings"
 
 
 def pytest_configure() -> None:
@@ -37,6 +39,12 @@ def pytest_configure() -> None:
     token.parent.mkdir(exist_ok=True)
     token.write_text("7e57" * 16)
     token.chmod(0o600)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """A parallel process that inherited this name would read its settings before it has a home of its own."""
+    del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
 def pytest_unconfigure() -> None:
@@ -102,14 +110,16 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: N
 
 
 class _running:
-    """A server process that is gone when the block ends."""
+    """A server process that is gone when the block ends, and also when this process is killed."""
 
     def __init__(self, command: list[str], log: Path, *, stop: signal.Signals = signal.SIGTERM) -> None:
         self._command, self._log, self._stop = command, log, stop
 
     def __enter__(self) -> subprocess.Popen[bytes]:
-        with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+        environment = dict(os.environ)
+        self._process = spawn(
+            self._command, log=self._log, environment=environment, folder=TEST_HOME, death_signal=self._stop
+        )
         return self._process
 
     def __exit__(self, *_: object) -> None:

@@ -85,7 +85,7 @@ def highest_covariances(covariances_BT: Tensor, mask_BT: Tensor, *, share: float
 def kl_cov_losses(
     logp_BT: Tensor, logp_old_BT: Tensor, advantages_BT: Tensor, ratio_BT: Tensor, chosen_BT: Tensor, *, beta: float
 ) -> Tensor:
-    """-ratio A, plus beta |log pi - log pi_old| on the chosen tokens (KL-Cov, arXiv:2505.22617, eq. 13).
+    """-ratio A, plus beta |log pi - log pi_old| on the chosen tokens (KL-Cov, arXiv:2505.22617).
 
     There is no clip: the penalty alone holds the chosen tokens back.
     """

@@ -7,9 +7,8 @@ has no reward, counts in no statistic, and its advantage is 0.
 import torch
 from torch import Tensor
 
+from engine.algorithms.whitening import STD_FLOOR, whitened
 from engine.spec.recipe import Credit
-
-STD_FLOOR = 1e-6
 
 
 def advantages_of(credit: Credit, rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
@@ -61,10 +60,10 @@ def whitened_advantages(
     weights_PG: Tensor | None = None,
     unbiased_std: bool = False,
 ) -> Tensor:
-    """REINFORCE++, A = (R - mean R) / (std R + eps) over the whole batch (arXiv:2501.03262, eq. 8).
+    """REINFORCE++, A = (R - mean R) / (std R + eps) over the whole batch (arXiv:2501.03262).
 
-    ``group_baseline`` is its second variant: R - mean R of the group first, then the same whitening
-    (section 3.2); a group of equal rewards then gets exactly 0.  Without it only a whole batch of equal
+    ``group_baseline`` is its second variant: R - mean R of the group first, then the same
+    whitening; a group of equal rewards then gets exactly 0.  Without it only a whole batch of equal
     rewards does.  ``weights_PG``, the token counts, weighs rollouts as code that whitens tokens does;
     by default every rollout weighs the same.
     """
@@ -75,12 +74,8 @@ def whitened_advantages(
     else:
         scores_PG = rewards_PG.where(valid_PG, 0.0)
         teaches_PG = _differing(rewards_PG.reshape(1, -1), valid_PG.reshape(1, -1)) & valid_PG
-    weights_PG = valid_PG.to(scores_PG.dtype) * (1.0 if weights_PG is None else weights_PG)
-    weight = weights_PG.sum().clamp(min=1)
-    centered_PG = scores_PG - (weights_PG * scores_PG).sum() / weight
-    freedom = (weight - 1).clamp(min=1) if unbiased_std else weight
-    std = ((weights_PG * centered_PG.square()).sum() / freedom).sqrt()
-    return (centered_PG / (std + STD_FLOOR)).where(teaches_PG, 0.0)
+    weights_PG = valid_PG if weights_PG is None else weights_PG.where(valid_PG, 0)
+    return whitened(scores_PG, weights_PG, unbiased_std=unbiased_std).where(teaches_PG, 0.0)
 
 
 def _differing(rewards_PG: Tensor, valid_PG: Tensor) -> Tensor:

@@ -47,7 +47,5 @@ def boosted_surrogate(
     most.  Off ``stripped_mask`` it is ``clipped_surrogate`` to the bit.
     """
     plain = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    boosted = clipped_surrogate(
-        ratio, advantages, clip_low=clip_low, clip_high=boosted_clip_high, dual_clip=dual_clip
-    )
+    boosted = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=boosted_clip_high, dual_clip=dual_clip)
     return torch.where(stripped_mask & (advantages > 0), boosted, plain)

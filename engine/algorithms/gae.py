@@ -17,7 +17,7 @@ def generalised_advantages(
 
     delta_t = r_t + gamma V_{t+1} - V_t,  A_t = delta_t + gamma lam A_{t+1},  target_t = A_t + V_t,
     with t + 1 the next *sampled* token and V = 0 after the last one.  A reward must stand on a sampled
-    token; elsewhere it is not seen.
+    token; elsewhere it is not seen.  PPO whitens the advantages afterwards (whitening.py).
     """
     advantages_BT = torch.zeros_like(values_BT)
     next_value_B = next_advantage_B = torch.zeros_like(values_BT[:, 0])

@@ -25,7 +25,7 @@ def gigpo_advantages(
     scale_by_std: bool = True,
     episode_mean: EpisodeMean = "trajectories",
 ) -> list[Tensor]:
-    """A = A_E + w A_S of each step of each trajectory (eq. 8).
+    """A = A_E + w A_S of each step of each trajectory.
 
     ``step_rewards[i]`` are the K rewards of trajectory i, ``anchors[i]`` the K observations it acted on.
     Raises ValueError where the two differ in length or a trajectory has no step.
@@ -42,7 +42,7 @@ def gigpo_advantages(
 def episode_advantages(
     step_rewards: Sequence[Tensor], *, scale_by_std: bool = True, mean_over: EpisodeMean = "trajectories"
 ) -> Tensor:
-    """A_E [G]: the undiscounted return of each trajectory relative to its group (eq. 3).
+    """A_E [G]: the undiscounted return of each trajectory relative to its group.
 
     ``mean_over="steps"`` counts a trajectory once per step in mean and std, as the public code does: long
     episodes then weigh more.
@@ -62,7 +62,7 @@ def step_advantages(
     gamma: float = 0.95,
     scale_by_std: bool = True,
 ) -> list[Tensor]:
-    """A_S: discounted step returns relative to the steps that saw the same observation (eq. 6, 7).
+    """A_S: discounted step returns relative to the steps that saw the same observation.
 
     A state seen once has nothing to be compared with: its step gets exactly 0.
     """

@@ -27,8 +27,7 @@ def chunk_ratios(logp_BT: Tensor, logp_reference_BT: Tensor, chunk_BT: Tensor) -
 
     1 on tokens of no chunk.  The gradient reaches every token of the chunk.
     """
-    log_ratio_BT = (logp_BT - logp_reference_BT).where(chunk_BT >= 0, 0.0)
-    mean_BT = over_tokens(chunk_means(log_ratio_BT, chunk_BT), chunk_BT)
+    mean_BT = over_tokens(chunk_means(logp_BT - logp_reference_BT, chunk_BT), chunk_BT)
     return torch.exp(mean_BT.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 

@@ -141,16 +141,16 @@ class Loop:
         await self._boundary()
 
     async def _cold_start(self) -> None:
-        recipe = self._spec.recipe.cold_start
-        if recipe is not None and not self._state.cold_started:
+        steps = self._spec.recipe.cold_start_steps
+        if steps > 0 and not self._state.cold_started:
             async with self._phase("cold-start", 0):
-                for first in range(1, recipe.steps + 1, COLD_START_SLICE):
-                    last = min(first + COLD_START_SLICE - 1, recipe.steps)
+                for first in range(1, steps + 1, COLD_START_SLICE):
+                    last = min(first + COLD_START_SLICE - 1, steps)
                     self._journal.metrics(last, {"sft/loss": await self._crew.cold_start(first, last)})
                     self.position.progressed()
         if not self._state.cold_started:
             self._state.cold_started = True
-            self._state.cold_start_steps = recipe.steps if recipe is not None else 0
+            self._state.cold_start_steps = steps
             await self._checkpoint()
             await self._boundary()
 

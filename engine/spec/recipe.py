@@ -78,7 +78,8 @@ class ColdStart(Strict):
     """The share of demonstrations that answer without using the tool."""
     tool_error_fraction: float = Field(default=0.2, ge=0, le=1)
     """The share of the other demonstrations whose first tool call is broken and then repaired."""
-    steps: int = Field(default=600, ge=1)
+    steps: int = Field(default=600, ge=0)
+    """0 leaves the cold start out."""
     batch_size: int = Field(default=64, ge=1)
     learning_rate: float = Field(default=2e-3, gt=0)
 
@@ -98,13 +99,18 @@ class Recipe(Strict):
     preset: str | None = None
     """The preset this recipe started from, kept for the reader."""
     cold_start: ColdStart | None = ColdStart()
-    """Supervised start; absent means that RL begins with the model's own weights."""
+    """Supervised start; absent, or of 0 steps, means that RL begins with the model's own weights."""
     credit: Credit = Grpo()
     """How rewards become advantages."""
     objective: Objective = Clipped()
     """The loss of the policy."""
     reward: Reward = Reward()
     optimizer: Optimizer = Optimizer()
+
+    @property
+    def cold_start_steps(self) -> int:
+        """Supervised steps before RL; 0 without a cold start."""
+        return 0 if self.cold_start is None else self.cold_start.steps
 
     @model_validator(mode="before")
     @classmethod

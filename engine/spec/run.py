@@ -22,6 +22,13 @@ LONGEST_PROMPT_TOKENS = {1: 12, 2: 20, 3: 21}
 LONGEST_DEMONSTRATION_TOKENS = {1: 68, 2: 96, 3: 114}
 """Likewise, for the demonstrations of its cold start."""
 
+EXAMPLE_QUESTIONS = {
+    1: ("42*63=?", "623-161=?", "923+821=?"),
+    2: ("(78+39)*(98-28)=?", "18*44+41*67=?", "(90+85)*57=?"),
+    3: ("cell d*cell g+41=?", "cell d*cell a-57=?", "cell c*cell a+14=?"),
+}
+"""Per level, the first training questions of the default dataset; likewise held by a test."""
+
 
 class PythonMath(Strict):
     """Procedural arithmetic that is solved with a Python tool in a sandbox.
@@ -159,7 +166,7 @@ class RunSpec(Strict):
                              f"({self.environment.max_turn_tokens}) do not fit",
                              f"use at least {room}")
         longest = self.environment.longest_demonstration_tokens
-        if self.recipe.cold_start is not None and self.model.context_tokens < longest:
+        if self.recipe.cold_start_steps > 0 and self.model.context_tokens < longest:
             raise impossible("model.context_tokens", self.model.context_tokens,
                              f"the cold start's longest demonstration has {longest} tokens", f"use at least {longest}")
         for field in ("tasks", "interim_tasks"):

@@ -34,6 +34,11 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A connection that a test leaves open keeps the test database from being removed: that is a fault."""
+    config.addinivalue_line("filterwarnings", "error:Error when trying to teardown test databases")
+
+
 @pytest.fixture(autouse=True)
 def _django_beside_playwright(monkeypatch: pytest.MonkeyPatch) -> None:
     """Playwright's loop runs in this thread; Django takes that for an asynchronous caller."""
@@ -102,6 +107,7 @@ def chromium(sample: Sample) -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
         yield browser
         browser.close()
+        connection.close()  # Django's second one: it keeps one apart for callers beside a running loop
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Engine, Web, sign_in
+from tests.browser.conftest import ROOT, Engine, Web, sign_in
 from tests.browser.story import Story
 from webapp.experiments.sample import Sample
 from webapp.experiments.services import launch_experiment
@@ -16,6 +17,7 @@ from webapp.runs.models import Run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PATIENCE_MS = 30_000
+PICTURES = ROOT / "test-output" / "pages"
 
 STEPS_DRAWN = """() => {
   const traces = document.querySelector('[data-chart="reward"] .plot').data ?? [];
@@ -55,6 +57,17 @@ def test_sign_in_launch_watch_look_inside_and_cancel(
     expect(newest).to_have_count(8, timeout=PATIENCE_MS)
     engine.tell(engine.story.step(5), 5)
     expect(page.locator('#trajectories tr[data-step="5"]')).to_have_count(8, timeout=PATIENCE_MS)
+    expect(page.locator("#rewards h2")).to_have_text("Rewards of step 5", timeout=PATIENCE_MS)
+    count = int(page.locator("#bin-1 b").inner_text())
+    page.locator("#bin-1").press("Enter")
+    expect(page.locator("#bin-1")).to_have_attribute("aria-current", "true", timeout=PATIENCE_MS)
+    expect(page.locator("#bin-1")).to_be_focused()
+    expect(page.locator("#trajectories tbody tr[data-step]")).to_have_count(count)
+    expect(page.locator('#trajectories tr[data-step="5"]')).to_have_count(count)
+    page.locator("#bin-1").press("Enter")
+    expect(page.locator("#bin-1")).not_to_have_attribute("aria-current", "true", timeout=PATIENCE_MS)
+    page.locator("#rewards-newest").click()
+    expect(page.locator('#trajectories tr[data-step="4"]')).to_have_count(8, timeout=PATIENCE_MS)
     page.get_by_label("Purpose").select_option("eval-greedy")
     expect(page.locator("#trajectories tbody tr td:nth-child(5)").first).to_have_text(
         "eval-greedy", timeout=PATIENCE_MS
@@ -142,3 +155,57 @@ def test_the_editor_shows_an_error_next_to_its_field(
     expect(page.get_by_label("Group size")).to_have_value("1")
     assert not Run.objects.exists()
     assert [text for text in complaints if "422" not in text] == []
+
+
+def test_a_zoomed_curve_is_fetched_finer_keeps_its_spike_and_hears_what_happens(
+    web: Web, sample: Sample, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    run = launch_experiment(sample.experiment, acting_user=sample.owner)
+    engine = Engine(web, run, Story(steps=60_000, begin_at=time.time()))
+    engine.tell([engine.story.event("started", from_step=0, total_steps=60_000)])
+    for begin in range(0, 50_000, 1000):
+        engine.tell([_reward(engine, step, 1000.0 if step == 31_415 else 1.0) for step in range(begin, begin + 1000)])
+    page = tab()
+    sign_in(page, web, sample.owner)
+    page.goto(f"{web.url}/runs/{run.id}/")
+    whole = wait_for_steps(page, 49_999)
+    assert 31_415 not in whole
+    assert page.evaluate(HIGHEST_DRAWN) == 1000.0
+    page.screenshot(path=PICTURES / "zoom-whole.png")
+
+    _drag(page, 0.60, 0.65)
+    page.wait_for_function(f"() => {{ const x = ({STEPS_DRAWN})(); return x[2] - x[1] === 10; }}", timeout=PATIENCE_MS)
+    assert page.evaluate(HIGHEST_DRAWN) == 1000.0
+    _drag(page, 0.40, 0.70)
+    page.wait_for_function(f"() => ({STEPS_DRAWN})().includes(31415)", timeout=PATIENCE_MS)
+    near = page.evaluate(STEPS_DRAWN)
+    assert near == list(range(near[0], near[-1] + 1))
+    assert page.evaluate(HIGHEST_DRAWN) == 1000.0
+    page.screenshot(path=PICTURES / "zoom-near.png")
+
+    engine.tell([_reward(engine, 50_000, 2.0)])
+    assert wait_for_steps(page, 50_000) == [*near, 50_000]
+    page.locator('[data-chart="reward"] .nsewdrag').dblclick()
+    page.wait_for_function(f"() => ({STEPS_DRAWN})()[0] < 100", timeout=PATIENCE_MS)
+    assert page.evaluate(STEPS_DRAWN) == [*whole, 50_000]
+    assert complaints == []
+
+
+HIGHEST_DRAWN = """() => {
+  const { data } = document.querySelector('[data-chart="reward"] .plot');
+  return Math.max(...data.flatMap((trace) => Array.from(trace.y)));
+}"""
+
+
+def _reward(engine: Engine, step: int, value: float) -> dict[str, Any]:
+    return engine.story.event("metric", step=step, values={"train/reward": value})
+
+
+def _drag(page: Page, begin: float, end: float) -> None:
+    """Over a part of the reward curve's width, level, so that the height stays."""
+    box = page.locator('[data-chart="reward"] .nsewdrag').bounding_box()
+    height = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + begin * box["width"], height)
+    page.mouse.down()
+    page.mouse.move(box["x"] + end * box["width"], height, steps=5)
+    page.mouse.up()

@@ -50,6 +50,38 @@ SOCKET = """async () => {
   return { urls: sockets.map((socket) => socket.url), seen, statuses };
 }"""
 
+LOOK = """async () => {
+  const { CloseLook } = await import("/static/js/zoom.js");
+  const asked = [], answers = [];
+  const fetchJson = (url) => {
+    asked.push(url);
+    return new Promise((done) => answers.push(done));
+  };
+  const answer = (index, seq, steps) => {
+    answers[index]({ seq, series: { a: { steps, values: [...steps] } } });
+    return new Promise((done) => setTimeout(done));
+  };
+  const look = new CloseLook({ url: "series", keys: ["a"], onPoints: () => {}, fetchJson });
+  const seen = () => [...(look.get("a")?.steps ?? [])];
+  look.open(100, 200);
+  look.add(7, 198, { a: 198, b: 1 });
+  look.add(8, 199, { a: 199 });
+  look.open(150, 200);       // looks elsewhere before the first answer
+  look.add(9, 200, { a: 200 });
+  await answer(0, 6, [1]);   // too late to matter
+  const early = seen();
+  await answer(1, 8, [198, 199]);
+  const late = seen();
+  look.add(10, 201, { a: 201 });
+  const live = seen();
+  look.rewind(199, null);
+  const cut = seen();
+  await answer(2, 11, [198, 199]);
+  const rewound = seen();
+  look.close();
+  return { asked, early, late, live, cut, rewound, closed: seen() };
+}"""
+
 
 @pytest.fixture
 def page(web: Web, tab: Callable[..., Page]) -> Page:
@@ -70,3 +102,17 @@ def test_the_socket_drops_doubles_asks_for_gaps_and_goes_on_from_its_cursor(page
     assert told["seen"] == [5, 6, 7, 8, 9, 10]
     assert told["urls"] == ["ws?after=4", "ws?after=7", "ws?after=9"]
     assert told["statuses"] == ["connecting", "live", "reconnecting", "live", "reconnecting", "live", "ended"]
+
+
+def test_a_close_look_holds_each_step_once_whatever_comes_while_it_is_fetched(page: Page) -> None:
+    told = page.evaluate(LOOK)
+    assert told["asked"] == [
+        "series?first_step=99&last_step=201&key=a",
+        "series?first_step=149&last_step=201&key=a",
+        "series?first_step=149&last_step=201&key=a",
+    ]
+    assert told["early"] == []
+    assert told["late"] == [198, 199, 200]
+    assert told["live"] == [198, 199, 200, 201]
+    assert told["cut"] == told["rewound"] == [198, 199]
+    assert told["closed"] == []

@@ -68,7 +68,7 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
         "run-checkpoints": f"{run}?tab=checkpoints",
         "run-config": f"{run}?tab=config",
         "run-history": f"{run}?tab=history",
-        "trajectories": f"{run}trajectories/?purpose=train",
+        "trajectories": f"{run}trajectories/?purpose=train&step=18",
         "trajectory-advantage": f"{run}trajectories/train-18-1-2/",
         "trajectory-logprob": f"{run}trajectories/train-18-1-2/?colour=logprob",
         "experiments": "/experiments/",

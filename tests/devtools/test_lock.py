@@ -55,6 +55,10 @@ def test_the_closure_holds_what_a_requirement_needs_and_what_its_extra_adds() ->
     assert "uvloop" in extra
 
 
+def test_the_lock_serves_the_oldest_python_that_is_allowed() -> None:
+    assert "async-timeout" in closure(["redis"])  # redis needs it before Python 3.11.3
+
+
 def test_an_installed_version_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="pyproject.toml wants click<1"):
         closure(["click<1"])

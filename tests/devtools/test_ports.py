@@ -40,8 +40,10 @@ def test_a_taken_default_port_gives_way_to_the_next_free_one(
 ) -> None:
     monkeypatch.delenv("PALESTRA_PORT", raising=False)
     monkeypatch.setattr(ports, "DEFAULT_PORT", taken_port)
-    chosen = choose_web_port(tmp_path / "port")
+    said: list[str] = []
+    chosen = choose_web_port(tmp_path / "port", say=said.append)
     assert taken_port < chosen < taken_port + 200
+    assert said == [f"port {taken_port} is taken; using {chosen}"]
 
 
 def test_a_home_keeps_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,24 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from devtools import checks
 from devtools.errors import Unfit
-from devtools.home import ROOT
+from devtools.home import ROOT, socket_folder_of
+
+
+@pytest.fixture(autouse=True)
+def _leave_nothing_in_the_temporary_folder(tmp_path: Path) -> Iterator[None]:
+    yield
+    for home in (tmp_path, tmp_path / "home"):
+        shutil.rmtree(socket_folder_of(home), ignore_errors=True)
 
 
 def dev(home: Path, *words: str) -> subprocess.CompletedProcess[str]:

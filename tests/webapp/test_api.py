@@ -216,8 +216,9 @@ def test_metrics_are_sampled_down_to_the_buckets_asked_for(api_of, victor, run_w
     assert answer["seq"] == 204
     assert series["level"] == 10
     assert series["points"][3] == [30, 39, 30.0, 39.0, 34.5, 39.0, 10]
-    zoomed = api_of(victor).get(f"/runs/{run_with_data.id}/metrics", after=99, until=101).json()
-    assert [point[0] for point in zoomed["series"][0]["points"]] == [100, 101]
+    for steps in ({"after": 99, "until": 101}, {"first_step": 100, "last_step": 101}):
+        zoomed = api_of(victor).get(f"/runs/{run_with_data.id}/metrics", **steps).json()
+        assert [point[0] for point in zoomed["series"][0]["points"]] == [100, 101]
 
 
 def test_events_are_read_on_from_a_number(api_of, victor, run_with_data) -> None:

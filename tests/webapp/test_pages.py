@@ -42,6 +42,7 @@ def pages(told_run: Run, experiment: Experiment, team: Team) -> list[str]:
         run,
         f"{run}?tab=logs",
         f"{run}snapshot",
+        f"{run}series?key=train/reward&first_step=1&last_step=2",
         f"{run}parts/actions",
         f"{run}parts/history",
         f"{run}parts/checkpoints",
@@ -216,7 +217,7 @@ class _Labels(HTMLParser):
 
 def test_every_field_has_a_label_and_nothing_is_inline(pages: list[str], alice: User) -> None:
     client = signed_in(alice)
-    for page in [one for one in pages if "snapshot" not in one] + COMMON:
+    for page in [one for one in pages if "snapshot" not in one and "series" not in one] + COMMON:
         parser = _Labels()
         parser.feed(client.get(page).content.decode())
         assert parser.nameless() == [], page

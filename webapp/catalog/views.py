@@ -9,11 +9,11 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from engine.spec.run import PythonMath
+from engine.spec.run import EXAMPLE_QUESTIONS, PythonMath
 from sandboxes.spec import SandboxSpec
 from webapp.catalog.access import environments_of
 from webapp.runs.access import runs_of
-from webapp.runs.models import Event
+from webapp.runs.models import Event, Run
 from webapp.trajectories.models import Trajectory
 
 EXAMPLES = 3
@@ -30,8 +30,9 @@ LEVELS = {
 @dataclass(frozen=True)
 class Example:
     question: str
-    run_id: Any
-    trajectory_id: str
+    run_id: Any = None
+    trajectory_id: str = ""
+    """Empty: no run has been asked this yet."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,16 @@ def environments(request: HttpRequest) -> HttpResponse:
 
 
 def _levels(request: HttpRequest) -> list[Level]:
-    """Each level with questions that the newest run with trajectories was asked."""
+    """Each level with questions that the newest run with trajectories was asked, or else with documented ones."""
     run = runs_of(request).filter(Exists(Trajectory.objects.filter(run=OuterRef("id")))).first()
-    return [Level(number, title, about, _examples(run, number)) for number, (title, about) in LEVELS.items()]
+    levels = []
+    for number, (title, about) in LEVELS.items():
+        asked = _asked(run, number) if run else []
+        levels.append(Level(number, title, about, asked or [Example(one) for one in EXAMPLE_QUESTIONS[number]]))
+    return levels
 
 
-def _examples(run: Any, level: int) -> list[Example]:
-    if run is None:
-        return []
+def _asked(run: Run, level: int) -> list[Example]:
     rows = Trajectory.objects.filter(run=run, level=level, index=0).order_by("-seq")[: 4 * EXAMPLES]
     seqs = {row.seq: row.trajectory_id for row in rows}
     found: dict[str, Example] = {}

@@ -3,6 +3,7 @@
 The viewer then asks for what came after that number, so there is neither a gap nor a double point.
 """
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -35,12 +36,24 @@ def snapshot(run_id: UUID) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def curves_of(run_id: UUID, *, first_step: int = 0, last_step: int | None = None) -> dict[str, dict[str, Any]]:
+def close_look(run_id: UUID, keys: Sequence[str], first_step: int, last_step: int) -> dict[str, Any]:
+    """The curves of ``keys`` between two steps, as finely as ``MOST_POINTS`` allow, and the last event in them.
+
+    Raises Run.DoesNotExist.  Needs a transaction of its own, like ``snapshot``.
+    """
+    with one_snapshot():
+        seq = Run.objects.values_list("last_seq", flat=True).get(id=run_id)
+        return {"seq": seq, "series": curves_of(run_id, keys=keys, first_step=first_step, last_step=last_step)}
+
+
+def curves_of(
+    run_id: UUID, *, keys: Sequence[str] | None = None, first_step: int = 0, last_step: int | None = None
+) -> dict[str, dict[str, Any]]:
     """Per key ``steps`` and ``values``, and where several steps share a point the band ``low`` to ``high``.
 
     A point that stands for several steps stands at the last of them, so that the curve ends where the run is.
     """
-    found = series_of(run_id, first_step=first_step, last_step=last_step, buckets=MOST_POINTS)
+    found = series_of(run_id, keys=keys, first_step=first_step, last_step=last_step, buckets=MOST_POINTS)
     return {series.key: _curve(series) for series in found}
 
 

@@ -23,6 +23,8 @@ from webapp.runs.models import Run, State
 from webapp.runs.series import MOST_BUCKETS, one_snapshot, series_of
 
 router = Router(tags=["runs"])
+LAST_STEP = 2**31 - 1
+"""The last one that there can be."""
 
 
 class RunRequest(RunSpec):
@@ -102,12 +104,16 @@ class EventsOut(Schema):
     next_after: int = Field(description="Send it as `after` to go on; equal to the one sent when there is nothing new")
 
 
+CHECKPOINT_FIELDS = ("step", "path", "size_bytes", "seconds", "at")
+
+
 class CheckpointOut(Schema):
     step: int
     path: str
     size_bytes: int
     seconds: float
     at: datetime
+    on_disk: bool = Field(description="False: removed by schedule.keep_checkpoints")
 
 
 @router.post("/runs", response={201: RunOut}, operation_id="submit_run")
@@ -190,14 +196,17 @@ def metrics(
     request: HttpRequest,
     run_id: UUID,
     names: str | None = Query(None, alias="keys", description="Comma-separated; all when left out"),
+    first_step: int = Query(0, ge=0, lt=2**31, description="Only this step and later ones"),
+    last_step: int = Query(LAST_STEP, ge=0, lt=2**31, description="Only this step and earlier ones"),
     after: int = Query(-1, ge=-1, lt=2**31, description="Only steps beyond this one"),
-    until: int | None = Query(None, ge=0, lt=2**31),
+    until: int = Query(LAST_STEP, ge=0, lt=2**31, description="Like last_step"),
     buckets: int = Query(1000, ge=1, le=MOST_BUCKETS, description="Most points per series"),
 ) -> MetricsOut:
     with one_snapshot():
         run = run_for(request, run_id)
         wanted = [key for key in names.split(",") if key] if names is not None else None
-        found = series_of(run.id, keys=wanted, first_step=after + 1, last_step=until, buckets=buckets)
+        first, last = max(first_step, after + 1), min(last_step, until)
+        found = series_of(run.id, keys=wanted, first_step=first, last_step=last, buckets=buckets)
     series = [
         SeriesOut(
             key=one.key,
@@ -226,5 +235,6 @@ def events(
 
 @router.get("/runs/{uuid:run_id}/checkpoints", response=list[CheckpointOut], operation_id="list_checkpoints")
 def checkpoints(request: HttpRequest, run_id: UUID) -> list[CheckpointOut]:
-    rows = run_for(request, run_id).checkpoints.values(*CheckpointOut.model_fields)
-    return [CheckpointOut(**row) for row in rows]
+    run = run_for(request, run_id)
+    kept = {one.step for one in run.checkpoints_on_disk}
+    return [CheckpointOut(**row, on_disk=row["step"] in kept) for row in run.checkpoints.values(*CHECKPOINT_FIELDS)]

@@ -113,6 +113,11 @@ class Run(models.Model):
         return self.state in ENDED
 
     @property
+    def checkpoints_on_disk(self) -> models.QuerySet["Checkpoint"]:
+        """The engine removes the files of all but the newest ``schedule.keep_checkpoints``; the rows stay."""
+        return self.checkpoints.order_by("-step")[: self.spec["schedule"]["keep_checkpoints"]]
+
+    @property
     def eta_s(self) -> float | None:
         return (self.pulse or {}).get("eta_s") if self.state in LIVE else None
 

@@ -3,6 +3,7 @@
 from typing import Any
 from uuid import UUID
 
+from django import forms
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
@@ -13,7 +14,7 @@ from django.views.decorators.http import require_GET, require_POST
 from webapp.accounts.access import may
 from webapp.experiments.access import experiments_of
 from webapp.experiments.toml import as_toml
-from webapp.live.snapshot import snapshot
+from webapp.live.snapshot import close_look, snapshot
 from webapp.pages.answers import refusals_return_to
 from webapp.runs import charts, services
 from webapp.runs.access import run_for, runs_of
@@ -30,6 +31,11 @@ TABS = {
 }
 PARTS = {"actions": "runs/actions.html", "checkpoints": "runs/checkpoints.html", "history": "runs/history.html"}
 """Pieces of the run page that are fetched again when the run has moved on."""
+
+
+class StepRange(forms.Form):
+    first_step = forms.IntegerField(min_value=0, max_value=2**31 - 1)
+    last_step = forms.IntegerField(min_value=0, max_value=2**31 - 1)
 
 
 @login_required
@@ -62,7 +68,8 @@ def detail(request: HttpRequest, run_id: UUID) -> HttpResponse:
         "charts": charts.CHARTS,
         "figures": charts.FIGURES,
         "phases": charts.PHASES,
-        "page_data": charts.as_data() | {"snapshot": reverse("runs:snapshot", args=[run.id])},
+        "page_data": charts.as_data()
+        | {"snapshot": reverse("runs:snapshot", args=[run.id]), "zoomed": reverse("runs:zoomed", args=[run.id])},
         "spec_toml": as_toml(run.spec),
     }
     return render(request, "runs/detail.html", context)
@@ -82,6 +89,7 @@ def _context_of(request: HttpRequest, run: Run) -> dict[str, Any]:
         "launches": may(request, run.team, "launch"),
         "transitions": run.transitions.all(),
         "checkpoints": run.checkpoints.order_by("-step"),
+        "steps_on_disk": [one.step for one in run.checkpoints_on_disk],
     }
 
 
@@ -91,6 +99,18 @@ def _context_of(request: HttpRequest, run: Run) -> dict[str, Any]:
 def first_look(request: HttpRequest, run_id: UUID) -> JsonResponse:
     """What the page draws before the websocket goes on from ``seq``."""
     return JsonResponse(snapshot(run_for(request, run_id).id))
+
+
+@never_cache
+@login_required
+@require_GET
+def zoomed(request: HttpRequest, run_id: UUID) -> JsonResponse:
+    """The points that a page draws when its reader has zoomed to some steps: ``?key=…&first_step=…&last_step=…``."""
+    run = run_for(request, run_id)
+    asked = StepRange(request.GET)
+    if not asked.is_valid():
+        return JsonResponse({"problems": asked.errors.get_json_data()}, status=422)
+    return JsonResponse(close_look(run.id, request.GET.getlist("key"), **asked.cleaned_data))
 
 
 def _run_url(run_id: UUID) -> str:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
-from django.db.models import Count, QuerySet
+from django.db.models import Count, Max, Min, Q, QuerySet
 
 from webapp.runs.models import Run
 from webapp.trajectories.models import Trajectory, filtered
@@ -100,13 +100,43 @@ class Bin:
         return low if low == high else f"{low} to {high}"
 
 
-def reward_histogram(run: Run, chosen: Filter) -> list[Bin]:
-    """How often each reward came among what the other filters let through.
+@dataclass(frozen=True)
+class Histogram:
+    """The rewards of one step, among what the other filters let through."""
 
-    Few different rewards get a bin each, many share BINS of equal width.
-    """
-    every_reward = replace(chosen, reward_min="", reward_max="").of_run(run)
-    counts = dict(every_reward.values_list("reward").annotate(count=Count("reward")).order_by("reward"))
+    step: int
+    previous: int | None
+    """The nearest step below that has trajectories, and above."""
+    next: int | None
+    newest: int
+    bins: list[Bin]
+
+    @property
+    def count(self) -> int:
+        return sum(one.count for one in self.bins)
+
+    @property
+    def in_words(self) -> str:
+        return ", ".join(f"{one.count} with reward {one.label}" for one in self.bins if one.count)
+
+
+def reward_histogram(run: Run, chosen: Filter) -> Histogram | None:
+    """Of the chosen step, or else of the newest; None without any trajectory."""
+    every_reward = replace(chosen, reward_min="", reward_max="")
+    every_step = replace(every_reward, step="").of_run(run).order_by()
+    newest = every_step.aggregate(step=Max("step"))["step"]
+    if newest is None:
+        return None
+    step = int(chosen.step) if chosen.step else newest
+    around = every_step.aggregate(
+        previous=Max("step", filter=Q(step__lt=step)), next=Min("step", filter=Q(step__gt=step))
+    )
+    return Histogram(step, around["previous"], around["next"], newest, _bins(every_step.filter(step=step), chosen))
+
+
+def _bins(trajectories: QuerySet[Trajectory], chosen: Filter) -> list[Bin]:
+    """How often each reward came.  Few different rewards get a bin each, many share BINS of equal width."""
+    counts = dict(trajectories.values_list("reward").annotate(count=Count("reward")).order_by("reward"))
     if not counts:
         return []
     spans = (

@@ -17,6 +17,8 @@ from webapp.trajectories.filters import ERRORS, OUTCOMES, PURPOSES, Filter, rewa
 from webapp.trajectories.models import Trajectory
 
 ROWS = 50
+FRAGMENTS = {"rewards": "trajectories/rewards.html"}
+"""By the id of the element that a fragment goes into; otherwise it is the whole list."""
 PLACE = ("step", "purpose", "group", "index")
 """The order in which j and k walk."""
 
@@ -31,14 +33,15 @@ def index(request: HttpRequest, run_id: UUID) -> HttpResponse:
         "run": run,
         "chosen": chosen,
         "page": Paginator(chosen.of_run(run), ROWS).get_page(request.GET.get("page", "1")),
-        "bins": reward_histogram(run, chosen),
+        "histogram": reward_histogram(run, chosen),
         "purposes": PURPOSES,
         "outcomes": OUTCOMES,
         "errors": ERRORS,
         "levels": run.spec["environment"].get("levels", []),
     }
-    is_fragment = request.htmx and not request.htmx.history_restore_request
-    return render(request, "trajectories/list.html" if is_fragment else "trajectories/index.html", context)
+    if not request.htmx or request.htmx.history_restore_request:
+        return render(request, "trajectories/index.html", context)
+    return render(request, FRAGMENTS.get(request.htmx.target, "trajectories/list.html"), context)
 
 
 @login_required

@@ -5,7 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.algorithms.credit import advantages_of, group_relative_advantages, leave_one_out_advantages
+from engine.algorithms.credit import (
+    advantages_of,
+    group_relative_advantages,
+    leave_one_out_advantages,
+    whitened_advantages,
+)
 from engine.spec.recipe import DrGrpo, Grpo, Rloo
 
 KINDS = [Grpo(), DrGrpo(), Rloo()]
@@ -92,3 +97,58 @@ def test_rloo_is_dr_grpo_times_n_over_n_minus_1(rewards):
 def test_the_best_is_never_pushed_down_nor_the_worst_up(credit, rewards):
     advantages = advantages_of(credit, _group(*rewards))[0]
     assert advantages[rewards.index(max(rewards))] >= 0 >= advantages[rewards.index(min(rewards))]
+
+
+def test_the_unbiased_std_divides_by_one_member_less():
+    """Of 1, 0, 0, 0: std sqrt(0.75 / 3) = 0.5, so that (1 - 0.25) / 0.5 = 1.5."""
+    advantages = group_relative_advantages(_group(1, 0, 0, 0), unbiased_std=True)
+    torch.testing.assert_close(advantages, _group(1.5, -0.5, -0.5, -0.5), rtol=1e-5, atol=0)
+
+
+BATCH = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
+
+
+def test_reinforce_pp_by_hand():
+    """Mean 1, variance (0 + 1 + 4 + 1) / 4 = 1.5 over the whole batch."""
+    expected = torch.tensor([[0.0, -1.0], [2.0, -1.0]], dtype=torch.float64) / math.sqrt(1.5)
+    torch.testing.assert_close(whitened_advantages(BATCH), expected, rtol=1e-5, atol=1e-9)
+
+
+def test_reinforce_pp_with_group_baseline_by_hand():
+    """Group means leave +-0.5 and +-1.5; their variance is 1.25."""
+    expected = torch.tensor([[0.5, -0.5], [1.5, -1.5]], dtype=torch.float64) / math.sqrt(1.25)
+    torch.testing.assert_close(whitened_advantages(BATCH, group_baseline=True), expected, rtol=1e-5, atol=0)
+
+
+def test_reinforce_pp_weighs_tokens_where_they_are_given():
+    """Lengths 3 and 1: mean (3 * 2 + 1 * 0) / 4 = 1.5, variance (3 * 0.25 + 2.25) / 4 = 0.75."""
+    weighted = whitened_advantages(_group(2, 0), weights_PG=_group(3, 1))
+    torch.testing.assert_close(weighted, _group(0.5, -1.5) / math.sqrt(0.75), rtol=1e-5, atol=0)
+    unbiased = whitened_advantages(_group(2, 0), weights_PG=_group(3, 1), unbiased_std=True)
+    torch.testing.assert_close(unbiased, _group(0.5, -1.5), rtol=1e-5, atol=0)
+
+
+@given(rewards=rewards_of_a_group)
+@pytest.mark.parametrize("group_baseline", [False, True])
+def test_reinforce_pp_of_a_single_group_is_grpo(rewards, group_baseline):
+    rewards_PG = (torch.tensor([rewards], dtype=torch.float64) * 100).round() / 100
+    whitened = whitened_advantages(rewards_PG, group_baseline=group_baseline)
+    torch.testing.assert_close(whitened, group_relative_advantages(rewards_PG), rtol=1e-4, atol=1e-7)
+
+
+def test_reinforce_pp_learns_from_a_group_of_equal_rewards_only_without_a_group_baseline():
+    batch = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    assert torch.all(whitened_advantages(batch)[0] > 0)
+    assert torch.equal(whitened_advantages(batch, group_baseline=True)[0], torch.zeros(2))
+    weights = torch.tensor([[5.0, 1.0], [1.0, 2.0]])
+    assert torch.equal(whitened_advantages(batch, group_baseline=True, weights_PG=weights)[0], torch.zeros(2))
+    assert torch.equal(whitened_advantages(torch.full((2, 3), 0.7)), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("group_baseline", [False, True])
+def test_lost_rollouts_do_not_move_the_whitening(group_baseline):
+    ragged = torch.tensor([[1.0, 0.0, float("nan")], [3.0, 0.0, float("inf")]], dtype=torch.float64)
+    valid = torch.tensor([[True, True, False]] * 2)
+    advantages = whitened_advantages(ragged, valid, group_baseline=group_baseline)
+    assert torch.equal(advantages[:, :2], whitened_advantages(BATCH, group_baseline=group_baseline))
+    assert torch.equal(advantages[:, 2], torch.zeros(2, dtype=torch.float64))

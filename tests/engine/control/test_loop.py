@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.control import outcome
+from engine.control import learner, outcome
 from engine.control.checkpoint import Checkpoints
 from engine.control.crew import ActorLost
 from engine.control.journal import Journal
@@ -208,6 +208,28 @@ def test_a_lost_learner_fails_the_attempt_but_not_the_run(rig: Callable[..., Rig
     assert rig(Dying).start().ended() == outcome.ATTEMPT_FAILED
     assert service.of_kind("log")[-1]["message"] == "learner died: of old age"
     assert service.of_kind("finished") == []
+
+
+def test_a_cold_start_of_0_steps_is_left_out_and_checkpoint_0_is_written_all_the_same(
+    small_spec: RunSpec, tmp_path: Path, service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody_asks(*_: Any, **__: Any) -> Any:
+        raise AssertionError("demonstrations are made for nobody")
+
+    monkeypatch.setattr(learner, "demonstrations", nobody_asks)
+    recipe = small_spec.recipe.cold_start.model_copy(update={"steps": 0})
+    spec = small_spec.model_copy(
+        update={
+            "recipe": small_spec.recipe.model_copy(update={"cold_start": recipe}),
+            "schedule": small_spec.schedule.model_copy(update={"steps": 1}),
+        }
+    )
+    running = Rig(spec, tmp_path, service).start()
+    assert running.ended() == outcome.ENDED
+    assert running.checkpoints.steps() == [0, 1]
+    assert service.events[-1]["outcome"] == "succeeded"
+    assert "cold-start" not in {event["phase"] for event in service.of_kind("phase")}
+    assert not [event for event in service.of_kind("metric") if "sft/loss" in event["values"]]
 
 
 def test_a_finished_run_tells_its_phases_metrics_and_trajectories(undisturbed: Any) -> None:

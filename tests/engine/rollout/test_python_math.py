@@ -7,7 +7,13 @@ from engine.rollout.demonstrations import demonstrations
 from engine.rollout.environments.python_math import PythonMathEnvironment
 from engine.rollout.environments.python_math_problems import problem, split_of
 from engine.spec.recipe import ColdStart, Reward
-from engine.spec.run import LONGEST_DEMONSTRATION_TOKENS, LONGEST_PROMPT_TOKENS, Dataset, PythonMath
+from engine.spec.run import (
+    EXAMPLE_QUESTIONS,
+    LONGEST_DEMONSTRATION_TOKENS,
+    LONGEST_PROMPT_TOKENS,
+    Dataset,
+    PythonMath,
+)
 
 ENVIRONMENT = PythonMathEnvironment(PythonMath(), Dataset())
 FIRST_QUESTIONS = ["42*63=?", "(78+39)*(98-28)=?", "cell d*cell g+41=?", "623-161=?"]
@@ -21,6 +27,12 @@ def test_a_task_depends_on_its_number_and_the_dataset_seed_alone():
     assert [task.question for task in ENVIRONMENT.tasks("train")[:4]] == FIRST_QUESTIONS
     other = PythonMathEnvironment(PythonMath(), Dataset(seed=1))
     assert other.tasks("train")[7].question != ENVIRONMENT.tasks("train")[7].question
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_the_documented_examples_are_the_first_training_questions(level):
+    asked = [task.question for task in ENVIRONMENT.tasks("train")[:9] if task.level == level]
+    assert list(EXAMPLE_QUESTIONS[level]) == asked
 
 
 def test_no_held_out_question_is_ever_a_training_question():

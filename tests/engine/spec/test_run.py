@@ -63,3 +63,12 @@ def test_every_table_of_a_spec_rejects_unknown_fields_and_has_defaults_in_range(
     model.model_validate(
         required | {name: value for name, value in defaults.items() if not isinstance(value, BaseModel)}
     )
+
+
+def test_a_cold_start_of_0_steps_is_left_out_and_asks_nothing_of_the_context() -> None:
+    short = {"model": {"context_tokens": 64}, "environment": {"levels": [1]}}
+    spec = RunSpec.model_validate({"name": "none", "recipe": {"cold_start": {"steps": 0}}, **short})
+    assert spec.recipe.cold_start_steps == 0
+    assert Recipe(cold_start=None).cold_start_steps == 0
+    with pytest.raises(ValidationError, match="longest demonstration"):
+        RunSpec.model_validate({"name": "one", "recipe": {"cold_start": {"steps": 1}}, **short})

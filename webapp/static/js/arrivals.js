@@ -6,6 +6,7 @@ import { format } from "./numbers.js";
 
 const KEPT = 2000;
 const SHOWN = 100;
+const TELL_MS = 1000;
 
 export class Arrivals {
   constructor(box) {
@@ -25,7 +26,17 @@ export class Arrivals {
 
   add(trajectories) {
     this.recent = this.recent.concat(trajectories).slice(-KEPT);
-    if (this.opened) this.catchUp();
+    if (!this.opened) return;
+    this.catchUp();
+    if (trajectories.length) this.tellSoon();
+  }
+
+  /** The histogram is the server's: it is asked again, once for all that come within a second. */
+  tellSoon() {
+    this.telling ??= setTimeout(() => {
+      this.telling = null;
+      htmx.trigger(document.body, "run-trajectories");
+    }, TELL_MS);
   }
 
   rewind(fromStep) {

@@ -4,6 +4,7 @@
 
 import { format } from "./numbers.js";
 import { colour } from "./theme.js";
+import { CloseLook } from "./zoom.js";
 
 const SERIES = ["series-1", "series-2", "series-3", "series-4"];
 const REDRAW_MS = 400;
@@ -38,7 +39,13 @@ class CurveChart {
     const left = Object.entries(definition.curves).map(([key, name]) => ({ key, name, unit: definition.unit }));
     const right = Object.entries(definition.right).map(([key, name]) => ({ key, name, unit: "number", right: true }));
     this.curves = [...left, ...right].map((curve, index) => ({ ...curve, colour: SERIES[index] }));
+    this.look = new CloseLook({ url: options.zoomed, keys: this.curves.map((curve) => curve.key), onPoints: () => options.onPoints(this) });
     this.legend();
+  }
+
+  /** The finest points there are of what is in sight. */
+  seriesOf(key) {
+    return this.look.get(key) ?? this.store.get(key);
   }
 
   legend() {
@@ -56,7 +63,7 @@ class CurveChart {
   /** The values at `step`, or the newest ones. */
   showValues(step = Infinity) {
     for (const curve of this.curves) {
-      const series = this.store.get(curve.key);
+      const series = step === Infinity ? this.store.get(curve.key) : this.seriesOf(curve.key);
       const value = series ? (step === Infinity ? series.values.at(-1) : series.at(step)) : null;
       curve.value.textContent = format(value, curve.unit);
     }
@@ -64,7 +71,7 @@ class CurveChart {
 
   traces() {
     return this.curves.flatMap((curve) => {
-      const series = this.store.get(curve.key);
+      const series = this.seriesOf(curve.key);
       return series?.steps.length ? this.tracesOf(curve, series) : [];
     });
   }
@@ -78,8 +85,9 @@ class CurveChart {
     const smoothing = isSparse ? 0 : this.options.smoothing;
     const traces = [];
     if (low) {
-      traces.push({ ...shared, y: low, mode: "lines", line: { width: 0 } });
-      traces.push({ ...shared, y: high, mode: "lines", line: { width: 0 }, fill: "tonexty", fillcolor: translucent(ink, 0.16) });
+      const edge = { color: translucent(ink, 0.4), width: 0.75 }; // a spike of one point has no area to fill
+      traces.push({ ...shared, y: low, mode: "lines", line: edge });
+      traces.push({ ...shared, y: high, mode: "lines", line: edge, fill: "tonexty", fillcolor: translucent(ink, 0.16) });
     } else if (smoothing) {
       traces.push({ ...shared, y: values, mode: "lines", line: { color: translucent(ink, 0.22), width: 1 } });
     }
@@ -102,7 +110,7 @@ class CurveChart {
     const hasRight = this.curves.some((curve) => curve.right);
     return {
       ...layout, margin: { ...layout.margin, r: hasRight ? 36 : 12 }, uirevision: scale,
-      xaxis: { ...axis, showgrid: false, nticks: 6, tickformat: "~s" }, yaxis, ...(hasRight ? { yaxis2 } : {}),
+      xaxis: { ...axis, showgrid: false, nticks: 6, tickformat: "~s", uirevision: "kept" }, yaxis, ...(hasRight ? { yaxis2 } : {}),
     };
   }
 
@@ -116,6 +124,18 @@ class CurveChart {
       this.drawn = true;
       this.plot.on("plotly_hover", ({ xvals }) => this.options.onHover(this, xvals[0]));
       this.plot.on("plotly_unhover", () => this.options.onHover(this, null));
+      this.plot.on("plotly_relayout", (changed) => this.zoomed(changed));
+    }
+  }
+
+  /** The reader dragged over some steps, or double-clicked to see the whole run again. */
+  zoomed(changed) {
+    const [from, to] = [changed["xaxis.range[0]"], changed["xaxis.range[1]"]];
+    if (changed["xaxis.autorange"]) {
+      this.look.close();
+      this.options.onPoints(this);
+    } else if (from != null && this.curves.some((curve) => this.store.get(curve.key)?.low)) {
+      this.look.open(from, to);
     }
   }
 
@@ -173,10 +193,12 @@ class TimeChart {
 }
 
 export class ChartGrid {
-  constructor(root, { charts, phases }, store, seconds) {
-    this.options = { smoothing: 0.5, log: false, onHover: (source, x) => this.hover(source, x) };
+  constructor(root, { charts, phases, zoomed }, store, seconds) {
+    const onPoints = (chart) => { this.stale.add(chart); this.schedule(); };
+    this.options = { smoothing: 0.5, log: false, zoomed, onPoints, onHover: (source, x) => this.hover(source, x) };
     const card = (id) => root.querySelector(`[data-chart="${id}"]`);
-    this.charts = charts.map((definition) => new CurveChart(card(definition.id), definition, store, this.options));
+    this.curves = charts.map((definition) => new CurveChart(card(definition.id), definition, store, this.options));
+    this.charts = [...this.curves];
     this.charts.push(new TimeChart(card("time"), phases, seconds));
     this.stale = new Set(this.charts);
     this.inSight = new Set();
@@ -189,6 +211,15 @@ export class ChartGrid {
     }, { rootMargin: "200px" });
     for (const chart of this.charts) sight.observe(chart.card);
     document.addEventListener("themechange", () => this.changed());
+  }
+
+  /** A metric event, for the charts that are zoomed in. */
+  add(seq, step, values) {
+    for (const { look } of this.curves) look.add(seq, step, values);
+  }
+
+  rewind(fromStep, fromColdStartStep) {
+    for (const { look } of this.curves) look.rewind(fromStep, fromColdStartStep);
   }
 
   set(option, value) {

@@ -88,6 +88,7 @@ function addPhase(step, phase, took) {
 
 function rewind({ from_step: fromStep, from_cold_start_step: coldStart }) {
   store.rewind(fromStep, coldStart);
+  grid.rewind(fromStep, coldStart);
   arrivals.rewind(fromStep);
   for (const step of [...seconds.keys()]) if (step > fromStep) seconds.delete(step);
 }
@@ -96,8 +97,10 @@ function apply(events) {
   const logs = [];
   let trajectories = [];
   for (const event of events) {
-    if (event.kind === "metric") store.add(event.step, event.values);
-    else if (event.kind === "phase") addPhase(event.step, event.phase, event.seconds);
+    if (event.kind === "metric") {
+      store.add(event.step, event.values);
+      grid.add(event.seq, event.step, event.values);
+    } else if (event.kind === "phase") addPhase(event.step, event.phase, event.seconds);
     else if (event.kind === "log") logs.push(event);
     else if (event.kind === "trajectory" && event.trajectory) trajectories.push({ ...event.trajectory, seq: event.seq });
     else if (event.kind === "checkpoint") htmx.trigger(document.body, "run-checkpoint");
