@@ -57,6 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for shared in ("stack", "browser"):
             if item.get_closest_marker(shared):
                 item.add_marker(pytest.mark.xdist_group(shared))
+        if item.get_closest_marker("stack"):
+            item.add_marker(pytest.mark.timeout(900))  # its waits have limits of their own, which say more
 
 
 @pytest.hookimpl(wrapper=True)
