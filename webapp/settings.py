@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PALESTRA_HOME = Path(env.str("PALESTRA_HOME", default=str(ROOT / ".palestra"))).resolve()
 PALESTRA_RUNS = Path(env.str("PALESTRA_RUNS", default=str(PALESTRA_HOME / "runs"))).resolve()
 PALESTRA_BASE_URL = env.str("PALESTRA_BASE_URL", default="http://127.0.0.1:8700").rstrip("/")
+PALESTRA_INGEST_URL = env.str("PALESTRA_INGEST_URL", default=PALESTRA_BASE_URL).rstrip("/")
+"""Where engines and workers reach the web process, if that is not where browsers do."""
 PALESTRA_RAY_JOBS = env.str("PALESTRA_RAY_JOBS", default="")
 PALESTRA_METRICS_TOKEN = env.str("PALESTRA_METRICS_TOKEN", default="")
 """Bearer token with which another host may read ``/metrics``; empty means loopback only."""

@@ -88,7 +88,7 @@ def _write_launch_file(run: Run) -> Path:
         run_id=str(run.id),
         attempt=run.attempt,
         spec=run.run_spec,
-        ingest_url=f"{settings.PALESTRA_BASE_URL}/ingest/v1/runs/{run.id}/batches",
+        ingest_url=f"{settings.PALESTRA_INGEST_URL}/ingest/v1/runs/{run.id}/batches",
         token=attempt_token(run.id, run.attempt),
         run_dir=str(folder),
     )

@@ -194,7 +194,7 @@ def _is_leftover(run: Run, submission_id: str) -> bool:
 def _web_answers() -> bool:
     """Whether engines could have reached the service."""
     try:
-        with urllib.request.urlopen(f"{settings.PALESTRA_BASE_URL}/healthz", timeout=3) as answer:
+        with urllib.request.urlopen(f"{settings.PALESTRA_INGEST_URL}/healthz", timeout=3) as answer:
             return answer.status == 200
     except (urllib.error.URLError, OSError):
         return False

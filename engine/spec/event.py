@@ -11,7 +11,19 @@ from pydantic import Field
 from engine.spec.strict import Strict
 from engine.spec.trajectory import Trajectory
 
-Phase = Literal["start", "cold-start", "sync-weights", "collect", "score", "credit", "update", "evaluate", "checkpoint", "paused", "finish"]
+Phase = Literal[
+    "start",
+    "cold-start",
+    "sync-weights",
+    "collect",
+    "score",
+    "credit",
+    "update",
+    "evaluate",
+    "checkpoint",
+    "paused",
+    "finish",
+]
 
 
 class _Event(Strict):
@@ -29,8 +41,9 @@ class Started(_Event):
     """The number of finished steps: 0, or that of the checkpoint which this attempt resumes."""
     total_steps: int
     from_cold_start_step: int | None = None
-    """The same for ``sft/`` metrics, whose steps are those of the cold start.  None keeps them all when ``from_step`` > 0
-    (the cold start is over) and none of them when it is 0."""
+    """The same for ``sft/`` metrics, whose steps are those of the cold start.
+
+    None keeps them all when ``from_step`` > 0 (the cold start is over) and none of them when it is 0."""
 
 
 class Metric(_Event):
@@ -98,7 +111,7 @@ class Pulse(Strict):
 
 
 class Batch(Strict):
-    """``POST /ingest/v1/runs/<run_id>/batches``.  ``events`` are consecutive, beginning with ``first_seq``; may be empty."""
+    """``POST /ingest/v1/runs/<run_id>/batches``.  ``events`` are consecutive from ``first_seq``; there may be none."""
 
     attempt: int = Field(ge=1)
     first_seq: int = Field(ge=1)

@@ -62,18 +62,41 @@ def _remedy(kind: str, context: dict[str, Any], path: list[str], model: type[Bas
             return f"give {_TYPES.get(kind, 'a value of the documented type')}"
 
 
-_BOUNDS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than", "min_length": "at least this long:",
-           "max_length": "at most this long:"}
-_TYPES = {"int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number",
-          "float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number", "string_type": "a text", "bool_type": "true or false",
-          "bool_parsing": "true or false", "list_type": "a list", "model_type": "a table", "dict_type": "a table", "model_attributes_type": "a table"}
+_BOUNDS = {
+    "ge": "at least",
+    "gt": "greater than",
+    "le": "at most",
+    "lt": "less than",
+    "min_length": "at least this long:",
+    "max_length": "at most this long:",
+}
+_TYPES = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "model_type": "a table",
+    "dict_type": "a table",
+    "model_attributes_type": "a table",
+}
 
 
 def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:
     """The names that are known where ``path`` ends, walking through nested models and unions."""
     candidates: list[type[BaseModel]] = [model]
     for part in path[:-1]:
-        deeper = [inner for one in candidates if part in one.model_fields for inner in _models_of(one.model_fields[part].annotation)]
+        deeper = [
+            inner
+            for one in candidates
+            if part in one.model_fields
+            for inner in _models_of(one.model_fields[part].annotation)
+        ]
         candidates = deeper or candidates  # a union's tag stands in the path but is no field
     return sorted({name for one in candidates for name in one.model_fields})
 

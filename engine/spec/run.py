@@ -59,7 +59,7 @@ Environment = PythonMath
 
 
 class Dataset(Strict):
-    """Tasks are generated from their number, so the same number is the same task everywhere; the splits never overlap."""
+    """Tasks are generated from their number: the same number is the same task everywhere; splits never overlap."""
 
     train_tasks: int = Field(default=20000, ge=1)
     heldout_tasks: int = Field(default=510, ge=1)
@@ -83,10 +83,16 @@ class Model(Strict):
     @model_validator(mode="after")
     def _heads_share_kv_heads(self) -> Self:
         if self.heads % self.kv_heads:
-            raise impossible("kv_heads", self.kv_heads, f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly",
-                             f"choose a divisor of {self.heads}")
+            raise impossible(
+                "kv_heads",
+                self.kv_heads,
+                f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly",
+                f"choose a divisor of {self.heads}",
+            )
         if self.head_dim % 2:
-            raise impossible("head_dim", self.head_dim, "rotary embeddings need an even head_dim", f"use {self.head_dim + 1}")
+            raise impossible(
+                "head_dim", self.head_dim, "rotary embeddings need an even head_dim", f"use {self.head_dim + 1}"
+            )
         return self
 
 
@@ -152,31 +158,50 @@ class RunSpec(Strict):
         batch = self.schedule.prompts_per_step * self.schedule.group_size
         minibatch = self.schedule.minibatch_trajectories
         if self.schedule.group_size < 2:
-            raise impossible("schedule.group_size", self.schedule.group_size,
-                             f"{self.recipe.credit.kind} compares the rollouts of a group, and a group of 1 has nothing to compare",
-                             "use at least 2, 8 is usual")
+            raise impossible(
+                "schedule.group_size",
+                self.schedule.group_size,
+                f"{self.recipe.credit.kind} compares the rollouts of a group, and a group of 1 has nothing to compare",
+                "use at least 2, 8 is usual",
+            )
         if batch % minibatch:
-            raise impossible("schedule.minibatch_trajectories", minibatch,
-                             f"{batch} trajectories per step (prompts_per_step x group_size) do not divide into minibatches of {minibatch}",
-                             f"use a divisor of {batch}")
+            raise impossible(
+                "schedule.minibatch_trajectories",
+                minibatch,
+                f"{batch} trajectories per step (prompts_per_step x group_size) "
+                f"do not divide into minibatches of {minibatch}",
+                f"use a divisor of {batch}",
+            )
         room = self.environment.longest_prompt_tokens + self.environment.max_turn_tokens
         if self.model.context_tokens < room:
-            raise impossible("model.context_tokens", self.model.context_tokens,
-                             f"the longest prompt ({self.environment.longest_prompt_tokens} tokens) and one turn "
-                             f"({self.environment.max_turn_tokens}) do not fit",
-                             f"use at least {room}")
+            raise impossible(
+                "model.context_tokens",
+                self.model.context_tokens,
+                f"the longest prompt ({self.environment.longest_prompt_tokens} tokens) and one turn "
+                f"({self.environment.max_turn_tokens}) do not fit",
+                f"use at least {room}",
+            )
         longest = self.environment.longest_demonstration_tokens
         if self.recipe.cold_start_steps > 0 and self.model.context_tokens < longest:
-            raise impossible("model.context_tokens", self.model.context_tokens,
-                             f"the cold start's longest demonstration has {longest} tokens", f"use at least {longest}")
+            raise impossible(
+                "model.context_tokens",
+                self.model.context_tokens,
+                f"the cold start's longest demonstration has {longest} tokens",
+                f"use at least {longest}",
+            )
         for field in ("tasks", "interim_tasks"):
             if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
-                raise impossible(f"evaluation.{field}", getattr(self.evaluation, field),
-                                 f"the dataset holds out only {self.dataset.heldout_tasks} tasks",
-                                 f"use at most {self.dataset.heldout_tasks}, or raise dataset.heldout_tasks")
+                raise impossible(
+                    f"evaluation.{field}",
+                    getattr(self.evaluation, field),
+                    f"the dataset holds out only {self.dataset.heldout_tasks} tasks",
+                    f"use at most {self.dataset.heldout_tasks}, or raise dataset.heldout_tasks",
+                )
         return self
 
 
 def impossible(field: str, value: object, problem: str, remedy: str) -> PydanticCustomError:
     """A combination that cannot work.  ``field`` is the path from the model that raises it."""
-    return PydanticCustomError("impossible_combination", "{problem}", {"field": field, "value": value, "problem": problem, "remedy": remedy})
+    return PydanticCustomError(
+        "impossible_combination", "{problem}", {"field": field, "value": value, "problem": problem, "remedy": remedy}
+    )

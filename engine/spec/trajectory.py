@@ -14,7 +14,18 @@ Purpose = Literal["train", "eval-greedy", "eval-sampled", "demonstration"]
 """``demonstration``: scripted for the cold start; no policy sampled it."""
 
 ErrorClass = Literal[
-    "syntax", "name", "import", "type", "value", "index", "zero-division", "timeout", "memory", "output", "killed", "other"
+    "syntax",
+    "name",
+    "import",
+    "type",
+    "value",
+    "index",
+    "zero-division",
+    "timeout",
+    "memory",
+    "output",
+    "killed",
+    "other",
 ]
 
 StopReason = Literal["answered", "no-tool-call", "turn-limit", "truncated"]

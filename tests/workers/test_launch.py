@@ -41,6 +41,13 @@ def test_the_launch_file_says_everything_and_is_for_its_owner_only(run: Run, clu
     assert list(file.parent.iterdir()) == [file]
 
 
+def test_engines_post_to_the_inner_address_if_there_is_one(run: Run, cluster: Any, settings: Any) -> None:
+    settings.PALESTRA_INGEST_URL = "http://web:8700"
+    launch(str(run.id))
+    document = Launch.model_validate_json(launch_file(run, 1).read_text())
+    assert document.ingest_url == f"http://web:8700/ingest/v1/runs/{run.id}/batches"
+
+
 def test_no_secret_of_the_service_reaches_the_job(run: Run, cluster: Any) -> None:
     launch(str(run.id))
     command = shlex.split(cluster.entrypoints[f"run-{run.id}-1"])

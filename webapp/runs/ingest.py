@@ -186,6 +186,9 @@ def _advance(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
             "phase": pulse.phase,
             "total_steps": pulse.total_steps,
         }
+    if fresh and isinstance(fresh[-1], Finished) and fresh[-1].outcome == "succeeded":
+        # The pulse may be that of a later attempt, which only delivered an earlier one's last words.
+        fields |= {"step": fields.get("total_steps", run.total_steps), "phase": "finish"}
     Run.objects.filter(id=run.id).update(**fields)
     run.last_seq = fields["last_seq"]
     _follow_engine(run, batch, fresh)

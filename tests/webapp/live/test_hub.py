@@ -252,7 +252,7 @@ async def test_strangers_are_refused_at_the_door(run: Run, charlie: User, who: s
         assert (viewer.is_in, viewer.code) == (False, consumer.REFUSED)
 
 
-async def test_pages_of_other_sites_are_refused(run: Run, bob: User) -> None:
+async def test_pages_of_other_sites_are_refused(valkey_server: str, run: Run, bob: User) -> None:
     async with Viewer(run, bob, origin=b"https://evil.example") as viewer:
         assert not viewer.is_in
 

@@ -130,6 +130,15 @@ def test_a_token_of_nobody_another_run_or_another_attempt_is_401(
     assert engine.post_raw(body).status_code == 200
 
 
+def test_a_success_stands_at_its_last_step_whatever_the_pulse_of_its_bringer_says(
+    engine: Any, launching_run: Run
+) -> None:
+    engine.post(engine.started(), pulse=engine.pulse("update", step=60))
+    engine.post(engine.finished(), pulse=engine.pulse("start", step=0))
+    launching_run.refresh_from_db()
+    assert (launching_run.state, launching_run.step, launching_run.phase) == ("succeeded", 60, "finish")
+
+
 def test_finished_ends_the_run_with_its_summary(engine: Any, launching_run: Run) -> None:
     engine.post(
         engine.started(), engine.finished(summary={"steps": 60, "success_greedy": {"before_rl": 0.1, "after": 0.9}})

@@ -256,6 +256,8 @@ class Agent:
         how = guest.read_report(report)
         cell = self.cell
         if how is None or cell is None or cell.verdict:
+            if report and cell and not cell.verdict:
+                cell.verdict = "killed"  # forged: a true report that follows must not be believed any more
             self.events.off(interpreter.reports)
             processes.kill(interpreter.pid)
             return
