@@ -51,6 +51,7 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(TEST_HOME, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What shares a stack or a browser stays in one process when tests run in parallel."""
     for item in items:
