@@ -51,13 +51,8 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(TEST_HOME, ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares a stack or a browser stays in one process when tests run in parallel."""
     for item in items:
-        for shared in ("stack", "browser"):
-            if item.get_closest_marker(shared):
-                item.add_marker(pytest.mark.xdist_group(shared))
         if item.get_closest_marker("stack"):
             item.add_marker(pytest.mark.timeout(900))  # its waits have limits of their own, which say more
 
