@@ -1,5 +1,6 @@
-"""Which ports are free, and which one the web gets."""
+"""Which ports are free, and the socket that the web answers on."""
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from devtools.errors import Unfit
 
 DEFAULT_PORT = 8700
+BACKLOG = 2048
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -21,38 +23,51 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+def hold_web_port(remembered: Path, *, say: Callable[[str], None] = print) -> socket.socket:
+    """A listening socket on ``PALESTRA_PORT`` if that is set, else on the port of the last time, else on the first
+    free one from 8700.
 
-
-def choose_web_port(remembered: Path, *, say: Callable[[str], None] = print) -> int:
-    """``PALESTRA_PORT`` if it is set, else the port of the last time, else the first free one from 8700."""
+    Held from the choice on, so nobody takes the port between the choice and the web's start, or while the
+    web is restarted: a request that comes meanwhile waits.
+    """
     refuse_public_address()
     asked = os.environ.get("PALESTRA_PORT")
     if asked:
         return _exactly(asked)
     wanted = int(remembered.read_text()) if remembered.exists() else DEFAULT_PORT
-    port = next((port for port in (wanted, *range(DEFAULT_PORT, DEFAULT_PORT + 200)) if is_free(port)), None)
-    if port is None:
+    ports = (wanted, *range(DEFAULT_PORT, DEFAULT_PORT + 200))
+    held = next((held for port in ports if (held := _listening(port)) is not None), None)
+    if held is None:
         raise Unfit(f"no free port from {DEFAULT_PORT} to {DEFAULT_PORT + 199}; choose one with PALESTRA_PORT")
+    port = held.getsockname()[1]
     if port != wanted:
         say(f"port {wanted} is taken; using {port}")
     remembered.write_text(str(port))
-    return port
+    return held
 
 
-def _exactly(asked: str) -> int:
+def _exactly(asked: str) -> socket.socket:
     if not asked.isdigit() or not 1024 <= int(asked) <= 65535:
         raise Unfit(f"PALESTRA_PORT={asked} is not a port; use a number from 1024 to 65535")
-    if not is_free(int(asked)):
+    held = _listening(int(asked))
+    if held is None:
         raise Unfit(f"port {asked} (PALESTRA_PORT) is taken; choose another one or leave PALESTRA_PORT out")
-    return int(asked)
+    return held
+
+
+def _listening(port: int) -> socket.socket | None:
+    """None if somebody has the port.  Two that bind in the same moment are told apart by who listens first."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        holder.bind((LOOPBACK[0], port))
+        holder.listen(BACKLOG)
+    except OSError as error:
+        holder.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return holder
 
 
 def refuse_public_address() -> None:

@@ -39,6 +39,8 @@ class Service:
     stop_timeout_s: float = 10.0
     not_told: frozenset[str] = frozenset()
     """Environment variables that it does not get."""
+    inherits: tuple[int, ...] = ()
+    """File descriptors that it gets, by the same numbers."""
 
 
 class ServiceProcess:
@@ -73,6 +75,7 @@ class ServiceProcess:
             environment=self._environment,
             folder=self._folder,
             death_signal=self.service.stop_signal,
+            inherits=self.service.inherits,
         )
         self.started_at = time.time()
         self.ready = False
@@ -121,7 +124,13 @@ class ServiceProcess:
 
 
 def spawn(
-    command: Sequence[str], *, log: Path, environment: dict[str, str], folder: Path, death_signal: signal.Signals
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: dict[str, str],
+    folder: Path,
+    death_signal: signal.Signals,
+    inherits: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in a session of its own; ``death_signal`` reaches it when this process dies."""
     supervisor = os.getpid()
@@ -141,6 +150,7 @@ def spawn(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=tie_to_supervisor,
+            pass_fds=inherits,
         )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -24,8 +25,9 @@ def embedded_servers(home: Home, ports: dict[str, int]) -> list[Service]:
     return [*services, _ray(home, ports)]
 
 
-def own_processes(home: Home, port: int) -> list[Service]:
-    return [_web(port), _worker(), _beat(home)]
+def own_processes(home: Home, web: socket.socket) -> list[Service]:
+    """``web`` is the listening socket that the web answers on; it stays open in the caller."""
+    return [_web(web), _worker(), _beat(home)]
 
 
 def _postgres(home: Home) -> Service:
@@ -42,12 +44,12 @@ def _postgres(home: Home) -> Service:
 
 
 def _valkey(home: Home) -> Service:
-    socket = home.sockets / "valkey.sock"
+    path = home.sockets / "valkey.sock"
     return Service(
         name="valkey",
         command=valkey.server_command(home.folder / "valkey", home.sockets),
         is_ready=lambda: valkey.answers(home.sockets),
-        before_start=lambda: socket.unlink(missing_ok=True),
+        before_start=lambda: path.unlink(missing_ok=True),
     )
 
 
@@ -66,11 +68,10 @@ def _ray(home: Home, ports: dict[str, int]) -> Service:
     )
 
 
-def _web(port: int) -> Service:
-    command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--host", "127.0.0.1", "--port", str(port),
-               "--no-server-header", "--no-access-log", "--timeout-graceful-shutdown", "3",
-               "--ws-ping-interval", "20", "--lifespan", "off"]  # fmt: skip
-    return Service("web", command, is_ready=lambda: web_answers(port))
+def _web(listening: socket.socket) -> Service:
+    descriptor, port = listening.fileno(), listening.getsockname()[1]
+    command = [sys.executable, "-m", "devtools.web", str(descriptor)]
+    return Service("web", command, is_ready=lambda: web_answers(port), inherits=(descriptor,))
 
 
 def _worker() -> Service:
@@ -93,8 +94,9 @@ def _forget(schedule: Path) -> None:
 
 
 def web_answers(port: int) -> bool:
+    """Asked in a tick, so it must not wait: while the web starts, the held socket takes a request and is silent."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=0.3) as answer:
             return answer.status == 200
     except (urllib.error.URLError, OSError):
         return False

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from devtools.checks import check_machine
 from devtools.errors import Unfit
 from devtools.home import ROOT, Home, HomeLock, environment_for
 from devtools.measure import MemoryWatch
-from devtools.ports import choose_web_port
+from devtools.ports import hold_web_port
 from devtools.process import Service, ServiceProcess
 from devtools.services import embedded_servers, own_processes
 
@@ -56,6 +57,7 @@ class Supervisor:
         self._complained: set[str] = set()
         self._stop_asked = False
         self._next_state_at = self._next_rotation_at = 0.0
+        self._web_socket: socket.socket | None = None
 
     # --- life -----------------------------------------------------------------------------------
     def start(self) -> None:
@@ -65,7 +67,8 @@ class Supervisor:
         self._catch_signals()
         process.adopt_orphans()
         self._clear_leftovers()
-        port = choose_web_port(self.home.folder / "port", say=self._say)
+        self._web_socket = hold_web_port(self.home.folder / "port", say=self._say)
+        port = self._web_socket.getsockname()[1]
         ports = ray_head.choose_ports()
         self.home.secret("ray/auth_token")
         self.environment = environment_for(self.home, port=port, ray_jobs_port=ports["dashboard-port"])
@@ -74,12 +77,13 @@ class Supervisor:
         self._start(embedded_servers(self.home, ports))
         self._wait_for("postgres", "valkey")
         self.manage("migrate", "--noinput", "--verbosity", "0")
-        self._start(own_processes(self.home, port))
+        self._start(own_processes(self.home, self._web_socket))
 
     def finish_start(self) -> None:
         """Wait until the last service is up."""
         self._wait_for(*(one.service.name for one in self._services))
         self.phase = "ready"
+        self._write_state()
 
     def tick(self) -> None:
         """One round of looking after everything.  Raises ``Stopped`` once a signal asked for it."""
@@ -103,6 +107,8 @@ class Supervisor:
             while any(not one.is_stopped() for one in members):
                 time.sleep(0.05)
         self._kill_everything_below()
+        if self._web_socket is not None:
+            self._web_socket.close()
         self.phase = "stopped"
         if self._lock.is_mine:
             self._write_state()

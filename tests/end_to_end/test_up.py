@@ -1,12 +1,20 @@
 """``./dev up`` and its way down: refusals, recovery, going on."""
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from devtools import postgres, valkey
 from tests.end_to_end.stack import Stack, small_spec
 from tests.end_to_end.test_kills import assert_complete
 
@@ -64,6 +72,60 @@ def test_a_taken_port_is_named_and_nothing_is_started(empty_stack: Stack) -> Non
     assert refused.returncode == 1
     assert f"port {port} (PALESTRA_PORT) is taken" in refused.stderr
     assert processes_of(empty_stack.home) == []
+
+
+def test_up_in_the_background_returns_once_everything_is_up_and_down_ends_it(empty_stack: Stack) -> None:
+    up = empty_stack.dev("up", "--detach", "--no-sample", timeout_s=240)
+    assert up.returncode == 0, up.stderr
+    assert "Palestra is up: http://127.0.0.1:" in up.stdout
+    assert "running in the background" in up.stdout
+    assert empty_stack.status()["phase"] == "ready"
+    assert "pid" in empty_stack.dev("logs", "supervisor").stdout
+    assert "with " not in empty_stack.dev("logs", "supervisor").stdout, "the first password stays out of the log"
+    assert empty_stack.dev("down").returncode == 0
+    empty_stack.until("everything has ended", lambda: processes_of(empty_stack.home) == [], timeout_s=10)
+
+
+def test_servers_that_the_environment_names_replace_the_embedded_ones(empty_stack: Stack) -> None:
+    with named_servers(Path(tempfile.mkdtemp(prefix="pe-", dir="/tmp"))) as servers:
+        up = empty_stack.dev("up", "--detach", "--no-sample", timeout_s=240, **servers)
+        assert up.returncode == 0, up.stdout + up.stderr
+        status = empty_stack.status()
+        assert {one["name"] for one in status["services"]} == {"ray", "web", "worker", "beat"}
+        counted = empty_stack.dev("exec", "python", "manage.py", "shell", "-v0", "-c", COUNT_USERS, **servers)
+        assert counted.stdout.split()[-1] == "1"
+        assert empty_stack.dev("down").returncode == 0
+        with psycopg.connect(servers["DATABASE_URL"]) as database:
+            users = database.execute("SELECT count(*) FROM accounts_user").fetchone()
+        assert users == (1,), "what was made is in the named database"
+
+
+COUNT_USERS = "from webapp.accounts.models import User; print(User.objects.count())"
+
+
+@contextmanager
+def named_servers(folder: Path) -> Iterator[dict[str, str]]:
+    """A PostgreSQL and a Valkey that are not Palestra's, on sockets of their own."""
+    data, sockets = folder / "data", folder / "s"
+    sockets.mkdir()
+    postgres.create_cluster(data)
+    running = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for command in (postgres.server_command(data, sockets), valkey.server_command(folder / "valkey", sockets))
+    ]
+    try:
+        while not (postgres.answers(sockets) and valkey.answers(sockets)):
+            assert all(one.poll() is None for one in running)
+            time.sleep(0.1)
+        yield {
+            "DATABASE_URL": f"postgres://{postgres.USER}@/{postgres.DATABASE}?host={sockets}",
+            "REDIS_URL": f"unix://{sockets}/valkey.sock",
+        }
+    finally:
+        for one in running:
+            one.send_signal(signal.SIGINT)
+            one.wait(30)
+        shutil.rmtree(folder)
 
 
 def processes_of(home: Path) -> list[str]:
