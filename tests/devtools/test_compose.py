@@ -62,20 +62,24 @@ def test_what_is_copied_into_the_image_exists_and_is_not_ignored() -> None:
     assert all((ROOT / name).exists() for name in wanted)
 
 
-def test_compose_itself_accepts_the_file_where_it_is_installed(tmp_path: Path) -> None:
-    for name in ("docker-compose.yml", "Dockerfile"):
-        shutil.copy(ROOT / name, tmp_path)
+@pytest.mark.parametrize("profiles", [[], ["--profile", "gpu"]], ids=["plain", "gpu"])
+def test_compose_itself_accepts_the_file(profiles: list[str], tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Dockerfile", tmp_path)
     shutil.copy(ROOT / ".env.example", tmp_path / ".env.production")
-    if not _has_compose():
-        # The rest of this module reads the file as compose does; only its own verdict is missing here.
-        assert yaml.safe_load((tmp_path / "docker-compose.yml").read_text()) == DOCUMENT
-        return
-    command = ["docker", "compose", "--profile", "gpu", "config", "--quiet"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    text = (ROOT / "docker-compose.yml").read_text()
+    if _has_plugin():
+        compose = ["docker", "compose"]
+    elif shutil.which("docker-compose"):
+        compose = ["docker-compose"]
+        text = text.replace("name: palestra\n", "", 1)  # version 1 knows everything in the file but this
+    else:
+        pytest.skip("needs docker compose, or Debian's package docker-compose")
+    (tmp_path / "docker-compose.yml").write_text(text)
+    done = subprocess.run([*compose, *profiles, "config", "--quiet"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def _has_compose() -> bool:
+def _has_plugin() -> bool:
     if shutil.which("docker") is None:
         return False
     return subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
