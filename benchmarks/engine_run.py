@@ -41,6 +41,9 @@ class WithoutStop:
     async def generate(self, request: GenerateRequest) -> Generated:
         return await self.generator.generate(replace(request, stop_ids=frozenset()))
 
+    async def rewind(self, session: str, tokens: int) -> None:
+        await self.generator.rewind(session, tokens)
+
     async def release(self, session: str) -> None:
         await self.generator.release(session)
 

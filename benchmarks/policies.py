@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.workload import Setting
 from engine.control.learner import Learner
-from engine.spec.recipe import ColdStart
 from engine.spec.run import RunSpec
+from engine.spec.supervised import ColdStart
 from engine.training.trainer import Trainer
 
 COLD_START = ColdStart(

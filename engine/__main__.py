@@ -1,4 +1,4 @@
-"""``python -m engine``: train a run here, carry out a job of the service, check a spec, print its schema."""
+"""``python -m engine``: train here, carry out a job of the service, check a spec, print its schema, show recipes."""
 
 import argparse
 import json
@@ -43,6 +43,14 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     schema = commands.add_parser("schema", help="print the JSON schema of a run")
     schema.set_defaults(run=_schema)
+    recipes = commands.add_parser("recipes", help="list the recipes, or show one")
+    recipes.add_argument("--json", action="store_true", help="for programs")
+    recipes.set_defaults(run=_recipes)
+    show = recipes.add_subparsers().add_parser("show", help="every knob of a recipe, with default, range and source")
+    show.add_argument("name")
+    show.add_argument("--json", action="store_true", help="for programs")
+    show.add_argument("--run", dest="as_run", action="store_true", help="print a run's TOML file that begins with it")
+    show.set_defaults(run=_recipe)
     return parser
 
 
@@ -74,6 +82,20 @@ def _check(options: argparse.Namespace) -> int:
 
 def _schema(options: argparse.Namespace) -> int:
     print(json.dumps(RunSpec.model_json_schema(), indent=2))
+    return 0
+
+
+def _recipes(options: argparse.Namespace) -> int:
+    from engine.recipes import listed
+
+    print(listed(as_json=options.json))
+    return 0
+
+
+def _recipe(options: argparse.Namespace) -> int:
+    from engine.recipes import as_run, shown
+
+    print(as_run(options.name) if options.as_run else shown(options.name, as_json=options.json))
     return 0
 
 

@@ -35,6 +35,21 @@ class SandboxUnavailable(Exception):
     """Boxes cannot be made on this machine; the message says what is missing and how to get it."""
 
 
+class PoolClosed(Exception):
+    """The pool was closed before a box came free."""
+
+
+class SnapshotUnavailable(Exception):
+    """The box was made without snapshots, or its state cannot be kept; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A moment of one box, to which it can be set back any number of times until it is dropped."""
+
+    id: str
+
+
 class Sandbox(Protocol):
     """One box.  Every method raises ``SandboxLost`` when the box is gone; none raises for what the code did."""
 
@@ -77,6 +92,24 @@ class Sandbox(Protocol):
 
     async def read_file(self, path: str, *, limit_bytes: int = 2**20) -> bytes:
         """A file's content.  Raises ``OSError``: not there, not regular, ``EFBIG`` if over the limit."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """Keep this moment: files of /work and /tmp, and the interpreter with its variables and prelude.
+
+        Raises SnapshotUnavailable where that cannot be done, and ValueError beyond the kept limit.
+        """
+        ...
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """As it was then: files and variables changed since are as before, processes started since are gone.
+
+        Raises ValueError for a snapshot of another box or one that was dropped.
+        """
+        ...
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Forget it.  ``reset`` and ``close`` drop all; dropping twice is fine."""
         ...
 
     async def reset(self) -> None:

@@ -15,17 +15,13 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from sandboxes.interface import Sandbox, SandboxLost, SandboxUnavailable
+from sandboxes.interface import PoolClosed, Sandbox, SandboxLost, SandboxUnavailable
 from sandboxes.opened import open_box
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
 log = logging.getLogger(__name__)
 STARTS_AT_ONCE = 4
-
-
-class PoolClosed(Exception):
-    """The pool was closed before a box came free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,3 +24,5 @@ class SandboxSpec(BaseModel):
     """Output beyond this is cut, and the result says so."""
     network: Literal["none"] = "none"
     """The box has no way to any network, its host's loopback included."""
+    snapshots: bool = True
+    """Whether the box can be set back to an earlier moment.  False saves the memory that this needs."""

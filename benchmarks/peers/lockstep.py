@@ -36,6 +36,12 @@ class LockstepGenerator:
         self._sample_if_all_wait()
         return await answer
 
+    async def rewind(self, session: str, tokens: int) -> None:
+        """Every turn reads its whole context, so forgetting is cutting."""
+        if not 0 <= tokens <= len(self._contexts.get(session, ())):
+            raise ValueError(f"session {session!r} has no {tokens} tokens")
+        del self._contexts[session][tokens:]
+
     async def release(self, session: str) -> None:
         self._contexts.pop(session, None)
         self.episodes -= 1

@@ -7,7 +7,7 @@ Sequences without a trained token count nowhere.
 
 from torch import Tensor
 
-from engine.spec.recipe import Aggregation
+from engine.spec.objective import Aggregation
 
 
 def aggregated(

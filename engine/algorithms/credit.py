@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from engine.algorithms.whitening import STD_FLOOR, whitened
-from engine.spec.recipe import Credit
+from engine.spec.credit import DrGrpo, Grpo, ReinforcePlusPlus, Rloo
+
+OutcomeCredit = Grpo | DrGrpo | Rloo | ReinforcePlusPlus
+"""Kinds that give a rollout one advantage, from the rewards alone."""
 
 
-def advantages_of(credit: Credit, rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
+def advantages_of(credit: OutcomeCredit, rewards_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
     """The advantage of each rollout [P, G] by the recipe's kind of credit."""
     match credit.kind:
         case "grpo":
@@ -20,6 +23,8 @@ def advantages_of(credit: Credit, rewards_PG: Tensor, valid_PG: Tensor | None = 
             return group_relative_advantages(rewards_PG, valid_PG, scale_by_std=False)
         case "rloo":
             return leave_one_out_advantages(rewards_PG, valid_PG)
+        case "reinforce-pp":
+            return whitened_advantages(rewards_PG, valid_PG, group_baseline=credit.group_baseline)
 
 
 def group_relative_advantages(

@@ -1,34 +1,12 @@
 """Training on rollouts that were shown an experience which the trainer does not see.
 
-AgentEvolver, section 4.3.  Shapes: T tokens; the losses are of any shape.
+AgentEvolver, section 4.3.  The losses are of any shape; taking the experience out is done in stripping.py.
 """
-
-from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.algorithms.objectives import clipped_surrogate
-
-Entry = TypeVar("Entry")
-
-
-def stripped(entries: Sequence[Entry], spans: Sequence[tuple[int, int]]) -> list[Entry]:
-    """``entries`` (token ids, or any column aligned with them) without the half-open ``spans``.
-
-    {system}{experience}{query}{trajectory} becomes {system}{query}{trajectory}; nothing is tokenised again.
-    Raises ValueError where the spans overlap, go backwards or leave the sequence.
-    """
-    kept: list[Entry] = []
-    at = 0
-    for start, end in spans:
-        if not at <= start <= end <= len(entries):
-            raise ValueError(f"span ({start}, {end}) overlaps, goes backwards or leaves the sequence")
-        kept.extend(entries[at:start])
-        at = end
-    kept.extend(entries[at:])
-    return kept
 
 
 def boosted_surrogate(

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from engine.algorithms.aggregation import aggregated
-from engine.algorithms.objectives import PolicyTokens, clipped_surrogate
+from engine.algorithms.objectives import PolicyTokens, clipped_surrogate, cut_by_clip
 from engine.algorithms.ratios import sequence_ratios
-from engine.spec.recipe import Aggregation
+from engine.spec.objective import Aggregation
 
 
 def gspo_loss(
@@ -25,7 +25,18 @@ def gspo_loss(
     The default aggregation is the paper's mean over sequences.  Clips are small because s is a geometric
     mean (section 5.1).  With one token per sequence it is PPO on tokens.
     """
+    losses_BT = gspo_losses(tokens, clip_low=clip_low, clip_high=clip_high)
+    return aggregated(losses_BT, tokens.mask_BT, aggregation, max_response_tokens=max_response_tokens)
+
+
+def gspo_losses(tokens: PolicyTokens, *, clip_low: float, clip_high: float) -> Tensor:
+    """The same token by token, before the mask."""
     sequence_BT = sequence_ratios(tokens.logp_BT, tokens.logp_old_BT, tokens.mask_BT).detach()
     ratio_BT = sequence_BT * torch.exp(tokens.logp_BT - tokens.logp_BT.detach())
-    losses_BT = clipped_surrogate(ratio_BT, tokens.advantages_BT, clip_low=clip_low, clip_high=clip_high)
-    return aggregated(losses_BT, tokens.mask_BT, aggregation, max_response_tokens=max_response_tokens)
+    return clipped_surrogate(ratio_BT, tokens.advantages_BT, clip_low=clip_low, clip_high=clip_high)
+
+
+def gspo_clipped(tokens: PolicyTokens, *, clip_low: float, clip_high: float) -> Tensor:
+    """Whose gradient the sequence's clip cuts off."""
+    sequence_BT = sequence_ratios(tokens.logp_BT, tokens.logp_old_BT, tokens.mask_BT)
+    return cut_by_clip(sequence_BT, tokens.advantages_BT, clip_low=clip_low, clip_high=clip_high)

@@ -14,7 +14,7 @@ from engine.algorithms.chunks import chunk_means, over_tokens
 from engine.algorithms.mismatch import DEFAULT_MASK_BOUND, mismatch_keep
 from engine.algorithms.ratios import LOG_RATIO_BOUND, chunk_ratios
 from engine.algorithms.weighted_gradients import reinforce_losses, topr_losses
-from engine.spec.recipe import Aggregation
+from engine.spec.objective import Aggregation
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,7 @@ def ipa_loss(
     One weight for both, because then parts of a batch add up and a batch without expert chunks, or a
     lambda_IL of 0, is bit for bit L_chunk alone.  Chunks cut by m_c count neither in sum nor in weight.
     """
-    kept_BT = tokens.sampled_BT
-    if mismatch_bound is not None:
-        mismatch_BT = chunk_ratios(tokens.logp_old_BT, tokens.logp_rollout_BT, tokens.chunk_BT)
-        kept_BT = mismatch_keep(mismatch_BT, kept_BT, bound=mismatch_bound)
+    kept_BT = reinforced_chunks(tokens, mismatch_bound=mismatch_bound)
     total, weight = aggregated(
         chunk_reinforcement_losses(tokens), kept_BT, aggregation, max_response_tokens=max_response_tokens
     )
@@ -65,6 +62,14 @@ def ipa_loss(
         )
         total = total + imitation_weight * imitation
     return total, weight
+
+
+def reinforced_chunks(tokens: ChunkTokens, *, mismatch_bound: float | None) -> Tensor:
+    """True on the sampled tokens that m_c leaves: chunks whose train/inference ratio is at most H (eq. 7)."""
+    if mismatch_bound is None:
+        return tokens.sampled_BT
+    mismatch_BT = chunk_ratios(tokens.logp_old_BT, tokens.logp_rollout_BT, tokens.chunk_BT)
+    return mismatch_keep(mismatch_BT, tokens.sampled_BT, bound=mismatch_bound)
 
 
 def chunk_reinforcement_losses(tokens: ChunkTokens) -> Tensor:

@@ -1,7 +1,7 @@
-"""Objectives: what a policy update minimises.
+"""What an objective sees, and the clipped surrogate that most of them are made of.
 
-Shapes: B sequences, T tokens.  An objective returns ``(sum, weight)``, see aggregation.py.
-The trainer calls ``objective_for`` and never learns which objective it got.
+Shapes: B sequences, T tokens.  An objective returns ``(sum, weight)``, see aggregation.py.  Which one a recipe
+asks for is decided in losses.py.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.algorithms.aggregation import aggregated
-from engine.algorithms.ratios import token_ratios
-from engine.spec.recipe import Clipped, Objective
-
 
 @dataclass(frozen=True)
 class PolicyTokens:
-    """A batch as an objective sees it; entries outside ``mask_BT`` are arbitrary but finite."""
+    """A batch as an objective sees it; entries outside ``mask_BT`` are arbitrary but finite.
+
+    What has a default is there only where the recipe needs it.
+    """
 
     logp_BT: Tensor
     """Under the parameters being optimised, with gradient."""
@@ -26,6 +25,20 @@ class PolicyTokens:
     advantages_BT: Tensor
     mask_BT: Tensor
     """True on the tokens that the policy sampled."""
+    logp_rollout_BT: Tensor | None = None
+    """As the generator reported them."""
+    logp_reference_BT: Tensor | None = None
+    """Under the policy that reinforcement began with."""
+    chunk_BT: Tensor | None = None
+    """The number of the chunk, -1 on tokens of none."""
+    expert_BT: Tensor | None = None
+    """True on prefilled tokens that are imitated; none of them is in ``mask_BT``."""
+    boosted_BT: Tensor | None = None
+    """True where lessons were stripped, so that the upper clip is wider."""
+    kept_BT: Tensor | None = None
+    """False on tokens whose loss is dropped to keep entropy."""
+    penalised_BT: Tensor | None = None
+    """True on tokens that KL-Cov holds back."""
 
 
 class PolicyObjective(Protocol):
@@ -33,40 +46,13 @@ class PolicyObjective(Protocol):
         """``(sum, weight)``."""
         ...
 
-    def clipped_BT(self, tokens: PolicyTokens) -> Tensor:
-        """Which tokens' gradient the objective has cut off."""
+    def trained_BT(self, tokens: PolicyTokens) -> Tensor:
+        """The sampled tokens that are left once the mismatch mask has cut its share."""
         ...
 
-
-def objective_for(objective: Objective, *, max_response_tokens: int) -> PolicyObjective:
-    return ClippedSurrogate(objective, max_response_tokens)
-
-
-@dataclass(frozen=True)
-class ClippedSurrogate:
-    spec: Clipped
-    max_response_tokens: int
-    """The constant of ``seq-mean-token-sum-norm``."""
-
-    def loss(self, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-        losses_BT = clipped_surrogate(
-            token_ratios(tokens.logp_BT, tokens.logp_old_BT),
-            tokens.advantages_BT,
-            clip_low=self.spec.clip_low,
-            clip_high=self.spec.clip_high,
-            dual_clip=self.spec.dual_clip,
-        )
-        return aggregated(
-            losses_BT, tokens.mask_BT, self.spec.aggregation, max_response_tokens=self.max_response_tokens
-        )
-
     def clipped_BT(self, tokens: PolicyTokens) -> Tensor:
-        ratio_BT, advantages_BT = token_ratios(tokens.logp_BT, tokens.logp_old_BT), tokens.advantages_BT
-        cut_BT = (advantages_BT > 0) & (ratio_BT > 1 + self.spec.clip_high)
-        cut_BT |= (advantages_BT < 0) & (ratio_BT < 1 - self.spec.clip_low)
-        if self.spec.dual_clip is not None:
-            cut_BT |= (advantages_BT < 0) & (ratio_BT > self.spec.dual_clip)
-        return cut_BT & tokens.mask_BT
+        """Which sampled tokens' gradient the objective has cut off, or made smaller by a bound."""
+        ...
 
 
 def clipped_surrogate(
@@ -82,3 +68,14 @@ def clipped_surrogate(
     if dual_clip is None:
         return losses
     return torch.where(advantages < 0, torch.minimum(losses, -dual_clip * advantages), losses)
+
+
+def cut_by_clip(
+    ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float | Tensor, dual_clip: float | None = None
+) -> Tensor:
+    """Where ``clipped_surrogate`` has no gradient."""
+    cut = (advantages > 0) & (ratio > 1 + clip_high)
+    cut |= (advantages < 0) & (ratio < 1 - clip_low)
+    if dual_clip is not None:
+        cut |= (advantages < 0) & (ratio > dual_clip)
+    return cut

@@ -8,7 +8,7 @@ from torch import Tensor
 from engine.algorithms.aggregation import aggregated
 from engine.algorithms.objectives import PolicyTokens, clipped_surrogate
 from engine.algorithms.ratios import token_ratios
-from engine.spec.recipe import Aggregation
+from engine.spec.objective import Aggregation
 
 
 def self_imitation_loss(

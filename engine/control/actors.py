@@ -25,10 +25,9 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from engine.control.crew import ActorLost, Waiting
 from engine.control.journal import Level
-from engine.control.link import Answer, GeneratorLink, GeneratorLost, Switchboard
+from engine.control.link import Answer, GeneratorLink, GeneratorLost, Question, Switchboard
 from engine.rollout.requests import EpisodeRequest, shares
 from engine.rollout.worker import Collected, RolloutWorker
-from engine.spec.generation import GenerateRequest
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 
@@ -42,10 +41,15 @@ Report = Callable[[Level, str], None]
 
 
 class LearnerActor:
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, recordings: Path | None) -> None:
+        self._spec, self._recordings = spec, recordings
+        self._learner: Any = None
+
+    def start(self) -> None:
+        """Apart from the constructor, whose errors would arrive as the death of the actor."""
         from engine.control.learner import Learner
 
-        self._learner = Learner(spec)
+        self._learner = Learner(self._spec, self._recordings)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._learner, method)(*arguments)
@@ -64,7 +68,7 @@ class GeneratorActor:
     async def load_weights(self, weights: Any, version: int) -> None:
         await self._generator.load_weights(weights, version)
 
-    async def submit(self, caller: str, requests: Sequence[GenerateRequest], released: Sequence[str]) -> None:
+    async def submit(self, caller: str, requests: Sequence[Question], released: Sequence[str]) -> None:
         await self._switchboard.submit(caller, requests, released)
 
     async def answers(self, caller: str) -> list[Answer]:
@@ -107,7 +111,7 @@ class _RayLine:
         self._generator = generator
         self._caller = caller
 
-    async def submit(self, requests: Sequence[GenerateRequest], released: Sequence[str]) -> None:
+    async def submit(self, requests: Sequence[Question], released: Sequence[str]) -> None:
         await self._generator.submit.remote(self._caller, requests, released)
 
     async def answers(self) -> list[Answer]:
@@ -127,10 +131,22 @@ async def _linked(line: _RayLine) -> AsyncIterator[GeneratorLink]:
 
 
 class RayCrew:
-    """A ``Crew``.  ``connection`` is entered by ``start``; ``report`` is told who lives, died and was replaced."""
+    """A ``Crew``.  ``connection`` is entered by ``start``; ``report`` is told who lives, died and was replaced.
 
-    def __init__(self, spec: RunSpec, *, name: str, connection: AbstractContextManager[None], report: Report) -> None:
+    ``recordings`` is the folder below which recorded trajectories lie, by default that of the learner's environment.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        name: str,
+        connection: AbstractContextManager[None],
+        report: Report,
+        recordings: Path | None = None,
+    ) -> None:
         self._spec = spec
+        self._recordings = recordings
         self._name = name
         self._connection = connection
         self._report = report
@@ -230,12 +246,12 @@ class RayCrew:
         options["num_gpus"] = 0.5 if self._spec.resources.device == "cuda" else 0
         if name == "generator":
             return ray.remote(GeneratorActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
-        return ray.remote(LearnerActor).options(**options).remote(self._spec)
+        return ray.remote(LearnerActor).options(**options).remote(self._spec, self._recordings)
 
     async def _settle_in(self, name: str) -> None:
-        """Wait until the actor lives; its constructor's error is raised here."""
+        """Wait until the actor lives; what goes wrong on the way is raised here."""
         with self._waiting.on(name), _loss_of(name):
-            if name.startswith("rollout"):
+            if name != "generator":
                 await self._actors[name].start.remote()
             pid, _ = await self._actors[name].process.remote()
         self._report("info", f"{name} is process {pid}")

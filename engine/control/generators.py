@@ -7,5 +7,10 @@ from engine.spec.run import RunSpec
 def generator_for(spec: RunSpec) -> Generator:
     resources = spec.resources
     return Generator(
-        spec.model, slots=resources.kv_slots, threads=resources.threads, device=resources.device, seed=spec.seed
+        spec.model,
+        slots=resources.kv_slots,
+        threads=resources.threads,
+        device=resources.device,
+        seed=spec.seed,
+        environment_id=spec.environment.id,
     )

@@ -1,88 +1,179 @@
-"""The member of the crew that owns the weights: a trainer, the recipe's credit, and the cold start's data.
+"""The member of the crew that owns the weights: what a recipe says about learning, put together.
+
+    credit   advantages per token, lessons out, log-probs of the frozen policy      changes nothing that is saved
+    update   the policy's updates with what is replayed; pairs; the critic          changes everything that is saved
+
+A checkpoint may be written between the two and must then hold the state of the step before, so ``credit`` keeps
+nothing: buffers are filled, and the critic learns, in ``update``.
 
 A plain class without asyncio or Ray: an actor or a thread calls it, one call at a time.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from engine.algorithms.credit import advantages_of
 from engine.rollout.demonstrations import demonstrations
 from engine.rollout.environments import environment_for
-from engine.spec.recipe import Credit
+from engine.spec.credit import Gae
+from engine.spec.objective import Ipa
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.batch import Sample, per_turn, sample_from_trajectory
-from engine.training.trainer import Trainer
+from engine.training.crediting import TurnAdvantages, critic_targets, token_advantages
+from engine.training.critic import Critic, with_targets
+from engine.training.lessons import without_lessons
+from engine.training.preferences import pairs_of
+from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
+from engine.training.replaying import NO_REPLAY, SelfImitator
+from engine.training.supervised import with_turn_masks
+from engine.training.trainer import NothingToTrain, Trainer
 
 
 class Learner:
-    def __init__(self, spec: RunSpec) -> None:
+    """``recordings`` is the folder below which recorded trajectories lie, by default that of the environment.
+
+    Raises BadRecording if the recipe names some that cannot be learned from.
+    """
+
+    def __init__(self, spec: RunSpec, recordings: Path | None = None) -> None:
         self._spec = spec
+        self._recorded = recorded_trajectories(spec, recordings or recordings_folder())
+        if self._recorded and not any(sample.learned_length for sample in self._shown()):
+            raise BadRecording(f"{len(self._recorded)} recorded trajectories, all of whose turns are masked")
         self._trainer = Trainer(spec)
+        self._trained_critic: Critic | None = None
+        imitation = spec.recipe.self_imitation
+        self._imitator = None if imitation is None else SelfImitator(imitation)
 
     def cold_start(self, first: int, last: int) -> float:
         """Supervised steps ``first`` .. ``last`` (from 1); the mean loss."""
-        history = self._trainer.cold_start(self._demonstrations, steps=last - first + 1, first_step=first - 1)
+        history = self._trainer.cold_start(self._lessons, steps=last - first + 1, first_step=first - 1)
         return fmean(metrics["loss"] for metrics in history)
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Group-relative advantages and the frozen policy's log-probs, turn by turn."""
-        old_logprobs = self._trainer.old_logprobs([sample_from_trajectory(one) for one in trajectories])
-        advantages = trajectory_advantages(self._spec.recipe.credit, trajectories)
-        return [
-            _credited(trajectory, advantage, values)
-            for trajectory, advantage, values in zip(trajectories, advantages, old_logprobs, strict=True)
-        ]
+        """Advantages and the frozen policy's log-probs, turn by turn; lessons that are stripped are told."""
+        if not trajectories:
+            return []
+        recipe = self._spec.recipe
+        self._trainer.use_threads()
+        advantages = token_advantages(
+            recipe.credit, trajectories, step=trajectories[0].step, values=self._values if self._has_critic else None
+        )
+        credited = [_with_advantages(*one) for one in zip(trajectories, advantages, strict=True)]
+        if recipe.experience is not None:
+            training, environment_id = recipe.experience.training, self._spec.environment.id
+            credited = [without_lessons(one, training, environment_id=environment_id) for one in credited]
+        old_logprobs = self._trainer.old_logprobs([self._sample(one) for one in credited])
+        return [_with_old_logprobs(*one) for one in zip(credited, old_logprobs, strict=True)]
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        return self._trainer.update([sample_from_trajectory(one) for one in trajectories])
+        """One step's updates from credited trajectories.
+
+        Metrics: those of the trainer; with a critic ``critic/...``; with self-imitation ``sil/...``; with dpo
+        ``dpo/...``.  A step in which nothing is left to learn makes no update and says so: ``updates`` is 0.
+        Raises NonFiniteGradient, which another attempt would meet again.
+        """
+        if self._spec.recipe.objective.kind == "dpo":
+            return self._trainer.prefer(pairs_of(trajectories))
+        samples = [self._sample(one) for one in trajectories]
+        replay, told = NO_REPLAY, {}
+        if self._imitator is not None and trajectories:
+            replay, said = self._imitator.next_replay(trajectories, samples, step=trajectories[0].step)
+            told = {f"sil/{name}": value for name, value in said.items()}
+        critic_batch = self._critic_batch(trajectories) if self._has_critic else []
+        try:
+            learned = self._trainer.update(samples, replay)
+        except NothingToTrain:
+            return {"updates": 0.0, "tokens": 0.0} | told
+        if critic_batch:
+            learned |= {f"critic/{name}": value for name, value in self._critic.update(critic_batch).items()}
+        return learned | told
 
     def weights(self) -> dict[str, Tensor]:
         return self._trainer.weights()
 
     def save(self, folder: Path) -> None:
-        self._trainer.save(folder)
+        """A checkpoint's part of the learner: weights, optimisers, buffers, critic, reference, counters."""
+        beside = {}
+        if self._trained_critic is not None:
+            beside["critic"] = self._trained_critic.state()
+        if self._imitator is not None:
+            beside["self_imitation"] = self._imitator.state()
+        self._trainer.save(folder, beside=beside)
 
     def load(self, folder: Path) -> None:
-        self._trainer.load(folder)
+        beside = self._trainer.load(folder)
+        self._trained_critic = None
+        if "critic" in beside:
+            self._critic.load(beside["critic"])
+        if self._imitator is not None and "self_imitation" in beside:
+            self._imitator.load(beside["self_imitation"])
 
-    @cached_property
-    def _demonstrations(self) -> list[Sample]:
+    def demonstrations(self) -> Iterator[Trajectory]:
+        """What the cold start learns from, recorded or scripted, with the turns marked that it does not learn."""
         recipe = self._spec.recipe
         assert recipe.cold_start is not None, "the loop asks for a cold start only if the recipe has one"
-        scripted = demonstrations(environment_for(self._spec), recipe.cold_start, recipe.reward, seed=self._spec.seed)
-        return [sample_from_trajectory(one) for one in scripted]
+        shown = self._recorded or demonstrations(
+            environment_for(self._spec), recipe.cold_start, recipe.reward, seed=self._spec.seed
+        )
+        return (with_turn_masks(one, recipe.cold_start) for one in shown)
+
+    def _shown(self) -> Iterator[Sample]:
+        return (sample_from_trajectory(one) for one in self.demonstrations())
+
+    @cached_property
+    def _lessons(self) -> list[Sample]:
+        """Without those of which every turn is masked."""
+        return [sample for sample in self._shown() if sample.learned_length]
+
+    # ---- how the recipe looks at a trajectory ----
+
+    def _sample(self, trajectory: Trajectory) -> Sample:
+        objective = self._spec.recipe.objective
+        imitates = isinstance(objective, Ipa) and objective.imitation_weight > 0
+        return sample_from_trajectory(trajectory, imitation=imitates)
+
+    @property
+    def _has_critic(self) -> bool:
+        return self._spec.recipe.credit.kind == "gae"
+
+    @property
+    def _critic(self) -> Critic:
+        """Made when it is first asked for: before the policy's first update, so from the weights RL begins with."""
+        if self._trained_critic is None:
+            credit = self._spec.recipe.credit
+            assert isinstance(credit, Gae)
+            self._trained_critic = Critic(self._spec, credit, self._trainer.model)
+        return self._trained_critic
+
+    def _values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        return self._critic.values(samples)
+
+    def _critic_batch(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
+        """Trajectories that are trained on, with what the critic says of them and what it should have said."""
+        credit = self._spec.recipe.credit
+        assert isinstance(credit, Gae)
+        self._trainer.use_threads()
+        trained = [one for one in trajectories if one.masked_because is None]
+        return [with_targets(*one) for one in zip(*critic_targets(credit, trained, self._values), strict=True)]
 
 
-def trajectory_advantages(credit: Credit, trajectories: Sequence[Trajectory]) -> list[float]:
-    """One advantage per trajectory, whose groups may have lost members."""
-    groups: dict[int, list[int]] = defaultdict(list)
-    for position, trajectory in enumerate(trajectories):
-        groups[trajectory.group].append(position)
-    widest = max(map(len, groups.values()))
-    rewards_PG = torch.zeros(len(groups), widest)
-    valid_PG = torch.zeros(len(groups), widest, dtype=torch.bool)
-    for row, positions in enumerate(groups.values()):
-        rewards_PG[row, : len(positions)] = torch.tensor([trajectories[one].reward for one in positions])
-        valid_PG[row, : len(positions)] = True
-    advantages_PG = advantages_of(credit, rewards_PG, valid_PG)
-    advantages = [0.0] * len(trajectories)
-    for row, positions in enumerate(groups.values()):
-        for column, position in enumerate(positions):
-            advantages[position] = float(advantages_PG[row, column])
-    return advantages
-
-
-def _credited(trajectory: Trajectory, advantage: float, old_logprobs: Sequence[float]) -> Trajectory:
+def _with_advantages(trajectory: Trajectory, advantages: TurnAdvantages) -> Trajectory:
     turns = [
-        turn.model_copy(update={"advantages": [advantage] * len(turn.token_ids), "old_logprobs": values})
+        turn.model_copy(update={"advantages": values})
+        for turn, values in zip(trajectory.turns, advantages, strict=True)
+    ]
+    return trajectory.model_copy(update={"turns": turns})
+
+
+def _with_old_logprobs(trajectory: Trajectory, old_logprobs: Sequence[float]) -> Trajectory:
+    turns = [
+        turn.model_copy(update={"old_logprobs": values})
         for turn, values in zip(trajectory.turns, per_turn(old_logprobs, trajectory), strict=True)
     ]
     return trajectory.model_copy(update={"turns": turns})

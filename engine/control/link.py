@@ -6,6 +6,7 @@ so do the answers that are ready when somebody asks for answers:
 
     generate() ─┐                       ┌─► generator.generate()
     generate() ─┼─► submit([...]) ──────┼─► generator.generate()
+    rewind()   ─┤                       ├─► generator.rewind()
     release()  ─┘                       │
     futures  ◄───── answers() ◄── ready ┘      one such call is always under way
 
@@ -15,12 +16,23 @@ so do the answers that are ready when somebody asks for answers:
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.spec.generation import Generated, GenerateRequest, TextGenerator
 
-Answer = tuple[str, Generated | Exception]
-"""A session, and what came of its turn."""
+
+@dataclass(frozen=True, slots=True)
+class RewindRequest:
+    """``TextGenerator.rewind`` on its way."""
+
+    session: str
+    tokens: int
+
+
+Question = GenerateRequest | RewindRequest
+"""A session has one under way at most: a second one would need the first one's answer."""
+Answer = tuple[str, Generated | None | Exception]
+"""A session, and what came of its turn; None if it was rewound."""
 
 
 class GeneratorLost(Exception):
@@ -30,7 +42,7 @@ class GeneratorLost(Exception):
 class Line(Protocol):
     """The two messages, however they travel.  Any exception means that the generator is gone."""
 
-    async def submit(self, requests: Sequence[GenerateRequest], released: Sequence[str]) -> None: ...
+    async def submit(self, requests: Sequence[Question], released: Sequence[str]) -> None: ...
 
     async def answers(self) -> list[Answer]: ...
 
@@ -42,15 +54,22 @@ class GeneratorLink:
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._outgoing: list[GenerateRequest] = []
+        self._outgoing: list[Question] = []
         self._released: list[str] = []
-        self._pending: dict[str, asyncio.Future[Generated]] = {}
+        self._pending: dict[str, asyncio.Future[Any]] = {}
         self._lost: GeneratorLost | None = None
         self._listening: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
 
     async def generate(self, request: GenerateRequest) -> Generated:
         """Raises GeneratorLost, and what the generator raises for this request."""
+        return await self._answered(request)
+
+    async def rewind(self, session: str, tokens: int) -> None:
+        """Raises GeneratorLost, and what the generator raises."""
+        await self._answered(RewindRequest(session, tokens))
+
+    async def _answered(self, request: Question) -> Any:
         if self._lost is not None:
             raise self._lost
         future = self._pending[request.session] = asyncio.get_running_loop().create_future()
@@ -105,7 +124,7 @@ class GeneratorLink:
                 self._settle(session, answer)
         return None
 
-    def _settle(self, session: str, answer: Generated | Exception) -> None:
+    def _settle(self, session: str, answer: Generated | None | Exception) -> None:
         future = self._pending.get(session)
         if future is None or future.done():
             return  # its episode was cancelled meanwhile
@@ -137,7 +156,7 @@ class Switchboard:
         self._callers: dict[str, _Caller] = {}
         self._turns: set[asyncio.Task[None]] = set()
 
-    async def submit(self, caller: str, requests: Sequence[GenerateRequest], released: Sequence[str]) -> None:
+    async def submit(self, caller: str, requests: Sequence[Question], released: Sequence[str]) -> None:
         line = self._caller(caller)
         for session in released:
             line.sessions.discard(session)
@@ -166,10 +185,16 @@ class Switchboard:
     def _caller(self, name: str) -> _Caller:
         return self._callers.setdefault(name, _Caller())
 
-    async def _turn(self, line: _Caller, request: GenerateRequest) -> None:
+    async def _turn(self, line: _Caller, request: Question) -> None:
         try:
-            answer: Generated | Exception = await self._generator.generate(request)
+            answer: Generated | None | Exception = await self._asked(request)
         except Exception as error:  # travels to the one who asked
             answer = error
         line.ready.append((request.session, answer))
         line.something.set()
+
+    async def _asked(self, request: Question) -> Generated | None:
+        if isinstance(request, RewindRequest):
+            await self._generator.rewind(request.session, request.tokens)
+            return None
+        return await self._generator.generate(request)

@@ -26,10 +26,14 @@ T = TypeVar("T")
 
 
 class LocalCrew:
-    """A ``Crew``.  Nobody can die alone here, so nothing is ever replaced."""
+    """A ``Crew``.  Nobody can die alone here, so nothing is ever replaced.
 
-    def __init__(self, spec: RunSpec) -> None:
+    ``recordings`` is the folder below which recorded trajectories lie, by default that of the environment.
+    """
+
+    def __init__(self, spec: RunSpec, *, recordings: Path | None = None) -> None:
         self._spec = spec
+        self._recordings = recordings
         self._waiting = Waiting()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
         self._open = AsyncExitStack()
@@ -40,7 +44,7 @@ class LocalCrew:
         return self._waiting.name
 
     async def start(self) -> None:
-        self._learner = await self._learning(lambda: Learner(self._spec))
+        self._learner = await self._learning(lambda: Learner(self._spec, self._recordings))
         self._generator = generator_for(self._spec)
         self._open.callback(self._generator.close)
         boxes = await self._open.enter_async_context(opened_boxes(self._spec))

@@ -7,10 +7,15 @@
       checkpoint    learner writes, then the loop renames       (likewise)
       sync-weights  generator takes the learner's weights       (generator waits for learner)
       collect       rollouts play, generator samples            (learner waits for rollouts)
-      score         loop: groups, rewards, what is left out
+                    again with further prompts while dynamic sampling wants more groups
+      score         loop: groups, rewards, what is left out or masked
+      judge         a judge's verdicts, where credit asks for them
       credit        learner: advantages, old log-probs
       update        learner: optimiser updates; k grows         (rollouts wait for learner)
     finish       the summary is the last event
+
+A recipe without RL has 0 steps: it is evaluated once, after its cold start.  A step whose rollouts
+teach nothing has no credit and no update; it is told, and k grows all the same.
 
 The loop is synchronous: version k samples what update k + 1 learns from, so staleness is 0 and a
 step depends on nothing but the weights before it and the run's seed.  That is why a resumed run
@@ -22,26 +27,31 @@ and when nothing has moved for ``schedule.stall_timeout_s``.  Pausing happens be
 
 import asyncio
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from engine.control.checkpoint import Checkpoints
 from engine.control.crew import Crew
+from engine.control.failures import AttemptFailed, AttemptRefused, Cancelled, RunFailed, divergence_named
 from engine.control.journal import Journal
-from engine.control.metrics import learner_metrics, rollout_metrics
+from engine.control.judging import Judging, judging_for
+from engine.control.metrics import StepFacts, learner_metrics, step_metrics
+from engine.control.planning import Planner, Played
 from engine.control.position import Position
+from engine.control.preflight import lacking
+from engine.control.selecting import Selected, comparable, enough_informative, select
+from engine.control.starts import learn
 from engine.control.state import RunState
 from engine.control.steering import Steering
 from engine.control.summary import summary_of
 from engine.rollout.evaluation import evaluation_metrics
-from engine.rollout.requests import evaluation_requests, train_requests
-from engine.rollout.worker import Collected
+from engine.rollout.requests import evaluation_requests
 from engine.spec import event
 from engine.spec.run import RunSpec
-from engine.spec.trajectory import Trajectory
+from engine.training.recordings import BadRecording
 from sandboxes.interface import SandboxUnavailable
 
 COLD_START_SLICE = 10
@@ -50,22 +60,6 @@ GRACE_S = 1.0
 """How long work that is being ended may take to clean up."""
 
 Ending = Literal["succeeded", "cancelled"]
-
-
-class RunFailed(Exception):
-    """The run cannot succeed, and starting it again would not help."""
-
-
-class AttemptFailed(Exception):
-    """This attempt is over; another one may go on from the checkpoint."""
-
-
-class AttemptRefused(Exception):
-    """The service takes nothing more of this attempt."""
-
-
-class Cancelled(Exception):
-    """The run was cancelled."""
 
 
 @dataclass
@@ -87,7 +81,9 @@ class Loop:
         self._checkpoints = checkpoints
         self._steering = steering
         self._state = RunState(spec=spec)
-        self.position = Position(spec.schedule.steps, crew)
+        self._planner = Planner(spec)
+        self._judging: Judging | None = None
+        self.position = Position(spec.rl_steps, crew)
 
     async def run(self) -> Ending:
         """Do the work unless the watcher ends it; the crew is closed in any case.
@@ -104,7 +100,7 @@ class Loop:
             self._journal.finish("failed", str(failure), summary_of(self._state))
             raise
         finally:
-            await self._crew.close()
+            await self._close()
         return "succeeded"
 
     async def _work(self) -> None:
@@ -113,7 +109,7 @@ class Loop:
         while True:
             await self._evaluate_if_due()
             await self._checkpoint_if_due()
-            if self._state.finished_steps == self._spec.schedule.steps:
+            if self._state.finished_steps == self._spec.rl_steps:
                 break
             await self._step()
         await self._finish()
@@ -126,14 +122,19 @@ class Loop:
         self._journal.say(
             event.Started,
             from_step=done,
-            total_steps=self._spec.schedule.steps,
+            total_steps=self._spec.rl_steps,
             from_cold_start_step=self._state.cold_start_steps,
         )
         async with self._phase("start", done):
+            if problems := lacking(self._spec):
+                raise RunFailed("; ".join(map(str, problems)))
+            self._judging = judging_for(self._spec)
             try:
                 await self._crew.start()
             except SandboxUnavailable as error:
                 raise RunFailed(f"sandboxes cannot be made here: {error}") from error
+            except BadRecording as error:
+                raise RunFailed(str(error)) from error
             if resumed is not None:
                 await self._crew.load(self._checkpoints.path(done))
                 self._journal.log("info", "loop", f"resumed after step {done}")
@@ -146,7 +147,9 @@ class Loop:
             async with self._phase("cold-start", 0):
                 for first in range(1, steps + 1, COLD_START_SLICE):
                     last = min(first + COLD_START_SLICE - 1, steps)
-                    self._journal.metrics(last, {"sft/loss": await self._crew.cold_start(first, last)})
+                    with divergence_named(f"cold-start steps {first} to {last}", "recipe.cold_start.learning_rate"):
+                        loss = await self._crew.cold_start(first, last)
+                    self._journal.metrics(last, {"sft/loss": loss})
                     self.position.progressed()
         if not self._state.cold_started:
             self._state.cold_started = True
@@ -159,19 +162,27 @@ class Loop:
         step, began = self._state.finished_steps + 1, time.monotonic()
         version = self._state.finished_steps
         await self._sync_weights(step)
-        collected, collect_s = await self._collect(step)
-        trajectories = await self._score(step, collected)
-        trajectories = await self._credit(step, trajectories)
-        learned, update_s = await self._update(step, trajectories)
+        played, collect_s = await self._collect(step)
+        selected = await self._score(step, played)
+        learned: dict[str, float] = {}
+        update_s = 0.0
+        if selected.teaches:
+            selected, judged = await self._judge(step, selected)
+            selected = await self._credit(step, selected)
+            learned, update_s = await self._update(step, selected)
+            learned = learner_metrics(learned) | judged
+        else:
+            self._leave_out_update(step, selected)
+        self._count(step, played, selected)
         seconds = time.monotonic() - began
         self.position.step_took(seconds)
-        tokens = sum(one.sampled_tokens for one in trajectories)
+        facts = StepFacts(self._spec, played, selected, policy_version=version)
         self._journal.metrics(
             step,
-            rollout_metrics(trajectories, discarded=collected.discarded.total(), policy_version=version)
-            | learner_metrics(learned)
+            step_metrics(facts)
+            | learned
             | {
-                "perf/tokens_per_s": tokens / collect_s,
+                "perf/tokens_per_s": sum(one.sampled_tokens for one in selected.all) / collect_s,
                 "perf/step_seconds": seconds,
                 "perf/collect_seconds": collect_s,
                 "perf/update_seconds": update_s,
@@ -185,42 +196,74 @@ class Loop:
             await self._crew.sync_weights(self._state.finished_steps)
         await self._boundary()
 
-    async def _collect(self, step: int) -> tuple[Collected, float]:
+    async def _collect(self, step: int) -> tuple[Played, float]:
+        """Further rounds of prompts follow while dynamic sampling wants more groups and may have them."""
+        sampling = self._spec.recipe.selection.dynamic_sampling
+        played = Played(tasks_taken=self._state.tasks_taken)
         async with self._phase("collect", step) as spent:
-            collected = await self._crew.collect(train_requests(self._spec, step))
-            self._tell_discarded(step, collected.discarded)
+            for _ in range(1 if sampling is None else sampling.max_rounds):
+                groups = self._planner.groups(step, played, self._state.experts)
+                played.add(groups, await self._crew.collect(self._planner.requests(step, groups)))
+                self.position.progressed()
+                if enough_informative(self._spec, played.trajectories):
+                    break
+            self._tell_discarded(step, played.discarded)
         await self._boundary()
-        return collected, spent.seconds
+        return played, spent.seconds
 
-    async def _score(self, step: int, collected: Collected) -> list[Trajectory]:
-        """Leave out groups in which nobody is left to compare with."""
+    async def _score(self, step: int, played: Played) -> Selected:
+        """Leave out groups in which nobody is left to compare with; drop and mask as the recipe says."""
         async with self._phase("score", step):
-            if not collected.trajectories:
-                reasons = ", ".join(f"{count} {reason}" for reason, count in collected.discarded.items())
+            if not played.trajectories:
+                reasons = ", ".join(f"{count} {reason}" for reason, count in played.discarded.items())
                 raise RunFailed(f"no episode of step {step} could be played ({reasons})")
-            groups: dict[int, list[Trajectory]] = defaultdict(list)
-            for trajectory in collected.trajectories:
-                groups[trajectory.group].append(trajectory)
-            kept = [trajectory for group in groups.values() if len(group) > 1 for trajectory in group]
-            if not kept:
+            if not comparable(self._spec.recipe.credit, played.trajectories):
                 raise RunFailed(f"no group of step {step} has two episodes left to compare")
-        return kept
+            selected = select(self._spec, played.trajectories)
+            self._journal.trajectories(selected.dropped)
+        return selected
 
-    async def _credit(self, step: int, trajectories: list[Trajectory]) -> list[Trajectory]:
+    async def _judge(self, step: int, selected: Selected) -> tuple[Selected, dict[str, float]]:
+        if self._judging is None or not self._judging.has_weight(step):
+            return selected, {}
+        async with self._phase("judge", step):
+            with self.position.waiting_on("judge"):
+                judged = await self._judging.judge(selected.kept, alive=self.position.progressed)
+            for warning in judged.warnings:
+                self._journal.log("warning", "judge", f"step {step}: {warning}")
+        await self._boundary()
+        return replace(selected, kept=judged.trajectories), judged.metrics
+
+    async def _credit(self, step: int, selected: Selected) -> Selected:
         async with self._phase("credit", step):
-            credited = await self._crew.credit(trajectories)
+            with divergence_named(f"credit of step {step}", "recipe.optimizer.learning_rate"):
+                credited = await self._crew.credit(selected.kept)
             self._journal.trajectories(credited)
         await self._boundary()
-        return credited
+        return replace(selected, kept=credited)
 
-    async def _update(self, step: int, trajectories: list[Trajectory]) -> tuple[dict[str, float], float]:
+    async def _update(self, step: int, selected: Selected) -> tuple[dict[str, float], float]:
         async with self._phase("update", step) as spent:
-            learned = await self._crew.update(trajectories)
-            # Together and only now: a pause inside the step saves the state of the step before.
-            self._state.finished_steps = step
-            self._state.trajectories += len(trajectories)
-            self._state.sampled_tokens += sum(one.sampled_tokens for one in trajectories)
+            with divergence_named(f"update of step {step}", "recipe.optimizer.learning_rate"):
+                learned = await self._crew.update(selected.kept)
         return learned, spent.seconds
+
+    def _leave_out_update(self, step: int, selected: Selected) -> None:
+        self._journal.trajectories(selected.kept)
+        self._journal.log(
+            "warning",
+            "loop",
+            f"step {step}: no update, since none of its {len(selected.all)} rollouts teaches anything",
+        )
+
+    def _count(self, step: int, played: Played, selected: Selected) -> None:
+        """All together and only now: a pause inside the step saves the state of the step before."""
+        self._state.finished_steps = step
+        self._state.tasks_taken = played.tasks_taken
+        self._state.trajectories += len(selected.all)
+        self._state.sampled_tokens += sum(one.sampled_tokens for one in selected.all)
+        if (starts := self._spec.recipe.expert_starts) is not None:
+            learn(self._state.experts, starts, played.groups, played.trajectories)
 
     async def _evaluate_if_due(self) -> None:
         done = self._state.finished_steps
@@ -261,6 +304,13 @@ class Loop:
         async with self._phase("finish", self._state.finished_steps):
             await self._measure_memory()
         self._journal.finish("succeeded", None, summary_of(self._state))
+
+    async def _close(self) -> None:
+        try:
+            if self._judging is not None:
+                await self._judging.close()
+        finally:
+            await self._crew.close()
 
     # ---- between phases ----
 
@@ -314,7 +364,7 @@ class Loop:
 
     def _stall(self) -> str:
         since = time.strftime("%H:%M:%S UTC", time.gmtime(self.position.since))
-        whom = self._crew.waiting_for or "nobody"
+        whom = self.position.waiting_for or "nobody"
         return f"stalled: phase {self.position.phase} of step {self.position.step} waits for {whom} since {since}"
 
     # ---- telling ----

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 from engine.control.checkpoint import CheckpointError
 from engine.control.crew import ActorLost
+from engine.control.failures import AttemptFailed, AttemptRefused, RunFailed
 from engine.control.journal import Journal
-from engine.control.loop import AttemptFailed, AttemptRefused, Ending, Loop, RunFailed
+from engine.control.loop import Ending, Loop
 from engine.control.spool import SpoolError
 
 log = logging.getLogger("engine")

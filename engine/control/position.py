@@ -1,6 +1,8 @@
 """Where the loop is: what the pulse says, and what a stall is measured by."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from engine.control.crew import Crew
 from engine.spec.event import Phase, Pulse
@@ -15,6 +17,7 @@ class Position:
         self.phase: Phase = "start"
         self.since = time.time()
         self._crew = crew
+        self._waiting_on: str | None = None
         self._alive = time.monotonic()
         self._step_seconds: float | None = None
 
@@ -29,6 +32,19 @@ class Position:
     def step_took(self, seconds: float) -> None:
         self._step_seconds = seconds if self._step_seconds is None else 0.7 * self._step_seconds + 0.3 * seconds
 
+    @contextmanager
+    def waiting_on(self, whom: str) -> Iterator[None]:
+        """The loop waits for somebody outside the crew."""
+        self._waiting_on = whom
+        try:
+            yield
+        finally:
+            self._waiting_on = None
+
+    @property
+    def waiting_for(self) -> str | None:
+        return self._waiting_on or self._crew.waiting_for
+
     @property
     def silent_s(self) -> float:
         """How long nothing has moved."""
@@ -42,6 +58,6 @@ class Position:
             total_steps=self.total_steps,
             phase=self.phase,
             phase_since=self.since,
-            waiting_for=self._crew.waiting_for,
+            waiting_for=self.waiting_for,
             eta_s=None if self._step_seconds is None else max(left, 0) * self._step_seconds,
         )

@@ -1,12 +1,15 @@
-"""What must hold before anything of a run is started: a spec without problems, and boxes that work."""
+"""What must hold before anything of a run is started: a spec without problems, and what it names is there."""
 
+import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from engine.control.judging import attribution_in
+from engine.spec.judge import LlmJudge
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 
@@ -35,6 +38,35 @@ def spec_from_file(path: Path) -> RunSpec:
         return RunSpec.model_validate(document)
     except ValidationError as error:
         raise BadSpec([f"{path}: {problem}" for problem in problems_in(error, RunSpec)]) from error
+
+
+def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Problem]:
+    """What the spec names and this process does not find.  No value of a secret is in it."""
+    return list(_judge_key(spec, environ))
+
+
+def _judge_key(spec: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
+    credit = attribution_in(spec)
+    if credit is None or not isinstance(credit.judge, LlmJudge):
+        return
+    variable = credit.judge.api_key_variable
+    if variable is None:
+        return
+    field, key = "recipe.credit.judge.api_key_variable", environ.get(variable, "").strip()
+    if not key:
+        yield Problem(
+            field,
+            variable,
+            "the engine's environment has no such variable, or an empty one",
+            "set it where the engine starts, or remove api_key_variable if the endpoint takes no key",
+        )
+    elif not (key.isascii() and key.isprintable()):  # it would fail as a header, in a message that shows it
+        yield Problem(
+            field,
+            variable,
+            "the key holds characters that a header cannot carry",
+            "set it to one line of printable ASCII characters",
+        )
 
 
 def differing_fields(old: RunSpec, new: RunSpec) -> list[Problem]:

@@ -18,7 +18,7 @@ from engine.control.crew import Crew
 from engine.control.journal import Journal
 from engine.control.loop import Loop
 from engine.control.outcome import Attempt
-from engine.control.preflight import BadSpec, differing_fields, spec_from_file
+from engine.control.preflight import BadSpec, differing_fields, lacking, spec_from_file
 from engine.control.progress import display_for
 from engine.control.ray_token import use_private_token
 from engine.control.spool import Spool, SpoolError
@@ -26,6 +26,7 @@ from engine.control.steering import Steering
 from engine.spec.event import Finished
 from engine.spec.run import RunSpec
 from engine.spec.strict import Strict
+from engine.training.recordings import BadRecording, recorded_trajectories
 from sandboxes.interface import SandboxLost, SandboxUnavailable
 
 CANCELLED = 130
@@ -35,6 +36,9 @@ CANCELLED = 130
 def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, json_file: Path | None) -> int:
     """The exit code.  Raises BadSpec before anything is started or written."""
     spec = spec_from_file(file)
+    if problems := lacking(spec):
+        raise BadSpec([f"{file}: {problem}" for problem in problems])
+    _check_recordings(spec, file.parent)
     folder = run_dir or default_run_dir(spec)
     checkpoints = _checkpoints_for(spec, folder, resume=resume)
     try:
@@ -44,10 +48,10 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
         print(f"error: {error}", file=sys.stderr)
         return outcome.ATTEMPT_FAILED
     ended = _Ended()
-    with display_for(Console(), spec.schedule.steps) as display:
+    with display_for(Console(), spec.rl_steps) as display:
         steering = Steering()
         journal = Journal(spool, _next_attempt(folder), listeners=(display, ended))
-        crew = _crew(spec, folder, journal, in_process=in_process)
+        crew = _crew(spec, folder, journal, in_process=in_process, recordings=file.parent)
         attempt = Attempt(Loop(spec, crew, journal, checkpoints, steering), journal)
         code = attempt.run(
             {signal.SIGINT: lambda: steering.want("cancel"), signal.SIGTERM: lambda: steering.want("cancel")}
@@ -84,17 +88,30 @@ def _next_attempt(folder: Path) -> int:
     return attempt
 
 
-def _crew(spec: RunSpec, folder: Path, journal: Journal, *, in_process: bool) -> Crew:
+def _check_recordings(spec: RunSpec, folder: Path) -> None:
+    """Here paths in the run file are relative to it."""
+    try:
+        recorded_trajectories(spec, folder)
+    except BadRecording as error:
+        raise BadSpec([str(error)]) from error
+
+
+def _crew(spec: RunSpec, folder: Path, journal: Journal, *, in_process: bool, recordings: Path) -> Crew:
     """Ray and torch are imported only by the way that needs them."""
+    recordings = recordings.resolve()
     if in_process:
         from engine.control.local import LocalCrew
 
-        return LocalCrew(spec)
+        return LocalCrew(spec, recordings=recordings)
     use_private_token(folder / "ray_token")
     from engine.control.actors import RayCrew, private_ray
 
     return RayCrew(
-        spec, name="train", connection=private_ray(), report=lambda level, message: journal.log(level, "crew", message)
+        spec,
+        name="train",
+        connection=private_ray(),
+        report=lambda level, message: journal.log(level, "crew", message),
+        recordings=recordings,
     )
 
 

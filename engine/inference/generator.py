@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from engine.inference.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder
-from engine.inference.sampling import sample
+from engine.inference.sampling import NOT_FORCED, sample
 from engine.inference.session import GenerationAborted, Reply, Session, StoppedBy, Turn
 from engine.models.qwen3 import Qwen3
-from engine.models.tokenizer import default_tokenizer
+from engine.models.tokenizer import tokenizer_for
 from engine.spec.generation import Generated, GenerateRequest
 from engine.spec.run import Model
 
@@ -46,9 +46,18 @@ class Generator:
     so it is set whenever the stepping thread wakes up; a trainer in the same process sets its own.
     """
 
-    def __init__(self, model_spec: Model, *, slots: int, threads: int, device: str = "cpu", seed: int = 0) -> None:
+    def __init__(
+        self,
+        model_spec: Model,
+        *,
+        slots: int,
+        threads: int,
+        device: str = "cpu",
+        seed: int = 0,
+        environment_id: str = "python-math",
+    ) -> None:
         self._spec = model_spec
-        self._vocab_size = len(default_tokenizer())
+        self._vocab_size = len(tokenizer_for(environment_id))
         initial = Qwen3(model_spec, self._vocab_size, seed=seed)
         self._threads = threads if sum(map(Tensor.numel, initial.parameters())) >= SHARED_FROM else 1
         self._decoder = Decoder(model_spec, slots=slots, device=device)
@@ -68,10 +77,10 @@ class Generator:
     # ---- for callers, on their event loop ----
 
     async def generate(self, request: GenerateRequest) -> Generated:
-        """Sample one turn.
+        """Sample one turn, or give the log-probs of a forced one.
 
-        If ``new_ids`` leave no room for a token, the answer is empty with ``stopped_by="context"``
-        and the session is as it was.  If the caller is cancelled, its session is released.
+        If ``new_ids`` leave no room for a token (for all that are forced), the answer is empty with
+        ``stopped_by="context"`` and the session is as it was.  If the caller is cancelled, its session is released.
         Raises ValueError for a request that makes no sense, GenerationAborted when it is ended from outside.
         """
         self._check(request)
@@ -82,6 +91,16 @@ class Generator:
         finally:
             if reply.future.cancelled():
                 self._post(lambda: self._drop(request.session))
+
+    async def rewind(self, session: str, tokens: int) -> None:
+        """Forget all but the first ``tokens`` tokens of a session that has no turn pending, else ValueError.
+
+        Rewound to the end of a turn, or to within what a turn sampled, it goes on exactly as a session whose turn
+        ended there.
+        """
+        reply = Reply.of_running_loop()
+        self._post(lambda: self._rewind(session, tokens, reply), reply)
+        await reply.future
 
     async def release(self, session: str) -> None:
         """Give the slot back, at once; a turn that is pending raises GenerationAborted.  Unknown sessions are fine."""
@@ -119,7 +138,7 @@ class Generator:
         }
 
     def _check(self, request: GenerateRequest) -> None:
-        if request.max_new_tokens < 1:
+        if request.max_new_tokens < 1 and not request.forced_ids:
             raise ValueError(f"max_new_tokens = {request.max_new_tokens}: must be at least 1")
         if not request.temperature >= 0:
             raise ValueError(f"temperature = {request.temperature}: must be 0 (greedy) or greater")
@@ -127,8 +146,9 @@ class Generator:
             raise ValueError(f"seed = {request.seed}: must not be negative")
         if not request.new_ids:
             raise ValueError("new_ids is empty: a turn begins with at least one token to read")
-        if not all(0 <= i < self._vocab_size for i in request.new_ids):
-            raise ValueError(f"new_ids hold a token outside the vocabulary of {self._vocab_size}")
+        for name, ids in (("new_ids", request.new_ids), ("forced_ids", request.forced_ids)):
+            if not all(0 <= i < self._vocab_size for i in ids):
+                raise ValueError(f"{name} hold a token outside the vocabulary of {self._vocab_size}")
 
     async def _done(self, command: Callable[[], None]) -> None:
         reply = Reply.of_running_loop()
@@ -202,10 +222,20 @@ class Generator:
         self._start(session, turn)
 
     def _start(self, session: Session, turn: Turn) -> None:
-        if session.tokens + len(turn.request.new_ids) >= self._spec.context_tokens:
+        if len(session.ids) + turn.room_needed() > self._spec.context_tokens:
             turn.reply.give(turn.generated("context"))
             return
         session.begin(turn, prefill_from=PREFILL_FROM)
+
+    def _rewind(self, name: str, tokens: int, reply: Reply) -> None:
+        session = self._sessions.get(name)
+        if session is None or session.turn is not None:
+            reply.fail(ValueError(f"session {name!r} is unknown or has a turn pending: it cannot be rewound"))
+        elif not 0 <= tokens <= len(session.ids):
+            reply.fail(ValueError(f"session {name!r} has {len(session.ids)} tokens: {tokens} of them cannot be kept"))
+        else:
+            session.rewind(tokens)
+            reply.give(None)
 
     def _drop(self, name: str) -> None:
         waiting, session = self._waiting.pop(name, None), self._sessions.pop(name, None)
@@ -247,17 +277,18 @@ class Generator:
         slots = self._decoder.slots
         tokens, positions = np.zeros(slots, dtype=np.int64), np.full(slots, self._decoder.scratch_position)
         temperatures, uniforms = np.ones(slots, dtype=np.float32), np.zeros(slots)
+        forced = np.full(slots, NOT_FORCED)
         for session in stepping:
             slot = session.slot
             positions[slot], (tokens[slot],) = session.cached, session.read(1)
-            temperatures[slot], uniforms[slot] = session.pending.next_draw()
+            temperatures[slot], uniforms[slot], forced[slot] = session.pending.next_draw()
         logits_SV = self._decoder.step(self._tensor(tokens), self._tensor(positions))
         sampling = [session for session in stepping if not session.unread]
         self._counters["steps"] += 1
-        self._counters["sampled_tokens"] += len(sampling)
+        self._counters["sampled_tokens"] += sum(not session.pending.request.forced_ids for session in sampling)
         if not sampling:
             return
-        token_S, logprob_S = sample(logits_SV, self._tensor(temperatures), self._tensor(uniforms))
+        token_S, logprob_S = sample(logits_SV, self._tensor(temperatures), self._tensor(uniforms), self._tensor(forced))
         sampled, logprobs = token_S.tolist(), logprob_S.tolist()
         for session in sampling:
             self._append(session, sampled[session.slot], logprobs[session.slot])
@@ -267,12 +298,10 @@ class Generator:
         turn.token_ids.append(token)
         turn.logprobs.append(logprob)
         turn.policy_versions.append(self._version)
-        session.unread.append(token)
-        if token in turn.request.stop_ids:
-            self._finish(session, "stop")
-        elif len(turn.token_ids) == turn.request.max_new_tokens:
-            self._finish(session, "length")
-        elif session.tokens == self._spec.context_tokens:
+        session.ids.append(token)
+        if (end := turn.ended()) is not None:
+            self._finish(session, end)
+        elif len(session.ids) == self._spec.context_tokens:
             self._finish(session, "context")
 
     def _finish(self, session: Session, stopped_by: StoppedBy) -> None:

@@ -1,14 +1,13 @@
 """One episode's place in the generator: its slot, what the cache holds of it, and the turn it is in."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from engine.inference.sampling import turn_uniforms
+from engine.inference.sampling import NOT_FORCED, turn_uniforms
 from engine.spec.generation import Generated, GenerateRequest
 
 StoppedBy = Literal["stop", "length", "context"]
@@ -55,11 +54,27 @@ class Turn:
 
     @classmethod
     def begun(cls, request: GenerateRequest, reply: Reply) -> "Turn":
-        return cls(request, reply, turn_uniforms(request.seed, request.max_new_tokens))
+        draws = 0 if request.forced_ids else request.max_new_tokens
+        return cls(request, reply, turn_uniforms(request.seed, draws))
 
-    def next_draw(self) -> tuple[float, float]:
-        """Temperature and uniform of the next token."""
-        return self.request.temperature, self.uniforms[len(self.token_ids)]
+    def next_draw(self) -> tuple[float, float, int]:
+        """Temperature and uniform of the next token, and the token itself where it is forced."""
+        drawn = len(self.token_ids)
+        if self.request.forced_ids:
+            return 1.0, 0.0, self.request.forced_ids[drawn]
+        return self.request.temperature, self.uniforms[drawn], NOT_FORCED
+
+    def room_needed(self) -> int:
+        """Tokens that must fit in the context for the turn to begin: a sampled one may end by the context."""
+        return len(self.request.new_ids) + max(len(self.request.forced_ids), 1)
+
+    def ended(self) -> StoppedBy | None:
+        """Why the turn is over by what it has, if it is."""
+        if self.request.forced_ids:
+            return "stop" if len(self.token_ids) == len(self.request.forced_ids) else None
+        if self.token_ids[-1] in self.request.stop_ids:
+            return "stop"
+        return "length" if len(self.token_ids) == self.request.max_new_tokens else None
 
     def generated(self, stopped_by: StoppedBy) -> Generated:
         return Generated(tuple(self.token_ids), tuple(self.logprobs), tuple(self.policy_versions), stopped_by)
@@ -67,7 +82,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Session:
-    """``cached`` tokens stand in the KV cache at positions 0 .. cached - 1; ``unread`` follow them.
+    """Of ``ids``, the first ``cached`` stand in the KV cache, each at its own position; the others are unread.
 
     The first ``to_prefill`` of the unread are read in chunks, the others one per step; the step that
     reads the last of them samples its successor.  After a turn the last sampled token is unread: it
@@ -76,14 +91,14 @@ class Session:
 
     name: str
     slot: int
+    ids: list[int] = field(default_factory=list)
     cached: int = 0
-    unread: deque[int] = field(default_factory=deque)
     to_prefill: int = 0
     turn: Turn | None = None
 
     @property
-    def tokens(self) -> int:
-        return self.cached + len(self.unread)
+    def unread(self) -> int:
+        return len(self.ids) - self.cached
 
     @property
     def pending(self) -> Turn:
@@ -93,11 +108,20 @@ class Session:
 
     def begin(self, turn: Turn, *, prefill_from: int) -> None:
         """Chunks or steps: the choice follows from this session alone, so it is the same in any company."""
-        self.unread.extend(turn.request.new_ids)
-        self.to_prefill = len(self.unread) - 1 if len(self.unread) > prefill_from else 0
+        self.ids.extend(turn.request.new_ids)
+        self.to_prefill = self.unread - 1 if self.unread > prefill_from else 0
         self.turn = turn
 
     def read(self, count: int) -> list[int]:
         """The next unread tokens, which the caller puts into the cache at ``cached`` and after."""
         self.cached += count
-        return [self.unread.popleft() for _ in range(count)]
+        return self.ids[self.cached - count : self.cached]
+
+    def rewind(self, tokens: int) -> None:
+        """Keep the first ``tokens``.
+
+        The last of them is unread again, as after a turn that ended with it: what is cached of it may have been
+        read in a chunk or in a step, as the removed tokens had it, and the two differ in their last bits.
+        """
+        del self.ids[tokens:]
+        self.cached = min(self.cached, max(tokens - 1, 0))

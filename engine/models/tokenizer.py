@@ -1,13 +1,18 @@
 """The built-in vocabulary: one token per printable ASCII character, and the marks of a conversation.
 
-Text never becomes a mark: ``encode`` knows characters only, so a user or a tool that writes
+An environment of many fixed phrases adds them as whole tokens behind the characters
+(engine/models/words.py), so that a small policy reads an observation in a few tokens.
+Text never becomes a mark: ``encode`` knows characters and words only, so a user or a tool that writes
 ``<answer>`` gets eight characters.  Marks are added by id, by the code that builds a context.
 Stdlib only: rollout workers import this and stay free of torch.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
+
+from engine.models.words import WORDS_OF_ENVIRONMENT
 
 MARKS = (
     "<pad>", "<unk>", "<bos>", "<eos>", "<user>", "<assistant>",
@@ -17,21 +22,28 @@ CHARACTERS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 
 
 class Tokenizer:
-    """Ids count from 0: first ``MARKS``, then ``CHARACTERS``.  ``vocab[id]`` is the token's text."""
+    """Ids count from 0: ``MARKS``, then ``CHARACTERS``, then ``words``.  ``vocab[id]`` is the token's text."""
 
-    def __init__(self) -> None:
-        self.vocab: tuple[str, ...] = (*MARKS, *CHARACTERS)
+    def __init__(self, words: Sequence[str] = ()) -> None:
+        self.vocab: tuple[str, ...] = (*MARKS, *CHARACTERS, *words)
         self.pad, self.unk, self.bos, self.eos, self.user, self.assistant = range(6)
         self.tool_open, self.tool_close, self.output_open, self.output_close = range(6, 10)
         self.answer_open, self.answer_close = range(10, 12)
-        self._id_of_character = {character: i for i, character in enumerate(CHARACTERS, start=len(MARKS))}
+        self._id_of_text = {text: i for i, text in enumerate(self.vocab[len(MARKS) :], start=len(MARKS))}
+        # The first alternative that fits wins, so the longest come first.
+        longest_first = sorted(words, key=len, reverse=True)
+        self._split = "|".join([*map(re.escape, longest_first), r"[\s\S]"])
+        self._pieces_in = re.compile(self._split).findall
 
     def __len__(self) -> int:
         return len(self.vocab)
 
     def encode(self, text: str) -> list[int]:
-        """One id per character; what is neither printable ASCII nor a newline becomes ``unk``.  Never another mark."""
-        return [self._id_of_character.get(character, self.unk) for character in text]
+        """From left to right, at each place the longest word that fits, or else one character.
+
+        What is neither printable ASCII nor a newline becomes ``unk``.  Never another mark.
+        """
+        return [self._id_of_text.get(piece, self.unk) for piece in self._pieces_in(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """For people to read: marks appear by name, so parse ids and not this text.
@@ -60,7 +72,7 @@ class Tokenizer:
             "normalizer": None,
             "pre_tokenizer": {
                 "type": "Split",
-                "pattern": {"Regex": "[\\s\\S]"},
+                "pattern": {"Regex": self._split},
                 "behavior": "Isolated",
                 "invert": False,
             },
@@ -75,6 +87,11 @@ class Tokenizer:
 
 
 @cache
+def tokenizer_for(environment_id: str) -> Tokenizer:
+    """The vocabulary of an environment.  Raises KeyError for an unknown one."""
+    return Tokenizer(WORDS_OF_ENVIRONMENT[environment_id])
+
+
 def default_tokenizer() -> Tokenizer:
-    """The one vocabulary of the built-in environments."""
-    return Tokenizer()
+    """The characters alone: the vocabulary of python-math."""
+    return tokenizer_for("python-math")

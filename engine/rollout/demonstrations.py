@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from random import Random
 
 from engine.rollout.chat import Answer
-from engine.rollout.environments.interface import Environment, Manner, Script
+from engine.rollout.environments.interface import Environment, Manner, Script, ScriptedCall
 from engine.rollout.scoring import rewards_of
 from engine.rollout.seeds import derived_seed
-from engine.spec.recipe import ColdStart, Reward
-from engine.spec.trajectory import Task, ToolCall, Trajectory, Turn
+from engine.spec.recipe import Reward
+from engine.spec.supervised import ColdStart
+from engine.spec.trajectory import StopReason, Task, ToolCall, Trajectory, Turn
 
 
 def demonstrations(
@@ -27,6 +28,14 @@ def demonstrations(
         yield _trajectory(environment, reward, task, script, index)
 
 
+def solution(environment: Environment, reward: Reward, number: int, *, seed: int) -> Trajectory:
+    """How a demonstrator solves training task ``number``: the same one whoever asks, ``solution-<task's id>``."""
+    task = environment.tasks("train")[number]
+    script = environment.script(task, "solve", Random(derived_seed("solution", seed, number)))
+    solved = _trajectory(environment, reward, task, script, index=0)
+    return solved.model_copy(update={"id": f"solution-{task.id}"})
+
+
 def _manner(cold_start: ColdStart, rng: Random) -> Manner:
     if rng.random() < cold_start.wrong_fraction:
         return "guess"
@@ -35,9 +44,11 @@ def _manner(cold_start: ColdStart, rng: Random) -> Manner:
 
 def _trajectory(environment: Environment, reward: Reward, task: Task, script: Script, index: int) -> Trajectory:
     turns = _turns(environment, task, script)
-    answer = script[-1].text if isinstance(script[-1], Answer) else None
-    success = answer is not None and environment.score(task, answer)
-    rewards = rewards_of(reward, success=success, turns=turns)
+    last = script[-1]
+    answer = last.text if isinstance(last, Answer) else None
+    success = environment.score(task, last.text) if isinstance(last, Answer) else last.done and last.success
+    answered = answer is not None
+    rewards = rewards_of(reward, success=success, turns=turns, answered=answered, step=0)
     return Trajectory(
         id=f"demonstration-0-0-{index}",
         purpose="demonstration",
@@ -46,12 +57,18 @@ def _trajectory(environment: Environment, reward: Reward, task: Task, script: Sc
         index=index,
         task=task,
         turns=turns,
-        stop_reason="answered",
+        stop_reason=_stop_reason(last),
         answer=answer,
         success=success,
         reward=sum(rewards.values()),
         rewards=rewards,
     )
+
+
+def _stop_reason(last: ScriptedCall | Answer) -> StopReason:
+    if isinstance(last, Answer):
+        return "answered"
+    return "done" if last.done else "turn-limit"
 
 
 def _turns(environment: Environment, task: Task, script: Script) -> list[Turn]:

@@ -1,37 +1,30 @@
 """One episode: generate, parse, run the tool, observe, until the policy answers or a limit is met.
 
 Token ids go to the generator and come back from it; they are appended and never made from text a
-second time.  A box is taken when the first tool call comes and given back however the episode
-ends.  A failing tool is an observation; a lost box is ``SandboxLost`` and no trajectory.
+second time.  What the tool needs is given back however the episode ends.  A failing tool is an
+observation, or is repaired where the request says so (purification.py); a lost box is
+``SandboxLost`` and no trajectory.  Before the policy speaks, an expert's turns may be replayed
+(replay.py).
 """
 
-import asyncio
-import uuid
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from engine.rollout.chat import Answer, Call
-from engine.rollout.environments.interface import Environment
+from engine.rollout.conversation import Conversation
+from engine.rollout.environments.faults import EnvironmentFailed, FaultNamingSession, named_as_environment_fault
+from engine.rollout.environments.interface import Boxes, Environment, ToolSession
+from engine.rollout.purification import Purifier
+from engine.rollout.replay import ReplayDiverged, call_of, compare
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.scoring import rewards_of
-from engine.spec.generation import Generated, GenerateRequest, TextGenerator
+from engine.spec.exploration import Purification
+from engine.spec.generation import Generated, TextGenerator
 from engine.spec.recipe import Reward
-from engine.spec.trajectory import StopReason, Task, ToolCall, Trajectory, Turn
-from sandboxes.interface import Sandbox, SandboxLost, SandboxUnavailable
+from engine.spec.trajectory import Change, Start, StopReason, Task, ToolCall, Trajectory, Turn
 
-
-class EnvironmentFailed(Exception):
-    """The environment's own code raised: the episode is discarded and counted.  The cause is chained."""
-
-
-class Boxes(Protocol):
-    """Where boxes come from; ``sandboxes.pool.Pool`` is one."""
-
-    def acquire(self) -> AbstractAsyncContextManager[Sandbox]:
-        """A box as new, given back at the end of the block.  Raises SandboxUnavailable and PoolClosed."""
-        ...
+__all__ = ["Arena", "Boxes", "EnvironmentFailed", "ReplayDiverged", "run_episode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +38,8 @@ class Arena:
     max_turns: int
     max_turn_tokens: int
     context_tokens: int
+    purification: Purification | None = None
+    """How the episodes that ask for it are purified."""
 
 
 @dataclass(slots=True)
@@ -52,55 +47,126 @@ class _Ending:
     turns: list[Turn] = field(default_factory=list)
     stop_reason: StopReason = "turn-limit"
     answer: str | None = None
+    changes: list[Change] = field(default_factory=list)
 
 
 async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
-    """Raises SandboxLost, EnvironmentFailed, and whatever the generator raises."""
-    with _named_as_environment_fault():
+    """Raises SandboxLost, EnvironmentFailed, ReplayDiverged, and whatever the generator raises."""
+    with named_as_environment_fault():
         task = arena.environment.tasks(request.split)[request.task]
-    # Unique, not derived: a worker that was restarted must not continue its predecessor's sessions.
-    session = f"{request.id}-{uuid.uuid4().hex}"
-    try:
-        async with _Tool(arena, task) as tool:
-            ending = await _play(request, arena, task, tool, session)
-    finally:
-        # Shielded: a second cancellation must not leave the session's KV slot taken.
-        await asyncio.shield(arena.generator.release(session))
-    return _trajectory(request, arena, task, ending)
-
-
-async def _play(request: EpisodeRequest, arena: Arena, task: Task, tool: "_Tool", session: str) -> _Ending:
-    environment, ending = arena.environment, _Ending()
-    context, used_tokens = environment.prompt_ids(task), 0
-    for number in range(arena.max_turns):
-        used_tokens += len(context)
-        if used_tokens >= arena.context_tokens:
-            ending.stop_reason = "truncated"
-            break
-        generated = await arena.generator.generate(_generate_request(request, arena, session, context, number))
-        used_tokens += len(generated.token_ids)
-        said = environment.parse(generated.token_ids) if generated.stopped_by == "stop" else None
-        tool_call = await tool.call(said) if isinstance(said, Call) else None
-        ending.turns.append(_turn(environment, context, generated, tool_call))
-        if tool_call is None:
-            ending.answer = said.text if isinstance(said, Answer) else None
-            ending.stop_reason = _why_without_call(said, generated)
-            break
-        context = environment.observation_ids(tool_call)
-    return ending
-
-
-def _generate_request(
-    request: EpisodeRequest, arena: Arena, session: str, context: list[int], number: int
-) -> GenerateRequest:
-    return GenerateRequest(
-        session=session,
-        new_ids=tuple(context),
-        max_new_tokens=arena.max_turn_tokens,
+    conversation = Conversation(
+        arena.generator,
+        request.id,
         stop_ids=arena.environment.stop_ids,
+        max_turn_tokens=arena.max_turn_tokens,
+        context_tokens=arena.context_tokens,
         temperature=request.temperature,
-        seed=request.turn_seed(number),
     )
+    try:
+        async with AsyncExitStack() as held:
+            with named_as_environment_fault():
+                session = await held.enter_async_context(arena.environment.session(task, arena.boxes))
+            episode = _Episode(request, arena, task, FaultNamingSession(session), conversation)
+            ending = await episode.play()
+            return _trajectory(request, arena, task, session, ending)
+    finally:
+        await conversation.release()
+
+
+class _Episode:
+    """The course of one episode, turn by turn."""
+
+    def __init__(
+        self, request: EpisodeRequest, arena: Arena, task: Task, tool: ToolSession, conversation: Conversation
+    ) -> None:
+        self._request, self._arena, self._environment = request, arena, arena.environment
+        self._task, self._tool, self._conversation = task, tool, conversation
+        self._purifier = self._opened_purifier() if request.purify else None
+        self._expert = request.prefill.turns if request.prefill is not None else ()
+        self._ending = _Ending()
+
+    async def play(self) -> _Ending:
+        ending, history = self._ending, list[int]()
+        context = self._environment.prompt_ids(self._task, self._request.lessons)
+        for number in range(self._arena.max_turns):
+            history += context
+            expert = self._expert[number] if number < len(self._expert) else None
+            if not self._conversation.has_room(history, expert.token_ids if expert is not None else ()):
+                ending.stop_reason = "truncated"
+                break
+            if expert is not None:
+                turn = await self._replayed(number, history, expert, context)
+            else:
+                turn = await self._played(number, history, context)
+            ending.turns.append(turn)
+            if turn.tool_call is None:
+                break
+            if self._tool.done:
+                ending.stop_reason = "done"
+                break
+            history += turn.token_ids
+            context = self._environment.observation_ids(turn.tool_call)
+        if self._purifier is not None:
+            ending.changes += self._purifier.changes
+        return ending
+
+    async def _played(self, number: int, history: Sequence[int], context: list[int]) -> Turn:
+        """A turn of the policy's.  One without a call is the last, and sets the ending."""
+        generated = await self._conversation.sample(history, seed=self._request.turn_seed(number))
+        said = self._environment.parse(generated.token_ids) if generated.stopped_by == "stop" else None
+        if not isinstance(said, Call):
+            self._ending.answer = said.text if isinstance(said, Answer) else None
+            self._ending.stop_reason = _why_without_call(said, generated)
+            return self._turn(number, context, generated, None)
+        if self._purifier is None:
+            return self._turn(number, context, generated, await self._tool.call(said))
+        acted = await self._purifier.act(number, history, generated, said)
+        return self._turn(number, context, acted.generated, acted.tool_call)
+
+    async def _replayed(self, number: int, history: Sequence[int], expert: Turn, context: list[int]) -> Turn:
+        prefill = self._request.prefill
+        assert prefill is not None
+        generated = await self._conversation.force(history, expert.token_ids)
+        tool_call = await self._tool.call(call_of(number, self._environment.parse(expert.token_ids)))
+        compare(number, expert, tool_call)
+        imitated = number < prefill.imitated
+        self._ending.changes.append(
+            Change(
+                kind="prefilled",
+                turn=number,
+                start=0,
+                stop=len(expert.token_ids),
+                reason="imitated" if imitated else "replayed",
+                details={"expert": prefill.expert},
+            )
+        )
+        turn = self._turn(number, context, generated, tool_call)
+        return turn.model_copy(update={"prefilled": True, "imitated": imitated})
+
+    def _opened_purifier(self) -> Purifier:
+        if self._arena.purification is None:
+            raise ValueError(f"{self._request.id} is to be purified, and the recipe does not say how")
+        return Purifier(
+            self._arena.purification,
+            self._request,
+            self._environment,
+            self._conversation,
+            self._tool,
+            max_turn_tokens=self._arena.max_turn_tokens,
+        )
+
+    def _turn(self, number: int, context: list[int], generated: Generated, tool_call: ToolCall | None) -> Turn:
+        lessons = self._request.lessons
+        return Turn(
+            context_ids=context,
+            context_text=self._environment.text_of(context),
+            token_ids=list(generated.token_ids),
+            pieces=self._environment.pieces_of(generated.token_ids),
+            logprobs=list(generated.logprobs),
+            policy_versions=list(generated.policy_versions),
+            tool_call=tool_call,
+            experience_span=self._environment.experience_span(lessons) if lessons and number == 0 else None,
+        )
 
 
 def _why_without_call(said: Answer | Call | None, generated: Generated) -> StopReason:
@@ -109,22 +175,14 @@ def _why_without_call(said: Answer | Call | None, generated: Generated) -> StopR
     return "truncated" if generated.stopped_by == "context" else "no-tool-call"
 
 
-def _turn(environment: Environment, context: list[int], generated: Generated, tool_call: ToolCall | None) -> Turn:
-    return Turn(
-        context_ids=context,
-        context_text=environment.text_of(context),
-        token_ids=list(generated.token_ids),
-        pieces=environment.pieces_of(generated.token_ids),
-        logprobs=list(generated.logprobs),
-        policy_versions=list(generated.policy_versions),
-        tool_call=tool_call,
-    )
-
-
-def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, ending: _Ending) -> Trajectory:
-    with _named_as_environment_fault():
-        success = ending.answer is not None and arena.environment.score(task, ending.answer)
-    rewards = rewards_of(arena.reward, success=success, turns=ending.turns)
+def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, session: ToolSession, ending: _Ending) -> Trajectory:
+    with named_as_environment_fault():
+        if session.done:
+            success = session.success
+        else:
+            success = ending.answer is not None and arena.environment.score(task, ending.answer)
+    answered = ending.stop_reason == "answered"
+    rewards = rewards_of(arena.reward, success=success, turns=ending.turns, answered=answered, step=request.step)
     return Trajectory(
         id=request.id,
         purpose=request.purpose,
@@ -138,37 +196,20 @@ def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, ending: _Endi
         success=success,
         reward=sum(rewards.values()),
         rewards=rewards,
+        changes=ending.changes,
+        start=_start(request),
+        first_attempt_errors=_first_attempt_errors(ending) if request.purify else None,
     )
 
 
-class _Tool:
-    """The task's box, taken and prepared at the first call."""
-
-    def __init__(self, arena: Arena, task: Task) -> None:
-        self._arena, self._task = arena, task
-        self._exits = AsyncExitStack()
-        self._box: Sandbox | None = None
-
-    async def __aenter__(self) -> "_Tool":
-        return self
-
-    async def __aexit__(self, *exception: object) -> bool | None:
-        return await self._exits.__aexit__(*exception)  # type: ignore[arg-type]
-
-    async def call(self, call: Call) -> ToolCall:
-        if self._box is None:
-            self._box = await self._exits.enter_async_context(self._arena.boxes.acquire())
-            with _named_as_environment_fault():
-                await self._arena.environment.reset(self._task, self._box)
-        with _named_as_environment_fault():
-            return await self._arena.environment.call(call, self._box)
+def _start(request: EpisodeRequest) -> Start | None:
+    prefill = request.prefill
+    if prefill is None:
+        return None
+    return Start(expert=prefill.expert, prefix=len(prefill.turns), turns=prefill.of_turns)
 
 
-@contextmanager
-def _named_as_environment_fault() -> Iterator[None]:
-    try:
-        yield
-    except (SandboxLost, SandboxUnavailable):
-        raise
-    except Exception as error:
-        raise EnvironmentFailed(f"{type(error).__name__}: {error}") from error
+def _first_attempt_errors(ending: _Ending) -> int:
+    """A failed call is still there, or a change tells of its repair."""
+    failed = sum(turn.tool_call is not None and turn.tool_call.status == "error" for turn in ending.turns)
+    return failed + sum(change.kind == "purified" for change in ending.changes)

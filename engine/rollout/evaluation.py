@@ -9,15 +9,16 @@ from engine.spec.trajectory import Trajectory
 def evaluation_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """``eval/...`` values.  Discarded episodes are not in here: they count neither as success nor as failure.
 
-    The tool-error rate is that of the sampled episodes: failed tool calls / tool calls.
+    The tool-error rate is that of the sampled episodes: failed tool calls / tool calls.  ``purified``
+    episodes are sampled with SAAR at work, where the recipe asks for them.
     """
     by_purpose: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         by_purpose[trajectory.purpose].append(trajectory)
-    greedy, sampled = by_purpose["eval-greedy"], by_purpose["eval-sampled"]
+    sampled = by_purpose["eval-sampled"]
     values: dict[str, float] = {}
-    for name, group in (("greedy", greedy), ("sampled", sampled)):
-        if group:
+    for name in ("greedy", "sampled", "purified"):
+        if group := by_purpose[f"eval-{name}"]:
             values[f"eval/success_{name}"] = success_rate(group)
             values |= {f"eval/level_{level}_{name}": success_rate(some) for level, some in _by_level(group).items()}
     if sampled:

@@ -1,11 +1,26 @@
 """Which episodes to play: each named, numbered and seeded before anything runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from engine.algorithms import saar
 from engine.rollout.seeds import derived_seed
 from engine.spec.run import RunSpec
-from engine.spec.trajectory import Purpose, Split
+from engine.spec.trajectory import Purpose, Split, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The beginning of an expert's trajectory, to be replayed before the policy takes over."""
+
+    expert: str
+    """The id of the expert's trajectory."""
+    turns: tuple[Turn, ...]
+    """The expert's first turns, each with a tool call, to be done again and compared."""
+    of_turns: int
+    """All turns of the expert."""
+    imitated: int
+    """How many of ``turns``, from the first one on, imitation learns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +37,12 @@ class EpisodeRequest:
     temperature: float
     """0 means greedy."""
     seed: int
+    purify: bool = False
+    """Whether SAAR works on this rollout."""
+    lessons: tuple[str, ...] = ()
+    """What it is shown besides its task."""
+    prefill: Prefill | None = None
+    """Absent: a fresh start."""
 
     @property
     def id(self) -> str:
@@ -30,23 +51,45 @@ class EpisodeRequest:
     def turn_seed(self, turn: int) -> int:
         return derived_seed(self.seed, turn)
 
+    def correction_seed(self, turn: int, attempt: int) -> int:
+        """Of the ``attempt``-th correction (from 1) of a failed call: no turn's seed depends on how many there were."""
+        return derived_seed(self.seed, turn, "correction", attempt)
+
+    def try_number(self, number: int) -> "EpisodeRequest":
+        """0 is this one; the others are played in its place: the same start, other draws."""
+        return replace(self, seed=derived_seed(self.seed, "again", number)) if number else self
+
 
 def train_requests(spec: RunSpec, step: int) -> list[EpisodeRequest]:
-    """The rollouts of training step ``step`` (from 1), group by group.  Training tasks are taken in turn."""
-    schedule = spec.schedule
-    first = (step - 1) * schedule.prompts_per_step
+    """The rollouts of training step ``step`` (from 1), group by group.  Training tasks are taken in turn.
+
+    Of a recipe with purification, the share rho is to be purified; which, each one's seed decides.
+    """
+    prompts, tasks = spec.schedule.prompts_per_step, spec.dataset.train_tasks
+    first = (step - 1) * prompts
     return [
-        _request(spec, "train", step, group, index, (first + group) % spec.dataset.train_tasks, schedule.temperature)
-        for group in range(schedule.prompts_per_step)
-        for index in range(schedule.group_size)
+        request for group in range(prompts) for request in group_requests(spec, step, group, (first + group) % tasks)
+    ]
+
+
+def group_requests(spec: RunSpec, step: int, group: int, task: int) -> list[EpisodeRequest]:
+    """All rollouts of one group: training task ``task`` from its start, ``group_size`` times."""
+    schedule = spec.schedule
+    return [
+        _request(spec, "train", step, group, index, task, schedule.temperature) for index in range(schedule.group_size)
     ]
 
 
 def evaluation_requests(spec: RunSpec, step: int, tasks: int) -> list[EpisodeRequest]:
-    """The first ``tasks`` held-out tasks, each once greedily and once by sampling at temperature 1."""
-    return [_request(spec, "eval-greedy", step, task, 0, task, 0.0) for task in range(tasks)] + [
-        _request(spec, "eval-sampled", step, task, 0, task, 1.0) for task in range(tasks)
-    ]
+    """The first ``tasks`` held-out tasks, each once greedily and once by sampling at temperature 1.
+
+    Where the recipe asks for it, once more by sampling, with every failed call purified.
+    """
+    purification = spec.recipe.purification
+    how: list[tuple[Purpose, float]] = [("eval-greedy", 0.0), ("eval-sampled", 1.0)]
+    if purification is not None and purification.in_evaluation:
+        how.append(("eval-purified", 1.0))
+    return [_request(spec, purpose, step, task, 0, task, heat) for purpose, heat in how for task in range(tasks)]
 
 
 def shares(requests: Sequence[EpisodeRequest], workers: int) -> list[list[EpisodeRequest]]:
@@ -57,6 +100,7 @@ def shares(requests: Sequence[EpisodeRequest], workers: int) -> list[list[Episod
 def _request(
     spec: RunSpec, purpose: Purpose, step: int, group: int, index: int, task: int, temperature: float
 ) -> EpisodeRequest:
+    seed = derived_seed(spec.seed, purpose, step, group, index)
     return EpisodeRequest(
         purpose=purpose,
         step=step,
@@ -65,5 +109,11 @@ def _request(
         split="train" if purpose == "train" else "heldout",
         task=task,
         temperature=temperature,
-        seed=derived_seed(spec.seed, purpose, step, group, index),
+        seed=seed,
+        purify=purpose == "eval-purified" or (purpose == "train" and _is_purified(spec, seed)),
     )
+
+
+def _is_purified(spec: RunSpec, seed: int) -> bool:
+    purification = spec.recipe.purification
+    return purification is not None and saar.purifies(seed, rho=purification.share)

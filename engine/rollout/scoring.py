@@ -1,12 +1,38 @@
-"""From what happened in an episode to its reward, component by component."""
+"""From what happened in an episode to its reward, component by component.
+
+What an expert did in turns that were prefilled is neither paid nor charged.
+"""
 
 from collections.abc import Sequence
 
+from engine.algorithms.curriculum import tool_call_weight
 from engine.spec.recipe import Reward
 from engine.spec.trajectory import Turn
 
+ENOUGH_TOOL_CALLS = 10
+"""Successful calls beyond these are not paid: min(1, 0.1 n) (SPEAR, eq. 15)."""
 
-def rewards_of(reward: Reward, *, success: bool, turns: Sequence[Turn]) -> dict[str, float]:
-    """The components; the episode's reward is their sum."""
-    errors = sum(turn.tool_call is not None and turn.tool_call.status == "error" for turn in turns)
-    return {"outcome": reward.correct if success else reward.wrong, "tool_errors": reward.tool_error * errors}
+
+def rewards_of(reward: Reward, *, success: bool, turns: Sequence[Turn], answered: bool, step: int) -> dict[str, float]:
+    """The components; the episode's reward is their sum.
+
+    ``answered``: the last turn is an answer.  ``step`` is where in the run the curriculum stands.
+    A component of SPEAR's that has no weight in the recipe is not there.
+    """
+    own = [turn for turn in turns if not turn.prefilled]
+    calls = [turn.tool_call for turn in own if turn.tool_call is not None]
+    errors = sum(call.status == "error" for call in calls)
+    components = {"outcome": reward.correct if success else reward.wrong, "tool_errors": reward.tool_error * errors}
+    if reward.tool_calls:
+        worked = len(calls) - errors
+        components["tool_calls"] = _tool_calls_weight(reward, step) * min(1.0, worked / ENOUGH_TOOL_CALLS)
+    if reward.well_formed:
+        # A turn that is neither call nor answer ends the episode, so only the last one can be malformed.
+        well_formed = bool(own) and len(calls) + answered == len(own)
+        components["well_formed"] = reward.well_formed if well_formed else 0.0
+    return components
+
+
+def _tool_calls_weight(reward: Reward, step: int) -> float:
+    decay_steps = reward.tool_calls_decay_steps
+    return reward.tool_calls * (tool_call_weight(step, decay_steps) if decay_steps else 1.0)

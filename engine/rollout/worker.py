@@ -16,8 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.rollout.environments import environment_for
-from engine.rollout.episode import Arena, Boxes, EnvironmentFailed, run_episode
+from engine.rollout.environments.faults import EnvironmentFailed
+from engine.rollout.environments.interface import Boxes
+from engine.rollout.episode import Arena, run_episode
+from engine.rollout.replay import ReplayDiverged
 from engine.rollout.requests import EpisodeRequest
+from engine.rollout.resampling import Barren, barren, marked
 from engine.spec.generation import TextGenerator
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
@@ -37,7 +41,9 @@ class Collected:
     trajectories: list[Trajectory] = field(default_factory=list)
     """In the order of their requests."""
     discarded: Counter[str] = field(default_factory=Counter)
-    """Episodes without a trajectory, by reason: ``sandbox-lost``, ``environment-failed``."""
+    """Episodes without a trajectory, by reason: ``sandbox-lost``, ``environment-failed``, ``replay-diverged``."""
+    resampled: int = 0
+    """Rollouts in whose place another was played."""
 
 
 class RolloutWorker:
@@ -50,38 +56,62 @@ class RolloutWorker:
             max_turns=spec.environment.max_turns,
             max_turn_tokens=spec.environment.max_turn_tokens,
             context_tokens=spec.model.context_tokens,
+            purification=spec.recipe.purification,
         )
+        self._resampling = spec.recipe.selection.resampling
         self._in_flight = IN_FLIGHT_PER_SLOT * spec.resources.kv_slots
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         """Play them all.
 
-        A lost box or a failing environment costs its own episode only, which is counted.  What the
-        generator raises ends the collection: the other episodes are cancelled, their boxes and
-        sessions given back, and it is raised here.  The same holds for cancellation.
+        A lost box, a failing environment or a replay that diverges costs its own episode only, which is
+        counted.  What the generator raises ends the collection: the other episodes are cancelled, their
+        boxes and sessions given back, and it is raised here.  The same holds for cancellation.
         """
         collected, room = Collected(), asyncio.Semaphore(self._in_flight)
         try:
             async with asyncio.TaskGroup() as episodes:
-                tasks = [episodes.create_task(self._play(request, room, collected.discarded)) for request in requests]
+                tasks = [episodes.create_task(self._play(request, room, collected)) for request in requests]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from failures
         collected.trajectories = [trajectory for task in tasks if (trajectory := task.result()) is not None]
         return collected
 
-    async def _play(
-        self, request: EpisodeRequest, room: asyncio.Semaphore, discarded: Counter[str]
-    ) -> Trajectory | None:
+    async def _play(self, request: EpisodeRequest, room: asyncio.Semaphore, collected: Collected) -> Trajectory | None:
         async with room:
             try:
-                return await self._played_again_when_lost(request)
+                return await self._replaced_where_barren(request, collected)
             except SandboxLost as loss:
                 log.warning("%s discarded: its sandbox was lost %d times: %s", request.id, ATTEMPTS, loss)
-                discarded["sandbox-lost"] += 1
+                collected.discarded["sandbox-lost"] += 1
+            except ReplayDiverged as difference:
+                log.warning("%s discarded: its replay diverged: %s", request.id, difference)
+                collected.discarded["replay-diverged"] += 1
             except EnvironmentFailed:
                 log.exception("%s discarded: its environment failed", request.id)
-                discarded["environment-failed"] += 1
+                collected.discarded["environment-failed"] += 1
         return None
+
+    async def _replaced_where_barren(self, request: EpisodeRequest, collected: Collected) -> Trajectory:
+        """The first rollout that teaches something, or the last try.  Raises what that one raises.
+
+        Evaluations are never replaced: that would flatter the policy.
+        """
+        resampling = self._resampling
+        if resampling is None or request.purpose != "train":
+            return await self._played_again_when_lost(request)
+        reasons: list[Barren] = []
+        while len(reasons) < resampling.max_tries:
+            try:
+                trajectory = await self._played_again_when_lost(request.try_number(len(reasons)))
+                reason = barren(trajectory, resampling)
+            except SandboxLost:
+                reason = "lost"
+            if reason is None:
+                return marked(trajectory, reasons)
+            reasons.append(reason)
+            collected.resampled += 1
+        return marked(await self._played_again_when_lost(request.try_number(len(reasons))), reasons)
 
     async def _played_again_when_lost(self, request: EpisodeRequest) -> Trajectory:
         for _ in range(ATTEMPTS - 1):

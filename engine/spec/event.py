@@ -17,6 +17,7 @@ Phase = Literal[
     "sync-weights",
     "collect",
     "score",
+    "judge",
     "credit",
     "update",
     "evaluate",

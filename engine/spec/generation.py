@@ -25,6 +25,9 @@ class GenerateRequest:
     """0 means greedy."""
     seed: int
     """Draws of this turn depend on this number and nothing else, so neither batch order nor timing changes them."""
+    forced_ids: tuple[int, ...] = ()
+    """Where given, nothing is sampled: these follow ``new_ids`` as if they had been, and the answer is they, with the
+    log-prob that each has here.  ``max_new_tokens`` and ``stop_ids`` then mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,13 @@ class TextGenerator(Protocol):
     """Whoever samples.  Both the torch generator and its Ray actor's handle look like this."""
 
     async def generate(self, request: GenerateRequest) -> Generated: ...
+
+    async def rewind(self, session: str, tokens: int) -> None:
+        """Forget all but the first ``tokens`` tokens of the session, keeping their place in the KV cache.
+
+        The session must have no turn pending.  Raises ValueError if it is unknown or has fewer tokens.
+        """
+        ...
 
     async def release(self, session: str) -> None:
         """Give the session's KV slot back.  Releasing an unknown session is fine."""

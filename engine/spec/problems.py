@@ -29,16 +29,20 @@ def problems_in(error: ValidationError, model: type[BaseModel]) -> list[Problem]
 
 def _problem(details: Any, model: type[BaseModel]) -> Problem:
     kind, context = details["type"], details.get("ctx", {})
-    path = [str(part) for part in details["loc"]]
+    tagged_path = [str(part) for part in details["loc"]]
+    path = _without_tags(tagged_path, model)
     value = details["input"]
     if kind in ("impossible_combination", "unknown_preset"):
         path += context["field"].split(".")
         value = context["value"]
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        path = [*path, context["discriminator"].strip("'")]
+        value = context.get("tag", "(missing)")
     return Problem(
         field=".".join(path),
         value="(missing)" if kind == "missing" else value,
         message=details["msg"],
-        remedy=context.get("remedy") or _remedy(kind, context, path, model),
+        remedy=context.get("remedy") or _remedy(kind, context, tagged_path, model),
     )
 
 
@@ -53,7 +57,9 @@ def _remedy(kind: str, context: dict[str, Any], path: list[str], model: type[Bas
         case "literal_error" | "union_tag_invalid":
             return f"use one of: {context.get('expected') or context.get('expected_tags')}"
         case "union_tag_not_found":
-            return f"add {context.get('discriminator', 'the tag')} to say which kind it is"
+            return f"add {context['discriminator']} to say which it is"
+        case "string_pattern_mismatch" if path[-1] in _PATTERNS:
+            return _PATTERNS[path[-1]]
         case "string_pattern_mismatch":
             return "begin with a letter or digit; letters, digits, spaces and . : + - _ may follow"
         case _ if bound := [f"{word} {context[key]}" for key, word in _BOUNDS.items() if key in context]:
@@ -61,6 +67,13 @@ def _remedy(kind: str, context: dict[str, Any], path: list[str], model: type[Bas
         case _:
             return f"give {_TYPES.get(kind, 'a value of the documented type')}"
 
+
+_PATTERNS = {
+    "recorded": "give a relative path of plain names, e.g. runs/first.jsonl",
+    "endpoint": "give an http or https address without a query, e.g. http://127.0.0.1:30000/v1",
+    "api_key_variable": "give the name of a variable that begins with PALESTRA_JUDGE_",
+}
+"""What a text has to look like, by the name of its field."""
 
 _BOUNDS = {
     "ge": "at least",
@@ -87,24 +100,47 @@ _TYPES = {
 }
 
 
+def _without_tags(path: list[str], model: type[BaseModel]) -> list[str]:
+    """The path as the document has it.  Pydantic puts the tag of a union's variant behind the field."""
+    plain: list[str] = []
+    candidates: list[type[BaseModel]] = [model]
+    for part in path:
+        tagged = [one for one in candidates if part in _tags_of(one)]
+        if tagged and len(candidates) > 1:
+            candidates = tagged
+            continue
+        plain.append(part)
+        candidates = _deeper(candidates, part) or candidates
+    return plain
+
+
 def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:
     """The names that are known where ``path`` ends, walking through nested models and unions."""
     candidates: list[type[BaseModel]] = [model]
     for part in path[:-1]:
-        deeper = [
-            inner
-            for one in candidates
-            if part in one.model_fields
-            for inner in _models_of(one.model_fields[part].annotation)
-        ]
-        candidates = deeper or candidates  # a union's tag stands in the path but is no field
+        tagged = [one for one in candidates if part in _tags_of(one)]
+        candidates = tagged or _deeper(candidates, part) or candidates
     return sorted({name for one in candidates for name in one.model_fields})
+
+
+def _deeper(candidates: list[type[BaseModel]], part: str) -> list[type[BaseModel]]:
+    fields = [one.model_fields[part] for one in candidates if part in one.model_fields]
+    return [inner for field in fields for inner in _models_of(field.annotation)]
 
 
 def _models_of(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in getattr(annotation, "__args__", ()) for model in _models_of(argument)]
+
+
+def _tags_of(model: type[BaseModel]) -> tuple[Any, ...]:
+    """The values of ``kind`` or ``id`` by which a union recognises the model."""
+    return tuple(tag for name in ("kind", "id") if name in model.model_fields for tag in _choices(model, name))
+
+
+def _choices(model: type[BaseModel], name: str) -> tuple[Any, ...]:
+    return getattr(model.model_fields[name].annotation, "__args__", ())
 
 
 def _short(value: Any) -> str:

@@ -5,54 +5,21 @@ A preset is a TOML file in ``engine/spec/presets``; ``{"preset": "grpo", ...}`` 
 overrides what else is given.
 """
 
-import tomllib
-from importlib import resources
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
+from engine.spec.absence import absent_where_false
+from engine.spec.credit import Credit, Grpo
+from engine.spec.exploration import Experience, ExpertStarts, Purification
+from engine.spec.impossible import impossible
+from engine.spec.objective import Clipped, Kl, Mismatch, Objective
+from engine.spec.presets import preset
+from engine.spec.selection import Selection
+from engine.spec.self_imitation import SelfImitation
 from engine.spec.strict import Strict
-
-
-class Grpo(Strict):
-    """A = (R - mean R) / std R inside the group of one prompt (arXiv:2402.03300)."""
-
-    kind: Literal["grpo"] = "grpo"
-
-
-class DrGrpo(Strict):
-    """A = R - mean R: GRPO without the division by the std (arXiv:2503.20783)."""
-
-    kind: Literal["dr-grpo"] = "dr-grpo"
-
-
-class Rloo(Strict):
-    """A = R - mean of the *other* rewards of the group (arXiv:2402.14740)."""
-
-    kind: Literal["rloo"] = "rloo"
-
-
-Credit = Annotated[Grpo | DrGrpo | Rloo, Field(discriminator="kind")]
-
-Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
-
-
-class Clipped(Strict):
-    """The clipped surrogate, with its two clips apart (DAPO, arXiv:2503.14476) and an optional dual clip."""
-
-    kind: Literal["clipped"] = "clipped"
-    clip_low: float = Field(default=0.2, ge=0, lt=1)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(default=0.28, ge=0)
-    """The ratio is clipped above at 1 + clip_high."""
-    dual_clip: float | None = Field(default=None, gt=1)
-    """Bound c on the loss of tokens with a negative advantage (arXiv:1912.09729); off when absent."""
-    aggregation: Aggregation = "token-mean"
-    """How token losses become one number."""
-
-
-Objective = Clipped
+from engine.spec.supervised import ColdStart
 
 
 class Reward(Strict):
@@ -64,24 +31,12 @@ class Reward(Strict):
     """For a wrong answer, and for none."""
     tool_error: float = Field(default=0.0, le=0)
     """Added for each tool call that failed."""
-
-
-class ColdStart(Strict):
-    """Supervised steps on scripted demonstrations before RL.
-
-    ``wrong_fraction`` of them guess the answer without the tool.  A majority makes guessing the
-    policy's most likely behaviour, which RL then has to change.
-    """
-
-    demonstrations: int = Field(default=12288, ge=1)
-    wrong_fraction: float = Field(default=0.6, ge=0, le=1)
-    """The share of demonstrations that answer without using the tool."""
-    tool_error_fraction: float = Field(default=0.2, ge=0, le=1)
-    """The share of the other demonstrations whose first tool call is broken and then repaired."""
-    steps: int = Field(default=600, ge=0)
-    """0 leaves the cold start out."""
-    batch_size: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=2e-3, gt=0)
+    tool_calls: float = Field(default=0.0, ge=0)
+    """Weight of min(1, 0.1 n) for n tool calls that worked (SPEAR, eq. 15)."""
+    tool_calls_decay_steps: int = Field(default=0, ge=0)
+    """T_decay: steps over which that weight falls to 0 on half a cosine (SPEAR, eq. 14); 0: it is constant."""
+    well_formed: float = Field(default=0.0, ge=0)
+    """Added where every turn was a tool call or an answer in the right form (SPEAR, eq. 17)."""
 
 
 class Optimizer(Strict):
@@ -96,44 +51,138 @@ class Optimizer(Strict):
 
 
 class Recipe(Strict):
+    """How a policy is trained.  What may be absent can also be ``false``, since TOML has no word for null."""
+
     preset: str | None = None
     """The preset this recipe started from, kept for the reader."""
     cold_start: ColdStart | None = ColdStart()
     """Supervised start; absent, or of 0 steps, means that RL begins with the model's own weights."""
-    credit: Credit = Grpo()
+    credit: Annotated[Credit, Field(discriminator="kind")] = Grpo()
     """How rewards become advantages."""
-    objective: Objective = Clipped()
+    objective: Annotated[Objective, Field(discriminator="kind")] = Clipped()
     """The loss of the policy."""
     reward: Reward = Reward()
+    selection: Selection = Selection()
+    """Which rollouts are worth an update."""
+    purification: Purification | None = None
+    """Rolling failed tool calls back; absent: they stay."""
+    self_imitation: SelfImitation | None = None
+    """Replay of the policy's own successes; absent: none."""
+    experience: Experience | None = None
+    """Lessons shown to some rollouts; absent: none."""
+    expert_starts: ExpertStarts | None = None
+    """Rollouts that begin inside an expert's trajectory; absent: all begin at the start."""
+    kl: Kl | None = None
+    """A penalty for leaving the policy that RL began with; absent: none."""
+    mismatch: Mismatch = Mismatch()
+    """Correction of the gap between sampling and training; off by default."""
     optimizer: Optimizer = Optimizer()
+
+    @property
+    def reinforces(self) -> bool:
+        """Whether there are RL steps at all."""
+        return self.objective.kind != "none"
 
     @property
     def cold_start_steps(self) -> int:
         """Supervised steps before RL; 0 without a cold start."""
         return 0 if self.cold_start is None else self.cold_start.steps
 
+    @model_validator(mode="after")
+    def _parts_make_sense_together(self) -> Self:
+        for field, value, senseless, problem, remedy in _senseless(self):
+            if senseless:
+                raise impossible(field, value, problem, remedy)
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _start_from_preset(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(given.get("preset"), str):
+        if not isinstance(given, dict):
             return given
-        return _merged(load_preset(given["preset"]), given)
+        if isinstance(given.get("preset"), str):
+            given = _merged(preset(given["preset"]).recipe, given)
+        objective = given.get("objective")
+        if isinstance(objective, dict) and "kind" not in objective:
+            given = {**given, "objective": {"kind": Clipped().kind, **objective}}
+        return absent_where_false(given, cls)
 
 
-def preset_names() -> list[str]:
-    files = resources.files("engine.spec").joinpath("presets").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
-
-
-def load_preset(name: str) -> dict[str, Any]:
-    """The preset's table as written in its file."""
-    if name not in preset_names():
-        raise PydanticCustomError(
-            "unknown_preset",
-            "there is no preset '{name}'",
-            {"field": "preset", "value": name, "name": name, "remedy": f"use one of: {', '.join(preset_names())}"},
-        )
-    return tomllib.loads(resources.files("engine.spec").joinpath("presets", f"{name}.toml").read_text())
+def _senseless(recipe: Recipe) -> Iterator[tuple[str, Any, bool, str, str]]:
+    """(field, its value, whether it makes no sense, why, remedy) of each combination that is known to make none."""
+    objective, credit = recipe.objective.kind, recipe.credit.kind
+    yield (
+        "cold_start.steps",
+        recipe.cold_start_steps,
+        objective == "none" and recipe.cold_start_steps == 0,
+        "neither supervised nor RL steps: there is nothing to train",
+        "give cold_start.steps, or an objective other than none",
+    )
+    yield (
+        "credit.kind",
+        credit,
+        objective == "ipa" and credit != "chunk-return",
+        f"the ipa objective is defined on chunk returns, and {credit} gives advantages",
+        'use credit.kind = "chunk-return"',
+    )
+    yield (
+        "purification",
+        None,
+        objective == "dpo" and recipe.purification is None,
+        "dpo prefers corrected tool calls to failed ones, and without purification there are none",
+        "add [recipe.purification]",
+    )
+    yield (
+        "self_imitation",
+        "set",
+        recipe.self_imitation is not None and objective not in ("clipped", "gspo", "cispo"),
+        f"self-imitation replays with the clipped surrogate, beside which {objective} is not defined",
+        'use objective.kind = "clipped", or remove self_imitation',
+    )
+    yield (
+        "self_imitation",
+        "set",
+        recipe.self_imitation is not None and credit == "gae",
+        "self-imitation compares rewards with those of groups, and gae has no groups",
+        "use another credit, or remove self_imitation",
+    )
+    yield (
+        "experience",
+        "set",
+        recipe.experience is not None and objective != "clipped",
+        f"selective boosting widens the upper clip, and {objective} has none of that form",
+        'use objective.kind = "clipped", or remove experience',
+    )
+    yield (
+        "experience",
+        "set",
+        recipe.experience is not None and recipe.expert_starts is not None,
+        "a rollout cannot both be shown lessons and begin inside an expert's trajectory, whose tokens were sampled "
+        "without them",
+        "remove experience or expert_starts",
+    )
+    yield (
+        "kl",
+        "set",
+        recipe.kl is not None and objective in ("dpo", "none"),
+        f"{objective} has no KL term: dpo carries its reference inside, none has no RL",
+        "remove kl",
+    )
+    yield (
+        "mismatch",
+        "set",
+        objective in ("ipa", "dpo", "none")
+        and (recipe.mismatch.mask is not None or recipe.mismatch.weight is not None),
+        f"{objective} does not use it: ipa masks chunks by its own mismatch_bound, dpo and none have no ratio",
+        "remove mismatch",
+    )
+    yield (
+        "selection.dynamic_sampling",
+        "set",
+        recipe.selection.dynamic_sampling is not None and credit in ("gae", "reinforce-pp", "chunk-return"),
+        f"dynamic sampling keeps groups of mixed success, and {credit} also learns from all others",
+        "remove dynamic_sampling, or use a credit that compares a group",
+    )
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -4,58 +4,17 @@ Every field has its default, its range and its reason next to it; the pages and 
 generated from them.  Combinations that cannot work are refused here, with the remedy.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
 
+from engine.spec.credit import COMPARES_A_GROUP
+from engine.spec.environment import Environment, PythonMath
+from engine.spec.impossible import impossible
 from engine.spec.recipe import Recipe
 from engine.spec.strict import Strict
-from sandboxes.spec import SandboxSpec
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[\w][\w .:+-]*$")]
-
-
-LONGEST_PROMPT_TOKENS = {1: 12, 2: 20, 3: 21}
-"""Per level of python-math; a test holds the generator to it."""
-
-LONGEST_DEMONSTRATION_TOKENS = {1: 68, 2: 96, 3: 114}
-"""Likewise, for the demonstrations of its cold start."""
-
-EXAMPLE_QUESTIONS = {
-    1: ("42*63=?", "623-161=?", "923+821=?"),
-    2: ("(78+39)*(98-28)=?", "18*44+41*67=?", "(90+85)*57=?"),
-    3: ("cell d*cell g+41=?", "cell d*cell a-57=?", "cell c*cell a+14=?"),
-}
-"""Per level, the first training questions of the default dataset; likewise held by a test."""
-
-
-class PythonMath(Strict):
-    """Procedural arithmetic that is solved with a Python tool in a sandbox.
-
-    Level 1 is one operation, level 2 a longer expression; at level 3 two numbers must first be
-    looked up in the sandbox, so one tool call is never enough.
-    """
-
-    id: Literal["python-math"] = "python-math"
-    levels: list[Annotated[int, Field(ge=1, le=3)]] = Field(default=[1, 2, 3], min_length=1)
-    """The difficulty levels that tasks are drawn from, evenly."""
-    max_turns: int = Field(default=5, ge=1, le=64)
-    """Policy calls per episode, the answer included."""
-    max_turn_tokens: int = Field(default=32, ge=4)
-    """Sampled tokens per policy call."""
-    sandbox: SandboxSpec = SandboxSpec()
-
-    @property
-    def longest_prompt_tokens(self) -> int:
-        return max(LONGEST_PROMPT_TOKENS[level] for level in self.levels)
-
-    @property
-    def longest_demonstration_tokens(self) -> int:
-        return max(LONGEST_DEMONSTRATION_TOKENS[level] for level in self.levels)
-
-
-Environment = PythonMath
 
 
 class Dataset(Strict):
@@ -144,7 +103,7 @@ class RunSpec(Strict):
     """Everything that decides what a run does."""
 
     name: Name
-    environment: Environment = PythonMath()
+    environment: Annotated[Environment, Field(discriminator="id")] = PythonMath()
     dataset: Dataset = Dataset()
     model: Model = Model()
     recipe: Recipe = Recipe()
@@ -153,15 +112,24 @@ class RunSpec(Strict):
     evaluation: Evaluation = Evaluation()
     seed: int = Field(default=0, ge=0, lt=2**31)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _environment_is_python_math_unless_named(cls, given: Any) -> Any:
+        environment = given.get("environment") if isinstance(given, dict) else None
+        if isinstance(environment, dict) and "id" not in environment:
+            return {**given, "environment": {"id": PythonMath().id, **environment}}
+        return given
+
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         batch = self.schedule.prompts_per_step * self.schedule.group_size
         minibatch = self.schedule.minibatch_trajectories
-        if self.schedule.group_size < 2:
+        credit = self.recipe.credit.kind
+        if self.schedule.group_size < 2 and credit in COMPARES_A_GROUP and self.recipe.reinforces:
             raise impossible(
                 "schedule.group_size",
                 self.schedule.group_size,
-                f"{self.recipe.credit.kind} compares the rollouts of a group, and a group of 1 has nothing to compare",
+                f"{credit} compares the rollouts of a group, and a group of 1 has nothing to compare",
                 "use at least 2, 8 is usual",
             )
         if batch % minibatch:
@@ -172,6 +140,7 @@ class RunSpec(Strict):
                 f"do not divide into minibatches of {minibatch}",
                 f"use a divisor of {batch}",
             )
+        self._environment_has_what_the_recipe_needs()
         room = self.environment.longest_prompt_tokens + self.environment.max_turn_tokens
         if self.model.context_tokens < room:
             raise impossible(
@@ -181,6 +150,7 @@ class RunSpec(Strict):
                 f"({self.environment.max_turn_tokens}) do not fit",
                 f"use at least {room}",
             )
+        self._lessons_fit_beside(room)
         longest = self.environment.longest_demonstration_tokens
         if self.recipe.cold_start_steps > 0 and self.model.context_tokens < longest:
             raise impossible(
@@ -199,9 +169,41 @@ class RunSpec(Strict):
                 )
         return self
 
+    def _lessons_fit_beside(self, room: int) -> None:
+        experience = self.recipe.experience
+        lessons = experience.longest_tokens if experience is not None and experience.share > 0 else 0
+        if self.model.context_tokens < room + lessons:
+            raise impossible(
+                "model.context_tokens",
+                self.model.context_tokens,
+                f"the longest lessons ({lessons} tokens) do not fit beside the longest prompt and one turn ({room})",
+                f"use at least {room + lessons}, or fewer or shorter lessons in recipe.experience",
+            )
 
-def impossible(field: str, value: object, problem: str, remedy: str) -> PydanticCustomError:
-    """A combination that cannot work.  ``field`` is the path from the model that raises it."""
-    return PydanticCustomError(
-        "impossible_combination", "{problem}", {"field": field, "value": value, "problem": problem, "remedy": remedy}
-    )
+    @property
+    def rl_steps(self) -> int:
+        """``schedule.steps``, or 0 where the recipe has no RL."""
+        return self.schedule.steps if self.recipe.reinforces else 0
+
+    def _environment_has_what_the_recipe_needs(self) -> None:
+        recipe, environment = self.recipe, self.environment
+        if environment.max_turns < 2:
+            for field, needs in (
+                ("recipe.credit.kind", recipe.credit.kind if recipe.credit.kind == "gigpo" else None),
+                ("recipe.purification", "purification" if recipe.purification else None),
+                ("recipe.expert_starts", "expert_starts" if recipe.expert_starts else None),
+            ):
+                if needs is not None:
+                    raise impossible(
+                        field,
+                        needs,
+                        f"{needs} needs observations, and with environment.max_turns = 1 none ever comes",
+                        "use environment.max_turns of at least 2",
+                    )
+        if recipe.purification is not None and not environment.can_be_restored:
+            raise impossible(
+                "recipe.purification",
+                "set",
+                "purification sets the box back before each correction, and this box keeps no snapshots",
+                "set environment.sandbox.snapshots = true, or remove purification",
+            )

@@ -10,8 +10,8 @@ from pydantic import Field
 from engine.spec.strict import Strict
 
 Split = Literal["train", "heldout"]
-Purpose = Literal["train", "eval-greedy", "eval-sampled", "demonstration"]
-"""``demonstration``: scripted for the cold start; no policy sampled it."""
+Purpose = Literal["train", "eval-greedy", "eval-sampled", "eval-purified", "demonstration"]
+"""``demonstration``: scripted for the cold start; no policy sampled it.  ``eval-purified``: with SAAR at work."""
 
 ErrorClass = Literal[
     "syntax",
@@ -25,11 +25,19 @@ ErrorClass = Literal[
     "memory",
     "output",
     "killed",
+    "illegal",
     "other",
 ]
+"""``illegal``: an action that the environment does not admit in its present state."""
 
-StopReason = Literal["answered", "no-tool-call", "turn-limit", "truncated"]
-"""Why the episode ended: an answer; neither an answer nor a tool call; too many turns; the context was full."""
+StopReason = Literal["answered", "done", "no-tool-call", "turn-limit", "truncated"]
+"""Why the episode ended: an answer; the environment's goal was reached or missed for good; neither an answer nor a
+tool call; too many turns; the context was full."""
+
+ChangeKind = Literal["purified", "purification-failed", "stripped", "prefilled", "turn-masked", "resampled"]
+"""``purified``: a failed call was replaced by its correction; ``purification-failed``: no correction worked, and the
+last failing attempt stays; ``stripped``: lessons that the policy read were taken out of training; ``prefilled``: an
+expert's turns; ``turn-masked``: a turn not learned; ``resampled``: played in place of one that taught nothing."""
 
 
 class Task(Strict):
@@ -49,6 +57,28 @@ class ToolCall(Strict):
     status: Literal["ok", "error"]
     error_class: ErrorClass | None = None
     seconds: float
+
+
+class Change(Strict):
+    """Something that changed what is trained on, so that a reader can see it and undo it in thought."""
+
+    kind: ChangeKind
+    turn: int = Field(ge=0)
+    """The turn it concerns, counted as in ``Trajectory.turns``."""
+    start: int = Field(ge=0)
+    """First token it concerns: of ``token_ids``, or of ``context_ids`` for ``stripped``."""
+    stop: int = Field(ge=0)
+    """The token after the last one."""
+    reason: str
+    """A short name, e.g. ``shallow``, ``deep``, ``error``, ``near-duplicate``, ``replay``."""
+    before: str = ""
+    """The text that was there, if any."""
+    after: str = ""
+    """The text that is there now, if any."""
+    removed_ids: list[int] = []
+    """Tokens that stood there, as sampled."""
+    details: dict[str, str | int | float] = {}
+    """What else is known: attempts, error_class, similarity, ..."""
 
 
 class Turn(Strict):
@@ -71,6 +101,27 @@ class Turn(Strict):
     old_logprobs: list[float] | None = None
     """Recomputed by the trainer before its update; None in evaluation."""
     tool_call: ToolCall | None = None
+    prefilled: bool = False
+    """An expert's turn, replayed: the policy did not sample it, and only imitation learns it."""
+    imitated: bool = False
+    """Prefilled and no further than the crucial turn, so that imitation learns it."""
+    masked_because: str | None = None
+    """Why no token of this turn is trained on, or None."""
+    experience_span: tuple[int, int] | None = None
+    """Where ``context_ids`` holds lessons, half open."""
+    verdict: Literal["good", "bad"] | None = None
+    """A judge's, where credit asks for one and the judge did not fail."""
+
+
+class Start(Strict):
+    """Where in an expert's trajectory a rollout began."""
+
+    expert: str
+    """The id of the expert's trajectory."""
+    prefix: int = Field(ge=0)
+    """The number of its turns that were prefilled; 0 is a fresh start."""
+    turns: int = Field(ge=1)
+    """All turns of the expert."""
 
 
 class Trajectory(Strict):
@@ -93,10 +144,17 @@ class Trajectory(Strict):
     """The components whose sum is ``reward``."""
     masked_because: str | None = None
     """Why no token of it is trained on, or None."""
+    changes: list[Change] = []
+    """Everything that made what is trained on differ from what was sampled, in order of time."""
+    start: Start | None = None
+    """None for a rollout that began at the start of its task."""
+    first_attempt_errors: int | None = None
+    """Failed tool calls before any repair: with purification, more than ``tool_errors`` counts.  None: the same."""
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(len(turn.token_ids) for turn in self.turns)
+        """Those of the policy: an expert's replayed turns are not among them."""
+        return sum(len(turn.token_ids) for turn in self.turns if not turn.prefilled)
 
     @property
     def tool_calls(self) -> list[ToolCall]:

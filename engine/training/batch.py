@@ -1,6 +1,7 @@
 """What the trainer learns from: token ids as they were sampled, never tokenised again.
 
-Numpy and no torch, so that a sample travels between processes.
+Numpy and no torch, so that a sample travels between processes.  Which tokens are learned and which are only read
+is decided here, from what stands on the trajectory, and nowhere else.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.spec.trajectory import Trajectory
+from engine.algorithms.stripping import stripped
+from engine.spec.trajectory import Trajectory, Turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,14 +28,32 @@ class Sample:
     """float32, as the generator reported them."""
     old_logprobs: np.ndarray
     """float32, from ``Trainer.old_logprobs``."""
+    expert: np.ndarray | None = None
+    """bool: True on an expert's tokens that are imitated.  This column and the next ones are None where nothing
+    needs them."""
+    boosted: np.ndarray | None = None
+    """bool: True where lessons that the policy read were stripped."""
+    kept: np.ndarray | None = None
+    """bool: False on tokens whose loss is dropped to keep entropy."""
+    penalised: np.ndarray | None = None
+    """bool: True on tokens that KL-Cov holds back."""
+    values: np.ndarray | None = None
+    """float32: the critic's, before its update."""
+    returns: np.ndarray | None = None
+    """float32: what the critic learns."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     @property
+    def scored(self) -> np.ndarray:
+        """bool: the tokens whose log-prob is computed, those of the policy and those that are imitated."""
+        return self.loss_mask if self.expert is None else self.loss_mask | self.expert
+
+    @property
     def learned_length(self) -> int:
         """Tokens up to the last one that is learned; what follows it teaches nothing."""
-        learned = np.flatnonzero(self.loss_mask)
+        learned = np.flatnonzero(self.scored)
         return int(learned[-1]) + 1 if learned.size else 0
 
     def with_old_logprobs(self, values: Sequence[float]) -> "Sample":
@@ -63,41 +83,66 @@ def sample_of(
     return sample
 
 
-def sample_from_trajectory(trajectory: Trajectory) -> Sample:
-    """All turns in a row.  A trajectory that is masked keeps its tokens and trains on none.
+def sample_from_trajectory(trajectory: Trajectory, *, imitation: bool = False, as_sampled: bool = False) -> Sample:
+    """All turns in a row, without the lessons that were stripped.
 
-    Advantages and old log-probs that are still None become 0.
+    A trajectory that is masked keeps its tokens and trains on none; so does a turn that is masked, or that an
+    expert wrote.  ``imitation`` marks the expert's turns that are imitated.  ``as_sampled`` is what the policy
+    had before it and all that it wrote: nothing stripped, nothing masked.  Advantages and old log-probs that are
+    still None become 0.
     """
-    masked = trajectory.masked_because is not None
-    columns: tuple[list[Any], ...] = ([], [], [], [], [])
-    for turn in trajectory.turns:
-        given, sampled = len(turn.context_ids), len(turn.token_ids)
+    masked = trajectory.masked_because is not None and not as_sampled
+    spans = {} if as_sampled else stripped_spans(trajectory)
+    columns: tuple[list[Any], ...] = ([], [], [], [], [], [])
+    for number, turn in enumerate(trajectory.turns):
+        context_ids = _context_of(turn, spans.get(number, []))
+        given, sampled = len(context_ids), len(turn.token_ids)
         zeros = [0.0] * sampled
+        learned = not masked and not turn.prefilled and (turn.masked_because is None or as_sampled)
+        imitated = imitation and not masked and turn.imitated and turn.masked_because is None
         parts: tuple[list[Any], ...] = (
-            [*turn.context_ids, *turn.token_ids],
-            [False] * given + [not masked] * sampled,
+            [*context_ids, *turn.token_ids],
+            [False] * given + [learned] * sampled,
             [0.0] * given + (turn.advantages or zeros),
             [0.0] * given + turn.logprobs,
             [0.0] * given + (turn.old_logprobs or zeros),
+            [False] * given + [imitated] * sampled,
         )
         for column, part in zip(columns, parts, strict=True):
             column.extend(part)
-    token_ids, loss_mask, advantages, rollout_logprobs, old_logprobs = columns
-    return sample_of(
+    token_ids, loss_mask, advantages, rollout_logprobs, old_logprobs, expert = columns
+    sample = sample_of(
         token_ids, loss_mask, advantages=advantages, rollout_logprobs=rollout_logprobs, old_logprobs=old_logprobs
     )
+    if any(expert):
+        sample = replace(sample, expert=np.asarray(expert))
+    return replace(sample, boosted=sample.loss_mask.copy()) if spans else sample
 
 
-def per_turn(values: Sequence[float], trajectory: Trajectory) -> list[list[float]]:
+def stripped_spans(trajectory: Trajectory) -> dict[int, list[tuple[int, int]]]:
+    """Per turn, where its ``context_ids`` hold lessons that are taken out of training."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for change in trajectory.changes:
+        if change.kind == "stripped":
+            spans.setdefault(change.turn, []).append((change.start, change.stop))
+    return spans
+
+
+def per_turn(values: Sequence[float], trajectory: Trajectory, *, as_sampled: bool = False) -> list[list[float]]:
     """Values aligned with a trajectory's sample, cut to the sampled tokens of each turn."""
+    spans = {} if as_sampled else stripped_spans(trajectory)
     cut, position = [], 0
-    for turn in trajectory.turns:
-        position += len(turn.context_ids)
+    for number, turn in enumerate(trajectory.turns):
+        position += len(_context_of(turn, spans.get(number, [])))
         cut.append(list(values[position : position + len(turn.token_ids)]))
         position += len(turn.token_ids)
     if position != len(values):
         raise ValueError(f"{len(values)} values for a trajectory of {position} tokens")
     return cut
+
+
+def _context_of(turn: Turn, spans: Sequence[tuple[int, int]]) -> list[int]:
+    return stripped(turn.context_ids, spans)
 
 
 def _array(values: Sequence | None, length: int, dtype: type, name: str) -> np.ndarray:

@@ -111,6 +111,10 @@ class Story:
             "train/staleness_mean": 0.0,
             "train/staleness_max": 0.0,
             "train/discarded": float(step == 23),
+            "train/repairs_shallow": round(9 * (1 - skill)),
+            "train/repairs_deep": round(3 * (1 - skill)),
+            "train/repairs_failed": float(step == 23),
+            "train/first_attempt_error_rate": max(0, 0.34 * (1 - skill) + noise(0, 0.008)),
             "perf/tokens_per_s": 9800 + noise(0, 420),
             "perf/step_seconds": 3.07 + noise(0, 0.15),
             "perf/collect_seconds": 1.9 + noise(0, 0.12),
@@ -148,8 +152,10 @@ class Story:
         calls: list[tuple[str, str, str | None]] = []
         if level == 3 and uses_tool:
             calls += [('show("a")', str(a), None), ('show("d")', str(b), None)]
-        if fumbles:
-            calls.append((code.replace("print", "prnt"), "Error: NameError", "name"))
+        broken = code.replace("print", "prnt")
+        is_repaired = fumbles and index % 2 == 0
+        if fumbles and not is_repaired:
+            calls.append((broken, "Error: NameError", "name"))
         if uses_tool:
             calls.append((code, str(answer), None))
         turns, context = [], f"<user>{question}<assistant>"
@@ -165,6 +171,8 @@ class Story:
                      "split": "train" if purpose == "train" else "heldout", "answer": str(answer)},
             "turns": turns, "stop_reason": "answered", "answer": str(said), "success": said == answer, "reward": reward,
             "rewards": {"correct": reward},
+            "changes": [_repair(len(calls) - 1, broken, code)] if is_repaired else [],
+            "first_attempt_errors": int(fumbles),
         }  # fmt: skip
 
     def turn(
@@ -187,6 +195,17 @@ class Story:
         before, after = self.skill(0), self.skill(self.steps)
         summary = {"success_sampled": {"before_rl": before, "after": after}, "steps": self.steps}
         return [self.log("the run is over"), self.event("finished", outcome="succeeded", summary=summary)]
+
+
+def _repair(turn: int, broken: str, code: str) -> dict[str, Any]:
+    """A failed call that was replaced by its correction at the second attempt."""
+    start = 1  # behind the mark of the tool
+    return {
+        "kind": "purified", "turn": turn, "start": start, "stop": start + len(code), "reason": "shallow",
+        "before": broken, "after": code,
+        "details": {"attempts": 2, "error_class": "name", "similarity": 0.92,
+                    "first_output": "NameError: name 'prnt' is not defined"},
+    }  # fmt: skip
 
 
 def _pieces(text: str) -> list[str]:

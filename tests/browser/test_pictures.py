@@ -71,6 +71,7 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
         "trajectories": f"{run}trajectories/?purpose=train&step=18",
         "trajectory-advantage": f"{run}trajectories/train-18-1-2/",
         "trajectory-logprob": f"{run}trajectories/train-18-1-2/?colour=logprob",
+        "trajectories-repaired": f"{run}trajectories/?change=repaired",
         "experiments": "/experiments/",
         "experiment": experiment,
         "experiment-toml": f"{experiment}?as=toml",

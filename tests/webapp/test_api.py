@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from engine.spec.presets import preset_names
 from engine.spec.run import RunSpec
-from webapp.accounts.models import ApiKey, AuditEntry, IdempotentAnswer
+from webapp.accounts.models import ApiKey, AuditEntry, IdempotentAnswer, User
 from webapp.accounts.services import create_api_key, remove_member
 from webapp.experiments.services import create_experiment
 from webapp.runs.models import Desired, Run, State
@@ -300,3 +301,24 @@ def test_the_description_lists_every_path_with_the_specs_own_schema(client) -> N
     body = document["paths"]["/api/v1/runs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["$ref"].endswith("RunRequest")
     assert "group_size" in document["components"]["schemas"]["Schedule"]["properties"]
+
+
+def test_presets_are_listed_with_their_sources_and_told_knob_by_knob(api_of: Any, victor: User) -> None:
+    api = api_of(victor, scopes=("read",))
+    listed = api.get("/recipes").json()
+    assert {one["name"] for one in listed} == set(preset_names())
+    assert all(one["source"] and one["about"] for one in listed)
+    one = api.get("/recipes/dr-grpo").json()
+    knobs = {knob["path"]: knob for knob in one["knobs"]}
+    assert knobs["objective.clip_high"]["value"] == one["recipe"]["objective"]["clip_high"]
+    assert knobs["objective.clip_high"]["is_set"]
+    assert not knobs["optimizer.weight_decay"]["is_set"]
+
+
+@pytest.mark.parametrize("name", ["nobody", "..%2Fgrpo", "grpo.toml"])
+def test_a_preset_that_is_not_there_is_404(api_of: Any, victor: User, name: str) -> None:
+    assert api_of(victor, scopes=("read",)).get(f"/recipes/{name}").status_code == 404
+
+
+def test_recipes_are_for_those_with_a_key() -> None:
+    assert Client().get("/api/v1/recipes").status_code == 401

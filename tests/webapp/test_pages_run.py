@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from engine.spec.run import EXAMPLE_QUESTIONS
+from engine.spec.environment import EXAMPLE_QUESTIONS, Household
+from engine.spec.run import RunSpec
 from webapp.accounts.models import Team, User
-from webapp.runs.models import Checkpoint, Run
+from webapp.catalog.services import publish_environment
+from webapp.catalog.views import BUILT_IN
+from webapp.runs.models import Checkpoint, Event, Run
 from webapp.trajectories.models import Trajectory
 
 
@@ -94,6 +97,36 @@ def test_a_fresh_install_shows_example_questions_of_every_level(client: Client, 
     for questions in EXAMPLE_QUESTIONS.values():
         for question in questions:
             assert f'<span class="mono">{question}</span>' in html
+
+
+@pytest.mark.parametrize("name", ["python-math", "household", "sokoban"])
+def test_every_built_in_environment_is_shown_with_all_its_levels(client: Client, team: Team, name: str) -> None:
+    card = client.get("/environments/").content.decode().split(f'aria-labelledby="{name}"')[1].split("</section>")[0]
+    levels = RunSpec.model_json_schema()["$defs"][BUILT_IN[name].__name__]["properties"]["levels"]["items"]["maximum"]
+    assert re.findall(r"Level (\d)<", card) == [str(number) for number in range(1, levels + 1)]
+
+
+def test_a_published_environment_without_a_sandbox_is_shown(client: Client, team: Team, alice: User) -> None:
+    publish_environment(team, "house", Household(max_turns=9), acting_user=alice)
+    html = client.get("/environments/").content.decode()
+    card = html.split('aria-label="house"')[1].split("</section>")[0]
+    assert "at most 9" in card
+    assert "without a sandbox" in card
+
+
+def test_example_questions_are_those_of_a_run_in_that_environment(client: Client, run: Run) -> None:
+    Trajectory.objects.create(
+        run=run, trajectory_id="train-1-0-0", seq=1, purpose="train", step=1, group=0, index=0, level=1, success=True,
+        reward=1, tool_calls=0, tool_errors=0, turns=1, tokens=1, stop_reason="done",
+    )  # fmt: skip
+    Event.objects.create(
+        run=run, seq=1, attempt=1, step=1, kind="trajectory", at=run.created_at,
+        body={"trajectory": {"task": {"question": "a box and a goal"}}},
+    )  # fmt: skip
+    Run.objects.filter(id=run.id).update(spec=run.spec | {"environment": {"id": "sokoban", "levels": [1]}})
+    math, _, rest = client.get("/environments/").content.decode().partition('aria-labelledby="household"')
+    assert "a box and a goal" not in math
+    assert "a box and a goal" in rest.partition('aria-labelledby="sokoban"')[2]
 
 
 def test_the_form_offers_a_cold_start_of_0_steps(client: Client, team: Team) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from engine.spec.presets import preset, preset_names
 from engine.spec.run import RunSpec
+from tests.webapp.forms import posted_by
 from webapp.accounts.models import Team, User
+from webapp.experiments.baseline import brief
 from webapp.experiments.drafts import Draft
-from webapp.experiments.fields import GROUPS, groups_of
+from webapp.experiments.fields import cards_of, fields_in, sections_in
 from webapp.experiments.models import Experiment
 from webapp.experiments.services import create_experiment
 from webapp.experiments.toml import as_toml
@@ -19,10 +22,28 @@ from webapp.runs.models import Run
 pytestmark = pytest.mark.django_db
 
 
-def form_of(spec: RunSpec) -> dict[str, Any]:
-    """What a browser posts for this spec."""
-    fields = [one for group in groups_of(spec.model_dump(mode="json"), []) for one in (*group.main, *group.more)]
-    return {one.path: one.chosen if one.kind == "many" else one.text for one in fields} | {"as": "form"}
+def form_of(browser: Client, experiment: Experiment) -> dict[str, Any]:
+    """What a browser posts when nobody typed anything."""
+    return posted_by(browser.get(f"/experiments/{experiment.id}/").content.decode())
+
+
+def shown(browser: Client, experiment: Experiment, form: dict[str, Any], action: str = "show") -> str:
+    """The page that answers to a button that saves nothing."""
+    answer = browser.post(f"/experiments/{experiment.id}/", form | {"action": action})
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def saved(browser: Client, experiment: Experiment, form: dict[str, Any]) -> RunSpec:
+    answer = browser.post(f"/experiments/{experiment.id}/", form | {"action": "save"})
+    assert answer.status_code == 302, unescape(answer.content.decode()).split('role="alert"')[1][:1500]
+    experiment.refresh_from_db()
+    return experiment.run_spec
+
+
+def about(page: str, path: str) -> str:
+    """What stands next to the field."""
+    return unescape(page.split(f'id="f-{path.replace(".", "-")}-about"')[1].split("</div>")[0])
 
 
 @pytest.fixture
@@ -49,24 +70,150 @@ def test_any_text_survives_toml(text: str) -> None:
     assert tomllib.loads(as_toml({"a": {"b": text}})) == {"a": {"b": text}}
 
 
+@pytest.mark.parametrize("name", preset_names())
+def test_toml_and_the_shortest_document_say_the_same_as_each_preset(name: str) -> None:
+    spec = RunSpec.model_validate({"name": "x", "recipe": {"preset": name}})
+    assert RunSpec.model_validate(tomllib.loads(as_toml(spec.model_dump(mode="json")))) == spec
+    assert brief(spec) == {"name": "x", "recipe": {"preset": name}}
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"preset": "spear-grpo", "self_imitation": None, "cold_start": None},
+    {"preset": "dr-grpo", "objective": {"clip_high": 0.28, "dual_clip": 3.0}},
+    {"preset": "ppo", "credit": {"value_clip": None}},
+    {"preset": "grpo", "credit": {"kind": "gigpo", "gamma": 0.5}, "selection": {"masks": ["overlong"]}},
+    {"selection": {"resampling": {"repeated_errors": None}, "dynamic_sampling": {}}, "kl": {"beta": 0.0}},
+    {"experience": {"pool": [{"when_to_use": 'a "quote"', "content": "two\nlines"}], "top_k": 1}},
+    {"expert_starts": {"how": {"kind": "sequential", "threshold": 0.25}, "demonstrations": False}},
+    {"credit": {"kind": "attribution", "judge": {"kind": "llm", "endpoint": "http://j:1/v1", "model": "m"}}},
+    {"self_imitation": {"covariance": None}, "objective": {"covariance": {"kind": "kl"}}},
+]
+
+
+@pytest.mark.parametrize("recipe", CHANGES)
+def test_what_was_changed_from_a_preset_survives_toml_and_the_shortest_document(recipe: dict[str, Any]) -> None:
+    spec = RunSpec.model_validate({"name": "x", "recipe": recipe})
+    assert RunSpec.model_validate(tomllib.loads(as_toml(spec.model_dump(mode="json")))) == spec
+    assert RunSpec.model_validate(brief(spec)) == spec
+
+
 def test_the_form_asks_for_every_field_that_has_a_choice() -> None:
-    spec = RunSpec.model_validate({"name": "x", "schedule": {"steps": 7}, "environment": {"levels": [2]}})
-    draft = Draft.of({"name": "x"})
-    assert {group.name for group in draft.groups} == set(GROUPS)
-    assert "schedule.stall_timeout_s" in form_of(spec)
-    assert "environment.sandbox.memory_mib" in form_of(spec)
+    """Also for those of tables that are off."""
+    cards = cards_of(RunSpec(name="x").model_dump(mode="json"), [])
+    paths = {field.path for card in cards for field in fields_in(card.sections)}
+    tables = {section.path for card in cards for section in sections_in(card.sections)}
+    assert {"schedule.stall_timeout_s", "environment.sandbox.memory_mib", "environment.id"} <= paths
+    assert {"recipe.purification.similarity", "recipe.expert_starts.how.anchors", "recipe.selection.masks"} <= paths
+    assert {"recipe.self_imitation.covariance", "recipe.experience.pool", "recipe.kl"} <= tables
+    assert "other" not in {card.name for card in cards}
 
 
-def test_saving_the_form_as_it_came_changes_nothing(browser: Client, experiment: Experiment) -> None:
+@pytest.mark.parametrize("recipe", [{"preset": name} for name in preset_names()] + CHANGES)
+def test_saving_the_form_as_it_came_changes_nothing(browser: Client, experiment: Experiment, recipe: Any) -> None:
+    before = RunSpec.model_validate({"name": "x", "recipe": recipe})
+    Experiment.objects.filter(id=experiment.id).update(spec=before.model_dump(mode="json"))
+    assert saved(browser, experiment, form_of(browser, experiment)) == before
+
+
+@pytest.mark.parametrize("environment", [{"id": "python-math", "levels": [3], "reasoning": True}, {"id": "sokoban"}])
+def test_an_environment_is_saved_as_it_came(browser: Client, team: Team, alice: User, environment: Any) -> None:
+    room = {"context_tokens": 2048}
+    before = RunSpec.model_validate({"name": "x", "environment": environment, "model": room})
+    experiment = create_experiment(team, before, acting_user=alice)
+    assert saved(browser, experiment, form_of(browser, experiment)) == before
+
+
+def test_another_kind_shows_its_fields_and_keeps_what_was_typed_elsewhere(
+    browser: Client, experiment: Experiment
+) -> None:
+    form = form_of(browser, experiment) | {"seed": "77", "recipe.credit.kind": "gae", "recipe.reward.wrong": "-0.5"}
+    page = shown(browser, experiment, form)
+    assert 'name="recipe.credit.lam" value="1.0"' in page
+    assert 'name="seed" value="77"' in page
+    assert 'name="recipe.reward.wrong" value="-0.5"' in page
+    form = posted_by(page) | {"recipe.credit.gamma": "0.9", "recipe.credit.value_clip": ""}
+    del form["recipe.credit.whiten"]
+    credit = saved(browser, experiment, form).recipe.credit.model_dump()
+    assert (credit["kind"], credit["gamma"], credit["value_clip"], credit["whiten"]) == ("gae", 0.9, None, False)
+
+
+def test_a_kind_that_was_just_chosen_begins_with_its_own_defaults(browser: Client, experiment: Experiment) -> None:
+    page = shown(browser, experiment, form_of(browser, experiment) | {"recipe.credit.kind": "gae"})
+    page = shown(browser, experiment, posted_by(page) | {"recipe.credit.gamma": "0.5", "recipe.credit.kind": "gigpo"})
+    assert 'name="recipe.credit.gamma" value="0.95"' in page
+
+
+def test_a_kind_inside_a_kind_can_be_switched(browser: Client, experiment: Experiment) -> None:
+    page = shown(browser, experiment, form_of(browser, experiment) | {"recipe.credit.kind": "attribution"})
+    page = shown(browser, experiment, posted_by(page) | {"recipe.credit.judge.kind": "llm"})
+    assert "Field required" in about(page, "recipe.credit.judge.endpoint")
+    form = posted_by(page) | {"recipe.credit.judge.endpoint": "http://127.0.0.1:1/v1", "recipe.credit.judge.model": "m"}
+    judge = saved(browser, experiment, form).recipe.credit.model_dump()["judge"]
+    assert (judge["kind"], judge["model"], judge["api_key_variable"]) == ("llm", "m", None)
+
+
+def test_a_table_that_is_switched_on_and_off_comes_and_goes(browser: Client, experiment: Experiment) -> None:
+    form = form_of(browser, experiment) | {"recipe.purification": "on", "recipe.purification.retries": "2"}
+    spec = saved(browser, experiment, form)
+    assert spec.recipe.purification is not None
+    assert spec.recipe.purification.retries == 2
+    form = form_of(browser, experiment)
+    del form["recipe.purification"], form["recipe.cold_start"]
+    spec = saved(browser, experiment, form)
+    assert (spec.recipe.purification, spec.recipe.cold_start) == (None, None)
+    assert saved(browser, experiment, form_of(browser, experiment)) == spec
+
+
+def test_rows_are_added_and_removed_and_keep_what_was_typed(browser: Client, experiment: Experiment) -> None:
+    pool, form = "recipe.experience.pool", form_of(browser, experiment) | {"recipe.experience": "on"}
+    for number, word in enumerate(("one", "two", "three")):
+        form = posted_by(shown(browser, experiment, form, f"add:{pool}"))
+        form |= {f"{pool}.{number}.when_to_use": f"when {word}", f"{pool}.{number}.content": f"{word}\r\nlines"}
+    form = posted_by(shown(browser, experiment, form, f"remove:{pool}.1"))
+    experience = saved(browser, experiment, form).recipe.experience
+    assert experience is not None
+    assert [(one.when_to_use, one.content) for one in experience.pool] == [
+        ("when one", "one\nlines"),
+        ("when three", "three\nlines"),
+    ]
+
+
+def test_an_empty_row_and_an_empty_list_are_complained_about_where_they_are(
+    browser: Client, experiment: Experiment
+) -> None:
+    form = form_of(browser, experiment) | {"recipe.experience": "on"}
+    page = shown(browser, experiment, form)
+    assert "at least 1 item" in page.split('id="s-recipe-experience-pool-about"')[1].split("</div>")[0]
+    page = shown(browser, experiment, form, "add:recipe.experience.pool")
+    assert "Field required" in about(page, "recipe.experience.pool.0.content")
+
+
+@pytest.mark.parametrize("action", ["remove:recipe.experience.pool.x", "remove:seed.0", "add:seed", "add:no.such", "x"])
+def test_a_button_that_nobody_drew_changes_nothing(browser: Client, experiment: Experiment, action: str) -> None:
+    form = form_of(browser, experiment) | {"action": action}
+    assert browser.post(f"/experiments/{experiment.id}/", form).status_code in (200, 302)
     before = experiment.run_spec
-    answer = browser.post(f"/experiments/{experiment.id}/", form_of(before) | {"action": "save"})
-    assert answer.status_code == 302
     experiment.refresh_from_db()
     assert experiment.run_spec == before
 
 
+def test_only_what_differs_from_the_preset_is_marked() -> None:
+    plain = Draft.of({"name": "x", "recipe": {"preset": "dr-grpo"}})
+    assert plain.changed == 0
+    changed = Draft.of({"name": "x", "recipe": {"preset": "dr-grpo", "objective": {"clip_high": 0.28}, "kl": {}}})
+    marked = [one.path for card in changed.cards for one in fields_in(card.sections) if one.is_changed]
+    assert marked == ["recipe.objective.clip_high"]
+    assert changed.changed == 2
+
+
+def test_a_wrong_combination_is_told_at_the_table_that_it_is_about(browser: Client, experiment: Experiment) -> None:
+    form = form_of(browser, experiment) | {"recipe.self_imitation": "on", "recipe.objective.kind": "tis"}
+    page = shown(browser, experiment, form)
+    assert "remove self_imitation" in page.split('id="s-recipe-self_imitation-about"')[1].split("</div>")[0]
+
+
 def test_a_changed_knob_is_saved_and_launched(browser: Client, experiment: Experiment) -> None:
-    form = form_of(experiment.run_spec) | {"schedule.steps": "7", "environment.levels": ["1", "3"], "action": "launch"}
+    form = form_of(browser, experiment) | {"schedule.steps": "7", "environment.levels": ["1", "3"], "action": "launch"}
     answer = browser.post(f"/experiments/{experiment.id}/", form)
     run = Run.objects.get()
     assert answer["Location"] == f"/runs/{run.id}/"
@@ -87,7 +234,7 @@ def test_a_changed_knob_is_saved_and_launched(browser: Client, experiment: Exper
 def test_an_error_stands_next_to_its_field_and_nothing_is_lost_or_made(
     browser: Client, experiment: Experiment, field: str, value: str, said: str
 ) -> None:
-    form = form_of(experiment.run_spec) | {
+    form = form_of(browser, experiment) | {
         "schedule.prompts_per_step": "32",
         field: value,
         "seed": "77",
@@ -123,7 +270,7 @@ def test_toml_that_cannot_be_read_names_the_line_and_stays(browser: Client, expe
 
 
 def test_switching_to_toml_and_back_keeps_what_was_typed(browser: Client, experiment: Experiment) -> None:
-    form = form_of(experiment.run_spec) | {"schedule.steps": "9"}
+    form = form_of(browser, experiment) | {"schedule.steps": "9"}
     toml = browser.post(
         f"/experiments/{experiment.id}/", form | {"action": "show-toml"}, headers={"hx-request": "true"}
     )
@@ -135,7 +282,7 @@ def test_switching_to_toml_and_back_keeps_what_was_typed(browser: Client, experi
 
 
 def test_numbers_of_a_form_with_errors_are_numbers_in_toml(browser: Client, experiment: Experiment) -> None:
-    form = form_of(experiment.run_spec) | {"schedule.group_size": "1", "schedule.steps": "many", "action": "show-toml"}
+    form = form_of(browser, experiment) | {"schedule.group_size": "1", "schedule.steps": "many", "action": "show-toml"}
     page = unescape(browser.post(f"/experiments/{experiment.id}/", form).content.decode())
     assert "group_size = 1\n" in page
     assert "temperature = 1.0\n" in page
@@ -143,15 +290,24 @@ def test_numbers_of_a_form_with_errors_are_numbers_in_toml(browser: Client, expe
 
 
 def test_a_preset_replaces_the_recipe_and_nothing_else(browser: Client, experiment: Experiment) -> None:
-    form = form_of(experiment.run_spec) | {"seed": "5", "action": "preset", "preset": "rloo"}
-    page = browser.post(f"/experiments/{experiment.id}/", form).content.decode()
-    assert "<option selected>rloo</option>" in page
+    form = form_of(browser, experiment) | {"seed": "5", "recipe.kl": "on"}
+    page = shown(browser, experiment, form, "preset:rloo")
     assert 'name="seed" value="5"' in page
+    spec = saved(browser, experiment, posted_by(page))
+    assert spec.recipe == RunSpec.model_validate({"name": "x", "recipe": {"preset": "rloo"}}).recipe
+
+
+def test_every_preset_can_be_chosen_with_its_source_beside_it(browser: Client, experiment: Experiment) -> None:
+    page = unescape(browser.get(f"/experiments/{experiment.id}/").content.decode())
+    for name in preset_names():
+        button = page.split(f'value="preset:{name}"')[1].split("</button>")[0]
+        assert preset(name).source in button
+        assert preset(name).about in button
 
 
 def test_a_new_experiment_can_be_made_and_launched_as_it_is(browser: Client, team: Team) -> None:
     page = browser.get("/experiments/new").content.decode()
     assert 'value="first-experiment"' in page
-    form = form_of(RunSpec(name="first-experiment")) | {"action": "launch"}
+    form = posted_by(page) | {"action": "launch"}
     assert browser.post("/experiments/new", form)["Location"].startswith("/runs/")
     assert Experiment.objects.get().name == "first-experiment"

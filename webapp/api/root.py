@@ -12,6 +12,7 @@ from webapp.api.authentication import KeyAuth, SessionAuth
 from webapp.api.problems import problem
 from webapp.catalog.api import router as catalog
 from webapp.experiments.api import router as experiments
+from webapp.experiments.recipes_api import router as recipes
 from webapp.refusals import Refused
 from webapp.runs.api import router as runs
 from webapp.trajectories.api import router as trajectories
@@ -44,6 +45,7 @@ api.add_router("", runs)
 api.add_router("", trajectories)
 api.add_router("", experiments)
 api.add_router("", catalog)
+api.add_router("", recipes)
 
 
 @api.exception_handler(ValidationError)

@@ -26,7 +26,7 @@ class _Versioned(models.Model):
 
 
 class Environment(_Versioned):
-    """``spec`` is ``engine.spec.run.Environment``."""
+    """``spec`` is ``engine.spec.environment.Environment``."""
 
     class Meta:
         constraints: ClassVar = [

@@ -3,7 +3,8 @@
 from django.db import transaction
 from django.db.models import Max
 
-from engine.spec import run as spec
+from engine.spec.environment import Environment as EnvironmentSpec
+from engine.spec.run import Dataset as DatasetSpec
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import Dataset, Environment
@@ -11,7 +12,7 @@ from webapp.catalog.models import Dataset, Environment
 
 @transaction.atomic
 def publish_environment(
-    team: Team, name: str, document: spec.Environment, *, acting_user: User, description: str = ""
+    team: Team, name: str, document: EnvironmentSpec, *, acting_user: User, description: str = ""
 ) -> Environment:
     """The next version of the environment ``name``."""
     version = _next_version(team, Environment, name)
@@ -29,7 +30,7 @@ def publish_environment(
 
 @transaction.atomic
 def publish_dataset(
-    team: Team, name: str, document: spec.Dataset, *, acting_user: User, description: str = ""
+    team: Team, name: str, document: DatasetSpec, *, acting_user: User, description: str = ""
 ) -> Dataset:
     """The next version of the dataset ``name``."""
     version = _next_version(team, Dataset, name)

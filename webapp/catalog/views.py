@@ -9,22 +9,41 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from engine.spec.run import EXAMPLE_QUESTIONS, PythonMath
-from sandboxes.spec import SandboxSpec
+from engine.spec.environment import EXAMPLE_QUESTIONS, Household, PythonMath, Sokoban
 from webapp.catalog.access import environments_of
 from webapp.runs.access import runs_of
 from webapp.runs.models import Event, Run
 from webapp.trajectories.models import Trajectory
 
 EXAMPLES = 3
-LEVELS = {
-    1: ("One operation", "Two numbers and an operator. One tool call is enough."),
-    2: ("An expression", "Three or four numbers, with parentheses. One tool call is enough; a guess is rarely right."),
-    3: (
-        "Look up, then combine",
-        "Two of the numbers are only in the sandbox. One call prints them, a later one combines them.",
-    ),
+LEVELS: dict[str, dict[int, tuple[str, str]]] = {
+    "python-math": {
+        1: ("One operation", "Two numbers and an operator. One tool call is enough."),
+        2: (
+            "An expression",
+            "Three or four numbers, with parentheses. One tool call is enough; a guess is rarely right.",
+        ),
+        3: (
+            "Look up, then combine",
+            "Two of the numbers are only in the sandbox. One call prints them, a later one combines them.",
+        ),
+        4: ("Locked cells", "Three cells, each opened by what the one before it holds. Most first calls fail."),
+    },
+    "household": {
+        1: ("Fetch", "One object, somewhere in a small room without doors."),
+        2: ("Doors and lamps", "Closed doors, and things to examine under a lamp."),
+        3: ("Treat", "Heat, cool or clean it first."),
+        4: ("Two things", "Bring two of the same kind."),
+        5: ("The large house", "All of it, in the largest house."),
+    },
+    "sokoban": {
+        1: ("One box, near", "2 to 4 moves."),
+        2: ("One box, far", "5 to 10 moves."),
+        3: ("Two boxes", "4 to 12 moves."),
+    },
 }
+DOCUMENTED = {"python-math": EXAMPLE_QUESTIONS}
+BUILT_IN = {str(one.model_fields["id"].default): one for one in (PythonMath, Household, Sokoban)}
 
 
 @dataclass(frozen=True)
@@ -51,21 +70,24 @@ def environments(request: HttpRequest) -> HttpResponse:
         newest.setdefault((environment.team_id, environment.name), environment)
     context = {
         "section": "environments",
-        "environments": [(one, PythonMath.model_validate(one.spec)) for one in newest.values()],
-        "levels": _levels(request),
-        "sandbox_fields": [(name, info.description) for name, info in SandboxSpec.model_fields.items()],
-        "about": PythonMath.__doc__,
+        "environments": [(one, BUILT_IN[one.spec["id"]].model_validate(one.spec)) for one in newest.values()],
+        "built_in": [(name, _paragraphs(model.__doc__), _levels(request, name)) for name, model in BUILT_IN.items()],
     }
     return render(request, "catalog/environments.html", context)
 
 
-def _levels(request: HttpRequest) -> list[Level]:
+def _paragraphs(text: str | None) -> list[str]:
+    return [" ".join(part.split()) for part in (text or "").split("\n\n")]
+
+
+def _levels(request: HttpRequest, environment: str) -> list[Level]:
     """Each level with questions that the newest run with trajectories was asked, or else with documented ones."""
-    run = runs_of(request).filter(Exists(Trajectory.objects.filter(run=OuterRef("id")))).first()
+    told = Exists(Trajectory.objects.filter(run=OuterRef("id")))
+    run = runs_of(request).filter(told, spec__environment__id=environment).first()
     levels = []
-    for number, (title, about) in LEVELS.items():
-        asked = _asked(run, number) if run else []
-        levels.append(Level(number, title, about, asked or [Example(one) for one in EXAMPLE_QUESTIONS[number]]))
+    for number, (title, about) in LEVELS[environment].items():
+        documented = [Example(one) for one in DOCUMENTED.get(environment, {}).get(number, ())]
+        levels.append(Level(number, title, about, (_asked(run, number) if run else []) or documented))
     return levels
 
 

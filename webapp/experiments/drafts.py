@@ -2,17 +2,19 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from django.http import QueryDict
 from pydantic import ValidationError
 
+from engine.spec.presets import preset_names
 from engine.spec.problems import Problem, problems_in
-from engine.spec.recipe import preset_names
 from engine.spec.run import RunSpec
-from webapp.experiments.fields import Group, document_in, groups_of
+from webapp.experiments.baseline import preset_in
+from webapp.experiments.fields import Card, cards_of
+from webapp.experiments.posted import document_in, with_row, without_row
 from webapp.experiments.toml import as_toml
 
 Form = Literal["form", "toml"]
@@ -34,7 +36,7 @@ class Draft:
         try:
             spec = RunSpec.model_validate(document)
         except ValidationError as error:
-            return cls(document, shown_as, toml or as_toml(document), _named_plainly(problems_in(error, RunSpec)))
+            return cls(document, shown_as, toml or as_toml(document), problems_in(error, RunSpec))
         return cls(document, shown_as, toml or as_toml(document), [], spec)
 
     @classmethod
@@ -62,15 +64,28 @@ class Draft:
             Draft.of({**self.document, "recipe": {"preset": name}}, self.shown_as) if name in preset_names() else self
         )
 
-    @property
-    def groups(self) -> list[Group]:
+    def with_row(self, path: str) -> "Draft":
+        return Draft.of(with_row(self.document, path))
+
+    def without_row(self, place: str) -> "Draft":
+        """``place`` is the list's path and the row's number, e.g. ``recipe.experience.pool.2``."""
+        path, _, index = place.rpartition(".")
+        return Draft.of(without_row(self.document, path, int(index))) if index.isdecimal() else self
+
+    @cached_property
+    def cards(self) -> list[Card]:
         document = self.spec.model_dump(mode="json") if self.spec else self.document
-        return groups_of(document, self.problems)
+        return cards_of(document, self.problems)
+
+    @property
+    def changed(self) -> int:
+        """How many answers differ from the preset's or the schema's."""
+        return sum(card.changed for card in self.cards)
 
     @property
     def loose_problems(self) -> list[Problem]:
         """Those that have no field in the form to stand next to."""
-        placed = {id(one.problem) for group in self.groups for one in (*group.main, *group.more) if one.problem}
+        placed = {id(one) for card in self.cards for one in card.problems}
         return [problem for problem in self.problems if self.shown_as == "toml" or id(problem) not in placed]
 
     @property
@@ -80,8 +95,7 @@ class Draft:
 
     @property
     def preset(self) -> str:
-        recipe = self.document.get("recipe")
-        return str(recipe.get("preset") or "") if isinstance(recipe, Mapping) else ""
+        return preset_in(self.document)
 
 
 def _base_in(post: QueryDict) -> dict[str, Any]:
@@ -92,27 +106,19 @@ def _base_in(post: QueryDict) -> dict[str, Any]:
     return base if isinstance(base, dict) else {}
 
 
-def _named_plainly(problems: list[Problem]) -> list[Problem]:
-    """Field paths as the document has them: without the tag of a union's variant."""
-    return [Problem(_without_tag(one.field), one.value, one.message, one.remedy) for one in problems]
-
-
-_TAGS = ("grpo", "dr-grpo", "rloo")
-
-
-def _without_tag(path: str) -> str:
-    return ".".join(part for part in path.split(".") if part not in _TAGS)
-
-
 @dataclass(frozen=True)
 class Size:
     """What a spec amounts to, for the reader who is about to launch it."""
 
+    supervised_steps: int
+    rl_steps: int
     rollouts_per_step: int
+    """Those that are trained on; rounds of dynamic sampling and replaced rollouts come on top."""
     rollouts: int
     updates_per_step: int
     parameters: int
     """Of the transformer, without the embedding."""
+    has_critic: bool
 
     @classmethod
     def of(cls, spec: RunSpec) -> "Size":
@@ -121,8 +127,11 @@ class Size:
         attention = model.hidden_size * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
         layer = attention + 3 * model.hidden_size * model.intermediate_size + 2 * model.hidden_size + 2 * model.head_dim
         return cls(
-            per_step,
-            per_step * schedule.steps,
-            per_step // schedule.minibatch_trajectories,
-            layer * model.layers + model.hidden_size,
+            supervised_steps=spec.recipe.cold_start_steps,
+            rl_steps=spec.rl_steps,
+            rollouts_per_step=per_step,
+            rollouts=per_step * spec.rl_steps,
+            updates_per_step=per_step // schedule.minibatch_trajectories,
+            parameters=layer * model.layers + model.hidden_size,
+            has_critic=spec.recipe.reinforces and spec.recipe.credit.kind == "gae",
         )

@@ -1,48 +1,66 @@
-"""The spec editor's fields, made from the schema: a new field of RunSpec is in the form by itself.
+"""The spec editor's form, made from the schema: a new field of RunSpec is in it by itself.
 
-Labels, help, ranges and defaults are those of ``engine.spec``; this module only knows how to ask.
+Labels, help, ranges and defaults are those of ``engine.spec``; this module knows how to ask, and
+``posted.py`` how to read the answer.
 """
 
-import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
+from webapp.experiments.baseline import baseline_of, beneath
+from webapp.experiments.schema import Ask, asks_of, default_of, defaults_of
 
-GROUPS = {
-    "": "General",
-    "environment": "Environment",
-    "dataset": "Data",
-    "model": "Model",
-    "recipe": "Recipe",
-    "schedule": "Schedule",
-    "evaluation": "Evaluation",
-    "resources": "Resources",
+CARDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "general": ("General", ("",)),
+    "environment": ("Environment", ("environment",)),
+    "data": ("Data", ("dataset",)),
+    "model": ("Model", ("model",)),
+    "cold-start": ("Cold start", ("recipe.cold_start",)),
+    "algorithm": (
+        "Algorithm",
+        ("recipe.credit", "recipe.objective", "recipe.kl", "recipe.mismatch", "recipe.optimizer"),
+    ),
+    "reward": ("Reward", ("recipe.reward",)),
+    "rollouts": (
+        "Rollouts",
+        ("recipe.selection", "recipe.purification", "recipe.experience", "recipe.expert_starts"),
+    ),
+    "self-imitation": ("Self-imitation", ("recipe.self_imitation",)),
+    "schedule": ("Schedule", ("schedule",)),
+    "evaluation": ("Evaluation", ("evaluation",)),
+    "resources": ("Resources", ("resources",)),
+    "other": ("Other", ()),
 }
+"""By anchor: title, and the tables in it.  What no card names stands in the last one."""
+
 _MAIN = {
-    "": {"name", "seed"},
     "environment": {"levels", "max_turns", "max_turn_tokens"},
     "dataset": {"train_tasks", "heldout_tasks"},
     "model": {"layers", "hidden_size", "heads", "context_tokens"},
-    "recipe.credit": {"kind"},
-    "recipe.objective": {"clip_low", "clip_high"},
     "recipe.optimizer": {"learning_rate"},
-    "recipe.cold_start": {"steps", "wrong_fraction"},
+    "recipe.cold_start": {"steps", "wrong_fraction", "mask_errors", "mask_irrelevant"},
+    "recipe.reward": {"correct", "wrong", "tool_error"},
     "schedule": {
         "steps", "prompts_per_step", "group_size", "minibatch_trajectories", "temperature", "checkpoint_every",
     },
-    "evaluation": {"every", "tasks", "interim_tasks"},
     "resources": {"device", "threads", "kv_slots"},
 }  # fmt: skip
-"""Always in sight; every other field is behind "More"."""
+"""Always in sight; every other field of these tables is behind "More"."""
+_MANY = 5
+"""Of a table without an entry above, a longer list than this is cut to ``_FIRST``."""
+_FIRST = 4
+_FOLDED = frozenset({"environment.sandbox", "recipe.mismatch"})
+"""Tables that are opened on demand."""
 
-Kind = Literal["number", "text", "choice", "many"]
+Kind = Literal["number", "text", "long-text", "choice", "many", "flag"]
+_LONG_TEXT = 500
+"""A text that may be longer than this gets an area of several lines."""
 
 
 @dataclass(frozen=True)
@@ -54,28 +72,35 @@ class Field:
     value: Any
     """As given: text of a form, or a value of a document."""
     default: Any = None
+    """What the recipe's preset or the schema has."""
+    is_required: bool = False
+    may_be_empty: bool = False
+    """Nothing is an answer of its own."""
     choices: tuple[str, ...] = ()
-    minimum: Any = None
-    maximum: Any = None
-    is_whole: bool = False
+    bounds: Mapping[str, Any] = field(default_factory=dict)
     problem: Problem | None = None
+    switches: bool = False
+    """The answer decides which further fields there are."""
 
     @property
     def id(self) -> str:
         return "f-" + self.path.replace(".", "-")
 
     @property
-    def is_main(self) -> bool:
-        table, _, name = self.path.rpartition(".")
-        return name in _MAIN.get(table, ())
-
-    @property
     def is_changed(self) -> bool:
-        return self.default is not None and _text(self.value) != _text(self.default)
+        return not self.is_required and _text(self.value) != _text(self.default)
 
     @property
     def text(self) -> str:
         return "" if self.value is None else str(self.value)
+
+    @property
+    def default_text(self) -> str:
+        return _shown(self.default)
+
+    @property
+    def is_on(self) -> bool:
+        return self.value in (True, "on", "true")
 
     @property
     def chosen(self) -> list[str]:
@@ -83,140 +108,230 @@ class Field:
 
     @property
     def range(self) -> str:
-        low, high = self.minimum, self.maximum
-        if low is None and high is None:
-            return ""
-        return (
-            f"{low} to {high}"
-            if None not in (low, high)
-            else (f"at least {low}" if high is None else f"at most {high}")
-        )
+        return ", ".join(f"{word} {self.bounds[name]}" for name, word in _BOUNDS.items() if name in self.bounds)
+
+
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 
 @dataclass(frozen=True)
-class Group:
-    name: str
+class Section:
+    """One table: its fields, and the tables in it."""
+
+    path: str
     title: str
-    main: list[Field]
-    more: list[Field]
+    help: str = ""
+    problem: Problem | None = None
+    switch: Literal["", "on", "off"] = ""
+    """Empty: always there.  Otherwise whether it is; if not, its fields are what they would begin with."""
+    was_on: bool = True
+    """Whether the preset or the schema has it."""
+    kind: Field | None = None
+    """Which of several kinds of table it is."""
+    main: list[Field] = field(default_factory=list)
+    more: list[Field] = field(default_factory=list)
+    sections: list["Section"] = field(default_factory=list)
+    rows: list["Section"] | None = None
+    """Of a list of tables; None for a table."""
+
+    @property
+    def id(self) -> str:
+        return "s-" + self.path.replace(".", "-")
+
+    @property
+    def is_folded(self) -> bool:
+        return self.path in _FOLDED
+
+    @property
+    def fields(self) -> list[Field]:
+        """Its own ones."""
+        return [*([self.kind] if self.kind else []), *self.main, *self.more]
+
+    @property
+    def inner(self) -> list["Section"]:
+        return [*self.sections, *(self.rows or [])]
+
+    @property
+    def changed(self) -> int:
+        """How many answers in it differ from the preset's or the schema's."""
+        if self.switch == "off":
+            return int(self.was_on)
+        own = sum(one.is_changed for one in self.fields) + (self.switch == "on" and not self.was_on)
+        return own + sum(one.changed for one in self.inner)
+
+    @property
+    def more_changed(self) -> int:
+        return sum(one.is_changed for one in self.more)
+
+    @property
+    def problems(self) -> list[Problem]:
+        own = [self.problem, *(one.problem for one in self.fields)]
+        return [one for one in own if one] + [problem for inner in self.inner for problem in inner.problems]
 
     @property
     def opens_more(self) -> bool:
         """Something is wrong in there, so it must be seen."""
-        return any(field.problem for field in self.more)
+        return any(one.problem for one in self.more)
 
 
-def groups_of(document: Mapping[str, Any], problems: list[Problem]) -> list[Group]:
+@dataclass(frozen=True)
+class Card:
+    name: str
+    title: str
+    sections: list[Section]
+
+    @property
+    def changed(self) -> int:
+        return sum(section.changed for section in self.sections)
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [problem for section in self.sections for problem in section.problems]
+
+
+def cards_of(document: Mapping[str, Any], problems: list[Problem]) -> list[Card]:
     """The whole form for a document that need not be valid."""
-    by_path = {problem.field: problem for problem in reversed(problems)}
-    fields = list(_fields(RunSpec, "", document, by_path))
-    groups = []
-    for name, title in GROUPS.items():
-        own = [field for field in fields if field.path.rpartition(".")[0].split(".")[0] == name]
-        groups.append(Group(name, title, [one for one in own if one.is_main], [one for one in own if not one.is_main]))
-    return groups
+    whole = _table(RunSpec, "", document, baseline_of(document), {one.field: one for one in reversed(problems)})
+    recipe = next(one for one in whole.sections if one.path == "recipe")
+    found = {one.path: one for one in (*whole.sections, *recipe.sections) if one.path != "recipe"}
+    found[""] = replace(whole, sections=[], title="General", help="")
+    named = {path for _, paths in CARDS.values() for path in paths}
+    cards = []
+    for name, (title, paths) in CARDS.items():
+        own = [found[path] for path in paths if path in found]
+        if name == "other":
+            own = [section for path, section in found.items() if path not in named]
+        if own:
+            cards.append(Card(name, title, own))
+    return cards
 
 
-def _fields(model: type[BaseModel], prefix: str, document: Any, problems: Mapping[str, Problem]) -> Iterator[Field]:
-    given = document if isinstance(document, Mapping) else {}
-    for name, info in model.model_fields.items():
-        path, value = prefix + name, given.get(name, _default(info))
-        models = _models_in(info.annotation)
-        if len(models) > 1:
-            yield from _variant(models, path, value, info, problems)
-        elif models:
-            yield from _fields(models[0], path + ".", value, problems)
-        elif path != "recipe.preset" and (field := _field(path, name, info, value, problems)):
-            yield field
+def fields_in(sections: list[Section]) -> Iterator[Field]:
+    for section in sections:
+        yield from section.fields
+        yield from fields_in(section.inner)
 
 
-def _variant(
-    models: list[type[BaseModel]], path: str, value: Any, info: FieldInfo, problems: Mapping[str, Problem]
-) -> Iterator[Field]:
-    """A choice between models by their ``kind``, then the fields of the chosen one."""
-    by_kind = {str(model.model_fields["kind"].default): model for model in models}
-    kind = value.get("kind") if isinstance(value, Mapping) else None
-    default = _default(info)
-    about = " ".join(f"{name}: {model.__doc__}" for name, model in by_kind.items() if name == kind)
-    yield Field(
-        path=path + ".kind", label=_label(path), kind="choice", help=about or info.description or "", value=kind,
-        default=default.get("kind") if isinstance(default, Mapping) else None, choices=tuple(by_kind),
-        problem=problems.get(path) or problems.get(path + ".kind"),
+def sections_in(sections: list[Section]) -> Iterator[Section]:
+    for section in sections:
+        yield section
+        yield from sections_in(section.inner)
+
+
+Problems = Mapping[str, Problem]
+
+
+def _table(model: type[BaseModel], path: str, value: Any, baseline: Mapping[str, Any], problems: Problems) -> Section:
+    given = value if isinstance(value, Mapping) else {}
+    fields, sections = [], []
+    for name, ask in asks_of(model).items():
+        inner = f"{path}.{name}" if path else name
+        info, unsaid = model.model_fields[name], baseline.get(name)
+        answer = given.get(name, unsaid)
+        if answer is False and ask.may_be_absent:
+            answer = None
+        if ask.models:
+            sections.append(_section(ask, inner, answer, info, unsaid, problems))
+        elif ask.shape != "fixed" and inner != "recipe.preset":
+            fields.append(_field(ask, inner, answer, info, unsaid, problems))
+    main = _main(path, fields)
+    return Section(
+        path, _title(path), _about(model), problems.get(path) if path else None,
+        main=main, more=[one for one in fields if one not in main], sections=sections,
     )  # fmt: skip
-    yield from _fields(by_kind.get(str(kind), models[0]), path + ".", value, problems)
 
 
-def _field(path: str, name: str, info: FieldInfo, value: Any, problems: Mapping[str, Problem]) -> Field | None:
-    """None for a field with one possible value: there is nothing to ask."""
-    annotation = _without_none(info.annotation)
-    literals = tuple(str(one) for one in get_args(annotation)) if get_origin(annotation) is Literal else ()
-    if len(literals) == 1 or name == "kind":
-        return None
-    is_list = get_origin(annotation) is list
-    bounds = _bounds(get_args(get_args(annotation)[0])[1] if is_list else info)
-    choices = tuple(str(one) for one in range(bounds["ge"], bounds["le"] + 1)) if is_list else literals
-    problem = problems.get(path) or next(
-        (one for at, one in problems.items() if is_list and at.startswith(path + ".")), None
-    )
+def _section(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, problems: Problems) -> Section:
+    if ask.shape == "rows":
+        return _rows(ask, path, value, info, problems)
+    table = value if isinstance(value, Mapping) else {}
+    model = ask.model_for(table)
+    section = _table(model, path, table, beneath(ask, table, unsaid), problems)
+    if ask.shape == "variant":
+        section = replace(section, help=info.description or "", kind=_kind(ask, path, table, unsaid, problems))
+    if ask.may_be_absent:
+        switch: Literal["on", "off"] = "off" if value is None else "on"
+        section = replace(section, switch=switch, was_on=unsaid is not None)
+    return section
+
+
+def _kind(ask: Ask, path: str, table: Mapping[str, Any], unsaid: Any, problems: Problems) -> Field:
+    model = ask.model_for(table)
+    known = {str(one.model_fields[ask.tag].default): one for one in ask.models.values()}
+    usual = unsaid if isinstance(unsaid, Mapping) else {ask.tag: next(iter(known))}
+    return Field(
+        path=f"{path}.{ask.tag}", label="Kind" if ask.tag == "kind" else _title(path),
+        kind="choice", help=_about(model),
+        value=table.get(ask.tag, next(iter(known))), default=usual.get(ask.tag), choices=tuple(known),
+        problem=problems.get(f"{path}.{ask.tag}"), switches=True,
+    )  # fmt: skip
+
+
+def _rows(ask: Ask, path: str, value: Any, info: FieldInfo, problems: Problems) -> Section:
+    rows = [
+        replace(_table(ask.model, f"{path}.{index}", row, defaults_of(ask.model), problems), title=f"{index + 1}")
+        for index, row in enumerate(value if isinstance(value, list) else [])
+    ]
+    return Section(path, _title(path), info.description or "", problems.get(path), rows=rows)
+
+
+def _field(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, problems: Problems) -> Field:
+    kinds: dict[str, Kind] = {"choices": "many", "choice": "choice", "flag": "flag", "number": "number"}
+    is_long = ask.bounds.get("max_length", 0) > _LONG_TEXT
+    inside = next((one for at, one in problems.items() if ask.shape == "choices" and at.startswith(path + ".")), None)
     return Field(
         path=path,
         label=_label(path),
-        kind="many" if is_list else "choice" if literals else "number" if annotation in (int, float) else "text",
+        kind=kinds.get(ask.shape, "long-text" if is_long else "text"),
         help=info.description or "",
         value=value,
-        default=_default(info),
-        choices=choices,
-        minimum=bounds.get("ge", bounds.get("gt")),
-        maximum=bounds.get("le"),
-        is_whole=annotation is int,
-        problem=problem,
+        default=unsaid if unsaid is not None else default_of(info) if not ask.may_be_absent else None,
+        is_required=info.is_required(),
+        may_be_empty=ask.may_be_absent,
+        choices=ask.choices,
+        bounds=ask.bounds,
+        problem=problems.get(path) or inside,
     )
 
 
-def _bounds(info: FieldInfo) -> dict[str, Any]:
-    names = ("ge", "gt", "le", "lt")
-    return {
-        name: getattr(rule, name) for rule in info.metadata for name in names if getattr(rule, name, None) is not None
-    }
+def _main(path: str, fields: list[Field]) -> list[Field]:
+    if path in _MAIN:
+        return [one for one in fields if one.path.rpartition(".")[2] in _MAIN[path]]
+    return fields if len(fields) <= _MANY else fields[:_FIRST]
 
 
-def _default(info: FieldInfo) -> Any:
-    default = info.get_default(call_default_factory=True)
-    if default is PydanticUndefined:
-        return None
-    return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+def _about(model: type[BaseModel]) -> str:
+    """One line per paragraph."""
+    return "\n".join(" ".join(part.split()) for part in (model.__doc__ or "").split("\n\n"))
 
 
-def _without_none(annotation: Any) -> Any:
-    if get_origin(annotation) in (Union, types.UnionType):
-        left = [one for one in get_args(annotation) if one is not type(None)]
-        return left[0] if len(left) == 1 else annotation
-    return annotation
+def _title(path: str) -> str:
+    words = path.rpartition(".")[2].replace("_", " ")
+    return _TITLES.get(path, words[:1].upper() + words[1:])
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (Union, types.UnionType, Annotated):
-        return [model for one in get_args(annotation) for model in _models_in(one)]
-    return []
+_TITLES = {
+    "recipe.kl": "KL penalty",
+    "recipe.mismatch": "Train/inference mismatch",
+    "recipe.expert_starts.how": "Where to start",
+    "recipe.credit.judge": "Judge",
+}
 
-
+_SPELLED = {"lam": "lambda"}
 _UNITS = {"s": "seconds", "mib": "MiB", "bytes": "bytes"}
 
 
 def _label(path: str) -> str:
-    """``schedule.stall_timeout_s`` -> "Stall timeout, seconds"; the parent's name goes in front where it says more."""
-    parts = path.split(".")
-    words = parts[-1].split("_")
+    """``schedule.stall_timeout_s`` -> "Stall timeout, seconds"."""
+    name = path.rpartition(".")[2]
+    words = _SPELLED.get(name, name).split("_")
     unit = _UNITS.get(words[-1]) if len(words) > 1 else None
     text = " ".join(words[:-1] if unit else words)
-    if len(parts) > 2:
-        text = f"{parts[-2].replace('_', ' ')}: {text}"
     return text[:1].upper() + text[1:] + (f", {unit}" if unit else "")
 
 
 def _text(value: Any) -> str:
+    """Equal for a number and the text that somebody typed for it."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     try:
@@ -225,44 +340,13 @@ def _text(value: Any) -> str:
         return "" if value is None else str(value)
 
 
-_NOT_OF_THE_SPEC = frozenset({"action", "as", "toml", "team", "preset", "csrfmiddlewaretoken", "base"})
-
-
-def document_in(form: Any, base: Mapping[str, Any]) -> dict[str, Any]:
-    """The document that a posted form describes.
-
-    Empty numbers take their default; ``base`` keeps what no field asks.
-    """
-    document: dict[str, Any] = {}
-    if preset := (base.get("recipe") or {}).get("preset"):
-        _put(document, "recipe.preset", preset)
-    for path in form:
-        if path in _NOT_OF_THE_SPEC:
-            continue
-        value = form.getlist(path) if path.endswith(".levels") else form[path].strip()
-        if value != "" or path == "name":
-            _put(document, path, value)
-    for field in list(_fields(RunSpec, "", document, {})):
-        if field.path in form and field.kind in ("number", "many") and field.text:
-            _put(document, field.path, _numbers(field.value))
-    return document
-
-
-def _numbers(value: Any) -> Any:
-    """Text that is a number, as that number; anything else as it is, for the spec to complain about."""
-    if isinstance(value, list):
-        return [_numbers(one) for one in value]
-    for read in (int, float):
-        try:
-            return read(value)
-        except (TypeError, ValueError):
-            continue
-    return value
-
-
-def _put(document: dict[str, Any], path: str, value: Any) -> None:
-    *parents, name = path.split(".")
-    for parent in parents:
-        inner = document.setdefault(parent, {})
-        document = inner if isinstance(inner, dict) else {}
-    document[name] = value
+def _shown(value: Any) -> str:
+    match value:
+        case None | []:
+            return "nothing"
+        case bool():
+            return "on" if value else "off"
+        case list():
+            return ", ".join(map(str, value))
+        case _:
+            return str(value)

@@ -12,13 +12,14 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
-from engine.spec.recipe import preset_names
 from engine.spec.run import RunSpec
 from webapp.accounts.access import may, team_to_act_in, teams_of
 from webapp.experiments import services
 from webapp.experiments.access import experiment_for, experiments_of
+from webapp.experiments.baseline import brief
 from webapp.experiments.drafts import Draft, Size
 from webapp.experiments.models import Experiment
+from webapp.experiments.presets import preset_families, preset_or_none
 from webapp.pages.answers import redirect_with, tell
 from webapp.refusals import Refused
 from webapp.runs.access import runs_of
@@ -78,14 +79,21 @@ def _shown_as(request: HttpRequest) -> Any:
 
 
 def _other_than_saving(request: HttpRequest, draft: Draft, experiment: Experiment | None) -> HttpResponse | None:
-    """The answer to a post that does not save: another way of showing it, a preset, or problems."""
-    match request.POST.get("action"):
+    """The answer to a post that does not save: another way of showing it, a change of its fields, or problems."""
+    action, _, subject = request.POST.get("action", "").partition(":")
+    match action:
+        case "show":
+            return _editor(request, draft, experiment)
         case "show-form":
             return _editor(request, draft.shown("form"), experiment)
         case "show-toml":
             return _editor(request, draft.shown("toml"), experiment)
         case "preset":
-            return _editor(request, draft.with_preset(request.POST.get("preset", "")), experiment)
+            return _editor(request, draft.with_preset(subject), experiment)
+        case "add":
+            return _editor(request, draft.with_row(subject), experiment)
+        case "remove":
+            return _editor(request, draft.without_row(subject), experiment)
     return None if draft.spec else _editor(request, draft, experiment, status=422)
 
 
@@ -102,8 +110,8 @@ def _editor(request: HttpRequest, draft: Draft, experiment: Experiment | None, *
         "section": "experiments",
         "experiment": experiment,
         "draft": draft,
-        "groups": draft.groups,
-        "presets": preset_names(),
+        "preset": preset_or_none(draft.preset),
+        "families": preset_families(),
         "teams": teams,
         "launches": may(request, experiment.team, "launch") if experiment else bool(teams),
         "size": Size.of(draft.spec) if draft.spec else None,
@@ -118,7 +126,7 @@ def _editor(request: HttpRequest, draft: Draft, experiment: Experiment | None, *
 
 def _same_as(spec: RunSpec, experiment: Experiment | None) -> dict[str, str]:
     """The same run without this page."""
-    body = spec.model_dump(mode="json", exclude_defaults=True) | {"name": spec.name}
+    body = brief(spec)
     if experiment:
         body["experiment"] = str(experiment.id)
     curl = (

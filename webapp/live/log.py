@@ -22,7 +22,8 @@ SELECT event.seq, CASE WHEN event.kind = 'trajectory' THEN jsonb_build_object(
         'trajectory', CASE WHEN it.trajectory_id IS NULL THEN NULL ELSE jsonb_build_object(
             'id', it.trajectory_id, 'purpose', it.purpose, 'step', it.step, 'group', it."group", 'index', it.index,
             'level', it.level, 'success', it.success, 'reward', it.reward, 'tool_calls', it.tool_calls,
-            'tool_errors', it.tool_errors, 'turns', it.turns, 'tokens', it.tokens, 'stop_reason', it.stop_reason) END
+            'tool_errors', it.tool_errors, 'turns', it.turns, 'tokens', it.tokens, 'stop_reason', it.stop_reason,
+            'changes', it.changes, 'repaired', it.repaired, 'prefilled', it.prefilled, 'masked', it.masked) END
     )::text ELSE event.body::text END
 FROM runs_event event
 LEFT JOIN trajectories_trajectory it

@@ -2,14 +2,15 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from django import template
 from django.utils import timezone
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.html import escape, format_html
+from django.utils.safestring import SafeString, mark_safe
 
 from webapp.pages.icons import icon
 
@@ -116,3 +117,13 @@ def sparkline(values: Sequence[float], label: str = "") -> SafeString | str:
 @register.filter
 def wordlist(text: str) -> list[str]:
     return text.split()
+
+
+_ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
+
+
+@register.filter
+def papers(text: str) -> SafeString:
+    """Escaped, with each arXiv number as a link and code in its own type."""
+    linked = _ARXIV.sub(r'<a href="https://arxiv.org/abs/\1" rel="noreferrer">arXiv:\1</a>', escape(text))
+    return mark_safe(re.sub(r"``(.+?)``", r'<code class="inline">\1</code>', linked))

@@ -1,4 +1,4 @@
-"""Which curves the run page shows, in its order."""
+"""Which curves the run page shows, in its order.  What is told and stands in none of them gets a chart of its own."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -19,6 +19,8 @@ class Chart:
     markers: bool = False
     """Few, meaningful points: show each."""
     x: str = "step"
+    is_optional: bool = False
+    """Shown only where one of its curves has values: the recipe has that part."""
 
 
 CHARTS = (
@@ -26,7 +28,11 @@ CHARTS = (
     Chart(
         "heldout",
         "Held-out success",
-        {"eval/success_greedy": "Greedy", "eval/success_sampled": "Sampled"},
+        {
+            "eval/success_greedy": "Greedy",
+            "eval/success_sampled": "Sampled",
+            "eval/success_purified": "Sampled, with repairs",
+        },
         "share",
         markers=True,
     ),
@@ -39,7 +45,7 @@ CHARTS = (
     Chart(
         "levels",
         "Held-out by level, greedy",
-        {f"eval/level_{n}_greedy": f"Level {n}" for n in (1, 2, 3)},
+        {f"eval/level_{n}_greedy": f"Level {n}" for n in (1, 2, 3, 4, 5)},
         "share",
         markers=True,
     ),
@@ -62,6 +68,81 @@ CHARTS = (
         {"perf/step_seconds": "Step", "perf/collect_seconds": "Collect", "perf/update_seconds": "Update"},
     ),
     Chart("cold-start", "Cold-start loss", {"sft/loss": "Loss"}, x="supervised step"),
+    Chart(
+        "repairs",
+        "Repaired tool calls",
+        {"train/repairs_shallow": "Shallow", "train/repairs_deep": "Deep", "train/repairs_failed": "Failed"},
+        "count",
+        is_optional=True,
+    ),
+    Chart(
+        "first-attempts",
+        "Tool errors before and after repair",
+        {"train/first_attempt_error_rate": "First attempts", "train/tool_error_rate": "After repair"},
+        "share",
+        is_optional=True,
+    ),
+    Chart(
+        "masked",
+        "Rollouts not trained on",
+        {
+            "train/masked/overlong": "Overlong",
+            "train/masked/incomplete": "Incomplete",
+            "train/masked/void-turn": "Void turn",
+            "train/masked/repetitive": "Repetitive",
+            "train/masked/unreadable": "Unreadable",
+            "train/masked/low-variance-group": "Low variance",
+            "train/masked/dynamic-sampling": "Dropped group",
+            "train/resampled": "Replaced",
+        },
+        "count",
+        is_optional=True,
+    ),
+    Chart(
+        "sampling",
+        "Dynamic sampling",
+        {"train/groups_dropped": "Groups dropped", "train/sampling_rounds": "Rounds"},
+        "count",
+        is_optional=True,
+    ),
+    Chart(
+        "starts",
+        "Starts inside expert trajectories",
+        {"train/prefix_share": "Share replayed", "train/success_fresh": "Success of fresh starts"},
+        "share",
+        {"train/prefilled_groups": "Groups", "train/replay_diverged": "Diverged"},
+        is_optional=True,
+    ),
+    Chart(
+        "self-imitation",
+        "Self-imitation",
+        {"sil/weight": "Weight", "sil/baseline": "Baseline reward"},
+        right={"sil/buffer": "Kept", "sil/replayed": "Replayed"},
+        is_optional=True,
+    ),
+    Chart(
+        "critic",
+        "Critic",
+        {"critic/loss": "Loss"},
+        right={"critic/explained_variance": "Explained variance"},
+        is_optional=True,
+    ),
+    Chart(
+        "preferences",
+        "Preferences (DPO)",
+        {"dpo/accuracy": "Accuracy", "dpo/margin": "Margin"},
+        right={"dpo/pairs": "Pairs"},
+        is_optional=True,
+    ),
+    Chart(
+        "judge",
+        "Judge",
+        {"judge/good": "Turns judged good"},
+        "share",
+        {"judge/seconds": "Seconds", "judge/failed": "Failed"},
+        is_optional=True,
+    ),
+    Chart("kl", "KL to the reference", {"train/kl_to_reference": "KL"}, is_optional=True),
 )
 
 

@@ -167,7 +167,7 @@ def _rewind(run_id: UUID, started: Started) -> None:
 _COLUMNS = {
     "trajectory_id": "text", "seq": "bigint", "purpose": "text", "step": "int", '"group"': "int", "index": "int",
     "level": "int", "success": "bool", "reward": "float8", "tool_calls": "int", "tool_errors": "int", "turns": "int",
-    "tokens": "int", "stop_reason": "text",
+    "tokens": "int", "stop_reason": "text", "changes": "int", "repaired": "int", "prefilled": "int", "masked": "int",
 }  # fmt: skip
 _REPLACED = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name != "trajectory_id")
 _ADD_TRAJECTORIES = f"""
@@ -188,9 +188,12 @@ def _add_trajectories(run_id: UUID, events: Sequence[TrajectoryStored]) -> None:
 def _trajectory_row(event: TrajectoryStored) -> tuple[object, ...]:
     """In the order of ``_COLUMNS``."""
     it = event.trajectory
+    masked = len(it.turns) if it.masked_because else sum(turn.masked_because is not None for turn in it.turns)
     return (
         it.id, event.seq, it.purpose, it.step, it.group, it.index, it.task.level, it.success, it.reward,
         len(it.tool_calls), it.tool_errors, len(it.turns), it.sampled_tokens, it.stop_reason,
+        len(it.changes), sum(one.kind == "purified" for one in it.changes), sum(turn.prefilled for turn in it.turns),
+        masked,
     )  # fmt: skip
 
 

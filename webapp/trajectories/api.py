@@ -6,11 +6,11 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query, Router, Schema
 
-from engine.spec.trajectory import Purpose, Trajectory
+from engine.spec.trajectory import Purpose, StopReason, Trajectory
 from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
 from webapp.runs.access import run_for
 from webapp.trajectories.access import trajectory_for
-from webapp.trajectories.models import filtered
+from webapp.trajectories.models import ChangeFilter, filtered
 
 router = Router(tags=["trajectories"])
 
@@ -30,6 +30,10 @@ class TrajectorySummary(Schema):
     turns: int
     tokens: int
     stop_reason: str
+    changes: int
+    repaired: int
+    prefilled: int
+    masked: int
 
 
 class TrajectoryPage(Schema):
@@ -47,10 +51,12 @@ def list_trajectories(
     tool_errors: bool | None = None,
     min_reward: float | None = None,
     max_reward: float | None = None,
+    stop_reason: StopReason | None = None,
+    change: ChangeFilter | None = None,
     limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
     cursor: str | None = None,
 ) -> TrajectoryPage:
-    """Newest first."""
+    """Newest first.  ``change``: with any change or masked turn, with one of a kind, or with none."""
     run = run_for(request, run_id)
     found = filtered(
         run,
@@ -60,6 +66,8 @@ def list_trajectories(
         tool_errors=tool_errors,
         min_reward=min_reward,
         max_reward=max_reward,
+        stop_reason=stop_reason,
+        change=change,
     )
     if cursor is not None:
         found = found.filter(seq__lt=decode_cursor(cursor, (int,))[0])

@@ -3,21 +3,39 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from typing import cast
 
 from django.db.models import Count, Max, Min, Q, QuerySet
 
 from webapp.runs.models import Run
-from webapp.trajectories.models import Trajectory, filtered
+from webapp.trajectories.models import ChangeFilter, Trajectory, filtered
 
 PURPOSES = {
     "": "Any purpose",
     "train": "Training",
     "eval-greedy": "Held-out, greedy",
     "eval-sampled": "Held-out, sampled",
+    "eval-purified": "Held-out, purified",
     "demonstration": "Demonstrations",
 }
 OUTCOMES = {"": "Any outcome", "right": "Right", "wrong": "Wrong"}
 ERRORS = {"": "Any tool use", "some": "With tool errors", "none": "Without tool errors"}
+CHANGES = {
+    "": "Any change",
+    "any": "Changed or masked",
+    "repaired": "With repairs",
+    "prefilled": "Begun by an expert",
+    "masked": "With masked turns",
+    "none": "As sampled",
+}
+ENDS = {
+    "": "Any end",
+    "answered": "Answered",
+    "done": "Done",
+    "no-tool-call": "No tool call",
+    "turn-limit": "Turn limit",
+    "truncated": "Truncated",
+}
 BINS = 12
 
 
@@ -28,6 +46,8 @@ class Filter:
     purpose: str = ""
     outcome: str = ""
     errors: str = ""
+    change: str = ""
+    end: str = ""
     level: str = ""
     step: str = ""
     reward_min: str = ""
@@ -35,7 +55,7 @@ class Filter:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Filter":
-        choices = {"purpose": PURPOSES, "outcome": OUTCOMES, "errors": ERRORS}
+        choices = {"purpose": PURPOSES, "outcome": OUTCOMES, "errors": ERRORS, "change": CHANGES, "end": ENDS}
         values = {field.name: given.get(field.name, "").strip() for field in fields(cls)}
         for name, known in choices.items():
             if values[name] not in known:
@@ -58,6 +78,8 @@ class Filter:
             tool_errors={"some": True, "none": False}.get(self.errors),
             min_reward=float(self.reward_min) if self.reward_min else None,
             max_reward=float(self.reward_max) if self.reward_max else None,
+            stop_reason=self.end or None,
+            change=cast(ChangeFilter, self.change) if self.change else None,
         )
         return found.filter(level=int(self.level)) if self.level else found
 

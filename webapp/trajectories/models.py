@@ -1,6 +1,6 @@
 """Trajectories as rows that can be filtered; the whole document stands once, in the run's log."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from django.db import models
 from django.utils.functional import cached_property
@@ -18,7 +18,7 @@ class Trajectory(models.Model):
     """``Trajectory.id``: ``<purpose>-<step>-<group>-<index>``, unique within the run."""
     seq = models.BigIntegerField()
     """Of the event that carries the document."""
-    purpose = models.CharField(max_length=12)
+    purpose = models.CharField(max_length=20)
     step = models.IntegerField()
     group = models.IntegerField()
     index = models.IntegerField()
@@ -31,11 +31,24 @@ class Trajectory(models.Model):
     tokens = models.IntegerField()
     """Sampled tokens."""
     stop_reason = models.CharField(max_length=20)
+    changes = models.IntegerField(default=0, db_default=0)
+    """``len(Trajectory.changes)``."""
+    repaired = models.IntegerField(default=0, db_default=0)
+    """Calls that were replaced by their correction."""
+    prefilled = models.IntegerField(default=0, db_default=0)
+    """Turns that were an expert's."""
+    masked = models.IntegerField(default=0, db_default=0)
+    """Turns that are not trained on; all of them where the whole trajectory is not."""
 
     class Meta:
         indexes: ClassVar = [
             models.Index(fields=["run", "-seq"], name="trajectory_newest_first"),
             models.Index(fields=["run", "purpose", "step", "group", "index"], name="trajectory_by_place"),
+            models.Index(
+                fields=["run", "-seq"],
+                name="trajectory_changed",
+                condition=models.Q(changes__gt=0) | models.Q(masked__gt=0),
+            ),
         ]
 
     def __str__(self) -> str:
@@ -59,7 +72,18 @@ class Trajectory(models.Model):
 SUMMARY_FIELDS = (
     "seq", "purpose", "step", "group", "index", "level", "success", "reward",
     "tool_calls", "tool_errors", "turns", "tokens", "stop_reason",
+    "changes", "repaired", "prefilled", "masked",
 )  # fmt: skip
+
+
+ChangeFilter = Literal["any", "repaired", "prefilled", "masked", "none"]
+WITH_CHANGE: dict[ChangeFilter, models.Q] = {
+    "any": models.Q(changes__gt=0) | models.Q(masked__gt=0),
+    "repaired": models.Q(repaired__gt=0),
+    "prefilled": models.Q(prefilled__gt=0),
+    "masked": models.Q(masked__gt=0),
+    "none": models.Q(changes=0, masked=0),
+}
 
 
 def filtered(
@@ -71,10 +95,17 @@ def filtered(
     tool_errors: bool | None = None,
     min_reward: float | None = None,
     max_reward: float | None = None,
+    stop_reason: str | None = None,
+    change: ChangeFilter | None = None,
 ) -> models.QuerySet[Trajectory]:
     """The run's trajectories that meet every condition given, newest first.  ``tool_errors``: with any, or none."""
-    exact = {"step": step, "purpose": purpose, "success": success, "reward__gte": min_reward, "reward__lte": max_reward}
+    exact = {
+        "step": step, "purpose": purpose, "success": success, "reward__gte": min_reward, "reward__lte": max_reward,
+        "stop_reason": stop_reason,
+    }  # fmt: skip
     found = Trajectory.objects.filter(run=run, **{name: value for name, value in exact.items() if value is not None})
     if tool_errors is not None:
         found = found.filter(tool_errors__gt=0) if tool_errors else found.filter(tool_errors=0)
+    if change is not None:
+        found = found.filter(WITH_CHANGE[change])
     return found.order_by("-seq")

@@ -13,7 +13,8 @@ from django.views.decorators.http import require_GET
 from webapp.runs.access import run_for
 from webapp.trajectories import shades
 from webapp.trajectories.access import trajectory_for
-from webapp.trajectories.filters import ERRORS, OUTCOMES, PURPOSES, Filter, reward_histogram
+from webapp.trajectories.changes import lessons_in, shown_turn, summary_of
+from webapp.trajectories.filters import CHANGES, ENDS, ERRORS, OUTCOMES, PURPOSES, Filter, reward_histogram
 from webapp.trajectories.models import Trajectory
 
 ROWS = 50
@@ -37,6 +38,8 @@ def index(request: HttpRequest, run_id: UUID) -> HttpResponse:
         "purposes": PURPOSES,
         "outcomes": OUTCOMES,
         "errors": ERRORS,
+        "changes": CHANGES,
+        "ends": ENDS,
         "levels": run.spec["environment"].get("levels", []),
     }
     if not request.htmx or request.htmx.history_restore_request:
@@ -58,7 +61,11 @@ def detail(request: HttpRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
         "run": row.run,
         "row": row,
         "trajectory": document,
-        "turns": [(turn, shades.tokens_of(turn)) for turn in document.turns],
+        "turns": [
+            (turn, shades.tokens_of(turn), shown_turn(document, number), lessons_in(turn, document.task.question))
+            for number, turn in enumerate(document.turns)
+        ],
+        "summary": summary_of(document),
         "group": group,
         "previous": _neighbour(row, forward=False),
         "next": _neighbour(row, forward=True),

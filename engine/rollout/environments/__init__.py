@@ -1,12 +1,19 @@
 """What a policy can be trained in."""
 
+from engine.rollout.environments.household import HouseholdEnvironment
 from engine.rollout.environments.interface import Environment
 from engine.rollout.environments.python_math import PythonMathEnvironment
+from engine.rollout.environments.sokoban import SokobanEnvironment
+from engine.spec.environment import Household, PythonMath, Sokoban
 from engine.spec.run import RunSpec
 
 
 def environment_for(spec: RunSpec) -> Environment:
     """The environment that the spec names, over the spec's dataset."""
-    match spec.environment.id:
-        case "python-math":
-            return PythonMathEnvironment(spec.environment, spec.dataset)
+    match spec.environment:
+        case PythonMath() as python_math:
+            return PythonMathEnvironment(python_math, spec.dataset)
+        case Household() as household:
+            return HouseholdEnvironment(household, spec.dataset)
+        case Sokoban() as sokoban:
+            return SokobanEnvironment(sokoban, spec.dataset)

@@ -2,8 +2,9 @@
 
 Levels 1 and 2 are expressions.  At level 3 the question names two cells; the box's interpreter
 has a function ``show`` that *prints* a cell's number and returns nothing, so the numbers must be
-looked up first and combined in a later call.  The numbers reach the box in ``reset`` and are never
-part of the policy's context unless it prints them.
+looked up first and combined in a later call.  At level 4 it names three cells, which hold text; each
+must be opened before it can be shown, with the text of the one before it as the key.  The numbers reach
+the box before the first call and are never part of the policy's context unless it prints them.
 """
 
 from collections.abc import Sequence
@@ -13,12 +14,15 @@ from typing import overload
 from engine.models.tokenizer import default_tokenizer
 from engine.rollout import chat
 from engine.rollout.chat import Answer, Call
-from engine.rollout.environments.interface import Manner, Script
+from engine.rollout.environments.box_session import BoxSession
+from engine.rollout.environments.interface import Boxes, Manner, Script, Verdict
 from engine.rollout.environments.python_math_problems import Problem, problem
-from engine.rollout.environments.python_math_script import script
+from engine.rollout.environments.python_math_script import script, with_reasoning
+from engine.rollout.environments.python_math_verdicts import verdicts
 from engine.rollout.tool_errors import error_class_of, shown_to_policy
-from engine.spec.run import Dataset, PythonMath
-from engine.spec.trajectory import Split, Task, ToolCall
+from engine.spec.environment import PythonMath
+from engine.spec.run import Dataset
+from engine.spec.trajectory import Split, Task, ToolCall, Turn
 from sandboxes.interface import ExecResult, Sandbox, SandboxLost
 
 OBSERVATION_CHARACTERS = 24
@@ -29,12 +33,29 @@ def show(name, _cells={cells!r}):
     print(_cells[name])
 """
 
+_LOCKED_SETUP = """\
+def _locked(cells):
+    names, opened = list(cells), set()
+    def open_cell(name, key=None):
+        place = names.index(name)
+        if place and key != cells[names[place - 1]]:
+            raise ValueError("not the text of the cell before it")
+        opened.add(name)
+    def show(name):
+        if name not in opened:
+            raise KeyError("open it first")
+        print(repr(cells[name]))
+    return open_cell, show
+open_cell, show = _locked({cells!r})
+"""
+
 
 class PythonMathEnvironment:
     """Stateless: one instance serves any number of episodes at once."""
 
     def __init__(self, environment: PythonMath, dataset: Dataset) -> None:
         self._levels = environment.levels
+        self._reasoning = environment.reasoning
         self._dataset = dataset
         self._tokenizer = default_tokenizer()
 
@@ -56,22 +77,31 @@ class PythonMathEnvironment:
             answer=str(drawn.answer),
         )
 
-    def prompt_ids(self, task: Task) -> list[int]:
-        return chat.prompt_ids(self._tokenizer, task.question)
+    def prompt_ids(self, task: Task, lessons: Sequence[str] = ()) -> list[int]:
+        return chat.prompt_ids(self._tokenizer, task.question, lessons)
+
+    def experience_span(self, lessons: Sequence[str]) -> tuple[int, int]:
+        return chat.experience_span(self._tokenizer, lessons)
 
     def parse(self, token_ids: Sequence[int]) -> Call | Answer | None:
-        return chat.parse_turn(self._tokenizer, token_ids)
+        return chat.parse_turn(self._tokenizer, token_ids, reasoning=self._reasoning)
 
-    async def reset(self, task: Task, box: Sandbox) -> None:
-        hidden = self._problem_of(task).hidden
-        if not hidden:
+    def session(self, task: Task, boxes: Boxes) -> BoxSession:
+        async def prepare(box: Sandbox) -> None:
+            await self._prepare(task, box)
+
+        async def run(call: Call, box: Sandbox) -> ToolCall:
+            return self.tool_call(call, await box.run_python(call.code))
+
+        return BoxSession(boxes, prepare=prepare, run=run)
+
+    async def _prepare(self, task: Task, box: Sandbox) -> None:
+        drawn = self._problem_of(task)
+        if not drawn.hidden:
             return
-        result = await box.set_prelude(_SETUP.format(cells=hidden))
+        result = await box.set_prelude(_setup(drawn))
         if result.outcome != "ok":
             raise SandboxLost(f"a new box refused the setup of {task.id}: {result.outcome} {result.stderr[-200:]}")
-
-    async def call(self, call: Call, box: Sandbox) -> ToolCall:
-        return self.tool_call(call, await box.run_python(call.code))
 
     def tool_call(self, call: Call, result: ExecResult) -> ToolCall:
         error_class = error_class_of(result)
@@ -98,7 +128,15 @@ class PythonMathEnvironment:
         return answer.strip() == task.answer
 
     def script(self, task: Task, manner: Manner, rng: Random) -> Script:
-        return script(self._problem_of(task), task.level, manner, rng)
+        told = script(self._problem_of(task), task.level, manner, rng)
+        return with_reasoning(told) if self._reasoning else told
+
+    def verdicts(self, task: Task, turns: Sequence[Turn]) -> list[Verdict]:
+        return verdicts(self._problem_of(task), turns, right=[self._answers_right(task, turn) for turn in turns])
+
+    def _answers_right(self, task: Task, turn: Turn) -> bool:
+        said = self.parse(turn.token_ids)
+        return isinstance(said, Answer) and self.score(task, said.text)
 
     def turn_ids(self, turn: Call | Answer) -> list[int]:
         return chat.turn_ids(self._tokenizer, turn)
@@ -111,6 +149,12 @@ class PythonMathEnvironment:
 
     def _problem_of(self, task: Task) -> Problem:
         return self._problem(task.split, int(task.id.removeprefix(f"{task.split}-")))
+
+
+def _setup(drawn: Problem) -> str:
+    if drawn.locked:
+        return _LOCKED_SETUP.format(cells={name: str(number) for name, number in drawn.hidden.items()})
+    return _SETUP.format(cells=drawn.hidden)
 
 
 class _Tasks(Sequence[Task]):

@@ -26,6 +26,8 @@ class Problem:
     answer: int
     hidden: dict[str, int] = field(default_factory=dict)
     """The numbers of the cells that the question names, in the order of the question."""
+    locked: bool = False
+    """Whether each cell must be opened with what the one before it holds, which is text."""
 
 
 def problem(seed: int, split: Split, number: int, level: int) -> Problem:
@@ -85,8 +87,34 @@ def _hidden_numbers(rng: Random) -> Problem:
     )
 
 
+_LOCKED_FORMS: list[tuple[str, Callable[[int, int, int], int]]] = [
+    ("{x}*{y}+{z}", lambda x, y, z: x * y + z),
+    ("{x}*{y}-{z}", lambda x, y, z: x * y - z),
+    ("{x}+{y}*{z}", lambda x, y, z: x + y * z),
+]
+
+
+def _locked_numbers(rng: Random) -> Problem:
+    form, value = rng.choice(_LOCKED_FORMS)
+    names = rng.sample(CELLS, 3)
+    x, y, z = (rng.randint(11, 99) for _ in names)
+    first, second, third = (f"cell {name}" for name in names)
+    return Problem(
+        question=form.format(x=first, y=second, z=third) + "=?",
+        expression=form.format(x=x, y=y, z=z),
+        answer=value(x, y, z),
+        hidden=dict(zip(names, (x, y, z), strict=True)),
+        locked=True,
+    )
+
+
 def _plain(expression: str, answer: int) -> Problem:
     return Problem(question=f"{expression}=?", expression=expression, answer=answer)
 
 
-_DRAW_OF_LEVEL: dict[int, Callable[[Random], Problem]] = {1: _one_operation, 2: _long_expression, 3: _hidden_numbers}
+_DRAW_OF_LEVEL: dict[int, Callable[[Random], Problem]] = {
+    1: _one_operation,
+    2: _long_expression,
+    3: _hidden_numbers,
+    4: _locked_numbers,
+}

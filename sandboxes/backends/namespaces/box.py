@@ -1,6 +1,8 @@
 """A box of Linux namespaces: the ``Sandbox`` of this backend, seen from the host."""
 
 import asyncio
+import errno
+import itertools
 import os
 import socket
 from collections.abc import Mapping
@@ -10,7 +12,7 @@ from sandboxes.backends.namespaces import limits, probe
 from sandboxes.backends.namespaces.inside import frames
 from sandboxes.backends.namespaces.link import Link, Reply
 from sandboxes.backends.namespaces.process import BoxProcess
-from sandboxes.interface import ExecResult, Outcome, SandboxLost
+from sandboxes.interface import ExecResult, Outcome, SandboxLost, Snapshot, SnapshotUnavailable
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
@@ -18,6 +20,10 @@ START_S = 10.0
 GRACE_S = 5.0
 """How long the agent may take beyond the time that the code was given, before the box counts as lost."""
 RESET_S = 5.0
+SNAPSHOT_S = 10.0
+SNAPSHOTS = 8
+"""How many a box may keep: each holds a process and a copy of the files."""
+_names = map(str, itertools.count(1))
 
 
 class NamespaceBox:
@@ -30,6 +36,7 @@ class NamespaceBox:
         self._lost: str | None = None
         self._interpreter = asyncio.Lock()
         """Cells run one at a time; everything else may overlap."""
+        self._snapshots: set[Snapshot] = set()
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -95,7 +102,53 @@ class NamespaceBox:
     async def read_file(self, path: str, *, limit_bytes: int = 2**20) -> bytes:
         return await self._file("read", path, limit_bytes, largest_bytes=limit_bytes)
 
+    async def snapshot(self) -> Snapshot:
+        if not self.spec.snapshots:
+            raise SnapshotUnavailable("this box was made without: set snapshots = true in its sandbox spec")
+        if len(self._snapshots) >= SNAPSHOTS:
+            raise ValueError(f"a box keeps {SNAPSHOTS} snapshots at most: drop one that is no longer needed")
+        snapshot = Snapshot(next(_names))
+        self._snapshots.add(snapshot)
+        try:
+            async with self._interpreter:
+                reply = await completed(self._ask("snapshot", (snapshot.id,), SNAPSHOT_S))
+            if reply.kind != frames.DATA:
+                raise SnapshotUnavailable(self._why_not_kept(reply))
+        except SnapshotUnavailable:
+            self._snapshots.discard(snapshot)
+            raise
+        except asyncio.CancelledError:
+            await completed(self.drop(snapshot))
+            raise
+        return snapshot
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        async with self._interpreter:
+            if self._lost is None and snapshot not in self._snapshots:
+                raise ValueError(f"snapshot {snapshot.id} was dropped, or is of another box")
+            reply = await completed(self._ask("restore", (snapshot.id,), SNAPSHOT_S))
+            if reply.kind != frames.DATA:
+                raise self._lose(f"it could not be set back: {_message(reply)}")
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        if snapshot in self._snapshots:
+            self._snapshots.discard(snapshot)
+            await completed(self._ask("drop", (snapshot.id,), GRACE_S))
+
+    def _why_not_kept(self, reply: Reply) -> str:
+        code = frames.ERRNO.unpack(reply.payload)[0] if len(reply.payload) == frames.ERRNO.size else 0
+        most_mib = 2 * self.spec.disk_mib
+        reasons = {
+            errno.EFBIG: f"the snapshots of a box may hold {most_mib} MiB of files: drop one, or raise disk_mib",
+            errno.EMFILE: "it has too many files",
+            errno.ENAMETOOLONG: "its folders are too deep",
+            errno.EAGAIN: f"its {self.spec.processes} processes are all in use: a snapshot needs two more for a moment",
+            errno.ETIMEDOUT: "its interpreter does not answer",
+        }
+        return f"the box could not be kept: {reasons.get(code, _message(reply))}"
+
     async def reset(self) -> None:
+        self._snapshots.clear()
         reply = await completed(self._ask("reset", (), RESET_S))
         if reply.kind != frames.DATA:
             raise self._lose(f"its reset failed: {_message(reply)}")

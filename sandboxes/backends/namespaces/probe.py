@@ -12,7 +12,7 @@ from sandboxes.backends.namespaces.limits import host_id
 from sandboxes.interface import SandboxUnavailable
 
 PACKAGE = "sandboxes.backends.namespaces.inside"
-INSIDE = ("frames", "guest", "processes", "files", "events", "jobs", "agent")
+INSIDE = ("frames", "copies", "guest", "processes", "files", "trees", "events", "jobs", "moments", "agent")
 """In the order of their imports; the last one has ``main``."""
 COMPILE = """\
 import marshal, sys

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.algorithms.aggregation import aggregated
-from engine.spec.recipe import Aggregation
+from engine.spec.objective import Aggregation
 
 every_way = pytest.mark.parametrize("how", get_args(Aggregation))
 

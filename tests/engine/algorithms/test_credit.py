@@ -11,7 +11,7 @@ from engine.algorithms.credit import (
     leave_one_out_advantages,
     whitened_advantages,
 )
-from engine.spec.recipe import DrGrpo, Grpo, Rloo
+from engine.spec.credit import DrGrpo, Grpo, Rloo
 
 KINDS = [Grpo(), DrGrpo(), Rloo()]
 every_kind = pytest.mark.parametrize("credit", KINDS, ids=lambda credit: credit.kind)

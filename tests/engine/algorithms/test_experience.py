@@ -3,8 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.algorithms.experience import boosted_surrogate, stripped
+from engine.algorithms.experience import boosted_surrogate
 from engine.algorithms.objectives import clipped_surrogate
+from engine.algorithms.stripping import stripped
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
 

@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
-from engine.algorithms.objectives import PolicyTokens, clipped_surrogate, objective_for
-from engine.spec.recipe import Clipped
+from engine.algorithms.losses import objective_for
+from engine.algorithms.objectives import PolicyTokens, clipped_surrogate
+from engine.spec.objective import Clipped
 
 LOW, HIGH = 0.2, 0.28
 

@@ -1,8 +1,9 @@
 import torch
 
-from engine.algorithms.objectives import PolicyTokens, objective_for
+from engine.algorithms.losses import objective_for
+from engine.algorithms.objectives import PolicyTokens
 from engine.algorithms.self_imitation import self_imitation_loss
-from engine.spec.recipe import Clipped
+from engine.spec.objective import Clipped
 
 
 def _tokens() -> PolicyTokens:

@@ -17,8 +17,10 @@ from engine.control.shipper import Ingest
 from engine.control.spool import Spool
 from engine.spec.event import Batch, Desired, Pulse
 from engine.spec.run import RunSpec
+from engine.spec.trajectory import Task, ToolCall, Trajectory, Turn
 
 ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(Path(__file__).parent))  # for ``rigs``
 
 
 class Service:
@@ -236,6 +238,9 @@ class Training:
     def weights(self, step: int) -> bytes:
         return (self.folder / "checkpoints" / f"step-{step:06d}" / "model" / "model.safetensors").read_bytes()
 
+    def state(self, step: int) -> dict[str, Any]:
+        return json.loads((self.folder / "checkpoints" / f"step-{step:06d}" / "state.json").read_bytes())
+
     def lineage(self) -> list[dict[str, Any]]:
         """The events that still count: those of later steps are void when an attempt starts from below them."""
         kept: list[dict[str, Any]] = []
@@ -271,3 +276,138 @@ def undisturbed(run_toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Tra
     training = Training(run_toml, tmp_path_factory.mktemp("undisturbed") / "run")
     training.finish("--in-process")
     return training
+
+
+PARTS = """
+name = "parts"
+seed = 3
+[environment]
+id = "python-math"
+levels = [1]
+[environment.sandbox]
+snapshots = true
+[dataset]
+train_tasks = 24
+[model]
+layers = 1
+hidden_size = 48
+heads = 2
+kv_heads = 1
+head_dim = 24
+intermediate_size = 96
+[recipe.credit]
+kind = "attribution"
+[recipe.reward]
+tool_error = -0.5
+[recipe.selection]
+masks = ["overlong", "incomplete", "void-turn", "repetitive", "unreadable"]
+keep_groups = 0.75
+[recipe.selection.dynamic_sampling]
+max_rounds = 2
+[recipe.purification]
+share = 0.5
+[recipe.expert_starts]
+share = 0.5
+[recipe.cold_start]
+demonstrations = 2048
+wrong_fraction = 0.0
+tool_error_fraction = 0.1
+learning_rate = 5e-3
+steps = 140
+batch_size = 32
+[resources]
+threads = 1
+kv_slots = 16
+sandboxes = 4
+rollout_workers = 2
+[schedule]
+steps = 5
+prompts_per_step = 6
+group_size = 4
+minibatch_trajectories = 8
+checkpoint_every = 2
+[evaluation]
+tasks = 8
+interim_tasks = 4
+every = 3
+"""
+"""Few tasks, which come again, and a policy that half knows them: every part of the recipe has something to do."""
+
+
+@pytest.fixture(scope="session")
+def parts_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("parts-spec") / "run.toml"
+    file.write_text(PARTS)
+    return file
+
+
+@pytest.fixture(scope="session")
+def parts_spec() -> RunSpec:
+    return RunSpec.model_validate(tomllib.loads(PARTS))
+
+
+@pytest.fixture
+def parts_training(parts_toml: Path, tmp_path: Path) -> Iterator[Training]:
+    training = Training(parts_toml, tmp_path / "run")
+    yield training
+    training.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed_parts(parts_toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
+    training = Training(parts_toml, tmp_path_factory.mktemp("undisturbed-parts") / "run")
+    training.finish("--in-process")
+    return training
+
+
+def rollout(
+    *,
+    group: int = 0,
+    index: int = 0,
+    step: int = 1,
+    task: int = 0,
+    turns: int = 2,
+    success: bool = True,
+    reward: float | None = None,
+    prefilled: int = 0,
+    mark: int = 0,
+    **fields: Any,
+) -> Trajectory:
+    """Calls the tool in all turns but the last, which answers.  Turn t says the tokens [t, ``mark``]."""
+    call = ToolCall(name="python", arguments="1", output="1", status="ok", seconds=0.5)
+    earned = float(success) if reward is None else reward
+    made = [
+        Turn(
+            context_ids=[9],
+            context_text="?",
+            token_ids=[number, mark],
+            pieces=["a", "b"],
+            logprobs=[-0.5, -0.5],
+            policy_versions=[step - 1] * 2,
+            tool_call=call if number < turns - 1 else None,
+            prefilled=number < prefilled,
+        )
+        for number in range(turns)
+    ]
+    return Trajectory.model_validate(
+        {
+            "id": f"train-{step}-{group}-{index}",
+            "purpose": "train",
+            "step": step,
+            "group": group,
+            "index": index,
+            "task": Task(id=f"train-{task}", split="train", level=1, question=f"{task}+1=?", answer="1"),
+            "turns": made,
+            "stop_reason": "answered",
+            "answer": "1",
+            "success": success,
+            "reward": earned,
+            "rewards": {"outcome": earned},
+            **fields,
+        }
+    )
+
+
+@pytest.fixture(name="rollout")
+def _rollout() -> Callable[..., Trajectory]:
+    return rollout

@@ -25,7 +25,10 @@ BAD = [
     ('name = "x"\n[schedule]\ngroup_size = 1\nminibatch_trajectories = 32\n', "schedule.group_size = 1: grpo compares"),
     ('name = "x"\n[schedule]\nminibatch_trajectories = 100\n', "schedule.minibatch_trajectories = 100: 256"),
     ('name = "x"\n[model]\ncontext_tokens = 16\n', "model.context_tokens = 16: the longest prompt"),
-    ('name = "x"\n[environment]\nid = "chess"\n', "environment.id = 'chess': Input should be 'python-math'"),
+    (
+        'name = "x"\n[environment]\nid = "chess"\n',
+        "environment.id = 'chess': Input tag 'chess' found using 'id' does not match any",
+    ),
     ('name = "x"\nlearning_rate = 1\n', "learning_rate = 1: Extra inputs are not permitted"),
     ('name = "x"\nseed = "one"\n', "seed = 'one': Input should be a valid integer"),
 ]
@@ -41,6 +44,16 @@ def test_a_bad_spec_is_refused_with_its_problem_and_nothing_is_made(
     assert done.returncode == 2
     assert f"run.toml: {words}" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.toml"]
+
+
+def test_a_judge_without_its_key_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    judge = 'kind = "llm"\nendpoint = "http://127.0.0.1:1/v1"\nmodel = "m"\napi_key_variable = "PALESTRA_JUDGE_NONE"\n'
+    text = f'name = "x"\n[recipe.credit]\nkind = "attribution"\n[recipe.credit.judge]\n{judge}'
+    (tmp_path / "run.toml").write_text(text)
+    done = engine("train", "run.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "run.toml: recipe.credit.judge.api_key_variable = 'PALESTRA_JUDGE_NONE': the engine's" in done.stderr
     assert list(tmp_path.iterdir()) == [tmp_path / "run.toml"]
 
 

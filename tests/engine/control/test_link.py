@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.control.link import Answer, GeneratorLink, GeneratorLost, Switchboard
+from engine.control.link import Answer, GeneratorLink, GeneratorLost, Question, Switchboard
 from engine.inference.generator import Generator
 from engine.spec.generation import Generated, GenerateRequest
 from engine.spec.run import Model
@@ -25,7 +25,7 @@ class Wire:
         self.submissions: list[int] = []
         self.broken = asyncio.Event()
 
-    async def submit(self, requests: Sequence[GenerateRequest], released: Sequence[str]) -> None:
+    async def submit(self, requests: Sequence[Question], released: Sequence[str]) -> None:
         if self.broken.is_set():
             raise ConnectionError("the generator died")
         self.submissions.append(len(requests))
@@ -124,4 +124,24 @@ async def test_an_episode_cancelled_before_its_question_left_takes_no_slot(gener
     await asyncio.wait({task})
     await link.generate(request("other"))
     assert generator.stats()["sessions"] == 1
+    await link.close()
+
+
+async def test_a_session_is_rewound_over_the_link_and_its_errors_come_back(generator: Generator) -> None:
+    link = GeneratorLink(Wire(Switchboard(generator)))
+    first = await link.generate(request("s"))
+    await link.rewind("s", 0)
+    assert await link.generate(request("s")) == first
+    with pytest.raises(ValueError, match="cannot be kept"):
+        await link.rewind("s", 1000)
+    await link.close()
+
+
+async def test_a_rewind_learns_that_the_generator_is_gone(generator: Generator) -> None:
+    wire = Wire(Switchboard(generator))
+    link = GeneratorLink(wire)
+    await link.generate(request("s"))
+    wire.broken.set()
+    with pytest.raises(GeneratorLost):
+        await link.rewind("s", 0)
     await link.close()

@@ -20,6 +20,14 @@ def tokens(events: list[dict[str, Any]]) -> dict[str, list[list[int]]]:
     }
 
 
+def masks(events: list[dict[str, Any]]) -> dict[str, str | None]:
+    return {
+        event["trajectory"]["id"]: event["trajectory"]["masked_because"]
+        for event in events
+        if event["kind"] == "trajectory"
+    }
+
+
 def assert_same_run(training: Any, undisturbed: Any) -> None:
     """Weights, trajectories and curves are equal, and nothing counts twice."""
     assert training.weights(5) == undisturbed.weights(5)
@@ -57,6 +65,38 @@ def test_a_run_killed_in_any_phase_ends_with_the_same_weights(
     process.wait()
     training.finish("--in-process", "--resume")
     assert_same_run(training, undisturbed)
+
+
+def test_the_run_of_all_parts_really_uses_them(undisturbed_parts: Any) -> None:
+    values = [event["values"] for event in undisturbed_parts.of_kind("metric") if "train/reward" in event["values"]]
+    for key in (
+        "train/groups_dropped",
+        "train/prefilled_groups",
+        "train/masked/void-turn",
+        "train/masked/low-variance-group",
+        "judge/good",
+        "train/first_attempt_error_rate",
+    ):
+        assert any(one[key] > 0 for one in values), key
+    assert any(one["train/sampling_rounds"] == 2 for one in values)
+    experts = undisturbed_parts.state(5)["experts"]["tasks"].values()
+    assert any(one["own"] for one in experts)
+    assert any(tally["rollouts"] > 4 for one in experts for tally in one["tallies"].values())
+
+
+@pytest.mark.parametrize(("phase", "step"), [("collect", 2), ("judge", 4), ("update", 5)])
+def test_a_run_of_all_parts_killed_in_any_phase_ends_with_the_same_weights_and_the_same_state(
+    parts_training: Any, undisturbed_parts: Any, phase: str, step: int
+) -> None:
+    process = parts_training.start("--in-process")
+    parts_training.wait_for(process, in_phase(phase, step))
+    process.kill()
+    process.wait()
+    parts_training.finish("--in-process", "--resume")
+    assert_same_run(parts_training, undisturbed_parts)
+    for field in ("experts", "tasks_taken", "sampled_tokens"):
+        assert parts_training.state(5)[field] == undisturbed_parts.state(5)[field]
+    assert masks(parts_training.lineage()) == masks(undisturbed_parts.events())
 
 
 @pytest.mark.slow

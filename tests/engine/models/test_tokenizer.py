@@ -1,15 +1,19 @@
 import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HfTokenizer
 
-from engine.models.tokenizer import CHARACTERS, MARKS, default_tokenizer
+from engine.models.tokenizer import CHARACTERS, MARKS, Tokenizer, default_tokenizer, tokenizer_for
+from engine.models.words import WORDS_OF_ENVIRONMENT
 
 tokenizer = default_tokenizer()
+ENVIRONMENTS = sorted(WORDS_OF_ENVIRONMENT)
+SPEECH = st.lists(st.sampled_from([*WORDS_OF_ENVIRONMENT["household"], *CHARACTERS, *MARKS]), max_size=12).map("".join)
 
 
 @given(st.text(alphabet=CHARACTERS))
@@ -54,10 +58,47 @@ def test_importing_the_tokenizer_leaves_torch_alone():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-_cache: list[HfTokenizer] = []
+@pytest.mark.parametrize("environment_id", ENVIRONMENTS)
+def test_words_follow_the_characters_whose_ids_stay(environment_id):
+    vocab = tokenizer_for(environment_id).vocab
+    assert vocab == (*tokenizer.vocab, *WORDS_OF_ENVIRONMENT[environment_id])
+    assert len(set(vocab)) == len(vocab)
 
 
-def _exported() -> HfTokenizer:
-    if not _cache:
-        _cache.append(HfTokenizer.from_str(json.dumps(tokenizer.as_tokenizers_json())))
-    return _cache[0]
+def test_python_math_has_the_characters_alone():
+    assert tokenizer_for("python-math") is default_tokenizer()
+    assert len(tokenizer) == len(MARKS) + len(CHARACTERS) == 108
+
+
+def test_an_unknown_environment_has_no_vocabulary():
+    with pytest.raises(KeyError, match="chess"):
+        tokenizer_for("chess")
+
+
+def test_the_longest_word_that_fits_wins_and_the_rest_is_characters():
+    pieces = Tokenizer(("go", "go to ", "to", "desk", "desklamp")).pieces
+    of = Tokenizer(("go", "go to ", "to", "desk", "desklamp")).encode
+    assert pieces(of("go to desklamp 1")) == ["go to ", "desklamp", " ", "1"]
+    assert pieces(of("go todesk")) == ["go", " ", "to", "desk"]
+    assert pieces(of("desklam")) == ["desk", "l", "a", "m"]
+
+
+@pytest.mark.parametrize("environment_id", ENVIRONMENTS)
+@given(text=SPEECH)
+def test_words_lose_nothing_and_never_make_a_mark(environment_id, text):
+    worded = tokenizer_for(environment_id)
+    ids = worded.encode(text)
+    assert worded.decode(ids) == text
+    assert not any(map(worded.is_mark, ids))
+    assert len(ids) <= len(tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("environment_id", ENVIRONMENTS)
+@given(text=st.one_of(SPEECH, st.text(max_size=20)))
+def test_exported_words_give_equal_ids(environment_id, text):
+    assert _exported(environment_id).encode(text).ids == tokenizer_for(environment_id).encode(text)
+
+
+@cache
+def _exported(environment_id: str = "python-math") -> HfTokenizer:
+    return HfTokenizer.from_str(json.dumps(tokenizer_for(environment_id).as_tokenizers_json()))

@@ -1,14 +1,19 @@
 from collections import Counter
 
+import pytest
 from scripted import ScriptedPolicy
 
 from engine.rollout.demonstrations import demonstrations
+from engine.rollout.environments.household import HouseholdEnvironment
 from engine.rollout.environments.python_math import PythonMathEnvironment
 from engine.rollout.environments.python_math_problems import problem
+from engine.rollout.environments.sokoban import SokobanEnvironment
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.requests import EpisodeRequest
-from engine.spec.recipe import ColdStart, Reward
-from engine.spec.run import Dataset, Model, PythonMath
+from engine.spec.environment import Household, PythonMath, Sokoban
+from engine.spec.recipe import Reward
+from engine.spec.run import Dataset, Model
+from engine.spec.supervised import ColdStart
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 
@@ -77,3 +82,20 @@ def test_every_demonstration_fits_into_the_default_limits():
         assert sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) <= Model().context_tokens
         assert all(len(turn.token_ids) <= PythonMath().max_turn_tokens for turn in one.turns)
         assert len(one.turns) <= PythonMath().max_turns
+
+
+@pytest.mark.parametrize(
+    "environment", [SokobanEnvironment(Sokoban(), Dataset()), HouseholdEnvironment(Household(), Dataset())]
+)
+async def test_a_demonstration_without_an_answer_ends_as_a_policy_doing_the_same_would_end(environment):
+    cold_start = ColdStart(demonstrations=40, wrong_fraction=0.3, tool_error_fraction=0.5)
+    played = list(demonstrations(environment, cold_start, Reward(), seed=1))
+    assert {(one.stop_reason, one.success) for one in played} >= {("done", True), ("answered", False)}
+    for one in played:
+        policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns), context_tokens=9999)
+        number = int(one.task.id.removeprefix("train-"))
+        arena = Arena(environment, policy, None, Reward(), 64, 99, 9999)
+        real = await run_episode(EpisodeRequest("train", 1, 0, 0, "train", number, 1.0, 0), arena)
+        assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
+        assert (real.success, real.answer, real.stop_reason) == (one.success, one.answer, one.stop_reason)
+        assert (real.reward, real.rewards) == (one.reward, one.rewards)

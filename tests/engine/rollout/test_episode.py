@@ -1,17 +1,23 @@
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import TOKENIZER, ScriptedPolicy, answer, call
 
+from engine.rollout.chat import Answer, Call
 from engine.rollout.environments.python_math import PythonMathEnvironment
+from engine.rollout.environments.sokoban import SokobanEnvironment, SokobanSimulation
 from engine.rollout.episode import Arena, EnvironmentFailed, run_episode
 from engine.rollout.requests import EpisodeRequest
+from engine.spec.environment import PythonMath, Sokoban
+from engine.spec.exploration import Purification
 from engine.spec.recipe import Reward
-from engine.spec.run import Dataset, PythonMath
-from sandboxes.interface import SandboxLost
+from engine.spec.run import Dataset
+from sandboxes.interface import PoolClosed, SandboxLost
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 
@@ -148,6 +154,63 @@ async def test_a_malformed_turn_ends_the_episode_without_reward_and_without_a_bo
     assert boxes.stats().served == 0
 
 
+LESSONS = ("Use the tool.", "</EXP><answer>")
+
+
+async def test_lessons_are_read_before_the_question_and_the_first_turn_tells_where(boxes):
+    told, untold = ScriptedPolicy(call("1"), answer("1")), ScriptedPolicy(call("1"), answer("1"))
+    shown = await run_episode(replace(request(), lessons=LESSONS), arena(told, boxes))
+    plain = await run_episode(request(), arena(untold, boxes))
+    first, second = shown.turns
+    start, stop = first.experience_span
+    assert TOKENIZER.decode(first.context_ids[start:stop]) == "<EXP>Use the tool.\n</EXP><answer></EXP>\n"
+    assert [*first.context_ids[:start], *first.context_ids[stop:]] == plain.turns[0].context_ids
+    assert (second.experience_span, plain.turns[0].experience_span) == (None, None)
+    assert told.seen[next(iter(told.seen))][: len(first.context_ids)] == first.context_ids
+
+
+async def test_lessons_that_leave_no_room_end_the_episode_as_truncated(boxes):
+    policy = ScriptedPolicy(answer("1"))
+    trajectory = await run_episode(replace(request(), lessons=("x" * 160,)), arena(policy, boxes))
+    assert (trajectory.turns, trajectory.stop_reason) == ([], "truncated")
+
+
+SOKOBAN = SokobanEnvironment(Sokoban(), Dataset())
+
+
+def in_sokoban(*moves):
+    """No boxes, a context without end: what is played is a world in this process."""
+    turns = [SOKOBAN.turn_ids(move) for move in moves]
+    policy = ScriptedPolicy(*turns, context_tokens=9999)
+    return Arena(SOKOBAN, policy, None, Reward(well_formed=0.5), 64, 32, 9999, Purification())
+
+
+def solution_of(task):
+    steps = SOKOBAN.script(SOKOBAN.tasks("train")[task], "solve", Random(0))
+    return [step.call for step in steps]
+
+
+async def test_an_episode_ends_when_the_goal_is_reached_and_the_session_tells_success():
+    moves = solution_of(0)
+    trajectory = await run_episode(request(), in_sokoban(*moves, Call("after the end")))
+    assert (trajectory.stop_reason, trajectory.success, trajectory.answer) == ("done", True, None)
+    assert len(trajectory.turns) == len(moves)
+    assert trajectory.rewards == {"outcome": 1.0, "tool_errors": 0.0, "well_formed": 0.5}
+
+
+async def test_giving_up_with_an_answer_is_no_success():
+    trajectory = await run_episode(request(), in_sokoban(solution_of(0)[0], Answer("done")))
+    assert (trajectory.stop_reason, trajectory.success) == ("answered", False)
+
+
+async def test_an_illegal_move_is_purified_without_a_box():
+    first, *rest = solution_of(0)
+    trajectory = await run_episode(replace(request(), purify=True), in_sokoban(first, Call("sideways"), *rest))
+    assert [one.arguments for one in trajectory.tool_calls] == [first.code, *[one.code for one in rest]]
+    assert (trajectory.success, trajectory.first_attempt_errors) == (True, 1)
+    assert trajectory.changes[0].details["error_class"] == "illegal"
+
+
 async def test_turns_are_limited(boxes):
     policy = ScriptedPolicy(*[call("1")] * 9)
     trajectory = await run_episode(request(), arena(policy, boxes, max_turns=3))
@@ -218,3 +281,18 @@ async def test_an_exception_of_the_environment_gets_a_name(boxes, monkeypatch):
     with pytest.raises(EnvironmentFailed, match="ZeroDivisionError"):
         await run_episode(request(), arena(policy, boxes))
     assert len(policy.released) == 1
+
+
+async def test_an_exception_of_an_environments_session_gets_a_name(monkeypatch):
+    playing = in_sokoban(solution_of(0)[0])
+    monkeypatch.setattr(SokobanSimulation, "act", lambda *_: {}["x"])
+    with pytest.raises(EnvironmentFailed, match="KeyError"):
+        await run_episode(request(), playing)
+    assert len(playing.generator.released) == 1
+
+
+async def test_a_closed_pool_is_no_fault_of_the_environment():
+    async with Pool(SandboxSpec(), size=1) as pool:
+        pass
+    with pytest.raises(PoolClosed):
+        await run_episode(request(), arena(ScriptedPolicy(call("1"), answer("1")), pool))

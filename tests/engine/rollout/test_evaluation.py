@@ -45,3 +45,14 @@ def test_who_calls_no_tool_makes_no_tool_error():
 
 def test_nothing_played_says_nothing():
     assert evaluation_metrics([]) == {}
+
+
+def test_purified_episodes_have_a_name_of_their_own_and_change_no_other_value():
+    others = [trajectory("eval-greedy", 1, True), trajectory("eval-sampled", 1, False, ["ok", "error"])]
+    purified = [trajectory("eval-purified", 1, True, ["ok"]), trajectory("eval-purified", 2, False)]
+    values = evaluation_metrics([*others, *purified])
+    assert values == evaluation_metrics(others) | {
+        "eval/success_purified": 0.5,
+        "eval/level_1_purified": 1.0,
+        "eval/level_2_purified": 0.0,
+    }

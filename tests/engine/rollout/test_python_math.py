@@ -6,14 +6,17 @@ from engine.rollout import chat
 from engine.rollout.demonstrations import demonstrations
 from engine.rollout.environments.python_math import PythonMathEnvironment
 from engine.rollout.environments.python_math_problems import problem, split_of
-from engine.spec.recipe import ColdStart, Reward
-from engine.spec.run import (
+from engine.spec.environment import (
     EXAMPLE_QUESTIONS,
-    LONGEST_DEMONSTRATION_TOKENS,
+    LONGEST_DEMONSTRATION_TURNS,
     LONGEST_PROMPT_TOKENS,
-    Dataset,
     PythonMath,
 )
+from engine.spec.recipe import Reward
+from engine.spec.run import Dataset
+from engine.spec.supervised import ColdStart
+from sandboxes.pool import Pool
+from sandboxes.spec import SandboxSpec
 
 ENVIRONMENT = PythonMathEnvironment(PythonMath(), Dataset())
 FIRST_QUESTIONS = ["42*63=?", "(78+39)*(98-28)=?", "cell d*cell g+41=?", "623-161=?"]
@@ -29,6 +32,11 @@ def test_a_task_depends_on_its_number_and_the_dataset_seed_alone():
     assert other.tasks("train")[7].question != ENVIRONMENT.tasks("train")[7].question
 
 
+def test_the_documented_examples_of_level_4_are_the_first_questions_where_it_is_the_only_one():
+    alone = PythonMathEnvironment(PythonMath(levels=[4]), Dataset())
+    assert [task.question for task in alone.tasks("train")[:3]] == list(EXAMPLE_QUESTIONS[4])
+
+
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_the_documented_examples_are_the_first_training_questions(level):
     asked = [task.question for task in ENVIRONMENT.tasks("train")[:9] if task.level == level]
@@ -37,20 +45,20 @@ def test_the_documented_examples_are_the_first_training_questions(level):
 
 def test_no_held_out_question_is_ever_a_training_question():
     for seed in (0, 1):
-        for level in (1, 2, 3):
+        for level in (1, 2, 3, 4):
             train = {problem(seed, "train", number, level).question for number in range(4000)}
             heldout = {problem(1 - seed, "heldout", number, level).question for number in range(1000)}
             assert not train & heldout
             assert all(split_of(problem(seed, "heldout", number, level)) == "heldout" for number in range(100))
 
 
-@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_no_constant_answer_is_right_in_one_percent_of_the_tasks(level):
     answers = Counter(problem(0, "train", number, level).answer for number in range(6000))
     assert answers.most_common(1)[0][1] / 6000 < 0.01
 
 
-@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_the_answer_is_the_value_of_the_expression_with_the_hidden_numbers_in_it(level):
     for number in range(500):
         drawn = problem(0, "train", number, level)
@@ -59,25 +67,25 @@ def test_the_answer_is_the_value_of_the_expression_with_the_hidden_numbers_in_it
             expression = expression.replace(f"cell {cell}", str(value))
         assert expression == drawn.expression
         assert eval(expression) == drawn.answer
-        assert bool(drawn.hidden) == (level == 3)
+        assert len(drawn.hidden) == {3: 2, 4: 3}.get(level, 0)
+        assert drawn.locked == (level == 4)
 
 
-@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_the_longest_prompt_is_as_long_as_the_spec_says(level):
     environment = PythonMathEnvironment(PythonMath(levels=[level]), Dataset())
     longest = max(len(environment.prompt_ids(task)) for task in environment.tasks("train")[:3000])
     assert longest == LONGEST_PROMPT_TOKENS[level]
 
 
-@pytest.mark.parametrize("level", [1, 2, 3])
-def test_the_longest_demonstration_is_as_long_as_the_spec_says(level):
-    environment = PythonMathEnvironment(PythonMath(levels=[level]), Dataset())
+@pytest.mark.parametrize(("level", "reasoning"), [(1, False), (2, False), (3, False), (4, False), (4, True)])
+def test_the_longest_demonstration_is_as_long_as_the_spec_says(level, reasoning):
+    shape = PythonMath(levels=[level], reasoning=reasoning)
     cold_start = ColdStart(demonstrations=6000, wrong_fraction=0.0, tool_error_fraction=1.0)
-    longest = max(
-        sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns)
-        for one in demonstrations(environment, cold_start, Reward(), seed=0)
-    )
-    assert longest == LONGEST_DEMONSTRATION_TOKENS[level]
+    played = list(demonstrations(PythonMathEnvironment(shape, Dataset()), cold_start, Reward(), seed=0))
+    longest = max(sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) for one in played)
+    assert longest == shape.longest_demonstration_tokens
+    assert max(len(one.turns) for one in played) == LONGEST_DEMONSTRATION_TURNS[level]
 
 
 def test_levels_are_drawn_evenly():
@@ -112,3 +120,25 @@ def test_a_task_beyond_the_split_does_not_exist():
 def test_stop_ids_are_the_marks_that_close_a_turn():
     assert ENVIRONMENT.stop_ids == chat.stop_ids(ENVIRONMENT._tokenizer)
     assert ENVIRONMENT.text_of(sorted(ENVIRONMENT.stop_ids)) == "<eos></tool></answer>"
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ('open_cell("{a}");show("{a}")', "'{x}'"),
+        ('show("{a}")', "KeyError"),
+        ('open_cell("{b}");show("{b}")', "ValueError"),
+        ('open_cell("{b}",{x});show("{b}")', "ValueError"),
+        ('open_cell("{b}",\'{x}\');show("{b}")', "'{y}'"),
+        ('show("{a}")+show("{b}")', "KeyError"),
+        ("'{x}'*'{y}'", "TypeError"),
+        ("int('{x}')*int('{y}')", "{product}"),
+    ],
+)
+async def test_a_locked_cell_opens_with_the_text_of_the_one_before_it_and_shows_text(code, outcome):
+    environment = PythonMathEnvironment(PythonMath(levels=[4]), Dataset())
+    (a, x), (b, y), _ = problem(0, "train", 0, 4).hidden.items()
+    said = {"a": a, "b": b, "x": x, "y": y, "product": x * y}
+    async with Pool(SandboxSpec(), size=1) as boxes, environment.session(environment.tasks("train")[0], boxes) as tool:
+        answered = await tool.call(chat.Call(code.format(**said)))
+    assert answered.output.removeprefix("Error: ") == outcome.format(**said)

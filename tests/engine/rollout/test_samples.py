@@ -3,7 +3,10 @@
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import engine.spec
+from engine.rollout.environments import environment_for
 from engine.spec.run import RunSpec
 
 SAMPLES = Path(engine.spec.__file__).parent / "samples"
@@ -25,3 +28,21 @@ def test_the_tiny_sample_visits_every_phase():
     assert spec.recipe.cold_start is not None
     assert 0 < spec.evaluation.every < spec.schedule.steps
     assert spec.schedule.checkpoint_every < spec.schedule.steps
+
+
+@pytest.mark.parametrize("name", ["household", "sokoban"])
+def test_a_sample_of_a_simulated_world_needs_no_box_and_holds_its_demonstrations(name):
+    spec = sample(f"{name}.toml")
+    assert spec.environment.id == name
+    assert spec.environment.sandbox is None
+    assert spec.environment.can_be_restored
+    assert spec.model.context_tokens >= spec.environment.longest_demonstration_tokens
+    assert len(environment_for(spec).tasks("train")) == spec.dataset.train_tasks
+
+
+def test_an_environment_without_an_id_is_python_math():
+    document = tomllib.loads((SAMPLES / "python_math.toml").read_text())
+    named = RunSpec.model_validate(document)
+    del document["environment"]["id"]
+    assert RunSpec.model_validate(document) == named
+    assert named.environment.id == "python-math"

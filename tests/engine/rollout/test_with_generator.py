@@ -1,14 +1,18 @@
 """Episodes, the torch generator and real boxes together."""
 
 import asyncio
+from collections import Counter
+from dataclasses import replace
 
 import pytest
+from scripted import answer, call
 
 from engine.inference.generator import GenerationAborted, Generator
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import default_tokenizer
 from engine.rollout.requests import evaluation_requests, shares, train_requests
 from engine.rollout.worker import RolloutWorker
+from engine.spec.exploration import Purification
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
 
@@ -75,3 +79,34 @@ async def test_an_aborted_generator_ends_the_collection(boxes, generator):
     with pytest.raises(GenerationAborted):
         await collecting
     assert boxes.stats().busy == 0
+
+
+class Dictated:
+    """A real generator that is told what to say, turn by turn, and says with which log-probs it would."""
+
+    def __init__(self, generator, *turns):
+        self._generator, self._turns, self._played = generator, turns, Counter()
+        self.rewind, self.release = generator.rewind, generator.release
+
+    async def generate(self, asked):
+        if asked.forced_ids:
+            return await self._generator.generate(asked)
+        number = self._played[asked.session]
+        self._played[asked.session] += 1
+        return await self._generator.generate(replace(asked, forced_ids=tuple(self._turns[number])))
+
+
+async def test_purified_episodes_do_not_disturb_each_other_and_leave_no_session(boxes, generator):
+    spec = SPEC.model_copy(update={"recipe": SPEC.recipe.model_copy(update={"purification": Purification(share=0.5)})})
+    requests = train_requests(spec, 1)
+    assert 0 < sum(one.purify for one in requests) < len(requests)
+    turns = call("x=1"), call("x/0"), call("nobody"), call("x/1"), answer("1")
+    played = [
+        await RolloutWorker(spec, Dictated(generator, *turns), boxes).collect(asked)
+        for asked in (requests, requests[::-1])
+    ]
+    assert tokens(played[0]) == tokens(played[1])
+    repaired = {one.id for one in played[0].trajectories if [change.kind for change in one.changes] == ["purified"]}
+    assert repaired == {one.id for one in requests if one.purify}
+    await generator.load_weights(weights(), version=1)
+    assert (generator.stats()["sessions"], boxes.stats().busy) == (0, 0)

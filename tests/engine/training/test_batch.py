@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from engine.spec.trajectory import Task, Trajectory, Turn
+from engine.spec.trajectory import Change, Task, Trajectory, Turn
 from engine.training.batch import per_turn, sample_from_trajectory, sample_of
 
 
@@ -54,6 +55,55 @@ def test_a_masked_trajectory_keeps_its_tokens_and_trains_on_none():
     sample = sample_from_trajectory(TWO_TURNS.model_copy(update={"masked_because": "overlong"}))
     assert len(sample) == 7
     assert not sample.loss_mask.any()
+
+
+def test_a_masked_turn_and_an_experts_turn_are_read_and_not_learned():
+    masked = _turn([1], [2, 3], masked_because="error")
+    expert = _turn([4], [5], prefilled=True, imitated=True)
+    sample = sample_from_trajectory(_trajectory(masked, expert, _turn([6], [7])))
+    assert sample.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert sample.loss_mask.tolist() == [False] * 6 + [True]
+    assert sample.expert is None
+
+
+def test_imitation_marks_the_experts_turns_up_to_the_crucial_one():
+    turns = [
+        _turn([1], [2, 3], prefilled=True, imitated=True),
+        _turn([4], [5], prefilled=True),
+        _turn([6], [7], imitated=True, prefilled=True, masked_because="error"),
+        _turn([8], [9]),
+    ]
+    sample = sample_from_trajectory(_trajectory(*turns), imitation=True)
+    assert np.flatnonzero(sample.expert).tolist() == [1, 2]
+    assert np.flatnonzero(sample.loss_mask).tolist() == [8]
+    assert np.flatnonzero(sample.scored).tolist() == [1, 2, 8]
+    only_expert = sample_from_trajectory(_trajectory(*turns[:2]), imitation=True)
+    assert only_expert.learned_length == 3
+    masked = _trajectory(*turns).model_copy(update={"masked_because": "overlong"})
+    assert sample_from_trajectory(masked, imitation=True).expert is None
+
+
+def _stripped(turn, start, stop):
+    return Change(kind="stripped", turn=turn, start=start, stop=stop, reason="strip")
+
+
+def test_what_was_stripped_leaves_the_sample_with_its_place_in_every_column():
+    one = TWO_TURNS.model_copy(update={"changes": [_stripped(0, 1, 3), _stripped(1, 0, 1)]})
+    sample = sample_from_trajectory(one)
+    assert sample.token_ids.tolist() == [1, 4, 5, 7]
+    assert sample.loss_mask.tolist() == sample.boosted.tolist() == [False, True, True, True]
+    assert sample.advantages.tolist() == [0, 0.5, 0.5, 0.25]
+    assert per_turn([0, 41, 42, 43], one) == [[41, 42], [43]]
+    as_sampled = sample_from_trajectory(one, as_sampled=True)
+    assert as_sampled.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert as_sampled.boosted is None
+
+
+def test_as_sampled_nothing_is_masked_but_what_an_expert_wrote():
+    turns = [_turn([1], [2], prefilled=True), _turn([3], [4], masked_because="error")]
+    one = _trajectory(*turns).model_copy(update={"masked_because": "overlong"})
+    assert not sample_from_trajectory(one).loss_mask.any()
+    assert sample_from_trajectory(one, as_sampled=True).loss_mask.tolist() == [False, False, False, True]
 
 
 def test_before_credit_advantages_are_0():

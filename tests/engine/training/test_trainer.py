@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine.algorithms.objectives import PolicyTokens, objective_for
+from engine.algorithms.losses import objective_for
+from engine.algorithms.objectives import PolicyTokens
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import default_tokenizer
-from engine.spec.recipe import Clipped
+from engine.spec.objective import Clipped
 from engine.spec.run import RunSpec
 from engine.training import microbatch
 from engine.training import trainer as trainer_module
 from engine.training.batch import Sample, sample_of
+from engine.training.supervised import batch_of_step
 from engine.training.trainer import NothingToTrain, Trainer
 
 TOKENIZER = default_tokenizer()
@@ -93,7 +95,7 @@ def test_cutting_into_microbatches_changes_no_gradient(monkeypatch, aggregation)
     }
     gradients = []
     for max_tokens in (1, 200, 10**6):
-        monkeypatch.setattr(trainer_module, "MICROBATCH_TOKENS", max_tokens)
+        monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
         trainer = Trainer(run_spec(recipe=recipe))
         gradients.append(gradient_of_update(monkeypatch, trainer, with_old_logprobs(trainer, rollouts())))
     for cut in gradients[:2]:
@@ -269,8 +271,7 @@ def test_the_cold_start_learns_sampled_tokens_only():
 
 
 def test_every_demonstration_has_its_turn_once_per_epoch():
-    trainer = Trainer(run_spec())
-    batches = [trainer._cold_start_batch(50, step) for step in range(12)]
+    batches = [batch_of_step(50, step, size=8, seed=0) for step in range(12)]
     for epoch in (batches[:6], batches[6:]):
         assert len({i for batch in epoch for i in batch}) == 48
     assert batches[:6] != batches[6:]

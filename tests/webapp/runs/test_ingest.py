@@ -178,9 +178,9 @@ def test_pausing_and_going_on_show_in_the_state(engine: Any, launching_run: Run)
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"values": {"train/reward": "high"}}, "events.0.metric.values.train/reward"),
-        ({"surprise": 1}, "events.0.metric.surprise"),
-        ({"kind": "rumour"}, "events.0"),
+        ({"values": {"train/reward": "high"}}, "events.0.values.train/reward"),
+        ({"surprise": 1}, "events.0.surprise"),
+        ({"kind": "rumour"}, "events.0.kind"),
     ],
 )
 def test_what_is_no_event_is_refused_whole_and_named(

@@ -70,6 +70,11 @@ export class Arrivals {
       const cell = row.querySelector(`[data-cell="${name}"]`);
       if (cell) cell.textContent = text;
     }
+    for (const tag of row.querySelectorAll("[data-change]")) {
+      const count = one[tag.dataset.change] ?? 0;
+      tag.hidden = !count;
+      tag.querySelector("b").textContent = count;
+    }
     const link = row.querySelector("a");
     link.href = this.box.dataset.url + encodeURIComponent(one.id) + "/";
     const outcome = row.querySelector('[data-cell="outcome"]');
@@ -80,11 +85,21 @@ export class Arrivals {
   }
 }
 
+const WITH_CHANGE = {
+  any: (one) => one.changes > 0 || one.masked > 0,
+  repaired: (one) => one.repaired > 0,
+  prefilled: (one) => one.prefilled > 0,
+  masked: (one) => one.masked > 0,
+  none: (one) => !one.changes && !one.masked,
+};
+
 function passes(one, filter) {
   if (filter.purpose && one.purpose !== filter.purpose) return false;
   if (filter.outcome && one.success !== (filter.outcome === "right")) return false;
   if (filter.errors === "some" && !one.tool_errors) return false;
   if (filter.errors === "none" && one.tool_errors) return false;
+  if (filter.change && !WITH_CHANGE[filter.change](one)) return false;
+  if (filter.end && one.stop_reason !== filter.end) return false;
   if (filter.level && one.level !== Number(filter.level)) return false;
   if (filter.step !== "" && filter.step != null && one.step !== Number(filter.step)) return false;
   if (filter.reward_min !== "" && filter.reward_min != null && one.reward < Number(filter.reward_min)) return false;

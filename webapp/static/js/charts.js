@@ -6,7 +6,7 @@ import { format } from "./numbers.js";
 import { colour } from "./theme.js";
 import { CloseLook } from "./zoom.js";
 
-const SERIES = ["series-1", "series-2", "series-3", "series-4"];
+const SERIES = Array.from({ length: 8 }, (_, index) => `series-${index + 1}`);
 const REDRAW_MS = 400;
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
 const touch = matchMedia("(pointer: coarse)");
@@ -56,12 +56,15 @@ class CurveChart {
       mark.style.color = `var(--${curve.colour})`;
       curve.value = document.createElement("b");
       item.append(mark, curve.name, curve.value);
+      curve.item = item;
       return item;
     }));
   }
 
   /** The values at `step`, or the newest ones. */
   showValues(step = Infinity) {
+    const known = this.curves.filter((curve) => this.store.get(curve.key)?.steps.length);
+    for (const curve of this.curves) curve.item.hidden = known.length > 0 && !known.includes(curve);
     for (const curve of this.curves) {
       const series = step === Infinity ? this.store.get(curve.key) : this.seriesOf(curve.key);
       const value = series ? (step === Infinity ? series.values.at(-1) : series.at(step)) : null;
@@ -194,6 +197,7 @@ class TimeChart {
 
 export class ChartGrid {
   constructor(root, { charts, phases, zoomed }, store, seconds) {
+    this.store = store;
     const onPoints = (chart) => { this.stale.add(chart); this.schedule(); };
     this.options = { smoothing: 0.5, log: false, zoomed, onPoints, onHover: (source, x) => this.hover(source, x) };
     const card = (id) => root.querySelector(`[data-chart="${id}"]`);
@@ -210,7 +214,43 @@ export class ChartGrid {
       this.schedule();
     }, { rootMargin: "200px" });
     for (const chart of this.charts) sight.observe(chart.card);
+    this.sight = sight;
+    this.shown = new Set(this.curves.flatMap((chart) => chart.curves.map((curve) => curve.key)));
     document.addEventListener("themechange", () => this.changed());
+  }
+
+  /** Cards of parts that this run has, and one for each metric that stands in no card. */
+  reveal() {
+    for (const { definition, card, curves } of this.curves) {
+      if (definition.is_optional && card.hidden) card.hidden = !curves.some((curve) => this.owns(definition, curve.key));
+    }
+    const others = this.store.keys().filter((key) => !this.shown.has(key)).sort();
+    for (const key of others) this.addOther(key);
+    if (others.length) this.countOthers();
+  }
+
+  /** A curve that another card shows too does not tell that the run has this part. */
+  owns(definition, key) {
+    return this.store.get(key)?.steps.length && !this.curves.some((one) => !one.definition.is_optional && one.definition !== definition && one.curves.some((curve) => curve.key === key));
+  }
+
+  addOther(key) {
+    this.shown.add(key);
+    const card = document.getElementById("chart-card").content.firstElementChild.cloneNode(true);
+    card.querySelector("h2").textContent = key;
+    card.dataset.chart = key;
+    document.getElementById("other-charts").append(card);
+    const x = key.startsWith("sft/") ? "supervised step" : "step";
+    const chart = new CurveChart(card, { id: key, title: key, curves: { [key]: "" }, right: {}, unit: "number", markers: false, x }, this.store, this.options);
+    this.curves.push(chart);
+    this.charts.push(chart);
+    this.sight.observe(card);
+  }
+
+  countOthers() {
+    const box = document.getElementById("other-metrics");
+    box.hidden = false;
+    document.getElementById("other-metrics-count").textContent = document.getElementById("other-charts").childElementCount;
   }
 
   /** A metric event, for the charts that are zoomed in. */
@@ -228,6 +268,7 @@ export class ChartGrid {
   }
 
   changed() {
+    this.reveal();
     this.stale = new Set(this.charts);
     this.schedule();
   }

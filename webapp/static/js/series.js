@@ -63,6 +63,10 @@ export class SeriesStore {
     }
   }
 
+  keys() {
+    return [...this.series.keys()];
+  }
+
   get(key) {
     return this.series.get(key);
   }

@@ -13,6 +13,7 @@ from its priority.  It ends when the host's end of the socket closes.
 """
 
 import _signal  # type: ignore[import-not-found]  # what ``signal`` wraps in enums, which take 7 ms to make
+import _socket
 import errno
 import gc
 import marshal
@@ -20,9 +21,10 @@ import os
 import time
 from _collections_abc import Callable
 
-from sandboxes.backends.namespaces.inside import files, frames, guest, processes
+from sandboxes.backends.namespaces.inside import files, frames, guest, processes, trees
 from sandboxes.backends.namespaces.inside.events import WRITABLE, Events
 from sandboxes.backends.namespaces.inside.jobs import Capture, Cell, Feed, Interpreter, Job, Program
+from sandboxes.backends.namespaces.inside.moments import Moments
 
 REAP_S = 5.0
 LOSSES = {"timeout": "ran out of time", "output": "wrote far too much", "killed": "was stopped"}
@@ -38,6 +40,7 @@ class Agent:
         self.programs: dict[int, Program] = {}
         self.interpreter: Interpreter | None = None
         self.cell: Cell | None = None
+        self.moments = Moments(limits["RLIMIT_FSIZE"])
         self.prelude = b""
         self.loss_note = ""
         """What the next cell's reader must know about the interpreter before this one."""
@@ -159,8 +162,33 @@ class Agent:
             if job.number == number and not job.verdict:
                 self.stop(job, "killed")
 
+    def do_snapshot(self, number: int, name: str) -> None:
+        """The host sends this between cells."""
+        self.bury()
+        used = self.interpreter if self.interpreter and self.interpreter.used else None
+        self.moments.take(name, self.prelude, self.loss_note, used, set(self.programs))
+        self.answer(number, frames.DATA)
+
+    def do_restore(self, number: int, name: str) -> None:
+        """All processes but frozen ones die, files and interpreter come back.  If that fails, so does the box."""
+        moment = self.moments.kept[name]
+        processes.kill_all_but(set(), self.moments.frozen())
+        self.bury()
+        if self.interpreter:
+            self.interpreter_ended(self.interpreter, -processes.SIGKILL)
+        trees.put_back(moment.files)
+        self.prelude, self.loss_note = moment.prelude, moment.loss_note
+        if moment.control is not None:
+            self.start_interpreter(moment.thaw).used = True
+        self.answer(number, frames.DATA)
+
+    def do_drop(self, number: int, name: str) -> None:
+        self.moments.drop(name)
+        self.answer(number, frames.DATA)
+
     def do_reset(self, number: int) -> None:
         """Everybody dies, every file goes, a fresh interpreter waits.  If that fails, so does the box."""
+        self.moments.drop_all()
         processes.kill(-1)
         self.reap_everybody()
         for program in list(self.programs.values()):
@@ -191,6 +219,7 @@ class Agent:
         if pid:
             return pid
         try:
+            self.moments.leave_to_agent()
             processes.become_guest(self.limits, descriptors)
             os.chdir(files.HOME)
             body()
@@ -200,23 +229,24 @@ class Agent:
     def capture(self, fd: int) -> Capture:
         return Capture(fd, self.output_bytes)
 
-    def start_interpreter(self) -> Interpreter:
-        cells_read, cells_write = os.pipe2(os.O_CLOEXEC)
+    def start_interpreter(self, copied: Callable[[list[int]], int] | None = None) -> Interpreter:
+        """A fresh one, or one that ``copied`` makes of a frozen copy, given ``copies.GIVEN``; it may raise."""
+        cells, its_cells = _socket.socketpair()
         reports_read, reports_write = os.pipe2(os.O_CLOEXEC)
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
-        given = [out_write, err_write, cells_read, reports_write]
-        pid = self.fork([self.null, *given], guest.serve)
+        given = [out_write, err_write, its_cells.detach(), reports_write]
+        pid = copied(given) if copied else self.fork([self.null, *given], guest.serve)
         for fd in given:
             os.close(fd)
-        started = Interpreter(pid, cells_write, reports_read, self.capture(out_read), self.capture(err_read))
+        started = Interpreter(pid, cells, reports_read, self.capture(out_read), self.capture(err_read))
         self.events.on(reports_read, lambda: self.reported(started))
         self.interpreter = started
         return started
 
     def send_code(self, interpreter: Interpreter, cell: Cell) -> None:
         code = cell.codes.pop(0)
-        feed = Feed(interpreter.cells, frames.LENGTH.pack(len(code)) + code)
+        feed = Feed(interpreter.cells.fileno(), frames.LENGTH.pack(len(code)) + code)
 
         def push() -> None:
             if not feed.push():
@@ -246,7 +276,7 @@ class Agent:
         kept = {program.pid for program in self.programs.values() if program is not job}
         if self.interpreter and job is not self.cell:
             kept.add(self.interpreter.pid)
-        processes.kill_all_but(kept)
+        processes.kill_all_but(kept, self.moments.frozen())
 
     def reported(self, interpreter: Interpreter) -> None:
         """The interpreter says how a cell ended; or hangs up, and then ``bury`` has the word."""
@@ -287,10 +317,10 @@ class Agent:
         self.loss_note = f"[fresh interpreter: the former one {reason}, and its variables are lost]\n"
         interpreter.retired = True
         self.interpreter = None
-        processes.kill_all_but(set(self.programs))
+        processes.kill_all_but(set(self.programs), self.moments.frozen())
 
     def close_interpreter(self, interpreter: Interpreter) -> None:
-        self.events.close(interpreter.cells, interpreter.reports, interpreter.out.fd, interpreter.err.fd)
+        self.events.close(interpreter.cells.detach(), interpreter.reports, interpreter.out.fd, interpreter.err.fd)
 
     # -- the end of guests ------------------------------------------------------------------------
 
@@ -308,6 +338,7 @@ class Agent:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
+            self.moments.buried(pid)
             if pid in self.programs:
                 self.program_ended(self.programs[pid], code)
             elif self.interpreter and pid == self.interpreter.pid:

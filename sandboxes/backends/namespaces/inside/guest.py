@@ -1,17 +1,21 @@
 """The interpreter that a user's cells run in: a fork of the agent, stripped of all that is the agent's.
 
-It reads one cell at a time from file descriptor 3 and reports on descriptor 4 how the cell ended.
+It reads one cell at a time, or the order to copy itself, from the socket that is file descriptor 3,
+and reports on descriptor 4 how the cell ended.
 The code that it runs may forge that report, as any program may choose its exit code; it can say
 nothing on behalf of the agent, whose socket it does not hold.
 """
 
 import _ast
+import _socket
 import builtins
 import gc
 import os
 import struct
 import sys
 from _collections_abc import Callable
+
+from sandboxes.backends.namespaces.inside import copies
 
 CELL_FD, REPORT_FD = 3, 4
 REPORT = struct.Struct("!B?iH")
@@ -31,8 +35,13 @@ def serve() -> None:
     display_traceback = sys.__excepthook__
     variables = fresh_main()
     number = 0
+    cells = _socket.socket(fileno=CELL_FD)
     while True:
-        code = read_cell()
+        code = read_cell(cells)
+        if isinstance(code, int):
+            copies.keep_a_copy(code)
+            own_pid = os.getpid()  # we may be a copy that was made long after
+            continue
         if code is None:
             os._exit(0)
         number += 1
@@ -62,15 +71,22 @@ def fresh_main() -> dict[str, object]:
     return vars(main)
 
 
-def read_cell() -> bytes | None:
-    head = read_exactly(4)
-    return read_exactly(struct.unpack("!I", head)[0]) if head else None
+def read_cell(cells: _socket.socket) -> bytes | int | None:
+    """Code; or the control socket of a frozen copy that is wanted; nothing at the end."""
+    head, ancillary, _, _ = cells.recvmsg(4, _socket.CMSG_LEN(copies.ONE_DESCRIPTOR.size))
+    head += read_exactly(cells, 4 - len(head)) if head else b""
+    if len(head) < 4:
+        return None
+    length = struct.unpack("!I", head)[0]
+    if length == copies.FREEZE:
+        return copies.ONE_DESCRIPTOR.unpack(ancillary[0][2])[0]
+    return read_exactly(cells, length)
 
 
-def read_exactly(size: int) -> bytes:
+def read_exactly(cells: _socket.socket, size: int) -> bytes:
     parts = []
     while size:
-        part = os.read(CELL_FD, min(size, 65536))
+        part = cells.recv(min(size, 65536))
         if not part:
             return b""
         parts.append(part)

@@ -1,5 +1,6 @@
 """One program or one cell under way: its pipes, its clock, what it wrote so far."""
 
+import _socket
 import os
 import time
 
@@ -117,10 +118,12 @@ class Cell(Job):
 class Interpreter:
     """The process that runs a user's cells, and our ends of its pipes."""
 
-    def __init__(self, pid: int, cells: int, reports: int, out: Capture, err: Capture) -> None:
+    def __init__(self, pid: int, cells: _socket.socket, reports: int, out: Capture, err: Capture) -> None:
+        cells.setblocking(False)
         os.set_blocking(reports, False)
         self.pid = pid
         self.cells = cells
+        """A socket and no pipe, so that descriptors can be sent along (copies.py)."""
         self.reports = reports
         self.out = out
         self.err = err

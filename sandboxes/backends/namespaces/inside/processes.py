@@ -80,11 +80,13 @@ def parents() -> dict[int, int]:
     return found
 
 
-def strangers(kept: set[int]) -> list[int]:
-    """Processes that neither are in ``kept`` nor descend from one that is."""
+def strangers(kept: set[int], alone: set[int]) -> list[int]:
+    """Processes that neither are in ``kept`` nor descend from one that is, nor are in ``alone`` themselves."""
     parent_of = parents()
 
     def belongs(pid: int) -> bool:
+        if pid in alone:
+            return True
         while pid not in kept:
             if pid <= AGENT_PID:
                 return False
@@ -94,22 +96,32 @@ def strangers(kept: set[int]) -> list[int]:
     return [pid for pid in parent_of if pid != AGENT_PID and not belongs(pid)]
 
 
-def kill_all_but(kept: set[int]) -> None:
-    """Kill every process of the box except the agent and the families of ``kept``; return when they are dead.
+def kill_all_but(kept: set[int], alone: set[int]) -> None:
+    """Kill every process of the box except the agent, the families of ``kept``, and those in ``alone`` but not
+    their descendants; return when they are dead.
 
     Processes may fork while we look, so look again until nobody is left.  Whoever outruns that
     takes everybody with it, because ``kill(-1)`` cannot be outrun.
     """
-    if not kept:
+    if not kept and not alone:
         kill(-1)
     give_up_s = time.monotonic() + SWEEP_S
-    while condemned := strangers(kept):
+    while condemned := strangers(kept, alone):
         if time.monotonic() > give_up_s:
             kill(-1)
             return
         for pid in condemned:
             kill(pid)
-        time.sleep(0.0005)
+        time.sleep(0.0002)
+
+
+def end_child(pid: int) -> None:
+    """Kill a child and return when it is dead, and no longer counted."""
+    kill(pid)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return  # it ended before, or was none of ours
 
 
 def kill(pid: int) -> None:

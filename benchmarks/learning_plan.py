@@ -1,0 +1,110 @@
+"""What a comparison of recipes is going to do, written down before its first run.
+
+A plan is a TOML file in ``benchmarks/plans``: the run that all recipes share, and what differs.  Its digest
+stands in every result, so that a result of another plan is never mixed in.
+"""
+
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.spec.problems import problems_in
+from engine.spec.run import RunSpec
+
+PLANS = Path(__file__).resolve().parent / "plans"
+
+
+class BadPlan(Exception):
+    """One line per problem, each naming field, value and remedy."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison."""
+
+    name: str
+    recipe: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    claim: str
+    """What the papers lead one to expect; the first arm is the baseline."""
+    metric: str
+    """The evaluation metric that decides, e.g. ``eval/success_greedy``."""
+    seeds: tuple[int, ...]
+    shared: dict[str, Any]
+    """A run's document without its recipe's differences; it also says the cold start."""
+    arms: tuple[Arm, ...]
+
+    @property
+    def digest(self) -> str:
+        """Changes with everything that changes a result; not with the number of seeds."""
+        decisive = {"metric": self.metric, "shared": self.shared, "arms": [[one.name, one.recipe] for one in self.arms]}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+    def cold_start_spec(self, seed: int) -> RunSpec:
+        """The supervised stage alone, which all arms of a seed share."""
+        recipe = {"cold_start": self.shared["recipe"]["cold_start"], "objective": {"kind": "none"}}
+        return _spec({**self.shared, "name": f"cold start {seed}", "seed": seed, "recipe": recipe})
+
+    def spec(self, arm: Arm, seed: int) -> RunSpec:
+        recipe = {**self.shared["recipe"], **arm.recipe}
+        return _spec({**self.shared, "name": f"{arm.name} {seed}", "seed": seed, "recipe": recipe})
+
+
+def plan_from_file(path: Path, *, seeds: int | None = None) -> Plan:
+    """Raises BadPlan, also when one of its runs would be refused."""
+    document = tomllib.loads(path.read_text())
+    unknown = document.keys() - {"claim", "metric", "seeds", "run", "arms"}
+    if unknown:
+        raise BadPlan(f"{path}: {', '.join(sorted(unknown))}: unknown; known are claim, metric, seeds, run, arms")
+    return _checked(
+        Plan(
+            claim=document["claim"],
+            metric=document.get("metric", "eval/success_greedy"),
+            seeds=tuple(range(seeds if seeds is not None else document.get("seeds", 5))),
+            shared=document["run"],
+            arms=tuple(Arm(name, recipe) for name, recipe in document["arms"].items()),
+        )
+    )
+
+
+def plan_of_recipes(environment: str, recipes: list[str], seeds: int) -> Plan:
+    """Presets against each other on the sample run of an environment."""
+    sample = PLANS.parent.parent / "engine" / "spec" / "samples" / f"{environment.replace('-', '_')}.toml"
+    if not sample.exists():
+        known = sorted(path.stem.replace("_", "-") for path in sample.parent.glob("*.toml"))
+        raise BadPlan(f"--env = {environment}: there is no such sample; use one of: {', '.join(known)}")
+    shared = tomllib.loads(sample.read_text())
+    kept = {key: value for key, value in shared.get("recipe", {}).items() if key in ("cold_start", "optimizer")}
+    return _checked(
+        Plan(
+            claim=f"{' against '.join(recipes)} on {environment}",
+            metric="eval/success_greedy",
+            seeds=tuple(range(seeds)),
+            shared={**shared, "recipe": kept},
+            arms=tuple(Arm(name, {"preset": name}) for name in recipes),
+        )
+    )
+
+
+def _checked(plan: Plan) -> Plan:
+    if len(plan.arms) < 2:
+        raise BadPlan(f"arms = {[one.name for one in plan.arms]}: nothing to compare; give a baseline and another")
+    for arm in plan.arms:
+        plan.spec(arm, 0)
+    plan.cold_start_spec(0)
+    return plan
+
+
+def _spec(document: dict[str, Any]) -> RunSpec:
+    try:
+        return RunSpec.model_validate(document)
+    except ValidationError as error:
+        raise BadPlan("\n".join(f"{document['name']}: {one}" for one in problems_in(error, RunSpec))) from error

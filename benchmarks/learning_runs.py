@@ -1,0 +1,154 @@
+"""The runs of a plan: one process each, resumable, the cold start shared by all arms of a seed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning_plan import Arm, Plan
+from engine.control.spool import Spool
+from engine.control.state import RunState
+from engine.spec.run import RunSpec
+
+Curves = dict[str, dict[int, float]]
+"""Metric key -> step -> value."""
+
+
+class RunFailed(Exception):
+    """A run of the plan ended without success; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    arm: str
+    seed: int
+    curves: Curves
+
+
+def run_plan(plan: Plan, folder: Path, *, processes: int, say: Callable[[str], None]) -> list[Outcome]:
+    """All outcomes, those that stand in ``folder`` from an earlier call among them; ``processes`` runs at once."""
+    _write_plan(plan, folder)
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(lambda seed: _cold_start(plan, folder, seed, say), plan.seeds))
+        pairs = [(arm, seed) for seed in plan.seeds for arm in plan.arms]
+        return list(pool.map(lambda pair: _run(plan, folder, *pair, say), pairs))
+
+
+def _write_plan(plan: Plan, folder: Path) -> None:
+    """Before anything is run.  Refuses a folder that holds the results of another plan."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "plan.json"
+    if file.exists() and json.loads(file.read_text())["digest"] != plan.digest:
+        raise RunFailed(f"{folder} holds results of another plan; give another --out, or remove it")
+    arms = {arm.name: arm.recipe for arm in plan.arms}
+    document = {"claim": plan.claim, "metric": plan.metric, "seeds": plan.seeds, "run": plan.shared, "arms": arms}
+    file.write_text(json.dumps({"digest": plan.digest, **document}, indent=1))
+
+
+def _cold_start(plan: Plan, folder: Path, seed: int, say: Callable[[str], None]) -> Path:
+    """The folder of the shared start; made once."""
+    place = folder / "cold-start" / str(seed)
+    if not (place / "done").exists():
+        shutil.rmtree(place, ignore_errors=True)
+        say(f"cold start, seed {seed}")
+        _train(plan.cold_start_spec(seed), place, resume=False)
+        (place / "done").touch()
+    return place
+
+
+def _run(plan: Plan, folder: Path, arm: Arm, seed: int, say: Callable[[str], None]) -> Outcome:
+    place = folder / arm.name / str(seed)
+    result = place / "curves.json"
+    if not result.exists():
+        spec = plan.spec(arm, seed)
+        shutil.rmtree(place, ignore_errors=True)
+        _start_from(folder / "cold-start" / str(seed), place, spec)
+        _train(spec, place, resume=True)
+        partial = result.with_suffix(".partial")
+        partial.write_text(json.dumps(_curves(place / "spool")))
+        partial.rename(result)
+        shutil.rmtree(place / "spool")
+    curves = {
+        key: {int(step): value for step, value in of.items()} for key, of in json.loads(result.read_text()).items()
+    }
+    final = curves[plan.metric][max(curves[plan.metric])]
+    say(f"{arm.name}, seed {seed}: {plan.metric} {final:.3f}")
+    return Outcome(arm.name, seed, curves)
+
+
+def _start_from(cold: Path, place: Path, spec: RunSpec) -> None:
+    """The checkpoint of the shared cold start, as if this run had made it; its evaluation is made anew."""
+    checkpoints = place / "checkpoints"
+    shutil.copytree(cold / "checkpoints", checkpoints)
+    (place / "spool").mkdir()
+    for file in checkpoints.glob("step-*/state.json"):
+        state = RunState.model_validate_json(file.read_bytes())
+        fresh = RunState(spec=spec, cold_started=True, cold_start_steps=state.cold_start_steps)
+        file.write_text(fresh.model_dump_json())
+
+
+def _train(spec: RunSpec, place: Path, *, resume: bool) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    file = place / "run.json.toml"
+    file.write_text(_as_toml(spec))
+    command = [sys.executable, "-m", "engine", "train", str(file), "--run-dir", str(place), "--in-process"]
+    with open(place / "log", "wb") as log:
+        code = subprocess.run(
+            [*command, *(["--resume"] if resume else [])],
+            stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": str(spec.resources.threads)},
+        ).returncode  # fmt: skip
+    if code:
+        tail = (place / "log").read_text(errors="replace").splitlines()[-3:]
+        raise RunFailed(f"{spec.name} ended with {code}: {' / '.join(tail)}")
+
+
+def _as_toml(spec: RunSpec) -> str:
+    """TOML has no null: what is absent is left out, and a part that a preset would bring is switched off by false."""
+    lines: list[str] = []
+
+    def table(name: str, values: dict[str, Any]) -> None:
+        plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
+        if name:
+            lines.append(f"[{name}]")
+        lines.extend(f"{key} = {_value(value)}" for key, value in plain.items() if value is not None)
+        for key, value in values.items():
+            if isinstance(value, dict):
+                table(f"{name}.{key}" if name else key, value)
+
+    document = spec.model_dump(mode="json")
+    document["recipe"].pop("preset")
+    table("", document)
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_value(one)}' for key, one in value.items() if one is not None)}}}"
+    return json.dumps(value)
+
+
+def _curves(spool: Path) -> Curves:
+    """The metrics in the events of a run; a later value of a step stands for an earlier one."""
+    curves: Curves = defaultdict(dict)
+    reader = Spool(spool)
+    try:
+        first = reader.oldest_seq
+        while lines := reader.read(first, max_events=1000, max_bytes=2**26):
+            for line in lines:
+                event = json.loads(line)
+                if event["kind"] == "metric":
+                    for key, value in event["values"].items():
+                        curves[key][event["step"]] = value
+            first += len(lines)
+    finally:
+        reader.close()
+    return curves

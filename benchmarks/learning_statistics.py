@@ -1,0 +1,99 @@
+"""What the curves of paired runs allow to say.  Pairs share seed and cold start."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import nan, sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.learning_runs import Outcome
+
+Curve = dict[int, float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard error over seeds (nan with fewer than two)."""
+
+    mean: float
+    error: float
+    values: tuple[float, ...]
+
+
+def spread(values: Sequence[float]) -> Spread:
+    error = stdev(values) / sqrt(len(values)) if len(values) > 1 else nan
+    return Spread(fmean(values), error, tuple(values))
+
+
+def area(curve: Curve) -> float:
+    """Mean height of the curve over its steps (trapezoids), so that curves of equal steps compare."""
+    steps = sorted(curve)
+    if len(steps) == 1:
+        return curve[steps[0]]
+    parts = [(curve[a] + curve[b]) / 2 * (b - a) for a, b in zip(steps, steps[1:], strict=False)]
+    return sum(parts) / (steps[-1] - steps[0])
+
+
+def first_step_at(curve: Curve, height: float) -> int | None:
+    """The first step at which the curve is at least as high; None if it never is."""
+    return next((step for step in sorted(curve) if curve[step] >= height), None)
+
+
+MEASURES = {
+    "tool_error_rate": "train/tool_error_rate",
+    "first_attempt_error_rate": "train/first_attempt_error_rate",
+    "grad_norm": "train/grad_norm",
+    "step_seconds": "perf/step_seconds",
+}
+"""Name -> the training metric whose mean over all steps it is; of a metric that a run lacks, nothing is told."""
+
+
+def summary(metric: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Per arm: final height, area, steps to 90 % of the baseline's best, and the means of MEASURES; per later arm its
+    paired differences to the first.  Steps to the threshold count as one more than the last where never reached, and
+    how many seeds reached it is told beside."""
+    arms = list(dict.fromkeys(one.arm for one in outcomes))
+    by_arm = {arm: {one.seed: one for one in outcomes if one.arm == arm} for arm in arms}
+    seeds = sorted(by_arm[arms[0]])
+    rows = {arm: [_row(metric, by_arm[arm][seed], by_arm[arms[0]][seed]) for seed in seeds] for arm in arms}
+    told: dict[str, Any] = {"metric": metric, "seeds": seeds, "baseline": arms[0], "arms": {}, "differences": {}}
+    for arm in arms:
+        names = [name for name in rows[arm][0] if all(name in row for row in rows[arm])]
+        told["arms"][arm] = {name: asdict(spread([row[name] for row in rows[arm]])) for name in names}
+    for arm in arms[1:]:
+        names = [name for name in told["arms"][arm] if name in told["arms"][arms[0]]]
+        told["differences"][arm] = {
+            name: asdict(spread([a[name] - b[name] for a, b in zip(rows[arm], rows[arms[0]], strict=True)]))
+            for name in names
+        }
+    return told
+
+
+def _row(metric: str, outcome: Outcome, baseline: Outcome) -> dict[str, float]:
+    curve, reference = outcome.curves[metric], baseline.curves[metric]
+    last = max(curve)
+    reached = first_step_at(curve, 0.9 * max(reference.values()))
+    row = {
+        "final": curve[last],
+        "area": area(curve),
+        "steps_to_90": float(last + 1 if reached is None else reached),
+        "reached_90": float(reached is not None),
+    }
+    for name, key in MEASURES.items():
+        if key in outcome.curves:
+            row[name] = fmean(outcome.curves[key].values())
+        elif name == "first_attempt_error_rate" and "train/tool_error_rate" in outcome.curves:
+            row[name] = fmean(outcome.curves["train/tool_error_rate"].values())
+    return row
+
+
+def band(outcomes: Sequence[Outcome], key: str) -> tuple[list[int], list[float], list[float]]:
+    """Steps, means and half-widths of the 95 % band (1.96 standard errors) over the seeds that have the step."""
+    steps = sorted({step for one in outcomes for step in one.curves.get(key, {})})
+    at = [[one.curves[key][step] for one in outcomes if step in one.curves.get(key, {})] for step in steps]
+    spreads = [spread(values) for values in at]
+    return (
+        steps,
+        [one.mean for one in spreads],
+        [0.0 if one.error != one.error else 1.96 * one.error for one in spreads],
+    )

@@ -1,0 +1,34 @@
+"""Why a run or an attempt at it ends early."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class RunFailed(Exception):
+    """The run cannot succeed, and starting it again would not help."""
+
+
+class AttemptFailed(Exception):
+    """This attempt is over; another one may go on from the checkpoint."""
+
+
+class AttemptRefused(Exception):
+    """The service takes nothing more of this attempt."""
+
+
+class Cancelled(Exception):
+    """The run was cancelled."""
+
+
+@contextmanager
+def divergence_named(what: str, remedy: str) -> Iterator[None]:
+    """A gradient that is not finite comes again in every attempt: RunFailed, which names the remedy."""
+    try:
+        yield
+    except Exception as error:
+        # Late: it brings torch, which the loop's own process otherwise never loads when the crew is Ray's.
+        from engine.training.gradients import NonFiniteGradient
+
+        if isinstance(error, NonFiniteGradient):
+            raise RunFailed(f"{what}: {error}; lower {remedy}") from error
+        raise

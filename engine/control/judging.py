@@ -1,0 +1,134 @@
+"""The judge's phase of a step: a verdict for each turn of what credit will look at.
+
+Where one trajectory of a group gets no verdict, none of the group has any: credit compares within
+groups, and there the channel is then neutral.  Groups of which nothing is trained on are not judged.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from engine.algorithms.curriculum import attribution_weight
+from engine.rollout.environments import environment_for
+from engine.rollout.environments.interface import Verdict
+from engine.rollout.judge import EnvironmentJudge, Judge, JudgeCounts, JudgeFailed
+from engine.rollout.judge_llm import LanguageModelJudge
+from engine.spec.credit import Attribution
+from engine.spec.judge import LlmJudge
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+
+HEARTBEAT_S = 0.5
+"""Every request of a judge has its time-out, so judging ends by itself: as long as it lasts it is alive."""
+
+Answer = Sequence[Verdict] | JudgeFailed
+
+
+@dataclass(slots=True)
+class Judged:
+    trajectories: list[Trajectory]
+    """The same ones, in the same order."""
+    metrics: dict[str, float]
+    warnings: list[str]
+
+
+class Judging:
+    def __init__(self, credit: Attribution, judge: Judge) -> None:
+        self._credit = credit
+        self._judge = judge
+
+    def has_weight(self, step: int) -> bool:
+        """Whether a verdict can still change anything at this step."""
+        return attribution_weight(step - 1, self._credit.decay_steps, alpha=self._credit.alpha) > 0
+
+    async def judge(self, trajectories: Sequence[Trajectory], *, alive: Callable[[], None]) -> Judged:
+        """``alive`` is called again and again while it lasts.  A cancellation ends what is under way."""
+        began = time.monotonic()
+        self._judge.counts = JudgeCounts()
+        trained = {one.group for one in trajectories if one.masked_because is None}
+        asked = [one for one in trajectories if one.group in trained]
+        answers = dict(zip([one.id for one in asked], await self._answers(asked, alive), strict=True))
+        neutral = {one.group for one in asked if isinstance(answers[one.id], JudgeFailed)}
+        judged = [_with_verdicts(one, answers.get(one.id), neutral) for one in trajectories]
+        counts = self._judge.counts
+        counts.failed = sum(isinstance(answer, JudgeFailed) for answer in answers.values())
+        return Judged(judged, _metrics(judged, counts, time.monotonic() - began), _warnings(answers, neutral))
+
+    async def close(self) -> None:
+        await self._judge.close()
+
+    async def _answers(self, asked: Sequence[Trajectory], alive: Callable[[], None]) -> list[Answer]:
+        try:
+            async with asyncio.TaskGroup() as asking:
+                beating = asking.create_task(_beat(alive))
+                tasks = [asking.create_task(self._answer(one)) for one in asked]
+                answers = [await task for task in tasks]
+                beating.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        return answers
+
+    async def _answer(self, one: Trajectory) -> Answer:
+        try:
+            return await self._judge.verdicts(one)
+        except JudgeFailed as failure:
+            return failure
+
+
+def attribution_in(spec: RunSpec) -> Attribution | None:
+    """The credit that needs verdicts; None where none would ever be asked for."""
+    credit = spec.recipe.credit
+    return credit if isinstance(credit, Attribution) and credit.alpha > 0 and spec.recipe.reinforces else None
+
+
+def judging_for(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> Judging | None:
+    """None where nothing is judged.  ``preflight.lacking`` says before whether the key is there."""
+    credit = attribution_in(spec)
+    if credit is None:
+        return None
+    if isinstance(credit.judge, LlmJudge):
+        variable = credit.judge.api_key_variable
+        key = None if variable is None else environ[variable].strip()
+        return Judging(credit, LanguageModelJudge(credit.judge, key=key))
+    return Judging(credit, EnvironmentJudge(environment_for(spec)))
+
+
+def _with_verdicts(one: Trajectory, answer: Answer | None, neutral: set[int]) -> Trajectory:
+    if answer is None or isinstance(answer, JudgeFailed) or one.group in neutral:
+        return one
+    turns = [turn.model_copy(update={"verdict": verdict}) for turn, verdict in zip(one.turns, answer, strict=True)]
+    return one.model_copy(update={"turns": turns})
+
+
+def _metrics(judged: Sequence[Trajectory], counts: JudgeCounts, seconds: float) -> dict[str, float]:
+    verdicts = [turn.verdict for one in judged for turn in one.turns if turn.verdict is not None]
+    values = {
+        "judge/calls": counts.calls,
+        "judge/cached": counts.cached,
+        "judge/failed": counts.failed,
+        "judge/seconds": seconds,
+    }
+    return values | ({"judge/good": fmean(verdict == "good" for verdict in verdicts)} if verdicts else {})
+
+
+def _warnings(answers: Mapping[str, Answer], neutral: set[int]) -> list[str]:
+    """One for each kind of failure, with an example."""
+    examples: dict[str, list[str]] = defaultdict(list)
+    for trajectory, answer in answers.items():
+        if isinstance(answer, JudgeFailed):
+            examples[type(answer).__name__].append(f"{trajectory}: {answer}")
+    kinds = Counter({kind: len(found) for kind, found in examples.items()})
+    return [
+        f"{kind} of {count} trajectories, e.g. {examples[kind][0]}; {len(neutral)} groups are judged by outcome alone"
+        for kind, count in sorted(kinds.items())
+    ]
+
+
+async def _beat(alive: Callable[[], None]) -> None:
+    while True:
+        alive()
+        await asyncio.sleep(HEARTBEAT_S)

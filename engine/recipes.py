@@ -1,0 +1,69 @@
+"""``python -m engine recipes``: what there is, and what each is made of."""
+
+import json
+import tomllib
+from typing import Any
+
+from engine.control.preflight import BadSpec
+from engine.spec.knobs import Knob, knobs_of
+from engine.spec.presets import FAMILIES, Preset, preset, preset_names
+from engine.spec.problems import Problem
+from engine.spec.run import RunSpec
+
+
+def listed(*, as_json: bool) -> str:
+    """All presets, family by family."""
+    presets = [preset(name) for name in preset_names()]
+    if as_json:
+        return json.dumps([one.model_dump(mode="json") for one in presets], indent=2)
+    width = max(len(one.name) for one in presets)
+    lines = []
+    for family in FAMILIES:
+        members = [f"  {one.name:<{width}}  {one.about}  [{one.source}]" for one in presets if one.family == family]
+        lines += [family, *members, ""]
+    return "\n".join([*lines, "python -m engine recipes show NAME  prints the knobs of one"])
+
+
+def shown(name: str, *, as_json: bool) -> str:
+    """One preset: its source, and every knob with value, default and range."""
+    one = _known(name)
+    knobs = knobs_of(one)
+    if as_json:
+        return json.dumps(one.model_dump(mode="json") | {"knobs": [knob.as_dict() for knob in knobs]}, indent=2)
+    lines = [f"{one.name}: {one.about}", f"source: {one.source}", ""]
+    lines += [line for knob in knobs for line in _told(knob)]
+    if one.paper:
+        lines += ["", "beside the recipe, the source says (not applied; recipes show NAME --run writes the schedule):"]
+        lines += [f"  {key} = {json.dumps(value)}" for key, value in one.paper.items()]
+    return "\n".join([*lines, "", "* set by the preset"])
+
+
+def as_run(name: str) -> str:
+    """A whole run in TOML that begins with the preset and the schedule of its source."""
+    one = _known(name)
+    lines = [f"# {one.about} ({one.source})", f'name = "{one.name}"', "", "[recipe]", f'preset = "{one.name}"']
+    if one.paper_schedule:
+        lines += ["", "[schedule]", *(f"{key} = {json.dumps(value)}" for key, value in one.paper_schedule.items())]
+    text = "\n".join(lines) + "\n"
+    RunSpec.model_validate(tomllib.loads(text))  # what is printed here must be accepted there
+    return text
+
+
+def _told(knob: Knob) -> list[str]:
+    mark = "*" if knob.is_set else " "
+    default = "" if knob.value == knob.default else f"  default {_text(knob.default)}"
+    return [
+        f"{mark} {knob.path} = {_text(knob.value)}{default}  ({knob.range})",
+        *([f"      {knob.help}"] if knob.help else []),
+    ]
+
+
+def _text(value: Any) -> str:
+    return "absent" if value is None else json.dumps(value)
+
+
+def _known(name: str) -> Preset:
+    if name not in preset_names():
+        remedy = f"use one of: {', '.join(preset_names())}"
+        raise BadSpec([str(Problem("preset", name, "there is no preset of this name", remedy))])
+    return preset(name)

@@ -1,0 +1,185 @@
+"""SAAR in an episode: a failed tool call is undone and replaced by the policy's own correction.
+
+CLEANER, section 4; how two turns are merged is ``engine/algorithms/saar.py``.  What happens at a
+failed call c_t after the history h_t:
+
+    lookahead    h_t + failed turn + its error -> a correction, run in the tool as it was at h_t
+                 ... up to K times; the tool is set back before each
+    success      h_t + purified turn, its log-probs computed anew there; failed call and error are gone
+    K failures   h_t + the last failing turn, log-probs anew; SAAR rests for the remainder of the episode
+
+Every attempt after the first reads h_t, the *newest* failing turn and its error.  "The correction
+loop repeats" (4.1) leaves open what it repeats from.  This keeps eq. 5 as it stands, one failing turn
+after h_t, tells the policy what is known of the error by now, and makes no lookahead longer than two
+turns whatever K is.  A lookahead turn without a tool call is a spent attempt that ran nothing: the
+next one reads the same failing turn again, under another seed.
+
+No log-prob of a lookahead leaves this module: whatever it returns after a failure was forced at h_t.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.algorithms import saar
+from engine.rollout.chat import Call
+from engine.rollout.conversation import Conversation
+from engine.rollout.environments.interface import Environment, ToolSession
+from engine.rollout.requests import EpisodeRequest
+from engine.spec import exploration
+from engine.spec.generation import Generated
+from engine.spec.trajectory import Change, ToolCall
+from sandboxes.interface import SnapshotUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Acted:
+    """A turn that called the tool, and what the tool said."""
+
+    generated: Generated
+    call: Call
+    tool_call: ToolCall
+
+    @property
+    def failed(self) -> bool:
+        return self.tool_call.status == "error"
+
+    @property
+    def as_sampled(self) -> saar.SampledTurn:
+        return saar.SampledTurn(self.generated.token_ids, self.generated.logprobs, self.call.at)
+
+
+class Purifier:
+    """SAAR on one episode.  ``changes`` tells every repair, and the failure that put it to rest."""
+
+    def __init__(
+        self,
+        settings: exploration.Purification,
+        request: EpisodeRequest,
+        environment: Environment,
+        conversation: Conversation,
+        tool: ToolSession,
+        *,
+        max_turn_tokens: int,
+    ) -> None:
+        self._settings, self._request = settings, request
+        self._environment, self._conversation, self._tool = environment, conversation, tool
+        self._max_turn_tokens = max_turn_tokens
+        self._rests = False
+        self.changes: list[Change] = []
+
+    async def act(self, number: int, history: Sequence[int], generated: Generated, call: Call) -> Acted:
+        """Run the call of turn ``number``, which was generated after ``history``; the turn that is to stay.
+
+        When this raises, snapshots are left to the end of the tool's session.
+        """
+        if self._rests:
+            return Acted(generated, call, await self._tool.call(call))
+        try:
+            moment = await self._tool.snapshot()
+        except SnapshotUnavailable as refusal:
+            return self._unrestorable(number, Acted(generated, call, await self._tool.call(call)), refusal)
+        acted = Acted(generated, call, await self._tool.call(call))
+        if acted.failed:
+            acted = await self._repaired(number, history, acted, moment)
+        await self._tool.drop(moment)
+        return acted
+
+    async def _repaired(self, number: int, history: Sequence[int], failed: Acted, moment: object) -> Acted:
+        newest, attempts = await self._corrected(number, history, failed, moment)
+        if newest.failed:
+            return await self._given_up(number, history, failed, newest, attempts)
+        return await self._purified(number, history, failed, newest, attempts)
+
+    async def _corrected(self, number: int, history: Sequence[int], failed: Acted, moment: object) -> tuple[Acted, int]:
+        """The first attempt that worked, or else the last turn that failed; and how many attempts were made.
+
+        The tool is left as that turn left it.  A context without room for a correction ends the loop early.
+        """
+        newest = failed
+        for attempt in range(1, self._settings.retries + 1):
+            error = self._environment.observation_ids(newest.tool_call)
+            lookahead = [*history, *newest.generated.token_ids, *error]
+            if not self._conversation.has_room(lookahead):
+                return newest, attempt - 1
+            generated = await self._conversation.sample(lookahead, seed=self._request.correction_seed(number, attempt))
+            said = self._environment.parse(generated.token_ids) if generated.stopped_by == "stop" else None
+            if not isinstance(said, Call):
+                continue
+            await self._tool.restore(moment)
+            newest = Acted(generated, said, await self._tool.call(said))
+            if not newest.failed:
+                return newest, attempt
+        return newest, self._settings.retries
+
+    async def _purified(
+        self, number: int, history: Sequence[int], failed: Acted, correction: Acted, attempts: int
+    ) -> Acted:
+        merged = self._merged(failed, correction)
+        generated = await self._conversation.force(history, merged.token_ids)
+        start = failed.call.at if merged.repair == "shallow" else 0
+        self.changes.append(
+            Change(
+                kind="purified",
+                turn=number,
+                start=start,
+                stop=len(merged.token_ids),
+                reason=merged.repair,
+                before=self._environment.text_of(merged.removed_ids),
+                after=self._environment.text_of(merged.token_ids[start:]),
+                removed_ids=merged.removed_ids,
+                details={**_told(failed, attempts), "similarity": merged.similarity},
+            )
+        )
+        return Acted(generated, correction.call, correction.tool_call)
+
+    def _merged(self, failed: Acted, correction: Acted) -> saar.PurifiedTurn:
+        """Deep also where the kept reasoning and the new call are longer than a turn may be: no policy says that."""
+        likeness = saar.similarity(failed.call.code, correction.call.code)
+        threshold = self._settings.similarity
+        merged = saar.purified_turn(failed.as_sampled, correction.as_sampled, similarity=likeness, threshold=threshold)
+        if len(merged.token_ids) <= self._max_turn_tokens:
+            return merged
+        return saar.purified_turn(failed.as_sampled, correction.as_sampled, similarity=likeness, threshold=float("inf"))
+
+    async def _given_up(
+        self, number: int, history: Sequence[int], failed: Acted, newest: Acted, attempts: int
+    ) -> Acted:
+        self._rests = True
+        generated = await self._conversation.force(history, newest.generated.token_ids)
+        replaced = newest is not failed
+        self.changes.append(
+            Change(
+                kind="purification-failed",
+                turn=number,
+                start=0,
+                stop=len(generated.token_ids),
+                reason="retries" if attempts == self._settings.retries else "context",
+                before=self._environment.text_of(failed.generated.token_ids) if replaced else "",
+                after=self._environment.text_of(generated.token_ids) if replaced else "",
+                removed_ids=list(failed.generated.token_ids) if replaced else [],
+                details=_told(failed, attempts),
+            )
+        )
+        return Acted(generated, newest.call, newest.tool_call)
+
+    def _unrestorable(self, number: int, acted: Acted, refusal: SnapshotUnavailable) -> Acted:
+        """The call was made without a way back; if it failed, it stays."""
+        if acted.failed:
+            self._rests = True
+            self.changes.append(
+                Change(
+                    kind="purification-failed",
+                    turn=number,
+                    start=0,
+                    stop=len(acted.generated.token_ids),
+                    reason="no-snapshot",
+                    details={**_told(acted, 0), "refusal": str(refusal)},
+                )
+            )
+        return acted
+
+
+def _told(failed: Acted, attempts: int) -> dict[str, str | int | float]:
+    """What is known of the failed call that was not kept anywhere else."""
+    call = failed.tool_call
+    return {"attempts": attempts, "error_class": call.error_class or "other", "first_output": call.output}

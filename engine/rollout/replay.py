@@ -1,0 +1,30 @@
+"""An expert's turns, done again before the policy takes over (ALE, 3.2.4.4).
+
+The world of the new episode stands where the expert's stood only if every call answers now as it
+did then.  What was recorded is compared; a difference is no observation but the end of the episode.
+"""
+
+from engine.rollout.chat import Answer, Call
+from engine.spec.trajectory import ToolCall, Turn
+
+
+class ReplayDiverged(Exception):
+    """A replayed turn did not do what it did for the expert: the episode is discarded and counted."""
+
+
+def call_of(number: int, said: Call | Answer | None) -> Call:
+    """The call of a prefilled turn.  Raises ReplayDiverged where there is none to be done again."""
+    if not isinstance(said, Call):
+        raise ReplayDiverged(f"turn {number} of the expert calls no tool")
+    return said
+
+
+def compare(number: int, recorded: Turn, replayed: ToolCall) -> None:
+    """Raises ReplayDiverged unless the policy is shown the very same."""
+    expected = recorded.tool_call
+    if expected is None or (expected.output, expected.status) != (replayed.output, replayed.status):
+        raise ReplayDiverged(f"turn {number}: {_told(replayed)} instead of {_told(expected)}")
+
+
+def _told(call: ToolCall | None) -> str:
+    return "no call" if call is None else f"{call.status} {call.output!r}"

@@ -1,0 +1,92 @@
+"""Credit: how the rewards of rollouts become advantages."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from engine.spec.judge import Judge, RuleJudge
+from engine.spec.strict import Strict
+
+
+class Grpo(Strict):
+    """A = (R - mean R) / std R inside the group of one prompt (arXiv:2402.03300)."""
+
+    kind: Literal["grpo"] = "grpo"
+
+
+class DrGrpo(Strict):
+    """A = R - mean R: GRPO without the division by the std (arXiv:2503.20783)."""
+
+    kind: Literal["dr-grpo"] = "dr-grpo"
+
+
+class Rloo(Strict):
+    """A = R - mean of the *other* rewards of the group (arXiv:2402.14740)."""
+
+    kind: Literal["rloo"] = "rloo"
+
+
+class ReinforcePlusPlus(Strict):
+    """A = (R - mean R) / std R over the whole batch of a step (REINFORCE++, arXiv:2501.03262)."""
+
+    kind: Literal["reinforce-pp"] = "reinforce-pp"
+    group_baseline: bool = False
+    """Subtract the mean of the group first, the paper's second variant."""
+
+
+class Gae(Strict):
+    """Generalised advantage estimation from a critic (PPO, arXiv:1707.06347; GAE, arXiv:1506.02438, eq. 16).
+
+    The critic is a second model of the policy's shape, which starts from the policy's weights.
+    """
+
+    kind: Literal["gae"] = "gae"
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount per sampled token."""
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """lambda: 0 trusts the critic alone, 1 the observed return alone."""
+    whiten: bool = True
+    """Bring the advantages of a step to mean 0 and std 1, as PPO's reference code does."""
+    critic_learning_rate: float = Field(default=1e-3, gt=0)
+    value_clip: float | None = Field(default=0.5, gt=0)
+    """The critic's value may move this far per step before its loss stops rewarding it; absent: plain regression."""
+
+
+class Gigpo(Strict):
+    """A = A_E + w A_S: a group's trajectories, and its steps that acted on the same observation (arXiv:2505.10978)."""
+
+    kind: Literal["gigpo"] = "gigpo"
+    step_weight: float = Field(default=1.0, ge=0)
+    """w (eq. 8); 0 is the episode's credit alone."""
+    gamma: float = Field(default=0.95, ge=0, le=1)
+    """Discount of a step's return (eq. 6)."""
+    scale_by_std: bool = True
+    """Divide both parts by their group's std."""
+    episode_mean: Literal["trajectories", "steps"] = "trajectories"
+    """``steps`` counts a trajectory once per step, as the public code does, so that long ones weigh more."""
+
+
+class ChunkReturn(Strict):
+    """G_k = gamma^(K - k) R for all tokens of chunk k of K, a chunk being one turn (IPA; ALE, eq. 5)."""
+
+    kind: Literal["chunk-return"] = "chunk-return"
+    gamma: float = Field(default=0.95, ge=0, le=1)
+    """Discount per interaction with the environment, never per token.  1 is trajectory-level REINFORCE."""
+
+
+class Attribution(Strict):
+    """Suffix sums of a judge's verdict on each turn and of the outcome (AgentEvolver, eq. 18 to 21)."""
+
+    kind: Literal["attribution"] = "attribution"
+    alpha: float = Field(default=0.1, ge=0, le=1)
+    """Weight of the verdicts; 0.1 to 0.2 is best, 0.3 overfits to the judge (5.3).  0 is the outcome alone."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Steps over which alpha falls to 0 on half a cosine; absent: constant."""
+    judge: Annotated[Judge, Field(discriminator="kind")] = RuleJudge()
+    """Who says GOOD or BAD."""
+
+
+Credit = Grpo | DrGrpo | Rloo | ReinforcePlusPlus | Gae | Gigpo | ChunkReturn | Attribution
+
+COMPARES_A_GROUP = frozenset({"grpo", "dr-grpo", "rloo", "gigpo", "attribution"})
+"""Kinds whose advantage is exactly 0 in a group of one."""

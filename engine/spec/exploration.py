@@ -1,0 +1,83 @@
+"""Exploration: what a rollout starts from, what it is shown, and how its mistakes are undone."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from engine.spec.strict import Strict
+
+
+class Purification(Strict):
+    """SAAR: a failed tool call is rolled back and replaced by the policy's own correction (CLEANER, section 4)."""
+
+    share: float = Field(default=1.0, ge=0, le=1)
+    """rho: the share of trajectories on which it works; the paper: 1.0 (4B), 0.7 (7B).  0 is its absence."""
+    retries: int = Field(default=3, ge=1, le=16)
+    """K: corrections that are tried per failed call."""
+    similarity: float = Field(default=0.5, ge=0, le=1)
+    """gamma: from here on only the call is replaced (shallow), below it the reasoning too (deep)."""
+    in_evaluation: bool = False
+    """Evaluate a third time with it, under a name of its own (``eval/success_purified``)."""
+
+
+class ExperienceItem(Strict):
+    """One lesson of earlier rollouts (AgentEvolver, 4.1)."""
+
+    when_to_use: str = Field(min_length=1, max_length=2000)
+    content: str = Field(min_length=1, max_length=4000)
+
+
+class Experience(Strict):
+    """Some rollouts are shown lessons that training does not see (AgentEvolver, 4.2 and 4.3)."""
+
+    pool: list[ExperienceItem] = Field(min_length=1)
+    """The lessons."""
+    top_k: int = Field(default=5, ge=1, le=64)
+    """How many are shown, those first whose ``when_to_use`` is nearest to the question."""
+    share: float = Field(default=0.5, ge=0, le=1)
+    """eta: the share of a group's rollouts that is shown them.  0 is its absence."""
+    training: Literal["strip", "keep", "hybrid"] = "strip"
+    """``strip``: taken out of what is trained on.  ``keep``: left in.  ``hybrid``: left in where A <= 0."""
+    boosted_clip_high: float = Field(default=0.6, ge=0)
+    """The upper clip where lessons were stripped and A > 0 (eq. 17)."""
+
+    @property
+    def longest_tokens(self) -> int:
+        """No prompt has more tokens of lessons: a token is a character at least."""
+        shown = sorted((len(item.content) for item in self.pool), reverse=True)[: self.top_k]
+        return sum(shown) + len("\n") * (len(shown) - 1) + len("<EXP></EXP>\n")
+
+
+class SequentialRollback(Strict):
+    """Start near the end of an expert's trajectory, and move to its head as success rises (ALE, 3.2.4.4)."""
+
+    kind: Literal["sequential"] = "sequential"
+    threshold: float = Field(default=0.5, gt=0, le=1)
+    """Success rate from which the start moves one turn towards the head.  The paper gives no value."""
+
+
+class ParallelAnchors(Strict):
+    """Start several rollouts from each of several turns of an expert's trajectory (ALE, 3.2.4.4)."""
+
+    kind: Literal["parallel"] = "parallel"
+    anchors: int = Field(default=4, ge=1, le=64)
+    """Turns to start from; a fresh start is one of them where there are two or more."""
+    how: Literal["uniform", "random"] = "uniform"
+
+
+class ExpertStarts(Strict):
+    """Rollouts that begin in the middle of a trajectory that succeeded.
+
+    Experts are the policy's own latest successes, task by task; their actions are replayed in a fresh
+    environment, and a replay whose observations differ is discarded and counted.
+    """
+
+    how: Annotated[SequentialRollback | ParallelAnchors, Field(discriminator="kind")] = ParallelAnchors()
+    share: float = Field(default=0.5, gt=0, le=1)
+    """The share of a step's groups that may start from an expert, if their task has one."""
+    demonstrations: bool = True
+    """Also take scripted solutions of the environment as experts, for tasks that the policy never solved."""
+    experts: int = Field(default=1024, ge=1)
+    """Tasks for which an expert is kept, latest first."""
+    crucial_level: float = Field(default=0.05, gt=0, lt=1)
+    """Significance at which a turn counts as crucial: imitation covers the expert up to and including it."""

@@ -1,0 +1,10 @@
+"""A combination that cannot work, refused with its remedy."""
+
+from pydantic_core import PydanticCustomError
+
+
+def impossible(field: str, value: object, problem: str, remedy: str) -> PydanticCustomError:
+    """``field`` is the path from the model that raises it."""
+    return PydanticCustomError(
+        "impossible_combination", "{problem}", {"field": field, "value": value, "problem": problem, "remedy": remedy}
+    )

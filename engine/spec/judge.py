@@ -1,0 +1,36 @@
+"""Who judges the turns of a trajectory."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from engine.spec.strict import Strict
+
+
+class RuleJudge(Strict):
+    """The environment's own rules, which know the truth; no model, no cost, no error."""
+
+    kind: Literal["rules"] = "rules"
+
+
+class LlmJudge(Strict):
+    """A language model behind any OpenAI-compatible endpoint; one call per trajectory (AgentEvolver, 5.2)."""
+
+    kind: Literal["llm"] = "llm"
+    endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^\s?#]+$")]
+    """Base address, e.g. ``http://127.0.0.1:30000/v1``."""
+    model: str = Field(min_length=1)
+    """The model's name there."""
+    api_key_variable: Annotated[str, StringConstraints(pattern=r"^PALESTRA_JUDGE_[A-Z0-9_]+$")] | None = None
+    """Environment variable of the engine that holds the key.  Only names that begin with PALESTRA_JUDGE_ are read."""
+    timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """Of one request."""
+    concurrency: int = Field(default=16, ge=1, le=1024)
+    """Requests at once."""
+    retries: int = Field(default=3, ge=0, le=20)
+    """Further tries after a failed one, with growing pauses.  After the last one the group's verdicts are neutral."""
+    max_tokens: int = Field(default=1024, ge=16)
+    """Room for the judge's own words."""
+
+
+Judge = RuleJudge | LlmJudge

@@ -1,0 +1,126 @@
+"""Every knob of a recipe, read off its models: path, value, default, range, what it does.
+
+One walk serves the command line, the REST answer and the reference, so that none of them can fall behind.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from engine.spec.presets import Preset
+from engine.spec.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Knob:
+    path: str
+    """From the recipe, e.g. ``objective.clip_high``."""
+    value: Any
+    """What the preset makes of it."""
+    default: Any
+    """Without a preset; None also where a value has to be given."""
+    range: str
+    """In words: ``at least 0, less than 1``, ``one of: a, b``, ``true or false``."""
+    is_set: bool
+    """Whether the preset's file gives it."""
+    help: str
+    """What it does, with its source."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def knobs_of(preset: Preset) -> list[Knob]:
+    """In the order of the models; a part that the preset leaves out is one knob whose value is None."""
+    return list(_knobs(Recipe.model_validate({"preset": preset.name}), "", preset.recipe))
+
+
+def _knobs(model: BaseModel, prefix: str, given: Any) -> Iterator[Knob]:
+    for name, info in type(model).model_fields.items():
+        path, value = prefix + name, getattr(model, name)
+        if path == "preset":
+            continue
+        inner = given.get(name) if isinstance(given, dict) else None
+        is_set = isinstance(given, dict) and name in given
+        if isinstance(value, BaseModel):
+            yield from _knobs(value, path + ".", inner)
+        else:
+            yield Knob(
+                path, _plain(value), _plain(_default(info)), _range(model, name, info), is_set, _help(model, name)
+            )
+
+
+def _help(model: BaseModel, name: str) -> str:
+    """The tag of a variant is explained by the variant itself."""
+    text = model.__doc__ if name == "kind" else type(model).model_fields[name].description
+    return " ".join((text or "").split())
+
+
+def _default(info: FieldInfo) -> Any:
+    default = info.get_default(call_default_factory=True)
+    return None if default is PydanticUndefined else default
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+_WORDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
+def _range(model: BaseModel, name: str, info: FieldInfo) -> str:
+    if name == "kind":
+        return f"one of: {', '.join(_sibling_kinds(model))}"
+    bounds = [
+        f"{word} {getattr(rule, key)}" for key, word in _WORDS.items() for rule in info.metadata if hasattr(rule, key)
+    ]
+    parts = [", ".join(bounds) or _type_in_words(info.annotation)]
+    if NoneType in get_args(info.annotation):
+        parts.append("or absent")
+    return " ".join(part for part in parts if part)
+
+
+def _type_in_words(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        return _type_in_words(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(filter(None, (_type_in_words(one) for one in get_args(annotation) if one is not NoneType)))
+    if get_origin(annotation) is Literal:
+        return f"one of: {', '.join(map(str, get_args(annotation)))}"
+    if get_origin(annotation) is list:
+        return f"a list, each {_type_in_words(get_args(annotation)[0])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a table"
+    return {bool: "true or false", int: "any whole number", float: "any number", str: "a text"}.get(annotation, "")
+
+
+def _sibling_kinds(model: BaseModel) -> list[str]:
+    """The kinds of the union that this variant belongs to, wherever a recipe has that union."""
+    for union in _unions(Recipe):
+        if type(model) in union:
+            return [str(one.model_fields["kind"].default) for one in union]
+    return [str(type(model).model_fields["kind"].default)]
+
+
+def _unions(model: type[BaseModel]) -> Iterator[list[type[BaseModel]]]:
+    for info in model.model_fields.values():
+        variants = list(_models_in(info.annotation))
+        if len(variants) > 1:
+            yield variants
+        for variant in variants:
+            yield from _unions(variant)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    else:
+        for argument in get_args(annotation):
+            yield from _models_in(argument)

@@ -1,0 +1,169 @@
+"""Objectives: what a policy update minimises, and what keeps it near where it was."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from engine.spec.impossible import impossible
+from engine.spec.strict import Strict
+
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+"""How token losses become one number; the last divides by the longest possible response (Dr. GRPO)."""
+
+RatioSize = Literal["token", "chunk", "sequence"]
+"""Of what an importance ratio is taken: a token, or the geometric mean over a turn or over a trajectory."""
+
+
+class CovarianceClip(Strict):
+    """Drop a few tokens whose log-prob and advantage go together most: they collapse entropy (SPEAR, eq. 18 to 21)."""
+
+    kind: Literal["clip"] = "clip"
+    share: float = Field(default=0.02, ge=0, lt=1)
+    """lambda: the share of all tokens that is dropped; 0 drops none."""
+    low: float | None = None
+    """omega_lb; absent: measured on the run's first step, together with omega_ub (A.12.1)."""
+    high: float | None = None
+    """omega_ub."""
+    low_share: float = Field(default=0.02, gt=0, le=1)
+    """Where it is measured: omega_lb is the mean of this share of the highest covariances."""
+    high_share: float = Field(default=0.0002, gt=0, le=1)
+    """Likewise for omega_ub."""
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        if (self.low is None) != (self.high is None):
+            raise impossible("low", self.low, "one bound without the other", "give both low and high, or neither")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise impossible("low", self.low, f"no covariance lies between {self.low} and {self.high}", "low < high")
+        return self
+
+
+class CovarianceKl(Strict):
+    """Hold back the tokens with the highest covariance by a KL penalty (KL-Cov, arXiv:2505.22617)."""
+
+    kind: Literal["kl"] = "kl"
+    share: float = Field(default=0.0002, ge=0, lt=1)
+    """The share of all tokens that is penalised."""
+    beta: float = Field(default=1.0, ge=0)
+    """Weight of the penalty."""
+
+
+Covariance = Annotated[CovarianceClip | CovarianceKl, Field(discriminator="kind")]
+
+
+class Clipped(Strict):
+    """The clipped surrogate, with its two clips apart (DAPO, arXiv:2503.14476) and an optional dual clip."""
+
+    kind: Literal["clipped"] = "clipped"
+    clip_low: float = Field(default=0.2, ge=0, lt=1)
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(default=0.28, ge=0)
+    """The ratio is clipped above at 1 + clip_high."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bound c on the loss of tokens with a negative advantage (arXiv:1912.09729); off when absent."""
+    covariance: Covariance | None = None
+    """What is done about tokens that collapse entropy; absent: nothing."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses become one number."""
+
+
+class Gspo(Strict):
+    """The clipped surrogate of the whole sequence's ratio (arXiv:2507.18071)."""
+
+    kind: Literal["gspo"] = "gspo"
+    clip_low: float = Field(default=3e-4, ge=0, lt=1)
+    """Small, because the ratio is a geometric mean (5.1)."""
+    clip_high: float = Field(default=4e-4, ge=0)
+    aggregation: Aggregation = "seq-mean-token-mean"
+    """How token losses become one number."""
+
+
+class Cispo(Strict):
+    """-[clip(ratio)] A log pi: no token's gradient is ever cut off (arXiv:2506.13585, eq. 4, 5)."""
+
+    kind: Literal["cispo"] = "cispo"
+    clip_low: float | None = Field(default=None, ge=0, le=1)
+    """The weight is at least 1 - clip_low; absent: no lower bound."""
+    clip_high: float = Field(default=0.28, ge=0)
+    """The weight is at most 1 + clip_high."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses become one number."""
+
+
+class Tis(Strict):
+    """-[ratio]_0^bound A log pi: truncated importance sampling (ALE, 3.2.4.1)."""
+
+    kind: Literal["tis"] = "tis"
+    ratio: RatioSize = "sequence"
+    bound: float = Field(default=1.0, gt=0)
+    aggregation: Aggregation = "token-mean"
+    """How token losses become one number."""
+
+
+class Topr(Strict):
+    """Positives like supervised learning, all others as in TIS (ALE, eq. 3; arXiv:2503.14286)."""
+
+    kind: Literal["topr"] = "topr"
+    ratio: RatioSize = "sequence"
+    bound: float = Field(default=1.0, gt=0)
+    """Of the weight of what is not positive."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses become one number."""
+
+
+class Ipa(Strict):
+    """Interaction-level policy alignment: TOPR on chunks, and imitation of prefilled expert chunks (ALE, eq. 7, 8).
+
+    Its constants have no source but this: the paper names them and gives no value.
+    """
+
+    kind: Literal["ipa"] = "ipa"
+    mismatch_bound: float | None = Field(default=5.0, gt=1)
+    """H: chunks whose train/inference ratio is above it are masked; absent: none is."""
+    imitation_weight: float = Field(default=0.1, ge=0)
+    """lambda_IL."""
+    reinforcement_weight: float = Field(default=1.0, ge=0)
+    """lambda_RL."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses become one number."""
+
+
+class Dpo(Strict):
+    """Prefer a corrected tool call to the failed one it replaced (CLEANER, appendix C; arXiv:2305.18290).
+
+    An ablation: the authors report that it collapses late in training.
+    """
+
+    kind: Literal["dpo"] = "dpo"
+    beta: float = Field(default=0.1, gt=0)
+    """How strongly the policy is held to its reference.  The paper gives no value."""
+
+
+class NoObjective(Strict):
+    """No reinforcement learning: the run ends with its supervised stage."""
+
+    kind: Literal["none"] = "none"
+
+
+Objective = Clipped | Gspo | Cispo | Tis | Topr | Ipa | Dpo | NoObjective
+
+
+class Kl(Strict):
+    """A penalty for leaving the policy that RL began with."""
+
+    beta: float = Field(default=0.001, ge=0)
+    """Its weight; 0 is its absence."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman, "Approximating KL divergence", 2020."""
+
+
+class Mismatch(Strict):
+    """Correction of the gap between the engine that sampled a token and the one that trains on it (ALE, eq. 4)."""
+
+    mask: RatioSize | None = None
+    """Leave out tokens, turns or trajectories whose ratio is above ``mask_bound``; absent: none."""
+    mask_bound: float = Field(default=5.0, gt=1)
+    """H.  ALE gives no value."""
+    weight: RatioSize | None = None
+    """Weigh losses by the ratio, cut at ``weight_bound``; absent: by 1."""
+    weight_bound: float = Field(default=2.0, gt=0)

@@ -1,0 +1,38 @@
+"""Selection: which rollouts are worth an update, and what takes the place of the others."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from engine.spec.strict import Strict
+
+MaskReason = Literal["overlong", "incomplete", "void-turn", "repetitive", "unreadable"]
+
+
+class DynamicSampling(Strict):
+    """Sample further prompts until enough groups have 0 < accuracy < 1 (DAPO, arXiv:2503.14476, eq. 11)."""
+
+    max_rounds: int = Field(default=4, ge=1, le=64)
+    """Batches of prompts per step at most; then the step makes do with what it has.  1 only drops groups."""
+
+
+class Resampling(Strict):
+    """Replace a rollout that teaches nothing by another from the same start (ALE: dynamic trajectory filtering)."""
+
+    repeated_errors: int | None = Field(default=3, ge=2)
+    """A rollout with this many failed tool calls in a row is replaced; absent: only lost ones are."""
+    max_tries: int = Field(default=2, ge=1, le=16)
+    """Rollouts played in place of one at most.  After the last one, what there is stays, or is discarded if lost."""
+
+
+class Selection(Strict):
+    """All off by default: every rollout that was played is trained on."""
+
+    masks: list[MaskReason] = []
+    """Rollouts that are not trained on, though they count in their group's statistics (Dr.BoT; SPEAR, A.8)."""
+    keep_groups: float = Field(default=1.0, gt=0, le=1)
+    """The share of groups, those whose rewards vary most, that is trained on (Dr.BoT: 0.75; SPEAR, A.8)."""
+    dynamic_sampling: DynamicSampling | None = None
+    """Absent: one round, and all its groups."""
+    resampling: Resampling | None = None
+    """Absent: none is replaced."""

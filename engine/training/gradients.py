@@ -1,0 +1,47 @@
+"""From a summed gradient to a step of the optimiser, the same for policy and critic."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+ADAM_BETAS = (0.9, 0.95)
+
+
+class NonFiniteGradient(Exception):
+    """The gradient is infinite or not a number.  Everything is repeatable, so another attempt would meet it again."""
+
+
+def adamw(parameters: Iterable[nn.Parameter], *, weight_decay: float = 0.0) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters, betas=ADAM_BETAS, weight_decay=weight_decay, foreach=True)
+
+
+def divide(parameters: Sequence[nn.Parameter], weight: float) -> None:
+    """Turn the gradient of a sum into that of a mean."""
+    for parameter in parameters:
+        assert parameter.grad is not None  # every parameter of the model takes part in every token
+        parameter.grad.div_(weight)
+
+
+def descend(
+    parameters: Sequence[nn.Parameter],
+    optimizer: torch.optim.AdamW,
+    *,
+    learning_rate: float,
+    grad_clip: float,
+    whose: str = "policy",
+) -> float:
+    """Clip the gradient, step, and forget it; the norm before clipping.
+
+    Raises NonFiniteGradient, with the weights and the optimiser as they were.
+    """
+    grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if not torch.isfinite(grad_norm):
+        optimizer.zero_grad(set_to_none=True)
+        raise NonFiniteGradient(f"the gradient of the {whose} has the norm {grad_norm.item()}")
+    nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return grad_norm.item()

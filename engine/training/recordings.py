@@ -1,0 +1,96 @@
+"""Recorded trajectories to learn from: a file below one folder, one JSON document per line.
+
+No torch: the command line checks a file before anything is started.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from engine.models.tokenizer import tokenizer_for
+from engine.spec.problems import problems_in
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+from engine.training.batch import sample_from_trajectory
+
+
+class BadRecording(ValueError):
+    """The file cannot be learned from; the message names it, the line and the field.  Trying again would not help."""
+
+
+def recordings_folder() -> Path:
+    """``PALESTRA_TRAJECTORIES``, by default ``trajectories`` of the home."""
+    home = Path(os.environ.get("PALESTRA_HOME", ".palestra"))
+    return Path(os.environ.get("PALESTRA_TRAJECTORIES", home / "trajectories"))
+
+
+def recorded_trajectories(spec: RunSpec, folder: Path) -> list[Trajectory]:
+    """Those that the cold start names, every one of them fit to learn from; [] where it names none.
+
+    Raises BadRecording.
+    """
+    cold_start = spec.recipe.cold_start
+    if cold_start is None or cold_start.recorded is None or cold_start.steps == 0:
+        return []
+    path = file_below(folder, cold_start.recorded)
+    trajectories = list(_read(path, spec))
+    if not trajectories:
+        raise BadRecording(f"{path}: holds no trajectory")
+    return trajectories
+
+
+def file_below(folder: Path, relative: str) -> Path:
+    """The file, links followed.  Raises BadRecording unless it lies below the folder and is a regular file."""
+    root = folder.resolve()
+    path = (root / relative).resolve()
+    if not path.is_relative_to(root):
+        raise BadRecording(f"recipe.cold_start.recorded = {relative!r} leads out of {root}")
+    if not path.is_file():
+        raise BadRecording(f"recipe.cold_start.recorded = {relative!r}: there is no such file in {root}")
+    return path
+
+
+def _read(path: Path, spec: RunSpec) -> Iterator[Trajectory]:
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parsed(line, f"{path}, line {number}", spec)
+    except OSError as error:
+        raise BadRecording(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _parsed(line: bytes, where: str, spec: RunSpec) -> Trajectory:
+    try:
+        trajectory = Trajectory.model_validate_json(line)
+    except ValidationError as error:
+        problems = problems_in(error, Trajectory)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise BadRecording(f"{where}: {problems[0]}{more}") from None
+    for field, problem in _flaws(trajectory, spec):
+        raise BadRecording(f"{where}: {field}: {problem}")
+    return trajectory
+
+
+def _flaws(trajectory: Trajectory, spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong) of a document of the right form that still cannot be learned."""
+    vocabulary, total = len(tokenizer_for(spec.environment.id)), 0
+    if not trajectory.turns:
+        yield "turns", "there is none"
+    for number, turn in enumerate(trajectory.turns):
+        for column in ("context_ids", "token_ids"):
+            if any(not 0 <= token < vocabulary for token in getattr(turn, column)):
+                yield f"turns.{number}.{column}", f"a token is not in 0 .. {vocabulary - 1}"
+        if len(turn.logprobs) != len(turn.token_ids):
+            yield f"turns.{number}.logprobs", f"{len(turn.logprobs)} for {len(turn.token_ids)} tokens"
+        total += len(turn.context_ids) + len(turn.token_ids)
+    if trajectory.turns and not trajectory.turns[0].context_ids:
+        yield "turns.0.context_ids", "is empty: nothing stands before the first token that could predict it"
+    if total > spec.model.context_tokens:
+        yield "turns", f"{total} tokens do not fit into model.context_tokens = {spec.model.context_tokens}"
+    try:
+        sample_from_trajectory(trajectory)
+    except (ValueError, IndexError) as error:
+        yield "changes", str(error)

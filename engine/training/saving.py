@@ -1,0 +1,31 @@
+"""A folder that is there as a whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into; it becomes ``folder``, fsynced and in one rename, unless something is raised.
+
+    Raises OSError if ``folder`` exists and is not empty.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    for path in [*partial.rglob("*"), partial]:
+        _fsync(path)
+    partial.rename(folder)
+    _fsync(folder.parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

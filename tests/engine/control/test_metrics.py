@@ -1,0 +1,95 @@
+"""Numbers of a step: those of a part of the recipe only where it is on."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from engine.control.metrics import StepFacts, step_metrics
+from engine.control.planning import Played
+from engine.control.selecting import select
+from engine.control.starts import Group
+from engine.control.state import RunState
+from engine.control.summary import summary_of
+from engine.rollout.requests import Prefill
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Change, Trajectory
+
+Rollout = Callable[..., Trajectory]
+
+
+def metrics(trajectories: list[Trajectory], recipe: dict[str, Any], **played: Any) -> dict[str, float]:
+    spec = RunSpec.model_validate(
+        {
+            "name": "x",
+            "recipe": recipe,
+            "environment": {"sandbox": {"snapshots": True}},
+            "schedule": {"prompts_per_step": 2, "group_size": 2, "minibatch_trajectories": 2},
+        }
+    )
+    facts = Played(tasks_taken=0, trajectories=trajectories, **played)
+    return step_metrics(StepFacts(spec, facts, select(spec, trajectories), policy_version=0))
+
+
+def test_a_part_that_is_off_has_no_numbers(rollout: Rollout) -> None:
+    values = metrics([rollout(index=index) for index in range(2)], {})
+    assert not [key for key in values if "/masked" in key or "repairs" in key or "prefilled" in key or "rounds" in key]
+
+
+def test_repairs_do_not_hide_first_attempts(rollout: Rollout) -> None:
+    repaired = [
+        Change(kind="purified", turn=0, start=0, stop=1, reason=reason) for reason in ("shallow", "deep", "deep")
+    ]
+    failed = Change(kind="purification-failed", turn=1, start=0, stop=1, reason="attempts")
+    played = [
+        rollout(index=0, turns=4, changes=repaired, first_attempt_errors=3),
+        rollout(index=1, turns=2, changes=[failed]),
+    ]
+    values = metrics(played, {"purification": {}})
+    assert values["train/first_attempt_error_rate"] == 3 / 4
+    assert values["train/tool_error_rate"] == 0
+    assert [values[f"train/repairs_{kind}"] for kind in ("shallow", "deep", "failed")] == [1, 2, 1]
+
+
+def test_masks_and_drops_are_counted_by_reason(rollout: Rollout) -> None:
+    played = [
+        rollout(group=0, index=0), rollout(group=0, index=1, success=False, turns=1),
+        rollout(group=1, index=0), rollout(group=1, index=1),
+    ]  # fmt: skip
+    values = metrics(played, {"selection": {"masks": ["void-turn"], "dynamic_sampling": {}}}, rounds=4)
+    assert values["train/masked/void-turn"] == 1
+    assert values["train/masked/dynamic-sampling"] == 2
+    assert (values["train/groups_dropped"], values["train/sampling_rounds"]) == (1, 4)
+    assert values["train/updates_left_out"] == 0
+    assert values["train/success"] == 3 / 4  # of everyone, dropped ones too
+
+
+def test_replaced_rollouts_are_counted(rollout: Rollout) -> None:
+    change = Change(kind="resampled", turn=0, start=0, stop=0, reason="lost", details={"tries": 2})
+    values = metrics([rollout(changes=[change]), rollout(index=1)], {"selection": {"resampling": {}}})
+    assert values["train/resampled"] == 2
+
+
+def test_starts_tell_how_much_was_given_and_how_good_the_policy_is_without(rollout: Rollout) -> None:
+    expert = rollout(turns=4)
+    groups = [
+        Group(0, 0, 0),
+        Group(1, 1, 1, Prefill("e", tuple(expert.turns[:3]), 4, 1), True, crucial=True),
+        Group(2, 1, 1, Prefill("e", tuple(expert.turns[:1]), 4, 1), True, crucial=True),
+    ]
+    played = [rollout(group=0, index=0, success=False), rollout(group=0, index=1)] + [
+        rollout(group=group, index=index) for group in (1, 2) for index in range(2)
+    ]
+    values = metrics(played, {"expert_starts": {}}, groups=groups, discarded=Counter({"replay-diverged": 3}))
+    assert (values["train/prefilled_groups"], values["train/prefix_share"]) == (2, 0.5)
+    assert (values["train/crucial_found"], values["train/replay_diverged"]) == (2, 3)
+    assert (values["train/success_fresh"], values["train/success"]) == (0.5, 5 / 6)
+
+
+def test_the_summary_tells_purified_success_only_of_runs_that_evaluate_with_it() -> None:
+    sandbox = {"environment": {"sandbox": {"snapshots": True}}}
+    measured = {0: {"eval/success_purified": 0.25}, 40: {"eval/success_purified": 0.5}}
+    for in_evaluation in (True, False):
+        recipe = {"purification": {"in_evaluation": in_evaluation}}
+        spec = RunSpec.model_validate({"name": "x", "recipe": recipe, **sandbox})
+        summary = summary_of(RunState(spec=spec, evaluations=measured))
+        assert summary.get("success_purified") == ({"before_rl": 0.25, "after": 0.5} if in_evaluation else None)

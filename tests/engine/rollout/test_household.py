@@ -1,0 +1,283 @@
+from collections import Counter, deque
+from random import Random
+
+import pytest
+
+from engine.models.tokenizer import CHARACTERS, MARKS, tokenizer_for
+from engine.models.words import OBJECTS, RECEPTACLES
+from engine.rollout import chat
+from engine.rollout.demonstrations import demonstrations
+from engine.rollout.environments.household import HouseholdEnvironment
+from engine.rollout.environments.household_planner import distance
+from engine.rollout.environments.household_tasks import split_of, world_of
+from engine.rollout.environments.household_world import (
+    HELD,
+    SHOWN_ACTIONS,
+    Goal,
+    State,
+    World,
+    acted,
+    admissible,
+    first_state,
+    reached,
+    scene,
+)
+from engine.spec.environment import HOUSEHOLD_DEMONSTRATION_TOKENS, Household
+from engine.spec.recipe import Reward
+from engine.spec.run import Dataset
+from engine.spec.supervised import ColdStart
+
+LEVELS = [1, 2, 3, 4, 5]
+KITCHEN = World(
+    receptacles=("table 1", "fridge 1", "microwave 1", "sinkbasin 1", "cabinet 1"),
+    objects=("mug 1", "egg 1", "desklamp 1", "book 1"),
+    places=(1, 0, 0, 0),
+    goal=Goal("heat", "mug", "cabinet"),
+)
+
+
+def environment_of(*levels: int, seed: int = 0) -> HouseholdEnvironment:
+    return HouseholdEnvironment(Household(levels=list(levels)), Dataset(seed=seed))
+
+
+def played(world: World, *commands: str) -> list[str | None]:
+    """What is seen after each; None where nothing happens."""
+    state, seen = first_state(world), list[str | None]()
+    for command in commands:
+        found = acted(world, state, command)
+        seen.append(None if found is None else found[1])
+        state = state if found is None else found[0]
+    return seen
+
+
+def test_a_mug_is_found_heated_and_put_away_by_the_documented_commands():
+    way = [
+        ("go to fridge 1", "fridge 1 is closed. You can: open fridge 1"),
+        ("take mug 1 from fridge 1", None),
+        (
+            "open fridge 1",
+            "You open fridge 1. In fridge 1: mug 1. You can: take mug 1 from fridge 1; close fridge 1",
+        ),
+        (
+            "take mug 1 from fridge 1",
+            "You take mug 1 from fridge 1. In fridge 1: nothing. "
+            "You can: cool mug 1 with fridge 1; put mug 1 in fridge 1; close fridge 1",
+        ),
+        ("inventory", "You carry mug 1."),
+        ("heat mug 1 with microwave 1", None),
+        (
+            "go to microwave 1",
+            "microwave 1 is closed. You can: heat mug 1 with microwave 1; open microwave 1",
+        ),
+        (
+            "heat mug 1 with microwave 1",
+            "You heat mug 1 with microwave 1. microwave 1 is closed. You can: open microwave 1",
+        ),
+        ("examine mug 1", "You see hot mug 1."),
+        ("go to cabinet 1", "cabinet 1 is closed. You can: open cabinet 1"),
+        ("put mug 1 in cabinet 1", None),
+        (
+            "open cabinet 1",
+            "You open cabinet 1. In cabinet 1: nothing. You can: put mug 1 in cabinet 1; close cabinet 1",
+        ),
+        (
+            "move mug 1 to cabinet 1",
+            "You put mug 1 in cabinet 1. In cabinet 1: mug 1. You can: take mug 1 from cabinet 1; close cabinet 1",
+        ),
+    ]
+    assert played(KITCHEN, *(command for command, _ in way)) == [seen for _, seen in way]
+    state = first_state(KITCHEN)
+    for command, _ in way:
+        assert not reached(KITCHEN, state)
+        state, _ = acted(KITCHEN, state, command) or (state, "")
+    assert reached(KITCHEN, state)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "", "go to", "go to table 1", "go to table 2", "GO TO fridge 1", "go to fridge 1 ", "take book 1",
+        "take mug 1 from table 1", "take desklamp 1 from table 1", "put egg 1 in table 1", "open table 1",
+        "close fridge 1", "heat egg 1 with microwave 1", "use egg 1", "examine mug 1", "dance",
+    ],
+)  # fmt: skip
+async def test_what_is_not_admissible_is_an_illegal_error_and_changes_nothing(command):
+    environment = environment_of(3)
+    task = environment.tasks("train")[0]
+    async with environment.session(task, boxes=None) as tool:  # type: ignore[arg-type]
+        before = await tool.snapshot()
+        call = await tool.call(chat.Call(command if command != "go to table 1" else "go to sofa 9"))
+        after = await tool.snapshot()
+    assert (call.status, call.error_class, call.output) == ("error", "illegal", "Nothing happens.")
+    assert before.state == after.state  # type: ignore[attr-defined]
+    assert acted(KITCHEN, State(0, KITCHEN.places), command) is None
+
+
+def test_heat_undoes_cool_and_clean_stays():
+    state = State(1, (HELD, 0, 0, 0))
+    for place, command in (
+        (1, "cool mug 1 with fridge 1"),
+        (3, "clean mug 1 with sinkbasin 1"),
+        (2, "heat mug 1 with microwave 1"),
+    ):
+        found = acted(KITCHEN, State(place, state.places, state.opened, state.treated), command)
+        assert found is not None
+        state = found[0]
+    assert state.treated == {(0, "clean"), (0, "hot")}
+
+
+def test_examining_needs_the_lamp_lit_and_the_thing_in_the_hand_at_the_lamp():
+    world = World(KITCHEN.receptacles, KITCHEN.objects, KITCHEN.places, Goal("examine", "book", None))
+    lit_first = State(0, world.places, lit=True)
+    assert not reached(world, lit_first)
+    taken, _ = acted(world, lit_first, "take book 1 from table 1") or (None, "")
+    assert taken is not None
+    assert reached(world, taken)
+    away, _ = acted(world, taken, "go to fridge 1") or (None, "")
+    assert away is not None
+    assert not reached(world, away)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_distance_is_that_of_breadth_first_search(level):
+    rng = Random(level)
+    for number in range({1: 60, 2: 30, 3: 10, 4: 5, 5: 1}[level]):
+        world = world_of(0, "train", number, level)
+        state = first_state(world)
+        for _ in range(rng.randrange(9)):
+            state, _ = acted(world, state, str(rng.choice(admissible(world, state)))) or (state, "")
+        assert distance(world, state) == _searched(world, state)
+
+
+def _searched(world: World, state: State) -> int:
+    known, queue = {state}, deque([(state, 0)])
+    while True:
+        here, steps = queue.popleft()
+        if reached(world, here):
+            return steps
+        for action in admissible(world, here):
+            after = acted(world, here, str(action))
+            assert after is not None, "every admissible action can be done"
+            if after[0] not in known:
+                known.add(after[0])
+                queue.append((after[0], steps + 1))
+
+
+def test_a_task_depends_on_its_number_and_the_dataset_seed_alone():
+    tasks = environment_of(*LEVELS).tasks("train")
+    assert [task.question for task in tasks[:3]] == [
+        "You see sofa 1, sinkbasin 1, shelf 1. Your task: put pen in sofa.",
+        "You see microwave 1, fridge 1, cabinet 1, sinkbasin 1. Your task: examine egg under desklamp.",
+        "You see shelf 1, sinkbasin 1, fridge 1, shelf 2. Your task: put clean pan in shelf.",
+    ]
+    assert tasks[7] == environment_of(*LEVELS).tasks("train")[7]
+    assert tasks[7] != environment_of(*LEVELS, seed=1).tasks("train")[7]
+
+
+def test_no_held_out_layout_is_ever_a_training_layout():
+    for level in LEVELS:
+        train = {world_of(0, "train", number, level).layout for number in range(600)}
+        heldout = {world_of(1, "heldout", number, level).layout for number in range(200)}
+        assert not train & heldout
+        assert all(split_of(world_of(0, "heldout", number, level)) == "heldout" for number in range(50))
+
+
+def test_every_level_asks_for_its_kinds_of_goals():
+    asked = {level: Counter(world_of(0, "train", n, level).goal.kind for n in range(300)) for level in LEVELS}
+    assert {level: set(kinds) for level, kinds in asked.items()} == {
+        1: {"put"},
+        2: {"put", "examine"},
+        3: {"heat", "cool", "clean"},
+        4: {"two"},
+        5: {"put", "examine", "heat", "cool", "clean", "two"},
+    }
+
+
+def test_the_question_tells_no_place_and_an_observation_only_what_is_there():
+    for number in range(100):
+        world = world_of(0, "train", number, 5)
+        assert not any(name in world.question for name in world.objects)
+        for here in range(len(world.receptacles)):
+            hidden = [name for name, place in zip(world.objects, world.places, strict=True) if place != here]
+            assert not any(name in scene(world, State(here, world.places)) for name in hidden)
+
+
+def test_an_observation_names_a_bounded_number_of_admissible_actions():
+    crowded = World(("table 1",), tuple(f"{one} 1" for one in OBJECTS), (0,) * len(OBJECTS), KITCHEN.goal)
+    shown = scene(crowded, State(0, crowded.places)).partition("You can: ")[2].split("; ")
+    assert len(shown) == SHOWN_ACTIONS
+    legal = [str(action) for action in admissible(crowded, State(0, crowded.places))]
+    assert shown == legal[:SHOWN_ACTIONS]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_prompts_and_demonstrations_fit_what_the_spec_says(level):
+    shape, environment = Household(levels=[level]), environment_of(level)
+    prompts = {len(environment.prompt_ids(task)) for task in environment.tasks("train")[:200]}
+    assert max(prompts) == shape.longest_prompt_tokens
+    cold_start = ColdStart(demonstrations=1000, wrong_fraction=0.0, tool_error_fraction=1.0)
+    demos = list(demonstrations(environment, cold_start, Reward(), seed=0))
+    longest = max(sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) for one in demos)
+    assert 0.8 * HOUSEHOLD_DEMONSTRATION_TOKENS[level] <= longest <= HOUSEHOLD_DEMONSTRATION_TOKENS[level]
+    assert max(len(turn.token_ids) for one in demos for turn in one.turns) <= shape.max_turn_tokens
+    if level <= 2:
+        assert max(len(one.turns) for one in demos) <= shape.max_turns
+
+
+def test_every_text_of_the_house_is_words():
+    """Else a small policy would have to spell."""
+    tokenizer, environment = tokenizer_for("household"), environment_of(*LEVELS)
+    characters = range(len(MARKS), len(MARKS) + len(CHARACTERS))
+    cold_start = ColdStart(demonstrations=400, wrong_fraction=0.3, tool_error_fraction=0.5)
+    for one in demonstrations(environment, cold_start, Reward(), seed=0):
+        for turn in one.turns:
+            spelled = [token for token in (*turn.context_ids, *turn.token_ids) if token in characters]
+            assert set(tokenizer.decode(spelled)) <= {"."}
+    assert set(RECEPTACLES) | set(OBJECTS) <= set(tokenizer.vocab)
+
+
+async def test_a_snapshot_brings_the_house_back_as_often_as_one_likes():
+    environment = environment_of(1)
+    task = environment.tasks("train")[0]
+    commands = task.answer.split("; ")
+    async with environment.session(task, boxes=None) as tool:  # type: ignore[arg-type]
+        first = await tool.call(chat.Call(commands[0]))
+        kept = await tool.snapshot()
+        for _ in range(2):
+            outputs = [(await tool.call(chat.Call(command))).output for command in commands[1:]]
+            assert (tool.done, tool.success) == (True, True)
+            await tool.restore(kept)
+            assert (tool.done, tool.success) == (False, False)
+            assert outputs[0] != first.output
+        await tool.drop(kept)
+
+
+def test_verdicts_tell_looking_and_coming_nearer_from_everything_else():
+    environment = environment_of(1)
+    task = environment.tasks("train")[0]
+    assert task.answer == (
+        "go to sofa 1; go to sinkbasin 1; take pen 1 from sinkbasin 1; go to sofa 1; put pen 1 in sofa 1"
+    )
+    simulation = environment.simulation("train", 0, 1)
+    told = [
+        ("go to sofa 1", "good"),  # the pen could have been here
+        ("go to sofa 1", "bad"),  # illegal
+        ("go to sinkbasin 1", "good"),
+        ("look", "bad"),
+        ("take bread 1 from sinkbasin 1", "bad"),
+        ("put bread 1 in sinkbasin 1", "good"),  # one step nearer than with a full hand
+        ("take pen 1 from sinkbasin 1", "good"),
+        ("go to shelf 1", "bad"),  # nothing is left to be found
+        ("go to sofa 1", "good"),
+        (None, "bad"),
+    ]
+    assert simulation.verdicts([command for command, _ in told]) == [verdict for _, verdict in told]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_step_of_a_demonstrated_solution_is_good_and_every_slip_bad(level):
+    environment = environment_of(level)
+    cold_start = ColdStart(demonstrations=150, wrong_fraction=0.0, tool_error_fraction=0.5)
+    for one in demonstrations(environment, cold_start, Reward(), seed=4):
+        wrong = [turn.tool_call is None or turn.tool_call.status == "error" for turn in one.turns]
+        assert environment.verdicts(one.task, one.turns) == ["bad" if slip else "good" for slip in wrong]

@@ -1,0 +1,73 @@
+"""The rules that know the truth, on episodes in real boxes."""
+
+import pytest
+from scripted import ScriptedPolicy, answer, call
+
+from engine.rollout.demonstrations import demonstrations
+from engine.rollout.environments.python_math import PythonMathEnvironment
+from engine.rollout.environments.python_math_problems import problem
+from engine.rollout.episode import Arena, run_episode
+from engine.rollout.requests import EpisodeRequest
+from engine.spec.environment import PythonMath
+from engine.spec.recipe import Reward
+from engine.spec.run import Dataset
+from engine.spec.supervised import ColdStart
+from sandboxes.pool import Pool
+from sandboxes.spec import SandboxSpec
+
+CONTEXT_TOKENS = 600
+
+
+async def judged(level: int, *turns: list[int]) -> list[str]:
+    environment = PythonMathEnvironment(PythonMath(levels=[level]), Dataset())
+    policy = ScriptedPolicy(*turns, context_tokens=CONTEXT_TOKENS)
+    async with Pool(SandboxSpec(), size=1) as boxes:
+        arena = Arena(environment, policy, boxes, Reward(), len(turns), 64, CONTEXT_TOKENS)
+        played = await run_episode(EpisodeRequest("train", 1, 0, 0, "train", 0, 1.0, 0), arena)
+    assert len(played.turns) == len(turns)
+    return environment.verdicts(played.task, played.turns)
+
+
+async def test_a_part_of_the_expression_is_good_once_and_what_has_nothing_to_do_with_it_is_not():
+    drawn = problem(0, "train", 0, 2)
+    assert drawn.question == "62+58*42=?"
+    told = [
+        (call("58*42"), "good"),
+        (call("58*42"), "bad"),  # a repetition
+        (call("42+1"), "bad"),  # new, and of no use
+        (call("(62+58*42"), "bad"),  # an error
+        (call("x=62+58*42"), "bad"),  # shows nothing
+        (call("x"), "good"),
+        (call("62+58*42"), "bad"),  # shows again what is known
+        (answer("2498"), "good"),
+    ]
+    assert await judged(2, *(turn for turn, _ in told)) == [verdict for _, verdict in told]
+
+
+async def test_a_wrong_answer_and_a_turn_without_form_are_bad():
+    assert await judged(2, answer("1")) == ["bad"]
+    assert await judged(2, [*call("1")[1:]]) == ["bad"]
+
+
+async def test_opening_a_cell_helps_without_showing_anything():
+    (a, x), (b, y), _ = problem(0, "train", 0, 4).hidden.items()
+    told = [
+        (call(f'show("{a}")'), "bad"),
+        (call(f'open_cell("{a}")'), "good"),
+        (call(f'open_cell("{a}")'), "bad"),
+        (call(f'show("{a}")'), "good"),
+        (call(f'open_cell("{b}",{x})'), "bad"),
+        (call(f'open_cell("{b}",\'{x}\');show("{b}")'), "good"),
+        (call(f"{x}*{y}"), "good"),
+        (answer(str(x * y)), "bad"),
+    ]
+    assert await judged(4, *(turn for turn, _ in told)) == [verdict for _, verdict in told]
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4])
+def test_every_turn_of_a_demonstrated_solution_is_good_and_every_slip_bad(level):
+    environment = PythonMathEnvironment(PythonMath(levels=[level], reasoning=level == 4), Dataset())
+    cold_start = ColdStart(demonstrations=150, wrong_fraction=0.0, tool_error_fraction=0.5)
+    for one in demonstrations(environment, cold_start, Reward(), seed=4):
+        slips = [turn.tool_call is not None and turn.tool_call.status == "error" for turn in one.turns]
+        assert environment.verdicts(one.task, one.turns) == ["bad" if slip else "good" for slip in slips]

@@ -1,0 +1,68 @@
+import math
+
+import pytest
+
+from engine.rollout.scoring import rewards_of
+from engine.spec.recipe import Reward
+from engine.spec.trajectory import ToolCall, Turn
+
+SPEAR = Reward(correct=1.0, wrong=-1.0, tool_calls=1.0, tool_calls_decay_steps=200, well_formed=0.1)
+
+
+def turn(status=None, *, prefilled=False):
+    call = None if status is None else ToolCall(name="t", arguments="", output="", status=status, seconds=0.0)
+    return Turn(
+        context_ids=[1], context_text="", token_ids=[2], pieces=[""], logprobs=[0.0], policy_versions=[0],
+        tool_call=call, prefilled=prefilled,
+    )  # fmt: skip
+
+
+def rewards(reward, *turns, success=True, answered=True, step=0):
+    return rewards_of(reward, success=success, turns=turns, answered=answered, step=step)
+
+
+def test_spears_reward_by_hand():
+    """Three calls that worked and one that did not, at half of T_decay: 0.5 * min(1, 0.3)."""
+    turns = [turn("ok"), turn("error"), turn("ok"), turn("ok"), turn()]
+    assert rewards(SPEAR, *turns, step=100) == pytest.approx(
+        {"outcome": 1.0, "tool_errors": 0.0, "tool_calls": 0.15, "well_formed": 0.1}
+    )
+
+
+@pytest.mark.parametrize(("step", "weight"), [(0, 1.0), (50, (math.cos(math.pi / 4) + 1) / 2), (200, 0.0), (900, 0.0)])
+def test_the_weight_of_tool_calls_falls_on_half_a_cosine(step, weight):
+    assert rewards(SPEAR, turn("ok"), turn(), step=step)["tool_calls"] == pytest.approx(0.1 * weight)
+
+
+def test_without_decay_the_weight_of_tool_calls_is_constant():
+    assert rewards(Reward(tool_calls=0.4), turn("ok"), turn(), step=9999)["tool_calls"] == pytest.approx(0.04)
+
+
+def test_more_than_ten_tool_calls_are_not_paid():
+    assert rewards(SPEAR, *[turn("ok")] * 25, turn())["tool_calls"] == rewards(SPEAR, *[turn("ok")] * 10)["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("turns", "answered", "well_formed"),
+    [
+        ([turn("ok"), turn()], True, 0.1),
+        ([turn("error"), turn("ok")], False, 0.1),  # the turn limit: all were calls
+        ([turn("ok"), turn()], False, 0.0),  # neither call nor answer, or cut by the context
+        ([], False, 0.0),
+    ],
+)
+def test_one_malformed_turn_costs_the_format_reward(turns, answered, well_formed):
+    assert rewards(SPEAR, *turns, answered=answered)["well_formed"] == well_formed
+
+
+def test_what_an_expert_did_is_neither_paid_nor_charged():
+    reward = SPEAR.model_copy(update={"tool_error": -0.5})
+    expert = [turn("ok", prefilled=True), turn("error", prefilled=True)]
+    assert rewards(reward, *expert, turn("ok"), turn()) == rewards(reward, turn("ok"), turn())
+
+
+def test_a_recipe_without_the_curriculum_has_the_components_it_always_had():
+    assert rewards(Reward(tool_error=-0.1), turn("error"), turn("ok"), turn(), step=7) == {
+        "outcome": 1.0,
+        "tool_errors": -0.1,
+    }

@@ -1,0 +1,99 @@
+"""Demonstrations of every environment, replayed through the real sessions."""
+
+import pytest
+from scripted import ScriptedPolicy
+
+from engine.rollout.chat import Answer
+from engine.rollout.demonstrations import demonstrations
+from engine.rollout.environments import environment_for
+from engine.rollout.episode import Arena, run_episode
+from engine.rollout.requests import EpisodeRequest
+from engine.spec.recipe import Reward
+from engine.spec.run import RunSpec
+from engine.spec.supervised import ColdStart
+from sandboxes.pool import Pool
+from sandboxes.spec import SandboxSpec
+
+LOCKED = {"id": "python-math", "levels": [4], "max_turns": 6}
+CASES = {
+    "locked": LOCKED,
+    "locked, reasoning": LOCKED | {"reasoning": True, "max_turn_tokens": 40},
+    "household": {"id": "household", "levels": [1, 2, 3, 4, 5], "max_turns": 20},
+    "sokoban": {"id": "sokoban", "levels": [1, 2, 3], "max_turns": 14},
+}
+CONTEXT_TOKENS = 720
+
+
+def spec_of(environment: dict) -> RunSpec:
+    return RunSpec.model_validate(
+        {"name": "x", "environment": environment, "model": {"context_tokens": CONTEXT_TOKENS}}
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_would_have_seen(case):
+    spec = spec_of(CASES[case])
+    environment = environment_for(spec)
+    cold_start = ColdStart(demonstrations=150, wrong_fraction=0.2, tool_error_fraction=0.5)
+    played = list(demonstrations(environment, cold_start, Reward(), seed=3))
+    assert (
+        {one.stop_reason for one in played} == {"answered"}
+        if case in ("locked", "locked, reasoning")
+        else {
+            "answered",
+            "done",
+        }
+    )
+    async with Pool(SandboxSpec(), size=1) as boxes:
+        for one in played:
+            policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns), context_tokens=CONTEXT_TOKENS)
+            number = int(one.task.id.removeprefix("train-"))
+            shape = spec.environment
+            arena = Arena(environment, policy, boxes, Reward(), shape.max_turns, shape.max_turn_tokens, CONTEXT_TOKENS)
+            real = await run_episode(EpisodeRequest("train", 1, 0, 0, "train", number, 1.0, 0), arena)
+            assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
+            assert [turn.token_ids for turn in real.turns] == [turn.token_ids for turn in one.turns]
+            assert [call.error_class for call in real.tool_calls] == [call.error_class for call in one.tool_calls]
+            assert (real.success, real.answer, real.stop_reason) == (one.success, one.answer, one.stop_reason)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_solving_and_repairing_succeed_and_guessing_does_not_pay(case):
+    environment = environment_for(spec_of(CASES[case]))
+
+    def share(**fields: float) -> float:
+        cold_start = ColdStart(demonstrations=300, **fields)
+        return sum(one.success for one in demonstrations(environment, cold_start, Reward(), seed=1)) / 300
+
+    assert share(wrong_fraction=0.0, tool_error_fraction=0.0) == 1.0
+    assert share(wrong_fraction=0.0, tool_error_fraction=1.0) == 1.0
+    assert share(wrong_fraction=1.0) < 0.05
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_repair_has_one_failed_call_and_a_solution_none(case):
+    environment = environment_for(spec_of(CASES[case]))
+    for share in (0.0, 1.0):
+        cold_start = ColdStart(demonstrations=200, wrong_fraction=0.0, tool_error_fraction=share)
+        errors = {one.tool_errors for one in demonstrations(environment, cold_start, Reward(), seed=2)}
+        # Where a player of sokoban stands free all the way, no move can be refused.
+        assert errors == {int(share)} or (case == "sokoban" and errors == {0, 1})
+
+
+def test_a_demonstrator_that_reasons_says_the_same_behind_a_word():
+    plain = environment_for(spec_of(LOCKED))
+    reasoning = environment_for(spec_of(CASES["locked, reasoning"]))
+    cold_start = ColdStart(demonstrations=40, wrong_fraction=0.2, tool_error_fraction=0.5)
+    pairs = zip(
+        demonstrations(plain, cold_start, Reward(), seed=1),
+        demonstrations(reasoning, cold_start, Reward(), seed=1),
+        strict=True,
+    )
+    for without, with_words in pairs:
+        for bare, told in zip(without.turns, with_words.turns, strict=True):
+            said = reasoning.parse(told.token_ids)
+            assert said == plain.parse(bare.token_ids)
+            assert said is not None
+            assert plain.parse(told.token_ids) is None
+            before = reasoning.text_of(told.token_ids[: said.at])
+            assert before in (("tell ",) if isinstance(said, Answer) else ("look ", "calc "))

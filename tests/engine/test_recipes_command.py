@@ -1,0 +1,55 @@
+"""``python -m engine recipes`` as somebody would type it."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from engine.spec.presets import preset_names
+from engine.spec.run import RunSpec
+
+
+def engine(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "engine", *words], capture_output=True, text=True, timeout=60)
+
+
+def test_the_list_names_every_recipe_with_its_source() -> None:
+    told = engine("recipes").stdout
+    assert all(f"  {name} " in told for name in preset_names())
+    assert "CLEANER, section 4" in told
+
+
+def test_the_list_for_programs_holds_the_recipes() -> None:
+    told = json.loads(engine("recipes", "--json").stdout)
+    assert {one["name"] for one in told} == set(preset_names())
+    assert all(one["recipe"]["objective"]["kind"] for one in told)
+
+
+def test_one_recipe_is_told_with_defaults_ranges_and_source() -> None:
+    told = engine("recipes", "show", "spear-grpo").stdout
+    assert "source: SPEAR, section 4" in told
+    assert "* self_imitation.replay_buffer = 2048  (at least 0)" in told
+    assert "* reward.wrong = -1.0  default 0.0  (any number)" in told
+
+
+def test_one_recipe_for_programs_has_its_knobs() -> None:
+    told = json.loads(engine("recipes", "show", "ipa", "--json").stdout)
+    assert {"path": "credit.gamma", "value": 0.95}.items() <= next(
+        knob for knob in told["knobs"] if knob["path"] == "credit.gamma"
+    ).items()
+
+
+def test_a_recipe_can_be_written_as_a_run_with_the_papers_schedule(tmp_path: Path) -> None:
+    written = engine("recipes", "show", "paper-spear-math", "--run").stdout
+    spec = RunSpec.model_validate(tomllib.loads(written))
+    assert (spec.schedule.prompts_per_step, spec.schedule.group_size) == (128, 16)
+    (tmp_path / "run.toml").write_text(written)
+    assert engine("check", str(tmp_path / "run.toml")).returncode == 0
+
+
+def test_an_unknown_recipe_is_refused_with_those_that_there_are() -> None:
+    refused = engine("recipes", "show", "grop")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("preset = 'grop': there is no preset of this name; use one of: agentevolver")
+    assert refused.stdout == ""

@@ -1,0 +1,122 @@
+"""Trajectories that look like a step's: ragged, of several turns, in groups; and a policy small enough for bits."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engine.models.tokenizer import default_tokenizer
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Change, Task, ToolCall, Trajectory, Turn
+
+VOCABULARY = len(default_tokenizer())
+TINY = {
+    "layers": 1,
+    "hidden_size": 16,
+    "heads": 2,
+    "kv_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "context_tokens": 160,
+}
+
+
+def run_spec(recipe: dict[str, Any], **changes: Any) -> RunSpec:
+    return RunSpec(
+        name="t",
+        **(
+            {
+                "model": TINY,
+                "resources": {"threads": 1},
+                "schedule": {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 8},
+                "recipe": {"cold_start": {"steps": 4, "batch_size": 4}, "optimizer": {"learning_rate": 1e-3}} | recipe,
+            }
+            | changes
+        ),
+    )
+
+
+def turn(
+    context_ids: Sequence[int], token_ids: Sequence[int], *, seen: str | None = None, failed: bool = False, **more: Any
+) -> Turn:
+    call = ToolCall(name="python", arguments="1+1", output="2", status="error" if failed else "ok", seconds=0.0)
+    return Turn(
+        context_ids=list(context_ids),
+        context_text=default_tokenizer().decode(context_ids) if seen is None else seen,
+        token_ids=list(token_ids),
+        pieces=default_tokenizer().pieces(token_ids),
+        **({"logprobs": [-1.0] * len(token_ids), "policy_versions": [0] * len(token_ids), "tool_call": call} | more),
+    )
+
+
+def trajectory(
+    *turns: Turn, reward: float = 1.0, group: int = 0, index: int = 0, step: int = 1, **more: Any
+) -> Trajectory:
+    return Trajectory(
+        id=f"train-{step}-{group}-{index}",
+        purpose="train",
+        step=step,
+        group=group,
+        index=index,
+        task=Task(id=f"t{group}", split="train", level=1, question="1+1=?", answer="2"),
+        turns=list(turns),
+        stop_reason="answered",
+        answer="2",
+        success=reward > 0,
+        reward=reward,
+        rewards={"correct": reward},
+        **more,
+    )
+
+
+def rollouts(step: int = 1, *, groups: int = 4, size: int = 4, seed: int = 0) -> list[Trajectory]:
+    """One to three turns each; later turns act on one of two observations; rewards are 0, a half or 1; the generator
+    is off from the policy by up to 1.5 nats."""
+    dice = random.Random(f"{seed}-{step}")
+    return [_rollout(dice, step, group, index) for group in range(groups) for index in range(size)]
+
+
+def _rollout(dice: random.Random, step: int, group: int, index: int) -> Trajectory:
+    def tokens(low: int, high: int) -> list[int]:
+        return [dice.randrange(12, VOCABULARY) for _ in range(dice.randrange(low, high))]
+
+    def acted(context: list[int], ids: list[int]) -> Turn:
+        logprobs = [dice.uniform(-6.0, -3.5) for _ in ids]
+        return turn(context, ids, logprobs=logprobs, verdict=dice.choice(("good", "bad")))
+
+    prompt = [2, 4, *(20 + group for _ in range(3 + group)), 5]
+    turns = [acted(prompt, tokens(1, 8))]
+    for _ in range(dice.randrange(3)):
+        turns.append(acted([8, dice.choice((40, 41)), 9], tokens(1, 9)))
+    return trajectory(*turns, reward=dice.choice((0.0, 0.5, 1.0)), group=group, index=index, step=step)
+
+
+def with_lessons(one: Trajectory, ids: Sequence[int] = (50, 51, 52)) -> Trajectory:
+    """Shown lessons right after the first token of the prompt."""
+    first = one.turns[0]
+    context = [*first.context_ids[:1], *ids, *first.context_ids[1:]]
+    shown = first.model_copy(update={"context_ids": context, "experience_span": (1, 1 + len(ids))})
+    return one.model_copy(update={"turns": [shown, *one.turns[1:]]})
+
+
+def repaired(one: Trajectory) -> Trajectory:
+    """As if its first turn had been grafted by SAAR."""
+    length = len(one.turns[0].token_ids)
+    change = Change(
+        kind="purified", turn=0, start=0, stop=length, reason="deep", removed_ids=[60, 61, 62][: 1 + length % 3]
+    )
+    return one.model_copy(update={"changes": [*one.changes, change]})
+
+
+def from_expert(one: Trajectory, *, imitated: int = 1) -> Trajectory:
+    """Its turns but the last were prefilled, the first ``imitated`` of them are learned by imitation."""
+    turns = [
+        each.model_copy(update={"prefilled": True, "imitated": number < imitated})
+        for number, each in enumerate(one.turns[:-1])
+    ]
+    return one.model_copy(update={"turns": [*turns, one.turns[-1]]})
+
+
+def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)

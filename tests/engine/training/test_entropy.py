@@ -1,0 +1,86 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.spec.objective import CovarianceClip, CovarianceKl
+from engine.training.batch import Sample, sample_from_trajectory
+from engine.training.entropy import EntropyKeeper
+from tests.engine.training.cast import rollouts
+
+WIDE = CovarianceClip(share=0.3, low=-1e9, high=1e9)
+
+
+def samples(seed: int = 0) -> list[Sample]:
+    dice = np.random.default_rng(seed)
+    return [
+        replace(one, advantages=dice.normal(size=len(one)).astype(np.float32), old_logprobs=-dice.random(len(one)))
+        for one in map(sample_from_trajectory, rollouts())
+    ]
+
+
+def chosen(keeper: EntropyKeeper, given: list[Sample], update: int = 0) -> list[Sample]:
+    return list(keeper.chosen(given, [one.old_logprobs for one in given], update=update))
+
+
+def dropped(keeper: EntropyKeeper, update: int = 0) -> list[tuple[int, int]]:
+    return [(i, int(t)) for i, one in enumerate(chosen(keeper, samples(), update)) for t in np.flatnonzero(~one.kept)]
+
+
+def test_so_many_learned_tokens_are_dropped_and_no_other() -> None:
+    given = samples()
+    tokens = sum(int(one.loss_mask.sum()) for one in given)
+    marked = chosen(EntropyKeeper(WIDE, seed=0), given)
+    assert sum(int((~one.kept).sum()) for one in marked) == int(0.3 * tokens)
+    assert all(one.kept[~one.loss_mask].all() for one in marked)
+
+
+def test_the_draw_depends_on_seed_stream_and_update_alone() -> None:
+    again = EntropyKeeper(WIDE, seed=0)
+    dropped(again, 0)
+    assert dropped(again, 3) == dropped(EntropyKeeper(WIDE, seed=0), 3)
+    different = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    draws = [dropped(EntropyKeeper(WIDE, seed=s, stream=stream), u) for s, stream, u in different]
+    assert len({tuple(one) for one in draws}) == 4
+
+
+@pytest.mark.parametrize("spec", [None, CovarianceClip(share=0, low=-1, high=1), CovarianceKl(share=0)])
+def test_a_share_of_0_hands_back_the_very_samples(spec: CovarianceClip | CovarianceKl | None) -> None:
+    given = samples()
+    assert EntropyKeeper(spec, seed=0).chosen(given, [one.old_logprobs for one in given], update=0) is given
+
+
+def test_bounds_are_measured_once_and_where_covariances_differ() -> None:
+    keeper = EntropyKeeper(CovarianceClip(share=0.3, low_share=0.5), seed=0)
+    equal = [replace(one, advantages=np.ones(len(one), dtype=np.float32) / 3) for one in samples()]
+    keeper.measure(equal, [one.old_logprobs for one in equal])
+    assert keeper.state() is None
+    assert chosen(keeper, samples())[0].kept is None, "without bounds nothing is dropped"
+    states = []
+    for seed in (0, 1):
+        given = samples(seed)
+        keeper.measure(given, [one.old_logprobs for one in given])
+        states.append(keeper.state())
+    first, second = states
+    assert first is not None
+    assert second == first
+    restored = EntropyKeeper(CovarianceClip(share=0.3, low_share=0.5), seed=0)
+    restored.load(first)
+    assert dropped(restored) == dropped(keeper) != []
+
+
+def test_equal_advantages_have_no_covariance_that_rounding_could_rank() -> None:
+    third = [replace(one, advantages=np.full(len(one), 1 / 3, dtype=np.float32)) for one in samples()]
+    for spec in (WIDE, CovarianceKl(share=0.5)):
+        assert all(one.kept is one.penalised is None for one in chosen(EntropyKeeper(spec, seed=0), third))
+
+
+def test_kl_cov_marks_the_highest_covariances() -> None:
+    given = samples()
+    marked = chosen(EntropyKeeper(CovarianceKl(share=0.2), seed=0), given)
+    logp = np.concatenate([one.old_logprobs[one.loss_mask] for one in given])
+    advantages = np.concatenate([one.advantages[one.loss_mask] for one in given])
+    covariance = (logp - logp.mean()) * (advantages - advantages.mean())
+    expected = set(np.argsort(-covariance)[: int(0.2 * len(logp))].tolist())
+    penalised = np.concatenate([one.penalised[one.loss_mask] for one in marked])
+    assert set(np.flatnonzero(penalised).tolist()) == expected

@@ -1,0 +1,125 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.control.learner import Learner
+from engine.control.preflight import BadSpec
+from engine.control.train import train
+from engine.spec.run import RunSpec
+from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
+from tests.engine.training.cast import rollouts, run_spec, same_bits
+
+GOOD = [json.loads(one.model_dump_json()) for one in rollouts()]
+
+
+def spec_for(name: str, **cold_start: Any) -> RunSpec:
+    return run_spec({"cold_start": {"steps": 4, "batch_size": 4, "recorded": name} | cold_start})
+
+
+def written(folder: Path, documents: list[Any]) -> Path:
+    file = folder / "some" / "recorded.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in documents) + "\n")
+    return file
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    document = json.loads(json.dumps(GOOD[0]))
+    *parents, last = path.split(".")
+    place = document
+    for part in parents:
+        place = place[int(part)] if part.isdigit() else place[part]
+    place[int(last) if last.isdigit() else last] = value
+    return document
+
+
+def test_what_was_recorded_is_learned_instead_of_scripted_demonstrations(tmp_path: Path) -> None:
+    written(tmp_path, GOOD)
+    learner, scripted = Learner(spec_for("some/recorded.jsonl"), tmp_path), Learner(run_spec({}))
+    assert [one.id for one in learner.demonstrations()] == [one["id"] for one in GOOD]
+    before = learner.weights()
+    assert learner.cold_start(1, 4) > 0
+    scripted_before = scripted.weights()
+    assert same_bits(before, scripted_before)
+    assert not same_bits(learner.weights(), before)
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ("{", r"recorded.jsonl, line 3: .*JSON"),
+        (changed("reward", "much"), r"line 3: reward = 'much'"),
+        ({k: v for k, v in GOOD[0].items() if k != "turns"}, r"line 3: turns = '\(missing\)'"),
+        (changed("turns", []), r"line 3: turns: there is none"),
+        (changed("turns.0.token_ids", [9999]), r"line 3: turns.0.token_ids: a token is not in 0 .. 107"),
+        (changed("turns.0.logprobs", []), r"line 3: turns.0.logprobs: 0 for "),
+        (changed("turns.0.context_ids", []), r"line 3: turns.0.context_ids: is empty"),
+        (
+            changed("turns.0.context_ids", [3] * 200),
+            r"line 3: turns: \d+ tokens do not fit into model.context_tokens = 160",
+        ),
+        (
+            changed("changes", [{"kind": "stripped", "turn": 0, "start": 5, "stop": 999, "reason": "x"}]),
+            r"line 3: changes: span \(5, 999\)",
+        ),
+    ],
+)
+def test_a_bad_line_ends_the_run_before_it_starts_with_file_line_and_field(
+    tmp_path: Path, document: Any, told: str
+) -> None:
+    written(tmp_path, [GOOD[0], "", document])
+    with pytest.raises(BadRecording, match=told):
+        Learner(spec_for("some/recorded.jsonl"), tmp_path)
+
+
+def test_a_file_that_is_empty_or_missing_or_masked_as_a_whole_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, [""])
+    with pytest.raises(BadRecording, match="holds no trajectory"):
+        Learner(spec_for("some/recorded.jsonl"), tmp_path)
+    with pytest.raises(BadRecording, match="'some/other.jsonl': there is no such file"):
+        Learner(spec_for("some/other.jsonl"), tmp_path)
+    failed = [one.model_copy(update={"masked_because": "overlong"}).model_dump(mode="json") for one in rollouts()]
+    written(tmp_path, failed)
+    with pytest.raises(BadRecording, match="16 recorded trajectories, all of whose turns are masked"):
+        Learner(spec_for("some/recorded.jsonl"), tmp_path)
+
+
+def test_nothing_outside_the_folder_is_read_not_even_through_a_link(tmp_path: Path) -> None:
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    written(outside, GOOD)
+    inside.mkdir()
+    os.symlink(outside / "some", inside / "link")
+    os.symlink(outside / "some" / "recorded.jsonl", inside / "file.jsonl")
+    for name in ("link/recorded.jsonl", "file.jsonl"):
+        with pytest.raises(BadRecording, match="leads out of"):
+            recorded_trajectories(spec_for(name), inside)
+
+
+def test_a_link_that_stays_inside_may_be_followed(tmp_path: Path) -> None:
+    written(tmp_path, GOOD)
+    os.symlink(tmp_path / "some", tmp_path / "link")
+    assert len(recorded_trajectories(spec_for("link/recorded.jsonl"), tmp_path)) == len(GOOD)
+
+
+def test_the_folder_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PALESTRA_HOME", str(tmp_path))
+    monkeypatch.delenv("PALESTRA_TRAJECTORIES", raising=False)
+    assert recordings_folder() == tmp_path / "trajectories"
+    monkeypatch.setenv("PALESTRA_TRAJECTORIES", str(tmp_path / "elsewhere"))
+    assert recordings_folder() == tmp_path / "elsewhere"
+
+
+def test_the_command_line_looks_beside_the_run_file_and_writes_nothing_first(tmp_path: Path) -> None:
+    run_file, folder = tmp_path / "run.toml", tmp_path / "run"
+    run_file.write_text('name = "t"\n[recipe.cold_start]\nsteps = 1\nrecorded = "some/recorded.jsonl"\n')
+    written(tmp_path, [GOOD[0], changed("reward", "much")])
+    with pytest.raises(BadSpec, match="some/recorded.jsonl, line 2: reward"):
+        train(run_file, run_dir=folder, resume=False, in_process=True, json_file=None)
+    assert not folder.exists()
+
+
+def test_without_supervised_steps_the_file_is_not_asked_for(tmp_path: Path) -> None:
+    assert recorded_trajectories(spec_for("some/recorded.jsonl", steps=0), tmp_path) == []

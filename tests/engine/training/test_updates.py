@@ -1,0 +1,227 @@
+"""What one optimiser update is made of, for every objective: gradients to 1e-6, on ragged batches."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.control.learner import Learner
+from engine.spec.run import RunSpec
+from engine.training import microbatch
+from engine.training.batch import Sample, sample_from_trajectory
+from engine.training.critic import Critic, explained_variance, with_targets
+from engine.training.gradients import NonFiniteGradient
+from engine.training.preferences import pairs_of
+from engine.training.replaying import Replay
+from engine.training.trainer import Trainer
+from tests.engine.training.cast import from_expert, repaired, rollouts, run_spec, with_lessons
+
+CHUNKS = {"credit": {"kind": "chunk-return"}}
+LESSONS = {"pool": [{"when_to_use": "always", "content": "use it"}]}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "clipped": {},
+    "dual clip": {"objective": {"kind": "clipped", "dual_clip": 1.01}},
+    "clip-cov": {"objective": {"kind": "clipped", "covariance": {"kind": "clip", "share": 0.2, "low": 0, "high": 9}}},
+    "kl-cov": {"objective": {"kind": "clipped", "covariance": {"kind": "kl", "share": 0.2}}},
+    "gspo": {"objective": {"kind": "gspo"}},
+    "cispo": {"objective": {"kind": "cispo"}},
+    "tis of turns": {"objective": {"kind": "tis", "ratio": "chunk"}},
+    "topr of sequences": {"objective": {"kind": "topr"}},
+    "ipa with experts": CHUNKS | {"objective": {"kind": "ipa", "mismatch_bound": 2.0}, "expert_starts": {}},
+    "boosted": {"experience": LESSONS},
+    "k3": {"kl": {"beta": 0.5}},
+    "mismatch": {"mismatch": {"mask": "chunk", "mask_bound": 1.5, "weight": "token"}},
+}
+
+
+def whole(recipe: dict[str, Any]) -> RunSpec:
+    """All trajectories in one update, whose gradient is not clipped."""
+    recipe = recipe | {"optimizer": {"learning_rate": 1e-2, "grad_clip": 1e9}}
+    return run_spec(recipe, schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16})
+
+
+def samples_for(spec: RunSpec) -> list[Sample]:
+    """Credited by a policy that is not the trainer's, so that ratios are not 1."""
+    played = [with_lessons(one) if one.index % 2 and spec.recipe.experience else one for one in rollouts()]
+    played = [from_expert(one) if one.index % 2 and spec.recipe.expert_starts else one for one in played]
+    credited = Learner(spec.model_copy(update={"seed": 7})).credit(played)
+    return [sample_from_trajectory(one, imitation=spec.recipe.expert_starts is not None) for one in credited]
+
+
+def gradient(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, update: Any) -> list[torch.Tensor]:
+    """What reaches the optimiser."""
+    caught: list[torch.Tensor] = []
+
+    def catch(optimizer: torch.optim.AdamW) -> None:
+        caught.extend(parameter.grad.clone() for group in optimizer.param_groups for parameter in group["params"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", catch)
+        update()
+    return caught
+
+
+def assert_equal(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> None:
+    assert any(part.any() for part in theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("recipe", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_cutting_into_microbatches_changes_no_gradient(monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Any]) -> None:
+    spec, gradients, reports = whole(recipe), [], []
+    samples = samples_for(spec)
+    for max_tokens in (1, 60, 10**6):
+        monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
+        trainer = Trainer(spec)
+        gradients.append(gradient(monkeypatch, trainer, lambda t=trainer: reports.append(t.update(samples))))
+    assert_equal(gradients[0], gradients[2])
+    assert_equal(gradients[1], gradients[2])
+    assert reports[0] == pytest.approx(reports[2], rel=1e-4, abs=1e-5)
+
+
+def test_cutting_changes_no_gradient_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, gradients = whole({"objective": {"kind": "dpo"}, "purification": {}}), []
+    pairs = pairs_of([repaired(one) for one in rollouts()])
+    for max_tokens in (1, 100, 10**6):
+        monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
+        trainer = Trainer(spec)
+        gradients.append(gradient(monkeypatch, trainer, lambda t=trainer: t.prefer(pairs)))
+    assert_equal(gradients[0], gradients[2])
+    assert_equal(gradients[1], gradients[2])
+
+
+def test_cutting_changes_no_gradient_of_the_critic(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, gradients = whole({"credit": {"kind": "gae"}}), []
+    dice = np.random.default_rng(0)
+    samples = [
+        with_targets(one, dice.normal(size=len(one)), dice.normal(size=len(one)))
+        for one in map(sample_from_trajectory, rollouts())
+    ]
+    for max_tokens in (1, 60, 10**6):
+        monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
+        critic = Critic(spec, spec.recipe.credit, Trainer(spec).model)
+        gradients.append(gradient(monkeypatch, None, lambda c=critic: c.update(samples)))
+    assert_equal(gradients[0], gradients[2])
+    assert_equal(gradients[1], gradients[2])
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum-norm"])
+def test_the_sum_is_the_on_policy_mean_plus_strength_times_the_replayed_mean(
+    monkeypatch: pytest.MonkeyPatch, aggregation: str
+) -> None:
+    """SPEAR, eq. 5.  Each term is divided by its own weight, so that neither depends on the size of the other."""
+    spec = whole({"objective": {"kind": "clipped", "aggregation": aggregation}, "self_imitation": {"covariance": None}})
+    samples = samples_for(spec)
+    good = [replace(one, advantages=np.abs(one.advantages) + 1) for one in samples[:5]]
+    updates = {
+        "both": lambda trainer: trainer.update(samples, Replay(good, 0.3)),
+        "on-policy": lambda trainer: trainer.update(samples),
+        "replayed": lambda trainer: trainer.update([], Replay(good, 1.0, "after")),
+    }
+    parts = {}
+    for name, update in updates.items():
+        trainer = Trainer(spec)
+        parts[name] = gradient(monkeypatch, trainer, lambda t=trainer, u=update: u(t))
+    expected = [a + 0.3 * b for a, b in zip(parts["on-policy"], parts["replayed"], strict=True)]
+    assert_equal(parts["both"], expected)
+
+
+def test_what_is_replayed_is_split_over_the_updates_or_follows_in_its_own() -> None:
+    recipe = {"self_imitation": {"covariance": None}}
+    samples = samples_for(whole(recipe))
+    spec = run_spec(recipe, schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 4})
+    beside, after = Trainer(spec), Trainer(spec)
+    assert beside.update(samples, Replay(samples[:6], 1.0, "sum"))["updates"] == 4
+    assert after.update(samples, Replay(samples[:6], 1.0, "after"))["updates"] == 4 + 2
+    assert beside.updates == 4
+    assert after.updates == 6
+
+
+def test_replaying_makes_what_was_good_likelier() -> None:
+    spec = whole({"self_imitation": {}})
+    trainer, samples = Trainer(spec), samples_for(spec)[:6]
+    good = [replace(one, advantages=np.ones_like(one.advantages)) for one in samples]
+
+    def likelihood() -> float:
+        rows = trainer.old_logprobs(good)
+        return sum(np.array(row)[one.loss_mask].sum() for row, one in zip(rows, good, strict=True))
+
+    before = likelihood()
+    trainer.update([], Replay(good, 1.0, "after"))
+    assert likelihood() > before
+
+
+def test_a_minibatch_that_the_mismatch_mask_cuts_whole_makes_no_update() -> None:
+    spec = run_spec({"mismatch": {"mask": "token", "mask_bound": 1.5}})
+    samples = samples_for(spec)
+    cut = [replace(one, rollout_logprobs=one.old_logprobs - 2) for one in samples[:8]]
+    trainer = Trainer(spec)
+    report = trainer.update([*cut, *samples[8:]])
+    assert (report["updates"], trainer.updates) == (1, 1)
+    assert report["mismatch_masked"] >= 0.4
+    assert Trainer(spec).update(cut)["updates"] == 0
+
+
+def test_experts_without_a_sampled_token_make_no_update() -> None:
+    """L_IL is over the weight of the sampled tokens, of which there is none."""
+    spec = whole(OBJECTIVES["ipa with experts"])
+    only_experts = [
+        replace(one, expert=one.loss_mask, loss_mask=np.zeros_like(one.loss_mask)) for one in samples_for(spec)
+    ]
+    assert Trainer(spec).update(only_experts) == {"updates": 0.0, "tokens": 0.0}
+
+
+def test_a_critic_whose_gradient_is_not_finite_says_whose_it_is() -> None:
+    spec = whole({"credit": {"kind": "gae"}})
+    critic = Critic(spec, spec.recipe.credit, Trainer(spec).model)
+    [sample] = [sample_from_trajectory(one) for one in rollouts()[:1]]
+    nothing = np.zeros(len(sample))
+    with pytest.raises(NonFiniteGradient, match="critic"):
+        critic.update([with_targets(sample, nothing, nothing + float("inf"))])
+
+
+def test_the_critic_begins_with_values_of_0_and_a_network_of_its_own() -> None:
+    spec = whole({"credit": {"kind": "gae"}})
+    trainer = Trainer(spec)
+    critic = Critic(spec, spec.recipe.credit, trainer.model)
+    samples = [sample_from_trajectory(one) for one in rollouts()]
+    assert not any(values.any() for values in critic.values(samples))
+    before = trainer.weights()
+    targets = [with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples]
+    for _ in range(3):
+        critic.update(targets)
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.weights().items())
+    assert (
+        np.mean([values[one.loss_mask].mean() for values, one in zip(critic.values(samples), samples, strict=True)]) > 0
+    )
+    assert all(not values[~one.loss_mask].any() for values, one in zip(critic.values(samples), samples, strict=True))
+
+
+def test_explained_variance_by_hand_and_where_there_is_nothing_to_explain() -> None:
+    [sample] = [sample_from_trajectory(one) for one in rollouts()[:1]]
+    places = np.flatnonzero(sample.loss_mask)
+    returns, values = np.zeros(len(sample)), np.zeros(len(sample))
+    returns[places[0]], values[places[0]] = 1.0, 1.0
+    assert explained_variance([with_targets(sample, values, returns)]) == 1
+    assert explained_variance([with_targets(sample, 0 * values, returns)]) == 0
+    rounded = np.full(len(sample), 0.7) + np.linspace(0, 1e-7, len(sample))
+    assert explained_variance([with_targets(sample, values, rounded)]) == 0
+
+
+def test_a_value_sees_what_stands_before_its_token_and_nothing_else() -> None:
+    spec = whole({"credit": {"kind": "gae"}})
+    critic = Critic(spec, spec.recipe.credit, Trainer(spec).model)
+    samples = [sample_from_trajectory(one) for one in rollouts()]
+    critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])
+    critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])
+    sample = max(samples, key=len)
+    last = sample.learned_length - 1
+    other_end = sample.token_ids.copy()
+    other_end[last] += 1 if other_end[last] < 50 else -1
+    ours, theirs = critic.values([sample])[0], critic.values([replace(sample, token_ids=other_end)])[0]
+    assert np.array_equal(ours[: last + 1], theirs[: last + 1])
+    assert ours[last] != 0

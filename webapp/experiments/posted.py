@@ -1,0 +1,122 @@
+"""Reads the document that a posted form describes.  The form is that of ``fields.py``.
+
+An unticked box posts nothing, so a box that is not in the form is off; a table that is off is
+absent, whatever its hidden fields say.  Empty numbers and texts are absent where they may be, and
+otherwise take what the preset or the schema has.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.http import QueryDict
+from pydantic import BaseModel
+
+from engine.spec.run import RunSpec
+from webapp.experiments.schema import Ask, asks_of
+
+ON = "on"
+_UNSAID: Any = object()
+
+
+def document_in(form: QueryDict, base: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` is the document that the form was made for; it tells which tables have just changed their kind."""
+    document = _table(RunSpec, "", form, base)
+    recipe = base.get("recipe")
+    if isinstance(recipe, Mapping) and recipe.get("preset"):
+        document["recipe"] = {"preset": recipe["preset"], **document["recipe"]}
+    return document
+
+
+def _table(model: type[BaseModel], path: str, form: QueryDict, base: Any) -> dict[str, Any]:
+    known = base if isinstance(base, Mapping) else {}
+    document = {}
+    for name, ask in asks_of(model).items():
+        inner = f"{path}.{name}" if path else name
+        if inner == "recipe.preset":
+            continue
+        value = _answer(ask, inner, form, known.get(name))
+        if value is not _UNSAID:
+            document[name] = value
+    return document
+
+
+def _answer(ask: Ask, path: str, form: QueryDict, base: Any) -> Any:
+    match ask.shape:
+        case "fixed":
+            return _UNSAID
+        case "table" | "variant" if ask.may_be_absent and path not in form:
+            return None
+        case "table":
+            return _table(ask.model, path, form, base)
+        case "variant":
+            return _variant(ask, path, form, base)
+        case "rows":
+            return _rows(ask, path, form)
+        case "flag":
+            return path in form
+        case "choices":
+            return [_number(one) if ask.is_whole else one for one in form.getlist(path)]
+        case _:
+            return _typed(ask, path, form)
+
+
+def _variant(ask: Ask, path: str, form: QueryDict, base: Any) -> Any:
+    """A table that was of another kind when the form was made begins with the defaults of its new one."""
+    kind = form.get(f"{path}.{ask.tag}")
+    if kind is None:
+        return _UNSAID
+    was = base.get(ask.tag) if isinstance(base, Mapping) else None
+    if kind not in ask.models or (was is not None and was != kind):
+        return {ask.tag: kind}
+    return {ask.tag: kind} | _table(ask.models[kind], path, form, base)
+
+
+def _rows(ask: Ask, path: str, form: QueryDict) -> list[dict[str, Any]]:
+    """In their order; their numbers in the form need not be without gaps."""
+    after = len(path) + 1
+    numbers = {name[after:].partition(".")[0] for name in form if name.startswith(path + ".")}
+    places = sorted(int(one) for one in numbers if one.isascii() and one.isdigit())
+    return [_table(ask.model, f"{path}.{place}", form, None) for place in places]
+
+
+def _typed(ask: Ask, path: str, form: QueryDict) -> Any:
+    if path not in form:
+        return _UNSAID
+    text = str(form[path]).replace("\r\n", "\n").strip()
+    if text:
+        return _number(text) if ask.shape == "number" else text
+    if ask.may_be_absent:
+        return None
+    return text if path == "name" else _UNSAID
+
+
+def _number(text: str) -> Any:
+    """Text that is a number, as that number; anything else as it is, for the spec to complain about."""
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def with_row(document: dict[str, Any], path: str) -> dict[str, Any]:
+    """One more, empty row in the list at ``path``; the same document where there is no such list."""
+    rows = _list_at(document, path)
+    return document if rows is None else _put(document, path.split("."), [*rows, {}])
+
+
+def without_row(document: dict[str, Any], path: str, index: int) -> dict[str, Any]:
+    rows = _list_at(document, path)
+    return document if rows is None else _put(document, path.split("."), [*rows[:index], *rows[index + 1 :]])
+
+
+def _list_at(document: Any, path: str) -> list[Any] | None:
+    for name in path.split("."):
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document if isinstance(document, list) else None
+
+
+def _put(document: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    name, *rest = path
+    return {**document, name: _put(document[name], rest, value) if rest else value}

@@ -1,0 +1,175 @@
+"""What was changed about a trajectory, said for a reader: badges, differences and a summary.
+
+Models and tools wrote most of the texts in here; templates escape them like any other.
+"""
+
+import difflib
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.spec.trajectory import Change, Trajectory, Turn
+
+Tone = Literal["good", "bad", "warn", ""]
+MOST_DIFFED = 4000
+"""Characters; longer texts are shown whole, one after the other, because comparing takes quadratic time."""
+
+
+@dataclass(frozen=True)
+class Badge:
+    text: str
+    tone: Tone = ""
+    why: str = ""
+    """Shown on hover."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    kind: Literal["same", "gone", "new"]
+    text: str
+
+
+@dataclass(frozen=True)
+class ShownChange:
+    title: str
+    change: Change
+    pieces: list[Piece]
+    """From before to after; empty where there is no text to compare."""
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        hidden = ("first_output", "refusal")
+        return [(name.replace("_", " "), _short(value)) for name, value in self.change.details.items()
+                if name not in hidden]  # fmt: skip
+
+    @property
+    def first_output(self) -> str:
+        """What the tool answered to the call that is gone."""
+        return str(self.change.details.get("first_output", ""))
+
+
+@dataclass(frozen=True)
+class ShownTurn:
+    """The badges and changes of one turn, and where its context holds lessons."""
+
+    badges: list[Badge] = field(default_factory=list)
+    changes: list[ShownChange] = field(default_factory=list)
+
+
+def shown_turn(trajectory: Trajectory, number: int) -> ShownTurn:
+    turn = trajectory.turns[number]
+    changes = [one for one in trajectory.changes if one.turn == number]
+    badges = [badge for one in changes if (badge := _badge_of_change(one))]
+    shown = [_shown(one) for one in changes if one.kind in _TITLES]
+    telling = [one for one in shown if one.facts or one.pieces or one.first_output]
+    return ShownTurn([*badges, *_badges_of_turn(trajectory, turn)], telling)
+
+
+def summary_of(trajectory: Trajectory) -> list[str]:
+    """In short sentences, what was changed; empty where nothing was."""
+    turns, changes = trajectory.turns, Counter(one.kind for one in trajectory.changes)
+    masked = Counter(turn.masked_because for turn in turns if turn.masked_because)
+    said = []
+    if trajectory.masked_because:
+        said.append(f"not trained on: {trajectory.masked_because}")
+    if repaired := changes["purified"]:
+        said.append(f"{_count(repaired, 'call')} repaired")
+    if failed := changes["purification-failed"]:
+        said.append(f"{_count(failed, 'repair')} failed")
+    if masked:
+        said.append(f"{_count(masked.total(), 'turn')} masked: {', '.join(sorted(masked))}")
+    if trajectory.start and trajectory.start.prefix:
+        said.append(f"{trajectory.start.prefix} of an expert's {_count(trajectory.start.turns, 'turn')} replayed")
+    if any(turn.experience_span for turn in turns):
+        said.append("lessons shown, and taken out of training" if changes["stripped"] else "lessons shown")
+    for one in trajectory.changes:
+        if one.kind == "resampled":
+            said.append(f"played in place of {_count(int(one.details.get('tries', 1)), 'rollout')}: {one.reason}")
+    return said
+
+
+LESSONS_BEGIN = "<EXP>"
+
+
+def lessons_in(turn: Turn, question: str) -> tuple[str, str, str] | None:
+    """The context's text before, inside and after the lessons; None without any.
+
+    The span counts tokens, whose texts are not kept.  But lessons stand between their mark and the question, which
+    comes last; where it cannot be found, everything counts as lessons.
+    """
+    if turn.experience_span is None:
+        return None
+    text = turn.context_text
+    begin, end = text.find(LESSONS_BEGIN), text.rfind(question)
+    return (text[:begin], text[begin:end], text[end:]) if 0 <= begin < end else ("", text, "")
+
+
+_TITLES = {
+    "purified": "The call was replaced by its correction",
+    "purification-failed": "No correction worked",
+    "stripped": "Lessons were taken out of training",
+    "turn-masked": "This turn is not learned",
+    "resampled": "Played in place of another rollout",
+}
+
+
+def _shown(change: Change) -> ShownChange:
+    has_texts = bool(change.before or change.after)
+    return ShownChange(_TITLES[change.kind], change, difference(change.before, change.after) if has_texts else [])
+
+
+def difference(before: str, after: str) -> list[Piece]:
+    """Word by word.  The pieces that are not new make ``before``, and those that are not gone make ``after``."""
+    if len(before) + len(after) > MOST_DIFFED:
+        return [Piece("gone", before), Piece("new", after)]
+    old, new = _words(before), _words(after)
+    pieces: list[Piece] = []
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "equal":
+            pieces.append(Piece("same", "".join(old[a:b])))
+            continue
+        pieces += [Piece("gone", "".join(old[a:b]))] * (a < b) + [Piece("new", "".join(new[c:d]))] * (c < d)
+    return pieces
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+|\s+|[^\w\s]", text)
+
+
+def _badge_of_change(change: Change) -> Badge | None:
+    details = change.details
+    match change.kind:
+        case "purified":
+            attempts = _count(details["attempts"], "attempt") if "attempts" in details else ""
+            parts = [f"repaired, {change.reason}", attempts, str(details.get("error_class", ""))]
+            similarity = f"similarity {_short(details['similarity'])}" if "similarity" in details else ""
+            return Badge(" · ".join(filter(None, parts)), "good", similarity)
+        case "purification-failed":
+            return Badge(f"repair failed: {change.reason}", "bad", str(details.get("refusal", "")))
+        case "stripped":
+            return Badge("lessons stripped", "", change.reason)
+        case "resampled":
+            return Badge("resampled", "", change.reason)
+    return None
+
+
+def _badges_of_turn(trajectory: Trajectory, turn: Turn) -> list[Badge]:
+    badges = []
+    if turn.prefilled:
+        learned = "imitated" if turn.imitated else "not learned"
+        expert = trajectory.start.expert if trajectory.start else ""
+        badges.append(Badge(f"replayed from an expert, {learned}", "warn", expert))
+    if turn.masked_because:
+        badges.append(Badge(f"not learned: {turn.masked_because}", "warn"))
+    if turn.verdict:
+        badges.append(Badge(f"judge: {turn.verdict}", "good" if turn.verdict == "good" else "bad"))
+    return badges
+
+
+def _count(number: object, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
