@@ -67,7 +67,7 @@ def _run(plan: Plan, folder: Path, arm: Arm, seed: int, say: Callable[[str], Non
     place = folder / arm.name / str(seed)
     result = place / "curves.json"
     if not result.exists():
-        spec = plan.spec(arm, seed)
+        spec = _without_preset(plan.spec(arm, seed))
         shutil.rmtree(place, ignore_errors=True)
         _start_from(folder / "cold-start" / str(seed), place, spec)
         _train(spec, place, resume=True)
@@ -96,7 +96,7 @@ def _start_from(cold: Path, place: Path, spec: RunSpec) -> None:
 
 def _train(spec: RunSpec, place: Path, *, resume: bool) -> None:
     place.mkdir(parents=True, exist_ok=True)
-    file = place / "run.json.toml"
+    file = place / "run.toml"
     file.write_text(_as_toml(spec))
     command = [sys.executable, "-m", "engine", "train", str(file), "--run-dir", str(place), "--in-process"]
     with open(place / "log", "wb") as log:
@@ -109,30 +109,40 @@ def _train(spec: RunSpec, place: Path, *, resume: bool) -> None:
         raise RunFailed(f"{spec.name} ended with {code}: {' / '.join(tail)}")
 
 
+def _without_preset(spec: RunSpec) -> RunSpec:
+    """The same run, every knob of its recipe written out."""
+    return spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"preset": None})})
+
+
 def _as_toml(spec: RunSpec) -> str:
-    """TOML has no null: what is absent is left out, and a part that a preset would bring is switched off by false."""
+    """TOML has no null: a recipe says false for what it does without, elsewhere absent is None."""
     lines: list[str] = []
 
     def table(name: str, values: dict[str, Any]) -> None:
-        plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
-        if name:
-            lines.append(f"[{name}]")
-        lines.extend(f"{key} = {_value(value)}" for key, value in plain.items() if value is not None)
+        lines.append(f"[{name}]")
+        for key, value in values.items():
+            if not isinstance(value, dict) and (value is not None or name.startswith("recipe")):
+                lines.append(f"{key} = {_value(value)}")
         for key, value in values.items():
             if isinstance(value, dict):
-                table(f"{name}.{key}" if name else key, value)
+                table(f"{name}.{key}", value)
 
     document = spec.model_dump(mode="json")
     document["recipe"].pop("preset")
-    table("", document)
+    lines.extend(f"{key} = {_value(value)}" for key, value in document.items() if not isinstance(value, dict))
+    for key, value in document.items():
+        if isinstance(value, dict):
+            table(key, value)
     return "\n".join(lines) + "\n"
 
 
 def _value(value: Any) -> str:
+    if value is None:
+        return "false"
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key} = {_value(one)}' for key, one in value.items() if one is not None)}}}"
+        return f"{{{', '.join(f'{key} = {_value(one)}' for key, one in value.items())}}}"
     return json.dumps(value)
 
 

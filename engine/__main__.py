@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from engine.control.preflight import BadSpec, spec_from_file
+from engine.control.preflight import BadSpec, lacking, spec_from_file
 from engine.spec.run import RunSpec
 
 BAD_SPEC = 2
@@ -74,9 +74,12 @@ def _job(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     spec = spec_from_file(options.file)
+    if problems := lacking(spec):
+        raise BadSpec([f"{options.file}: {problem}" for problem in problems])
     schedule = spec.schedule
+    supervised = f"{spec.recipe.cold_start_steps} supervised steps, then " if spec.recipe.cold_start_steps else ""
     rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
-    print(f"{options.file}: fine. {spec.name}: {schedule.steps} steps of {rollouts}")
+    print(f"{options.file}: fine. {spec.name}: {supervised}{spec.rl_steps} steps of {rollouts}")
     return 0
 
 

@@ -63,7 +63,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], *, discarded: int, polic
 
 
 def learner_metrics(values: Mapping[str, float]) -> dict[str, float]:
-    return {f"train/{LEARNER_KEYS.get(key, key)}": value for key, value in values.items()}
+    """``train/...``, except what has a prefix of its own: ``sil/...``, ``critic/...``, ``dpo/...``."""
+    return {key if "/" in key else f"train/{LEARNER_KEYS.get(key, key)}": value for key, value in values.items()}
 
 
 def _selection_metrics(selection: Selection, facts: StepFacts) -> dict[str, float]:

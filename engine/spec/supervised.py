@@ -22,7 +22,7 @@ class ColdStart(Strict):
     wrong_fraction: float = Field(default=0.6, ge=0, le=1)
     """The share of demonstrations that answer without using the tool."""
     tool_error_fraction: float = Field(default=0.2, ge=0, le=1)
-    """The share of the other demonstrations in which a tool call, mostly the first, is broken and then repaired."""
+    """The share of the other demonstrations in which one tool call is broken and then repaired."""
     steps: int = Field(default=600, ge=0)
     """0 leaves the cold start out."""
     batch_size: int = Field(default=64, ge=1)

@@ -168,7 +168,7 @@ FIGURES = (
     Figure("train/staleness_mean", "Staleness", better="down"),
 )
 
-PHASES = ("sync-weights", "collect", "score", "credit", "update", "evaluate", "checkpoint")
+PHASES = ("sync-weights", "collect", "score", "judge", "credit", "update", "evaluate", "checkpoint")
 """The phases of a step that the time strip shows."""
 
 

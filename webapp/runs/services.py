@@ -28,7 +28,7 @@ def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Expe
         number=_next_number(team),
         name=spec.name,
         spec=spec.model_dump(mode="json"),
-        total_steps=spec.schedule.steps,
+        total_steps=spec.rl_steps,
         created_by=acting_user,
     )
     record(team, acting_user, "run.submit", f"run {run.id}", number=run.number, name=run.name)

@@ -65,7 +65,7 @@ def _mark(room: Room, state: State, cell: int) -> str:
     return "." if goal else "_"
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def distances(room: Room) -> dict[State, int]:
     """The least number of moves that solves each position; a position that is not in it cannot be solved.
 

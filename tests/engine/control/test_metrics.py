@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from engine.control.metrics import StepFacts, step_metrics
+from engine.control.metrics import StepFacts, learner_metrics, step_metrics
 from engine.control.planning import Played
 from engine.control.selecting import select
 from engine.control.starts import Group
@@ -93,3 +93,8 @@ def test_the_summary_tells_purified_success_only_of_runs_that_evaluate_with_it()
         spec = RunSpec.model_validate({"name": "x", "recipe": recipe, **sandbox})
         summary = summary_of(RunState(spec=spec, evaluations=measured))
         assert summary.get("success_purified") == ({"before_rl": 0.25, "after": 0.5} if in_evaluation else None)
+
+
+def test_what_the_learner_counts_under_a_prefix_of_its_own_keeps_it() -> None:
+    told = learner_metrics({"learning_rate": 0.1, "loss": 1.0, "critic/loss": 2.0, "sil/replayed": 3.0})
+    assert told == {"train/lr": 0.1, "train/loss": 1.0, "critic/loss": 2.0, "sil/replayed": 3.0}
