@@ -2,7 +2,8 @@
 
     ruff -> formatting -> types -> import contracts -> migrations -> pytest
 
-All of them run even if one fails; the exit code is non-zero if any did.
+All of them run even if one fails; the exit code is non-zero if any did.  ``./dev test quick``, ``soak`` and ``verl``
+choose other tests; what else is given goes to pytest.
 """
 
 import argparse
@@ -11,12 +12,14 @@ import subprocess
 import sys
 import time
 
-from devtools.home import ROOT
+from devtools import verl_venv
+from devtools.home import ROOT, Home
 
 SELECTIONS = {
     "quick": "not slow and not browser and not stack and not soak and not verl",
     "everything": "not soak and not verl",
     "soak": "soak",
+    "verl": "verl",
 }
 
 FOR_CHECKS = {"PALESTRA_SECRET_KEY": "only-for-checks-" + "0" * 50, "DJANGO_SETTINGS_MODULE": "webapp.settings"}
@@ -28,7 +31,8 @@ NOTHING_SELECTED = 5
 def test(options: argparse.Namespace) -> int:
     failed = [name for name, command in _checks().items() if not _passes(name, command)]
     words = options.passed_on
-    selection, rest = (words[0], words[1:]) if words[:1] in (["quick"], ["soak"]) else ("everything", words)
+    named = words[:1] and words[0] in SELECTIONS
+    selection, rest = (words[0], words[1:]) if named else ("everything", words)
     codes = [_run("tests", command) for command in _pytest_commands(selection, rest)]
     passed = 0 in codes and all(code in (0, NOTHING_SELECTED) for code in codes)
     if failed:
@@ -48,7 +52,13 @@ def _checks() -> dict[str, list[str]]:
 
 
 def _pytest_commands(selection: str, passed_on: list[str]) -> list[list[str]]:
-    """Most tests in two processes; then, one after the other, those that share a stack or drive a browser."""
+    """Most tests in two processes; then, one after the other, those that share a stack or drive a browser.
+
+    Those beside verl run in its own environment, and only when they are asked for.
+    """
+    if selection == "verl":
+        python = verl_venv.python_of(Home.from_environment().folder)
+        return [[str(python), "-m", "pytest", "-q", "-m", "verl", "tests/engine/algorithms", *passed_on]]
     pytest, chosen = [sys.executable, "-m", "pytest", "-q"], SELECTIONS[selection]
     alone = [*pytest, "-m", f"({chosen}) and (stack or browser)", *passed_on]
     together = [*pytest, "-n", "2", "-m", f"({chosen}) and not stack and not browser", *passed_on]

@@ -10,9 +10,7 @@ from engine.spec.recipe import Recipe
 from engine.spec.run import RunSpec
 
 ROOT = Path(__file__).parents[3]
-TOMLS = sorted(
-    path for folder in ("engine", "webapp", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.toml")
-)
+TOMLS = sorted(path for folder in ("engine", "webapp", "docs") for path in (ROOT / folder).rglob("*.toml"))
 
 
 @pytest.mark.parametrize("path", TOMLS, ids=lambda path: str(path.relative_to(ROOT)))
