@@ -134,7 +134,7 @@ class LanguageModelJudge:
             raise JudgeUnavailable(f"{type(error).__name__} at {self._url}: {error}") from error
         if status == 200:
             return text_of_completion(body)
-        said = f"status {status} from {self._url}: {body[:200].decode(errors='replace')!r}"
+        said = f"status {status} from {self._url}{refusal_in(body)}"
         raise JudgeUnavailable(said) if status >= 500 or status in (408, 429) else JudgeRefused(said)
 
     async def _post(self, document: dict[str, Any]) -> tuple[int, bytes]:
@@ -182,10 +182,22 @@ def text_of_completion(body: bytes) -> str:
     try:
         text = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError) as error:
-        raise JudgeUnparseable(f"not a chat completion: {body[:200].decode(errors='replace')!r}") from error
+        raise JudgeUnparseable(f"{len(body)} bytes that are no chat completion") from error
     if not isinstance(text, str):
-        raise JudgeUnparseable(f"a completion without text: {body[:200].decode(errors='replace')!r}")
+        raise JudgeUnparseable("a completion without text")
     return text
+
+
+def refusal_in(body: bytes) -> str:
+    """What an OpenAI-compatible server says of its refusal, in its own field for that, and nothing else.
+
+    The address is chosen by whoever wrote the spec; what some other service answers there is not theirs to read.
+    """
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return f": {message[:200]!r}" if isinstance(message, str) else ""
 
 
 def verdicts_in(answer: str, *, steps: int) -> tuple[Verdict, ...]:

@@ -133,6 +133,13 @@ def _senseless(recipe: Recipe) -> Iterator[tuple[str, Any, bool, str, str]]:
         "add [recipe.purification]",
     )
     yield (
+        "credit.kind",
+        credit,
+        objective == "dpo" and credit == "gae",
+        "dpo learns from pairs alone, and the critic of gae would never be asked",
+        'use credit.kind = "grpo"',
+    )
+    yield (
         "self_imitation",
         "set",
         recipe.self_imitation is not None and objective not in ("clipped", "gspo", "cispo"),

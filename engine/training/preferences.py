@@ -11,15 +11,19 @@ import torch
 from torch import Tensor
 
 from engine.algorithms.preference import dpo_loss
+from engine.models.tokenizer import default_tokenizer
 from engine.spec.trajectory import Trajectory, Turn
 from engine.training import microbatch
 from engine.training.batch import Sample, sample_of
 from engine.training.microbatch import Cut, MicroBatch, padded
 
+_CALL_OPENS = default_tokenizer().tool_open
+"""The same in every vocabulary: marks come first."""
+
 
 @dataclass(frozen=True)
 class Pair:
-    """Two samples that begin alike; the mask of each holds its own end only."""
+    """Two samples that begin alike; the mask of each holds its own tool call only."""
 
     chosen: Sample
     rejected: Sample
@@ -52,7 +56,9 @@ def _tokens(turn: Turn) -> list[int]:
 
 
 def _ending(before: list[int], end: Sequence[int]) -> Sample:
-    return sample_of([*before, *end], [False] * len(before) + [True] * len(end))
+    """The loss falls on the tool call alone; the reasoning before it in a deep repair only conditions it (app. C)."""
+    reasoning = end.index(_CALL_OPENS) if _CALL_OPENS in end else 0
+    return sample_of([*before, *end], [False] * (len(before) + reasoning) + [True] * (len(end) - reasoning))
 
 
 def pair_batches(pairs: Sequence[Pair], cut: Cut) -> list[MicroBatch]:

@@ -66,7 +66,7 @@ def test_a_missing_file_is_one_clear_line() -> None:
 def test_a_good_spec_is_told_in_a_line(run_toml: Path) -> None:
     done = engine("check", run_toml)
     assert done.returncode == 0
-    assert "small: 5 steps of 6 x 4 rollouts" in done.stdout
+    assert "small: 200 supervised steps, then 5 steps of 6 x 4 rollouts" in done.stdout
 
 
 def test_the_schema_describes_every_field() -> None:

@@ -10,7 +10,14 @@ import pytest
 
 from engine.rollout import judge_llm
 from engine.rollout.judge import JudgeRefused, JudgeTimeout, JudgeUnavailable, JudgeUnparseable
-from engine.rollout.judge_llm import LanguageModelJudge, pause_s, question_about, verdicts_in
+from engine.rollout.judge_llm import (
+    LanguageModelJudge,
+    pause_s,
+    question_about,
+    refusal_in,
+    text_of_completion,
+    verdicts_in,
+)
 from engine.spec.judge import LlmJudge
 from engine.spec.trajectory import Task, ToolCall, Trajectory, Turn
 
@@ -283,3 +290,13 @@ def test_pauses_double_within_bounds_and_depend_on_nothing_but_question_and_try(
     for pause, middle in zip(pauses, [1, 2, 4, 8, 8, 8], strict=True):
         assert 0.75 * middle <= pause <= 1.25 * middle
     assert pauses[0] != pause_s("another", 0)
+
+
+def test_only_the_servers_own_refusal_is_told_and_no_other_content() -> None:
+    """Whoever writes a spec chooses the address; an internal service's pages must not reach the run's log."""
+    assert refusal_in(b'{"error": {"message": "no such model"}}') == ": 'no such model'"
+    assert refusal_in(b'{"secret": "s3cr3t"}') == ""
+    assert refusal_in(b"<html>s3cr3t</html>") == ""
+    with pytest.raises(JudgeUnparseable) as caught:
+        text_of_completion(b'{"secret": "s3cr3t"}')
+    assert "s3cr3t" not in str(caught.value)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from engine.models.tokenizer import default_tokenizer
 from engine.spec.trajectory import Change
 from engine.training.preferences import pairs_of
 from tests.engine.training.cast import trajectory, turn
@@ -23,6 +24,14 @@ def test_a_pair_is_the_same_beginning_with_two_ends() -> None:
     assert deep.rejected.token_ids.tolist() == [1, 2, 20, 21, 22, 3, 91, 92, 93]
     assert [np.flatnonzero(side.loss_mask).tolist() for side in (shallow.chosen, shallow.rejected)] == [[3, 4], [3]]
     assert [np.flatnonzero(side.loss_mask).tolist() for side in (deep.chosen, deep.rejected)] == [[6, 7], [6, 7, 8]]
+
+
+def test_only_the_tool_call_is_preferred_and_not_the_reasoning_before_it() -> None:
+    opens = default_tokenizer().tool_open
+    played = trajectory(turn([1, 2], [50, 51, opens, 60]))
+    [pair] = pairs_of([played.model_copy(update={"changes": [repair(0, 0, 4, [70, opens, 80, 81])]})])
+    assert np.flatnonzero(pair.chosen.loss_mask).tolist() == [4, 5]
+    assert np.flatnonzero(pair.rejected.loss_mask).tolist() == [3, 4, 5]
 
 
 @pytest.mark.parametrize(
