@@ -44,8 +44,9 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Changes with everything that changes a result; not with the number of seeds."""
-        decisive = {"metric": self.metric, "shared": self.shared, "arms": [[one.name, one.recipe] for one in self.arms]}
+        """Changes with whatever changes a result, presets and defaults included; not with the number of seeds."""
+        runs = [[arm.name, self.spec(arm, 0).model_dump(mode="json")] for arm in self.arms]
+        decisive = {"metric": self.metric, "cold start": self.shared["recipe"]["cold_start"], "runs": runs}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     def cold_start_spec(self, seed: int) -> RunSpec:

@@ -39,7 +39,7 @@ def covariance_bounds(
     """``auto``: the means of the highest 2 % and of the highest 0.02 % of the covariances (A.12.1).
 
     A.8 of the paper says 20 % and 0.02 %, rounded to integers; A.12.1 and the work it follows say 2 %.  At
-    least one token makes each mean.  To be measured once, on the first step.
+    least one token makes each mean.  To be measured once, early.
     """
     highest = covariances_BT[mask_BT].double().sort(descending=True).values
     if not highest.numel():

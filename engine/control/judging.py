@@ -43,7 +43,7 @@ class Judging:
 
     def has_weight(self, step: int) -> bool:
         """Whether a verdict can still change anything at this step."""
-        return attribution_weight(step - 1, self._credit.decay_steps, alpha=self._credit.alpha) > 0
+        return attribution_weight(step, self._credit.decay_steps, alpha=self._credit.alpha) > 0
 
     async def judge(self, trajectories: Sequence[Trajectory], *, alive: Callable[[], None]) -> Judged:
         """``alive`` is called again and again while it lasts.  A cancellation ends what is under way."""

@@ -21,7 +21,7 @@ class CovarianceClip(Strict):
     share: float = Field(default=0.02, ge=0, lt=1)
     """lambda: the share of all tokens that is dropped; 0 drops none."""
     low: float | None = None
-    """omega_lb; absent: measured on the run's first step, together with omega_ub (A.12.1)."""
+    """omega_lb; absent: measured on the first step whose covariances differ, with omega_ub (A.12.1)."""
     high: float | None = None
     """omega_ub."""
     low_share: float = Field(default=0.02, gt=0, le=1)

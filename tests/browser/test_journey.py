@@ -51,6 +51,8 @@ def test_sign_in_launch_watch_look_inside_and_cancel(
         engine.tell(engine.story.step(step), step)
         assert wait_for_steps(page, step) == list(range(1, step + 1))
     expect(page.locator('[data-figure="train/reward"] b')).not_to_have_text("–")
+    marked = page.locator('[data-chart="reward"] .xtick text').all_text_contents()
+    assert all(re.fullmatch(r"−?\d+", text) for text in marked), f"a step is whole: {marked}"
 
     page.locator('[data-tab="trajectories"]').click()
     newest = page.locator('#trajectories tr[data-step="4"]')

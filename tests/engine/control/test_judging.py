@@ -100,7 +100,7 @@ async def test_what_is_no_failure_of_the_judge_is_raised_as_it_is(rollout: Rollo
 def test_verdicts_without_weight_are_not_asked_for() -> None:
     assert not Judging(Attribution(alpha=0.0), ByName({})).has_weight(1)
     decaying = Judging(Attribution(decay_steps=10), ByName({}))
-    assert [decaying.has_weight(step) for step in (1, 10, 12)] == [True, True, False]
+    assert [decaying.has_weight(step) for step in (1, 9, 10, 12)] == [True, True, False, False]
     assert Judging(Attribution(), ByName({})).has_weight(10**6)
 
 

@@ -102,8 +102,11 @@ class CurveChart {
     return traces;
   }
 
-  layout() {
+  layout(traces) {
     const { layout, axis } = baseLayout();
+    const steps = traces.flatMap((trace) => [trace.x[0], trace.x.at(-1)]);
+    const isShort = Math.max(...steps) - Math.min(...steps) < 6; // then Plotly would mark halves of a step
+    const ticks = isShort ? { dtick: 1 } : { nticks: 6, tickformat: "~s" };
     const share = this.definition.unit === "share";
     const scale = this.options.log ? "log" : "linear";
     const format = { share: ".0%", count: "~s" }[this.definition.unit] ?? "";
@@ -113,7 +116,7 @@ class CurveChart {
     const hasRight = this.curves.some((curve) => curve.right);
     return {
       ...layout, margin: { ...layout.margin, r: hasRight ? 36 : 12 }, uirevision: scale,
-      xaxis: { ...axis, showgrid: false, nticks: 6, tickformat: "~s", uirevision: "kept" }, yaxis, ...(hasRight ? { yaxis2 } : {}),
+      xaxis: { ...axis, showgrid: false, ...ticks, uirevision: "kept" }, yaxis, ...(hasRight ? { yaxis2 } : {}),
     };
   }
 
@@ -122,7 +125,7 @@ class CurveChart {
     this.card.classList.toggle("has-data", traces.length > 0);
     this.showValues();
     if (!traces.length && !this.drawn) return;
-    Plotly.react(this.plot, traces, this.layout(), CONFIG);
+    Plotly.react(this.plot, traces, this.layout(traces), CONFIG);
     if (!this.drawn) {
       this.drawn = true;
       this.plot.on("plotly_hover", ({ xvals }) => this.options.onHover(this, xvals[0]));
