@@ -103,7 +103,10 @@ def _recipe(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has seen enough, as `head` has
+        code = 0
     sys.stderr.flush()
     os._exit(code)  # an update under way in the learner's thread would hold a cancelled run back for seconds

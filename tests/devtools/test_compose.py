@@ -44,8 +44,15 @@ def test_what_keeps_running_is_watched_and_restarted(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_no_secret_stands_in_the_file(name: str) -> None:
-    assert SERVICES[name]["env_file"] == [".env.production"]
+    assert SERVICES[name]["env_file"]
     assert "environment" not in SERVICES[name]
+
+
+@pytest.mark.parametrize("name", ["ray-head", "megatron", "sglang"])
+def test_engines_get_no_secret_of_the_service(name: str) -> None:
+    assert SERVICES[name]["env_file"] == [".env.engine"]
+    told = (ROOT / ".env.engine.example").read_text()
+    assert not any(secret in told for secret in ("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "PASSWORD"))
 
 
 def test_every_dependency_and_volume_exists() -> None:
@@ -66,6 +73,7 @@ def test_what_is_copied_into_the_image_exists_and_is_not_ignored() -> None:
 def test_compose_itself_accepts_the_file(profiles: list[str], tmp_path: Path) -> None:
     shutil.copy(ROOT / "Dockerfile", tmp_path)
     shutil.copy(ROOT / ".env.example", tmp_path / ".env.production")
+    shutil.copy(ROOT / ".env.engine.example", tmp_path / ".env.engine")
     text = (ROOT / "docker-compose.yml").read_text()
     if _has_plugin():
         compose = ["docker", "compose"]

@@ -53,3 +53,10 @@ def test_an_unknown_recipe_is_refused_with_those_that_there_are() -> None:
     assert refused.returncode == 2
     assert refused.stderr.startswith("preset = 'grop': there is no preset of this name; use one of: agentevolver")
     assert refused.stdout == ""
+
+
+def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m engine recipes show spear-dr-bot-gigpo | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("spear-dr-bot-gigpo: ")
