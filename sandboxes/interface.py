@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from sandboxes.egress.record import EgressRecord
+
 Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed"]
 """``error``: non-zero exit or an uncaught exception; ``output``: stopped because it wrote far too much."""
 
@@ -112,8 +114,24 @@ class Sandbox(Protocol):
         """Forget it.  ``reset`` and ``close`` drop all; dropping twice is fine."""
         ...
 
+    def label(self, text: str | None) -> None:
+        """Name what runs from now on, e.g. the tool call: attempts to reach the network carry it in their records."""
+        ...
+
+    async def egress(self, after: int = 0, *, limit: int = 1000) -> list[EgressRecord]:
+        """What was tried and recorded so far, beyond record ``after``, oldest first; of an unwatched box nothing.
+
+        Repeatable until acknowledged.  Works until ``reset``, and after ``close`` too.  Not with ``on_record``,
+        which gets all of them by itself.  Raises ValueError for what was acknowledged, never ``SandboxLost``.
+        """
+        ...
+
+    def acknowledge_egress(self, through: int) -> None:
+        """Forget the records up to this one: they are stored elsewhere.  Of too many that are kept, sums are made."""
+        ...
+
     async def reset(self) -> None:
-        """As new: no process, variable or file of the former user is left."""
+        """As new: no process, variable or file of the former user is left, and no connection, quota or record."""
         ...
 
     async def close(self) -> None:

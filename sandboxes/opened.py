@@ -4,22 +4,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.egress.gateway.ledger import OnRecord
+from sandboxes.egress.gateway.outside import WORLD, World
 from sandboxes.interface import Sandbox
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
-BACKENDS: dict[str, Callable[[SandboxSpec], Awaitable[Sandbox]]] = {"namespaces": NamespaceBox.start}
+Start = Callable[[SandboxSpec, OnRecord | None, World], Awaitable[Sandbox]]
+BACKENDS: dict[str, Start] = {"namespaces": NamespaceBox.start}
 
 
-async def open_box(spec: SandboxSpec) -> Sandbox:
-    """A box that the caller must ``close``.  Raises ``SandboxUnavailable``."""
-    return await BACKENDS[spec.backend](spec)
+async def open_box(spec: SandboxSpec, on_record: OnRecord | None = None, world: World = WORLD) -> Sandbox:
+    """A box that the caller must ``close``.  Raises ``SandboxUnavailable``.
+
+    ``on_record`` gets the record of every attempt to reach the network at once, the last of them within
+    ``close``.  It must not wait; a record on which it raises is delivered again with the next one.
+    """
+    return await BACKENDS[spec.backend](spec, on_record, world)
 
 
 @asynccontextmanager
-async def opened(spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+async def opened(spec: SandboxSpec, on_record: OnRecord | None = None, world: World = WORLD) -> AsyncIterator[Sandbox]:
     """A box that is closed however the caller leaves, a cancelled clean-up included."""
-    box = await open_box(spec)
+    box = await open_box(spec, on_record, world)
     try:
         yield box
     finally:

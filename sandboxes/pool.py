@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from sandboxes.egress.gateway.ledger import OnRecord
+from sandboxes.egress.gateway.outside import WORLD, World
 from sandboxes.interface import PoolClosed, Sandbox, SandboxLost, SandboxUnavailable
 from sandboxes.opened import open_box
 from sandboxes.spec import SandboxSpec
@@ -43,13 +45,19 @@ class PoolStats:
 
 
 class Pool:
-    """At most ``size`` boxes of one spec, made when first needed.  Belongs to one event loop."""
+    """At most ``size`` boxes of one spec, made when first needed.  Belongs to one event loop.
 
-    def __init__(self, spec: SandboxSpec, size: int) -> None:
+    ``on_record`` gets what any of the boxes tried to reach, what is found when a box is reset included;
+    records tell users apart by ``attempt.box``, which is another one for each.
+    """
+
+    def __init__(self, spec: SandboxSpec, size: int, on_record: OnRecord | None = None, world: World = WORLD) -> None:
         if size < 1:
             raise ValueError("a pool needs at least one box")
         self.spec = spec
         self.size = size
+        self._on_record = on_record
+        self._world = world
         self._permits = asyncio.Semaphore(size)  # first come, first served
         self._idle: deque[Sandbox] = deque()
         self._busy: set[Sandbox] = set()
@@ -143,7 +151,7 @@ class Pool:
         return await self._open()
 
     async def _open(self) -> Sandbox:
-        box = await open_box(self.spec)
+        box = await open_box(self.spec, self._on_record, self._world)
         self._started += 1
         if self._closed:
             await completed(box.close())

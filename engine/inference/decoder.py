@@ -1,7 +1,7 @@
-"""The policy with a KV cache: two passes of fixed shape, so that what else is in the batch changes no bit.
+"""The policy with a KV cache: passes of fixed shape, so that what else is in the batch changes no bit.
 
 Floating-point sums depend on their order, and the order that a matrix kernel picks depends on the
-shape of its operands.  So both passes always run at full shape (every slot, every cache column)
+shape of its operands.  So every pass always runs at full shape (every slot, every cache column)
 and masked places hold whatever they hold: each row is then computed by the same instructions
 wherever it stands and whoever its neighbours are.
 
@@ -38,26 +38,47 @@ class _LayerWeights:
     down: Tensor
 
 
+@dataclass(frozen=True)
+class _Cache:
+    keys_LSKEW: Tensor
+    values_LSKWE: Tensor
+
+    @classmethod
+    def empty(cls, model: Model, rows: int, columns: int, device: torch.device) -> "_Cache":
+        shape = (model.layers, rows, model.kv_heads)
+        return cls(
+            torch.zeros(*shape, model.head_dim, columns, device=device),
+            torch.zeros(*shape, columns, model.head_dim, device=device),
+        )
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What the first tokens of a session leave in the cache; P of them."""
+
+    keys_LKEP: Tensor
+    values_LKPE: Tensor
+
+
 class Decoder:
     """Weights and KV cache.  It knows slots and positions; sessions and requests are the generator's business.
 
     The cache has one column more than the context is long: padding is written there and nobody reads it.
+    Beside the slots there are PREFILL_ROWS rows in which prompts are read before they have one.
     """
 
     def __init__(self, model: Model, *, slots: int, device: str) -> None:
         self.spec, self.slots, self.device = model, slots, torch.device(device)
         self.scratch_position = model.context_tokens
         columns = -(-(model.context_tokens + 1) // _COLUMN_MULTIPLE) * _COLUMN_MULTIPLE
-        shape = (model.layers, slots, model.kv_heads)
-        self._keys_LSKEW = torch.zeros(*shape, model.head_dim, columns, device=self.device)
-        self._values_LSKWE = torch.zeros(*shape, columns, model.head_dim, device=self.device)
+        self._cache = _Cache.empty(model, slots, columns, self.device)
+        self._prompts = _Cache.empty(model, PREFILL_ROWS, columns, self.device)
         cos, sin = rotary_tables(columns, model.head_dim)
         # With the sign of RoPE's half-turn in the table, rotation is one roll and two products.
         sin[:, : model.head_dim // 2] *= -1
         self._cos_WE, self._sin_WE = cos.to(self.device), sin.to(self.device)
         future_WW = torch.ones(columns, columns, dtype=torch.bool).triu(1)
         self._bias_WW = torch.zeros(columns, columns).masked_fill(future_WW, -torch.inf).to(self.device)
-        self._every_slot_S = torch.arange(slots, device=self.device)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take weights by their Hugging Face names.  The cache stays: live sessions go on over the keys they have."""
@@ -68,8 +89,25 @@ class Decoder:
     @torch.inference_mode()
     def prefill(self, slots_R: Tensor, tokens_RC: Tensor, positions_RC: Tensor) -> None:
         """Put tokens into the cache.  Padding stands at ``scratch_position``; unused rows are all padding."""
-        x_ND = self._embedding_VD[tokens_RC.flatten()]
-        self._transformed(x_ND, slots_R, positions_RC)
+        self._transformed(self._embedding_VD[tokens_RC.flatten()], self._cache, slots_R, positions_RC)
+
+    @torch.inference_mode()
+    def read_prompts(self, tokens_RC: Tensor, positions_RC: Tensor) -> None:
+        """As ``prefill``, in the rows beside the slots, all of which begin anew where a position is 0."""
+        self._transformed(self._embedding_VD[tokens_RC.flatten()], self._prompts, None, positions_RC)
+
+    @torch.inference_mode()
+    def prefix(self, row: int, tokens: int) -> Prefix:
+        """A copy of the first ``tokens`` of the prompt in this row."""
+        keys_LKEW, values_LKWE = self._prompts.keys_LSKEW[:, row], self._prompts.values_LSKWE[:, row]
+        return Prefix(keys_LKEW[..., :tokens].clone(), values_LKWE[:, :, :tokens].clone())
+
+    @torch.inference_mode()
+    def begin(self, slot: int, prefix: Prefix) -> None:
+        """Let the slot hold these tokens, at the positions from 0."""
+        tokens = prefix.values_LKPE.shape[2]
+        self._cache.keys_LSKEW[:, slot, :, :, :tokens] = prefix.keys_LKEP
+        self._cache.values_LSKWE[:, slot, :, :tokens] = prefix.values_LKPE
 
     @torch.inference_mode()
     def step(self, tokens_S: Tensor, positions_S: Tensor) -> Tensor:
@@ -78,21 +116,21 @@ class Decoder:
         Idle slots pass ``scratch_position``.
         """
         x_SD = self._embedding_VD[tokens_S]
-        x_SD = self._transformed(x_SD, None, positions_S.unsqueeze(1))
+        x_SD = self._transformed(x_SD, self._cache, None, positions_S.unsqueeze(1))
         return functional.linear(_normed(x_SD, self._final_norm_D), self._embedding_VD)
 
-    def _transformed(self, x_ND: Tensor, slots_R: Tensor | None, positions_RC: Tensor) -> Tensor:
-        """All layers over N = R * C tokens; ``slots_R`` None means every slot in order."""
+    def _transformed(self, x_ND: Tensor, cache: _Cache, slots_R: Tensor | None, positions_RC: Tensor) -> Tensor:
+        """All layers over N = R * C tokens; ``slots_R`` None means every row of the cache in order."""
         rows, tokens = positions_RC.shape
         cos_N1E, sin_N1E = (table[positions_RC.flatten()].unsqueeze(1) for table in (self._cos_WE, self._sin_WE))
         groups = self.spec.heads // self.spec.kv_heads
         # Queries of one key-value head stand together: [G, C] flattened, so the bias repeats G times.
         bias_R1QW = self._bias_WW[positions_RC].repeat(1, groups, 1).unsqueeze(1)
         write_at = (
-            (self._every_slot_S if slots_R is None else slots_R).unsqueeze(1).expand(rows, tokens),
+            (torch.arange(rows, device=self.device) if slots_R is None else slots_R).unsqueeze(1).expand(rows, tokens),
             positions_RC,
         )
-        for layer, keys_SKEW, values_SKWE in zip(self._layers, self._keys_LSKEW, self._values_LSKWE, strict=True):
+        for layer, keys_SKEW, values_SKWE in zip(self._layers, cache.keys_LSKEW, cache.values_LSKWE, strict=True):
             q_NHE, k_NKE, v_NKE = self._projected(layer, x_ND, cos_N1E, sin_N1E)
             keys_SKEW[write_at[0], :, :, write_at[1]] = k_NKE.unflatten(0, (rows, tokens))
             values_SKWE[write_at[0], :, write_at[1]] = v_NKE.unflatten(0, (rows, tokens))

@@ -15,13 +15,15 @@ else is in the batch, in which slot, or when they come and go (engine/inference/
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.inference.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder
+from engine.inference.prompts import Prompt, Prompts
 from engine.inference.sampling import NOT_FORCED, sample
 from engine.inference.session import GenerationAborted, Reply, Session, StoppedBy, Turn
 from engine.models.qwen3 import Qwen3
@@ -36,6 +38,8 @@ SHARED_FROM = 2_000_000
 PREFILL_FROM = 48
 """More unread tokens than this are read in chunks.  Fewer are cheaper to read one per step, in a slot that
 idles anyway: on the CPU a step costs about as much for one session as for all."""
+PROMPT_FROM = 8
+"""The same for a session's first turn, whose prompt is read for all that begin with it."""
 
 
 class Generator:
@@ -62,6 +66,7 @@ class Generator:
         self._threads = threads if sum(map(Tensor.numel, initial.parameters())) >= SHARED_FROM else 1
         self._decoder = Decoder(model_spec, slots=slots, device=device)
         self._decoder.load(initial.state_dict())
+        self._prompts = Prompts(self._decoder)
         self._version = 0
         self._sessions: dict[str, Session] = {}
         self._waiting: OrderedDict[str, Turn] = OrderedDict()
@@ -111,6 +116,7 @@ class Generator:
 
         def load() -> None:
             self._decoder.load(state)
+            self._prompts.forget()
             self._version = version
 
         await self._done(load)
@@ -222,10 +228,13 @@ class Generator:
         self._start(session, turn)
 
     def _start(self, session: Session, turn: Turn) -> None:
-        if len(session.ids) + turn.room_needed() > self._spec.context_tokens:
+        if not self._has_room(turn, len(session.ids)):
             turn.reply.give(turn.generated("context"))
             return
-        session.begin(turn, prefill_from=PREFILL_FROM)
+        session.begin(turn, prefill_from=PREFILL_FROM if session.cached else PROMPT_FROM)
+
+    def _has_room(self, turn: Turn, after: int = 0) -> bool:
+        return after + turn.room_needed() <= self._spec.context_tokens
 
     def _rewind(self, name: str, tokens: int, reply: Reply) -> None:
         session = self._sessions.get(name)
@@ -252,14 +261,32 @@ class Generator:
             self._drop(name)
 
     def _pass(self) -> None:
-        """One prefill if somebody has much to read, and one step for everybody else."""
+        """Prompts for those that begin, one prefill if somebody has much to read, and one step for everybody else."""
         began = time.perf_counter()
         live = [session for session in self._sessions.values() if session.turn is not None]
-        if reading := [session for session in live if session.to_prefill][:PREFILL_ROWS]:
+        if beginning := [session for session in live if session.to_prefill and not session.cached]:
+            self._begin_with_prompts(beginning)
+        if reading := [session for session in live if session.to_prefill and session.cached][:PREFILL_ROWS]:
             self._prefill(reading)
         if stepping := [session for session in live if not session.to_prefill]:
             self._step(stepping)
         self._counters["busy_seconds"] += time.perf_counter() - began
+
+    def _begin_with_prompts(self, beginning: list[Session]) -> None:
+        """Those whose prompt is kept, or is among the first that are read now."""
+        prompts = [tuple(session.ids[: session.to_prefill]) for session in beginning]
+        if not all(prompt in self._prompts for prompt in prompts):
+            self._counters["prefills"] += self._prompts.read(chain(prompts, self._waiting_prompts()))
+        for session, prompt in zip(beginning, prompts, strict=True):
+            if prompt in self._prompts:
+                self._prompts.place(prompt, session.slot)
+                session.read_chunk(len(prompt))
+
+    def _waiting_prompts(self) -> Iterator[Prompt]:
+        """What those without a slot will begin with: a reading costs the same for one prompt as for several."""
+        for turn in self._waiting.values():
+            if len(turn.request.new_ids) > PROMPT_FROM and self._has_room(turn):
+                yield turn.request.new_ids[:-1]
 
     def _prefill(self, reading: list[Session]) -> None:
         slots = np.zeros(PREFILL_ROWS, dtype=np.int64)
@@ -268,8 +295,7 @@ class Generator:
         for row, session in enumerate(reading):
             count = min(PREFILL_TOKENS, session.to_prefill)
             slots[row], positions[row, :count] = session.slot, range(session.cached, session.cached + count)
-            tokens[row, :count] = session.read(count)
-            session.to_prefill -= count
+            tokens[row, :count] = session.read_chunk(count)
         self._decoder.prefill(*map(self._tensor, (slots, tokens, positions)))
         self._counters["prefills"] += 1
 

@@ -117,6 +117,11 @@ class Session:
         self.cached += count
         return self.ids[self.cached - count : self.cached]
 
+    def read_chunk(self, count: int) -> list[int]:
+        """The next ``count`` of those to prefill."""
+        self.to_prefill -= count
+        return self.read(count)
+
     def rewind(self, tokens: int) -> None:
         """Keep the first ``tokens``.
 

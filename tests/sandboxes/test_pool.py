@@ -156,7 +156,7 @@ async def test_close_ends_waiters_users_and_idle_boxes():
 async def test_no_box_survives_a_pool_that_is_closed_while_boxes_start(monkeypatch):
     made = []
 
-    async def slowly(spec):
+    async def slowly(spec, *way_out):
         await asyncio.sleep(0.1)
         made.append(await original(spec))
         return made[-1]
@@ -174,7 +174,7 @@ async def test_no_box_survives_a_pool_that_is_closed_while_boxes_start(monkeypat
 
 
 async def test_a_machine_without_boxes_is_said_to_each_user_and_leaks_no_place(pool, monkeypatch):
-    async def impossible(spec):
+    async def impossible(spec, *way_out):
         raise SandboxUnavailable("bubblewrap is not installed")
 
     with monkeypatch.context() as patch:

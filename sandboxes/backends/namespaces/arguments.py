@@ -47,6 +47,8 @@ class Descriptors:
     """Where bubblewrap writes the host pid of the box's first process."""
     passwd: int
     group: int
+    names: tuple[int, ...] = ()
+    """Contents of ``NAME_FILES``, in their order; a watched box only."""
 
 
 def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors) -> list[str]:
@@ -58,8 +60,7 @@ def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors) -> list[str
         *("--unshare-user", "--uid", str(BOX_ID), "--gid", str(BOX_ID)),
         # Guests see, signal and trace only each other; the end of process 1 is the end of all of them.
         *("--unshare-pid", "--as-pid-1"),
-        # A network stack without a device but its own loopback.  Abstract unix sockets are per stack as well.
-        "--unshare-net",
+        *_network(spec),
         # System V objects and POSIX queues would outlive their processes and be shared with the host's.
         "--unshare-ipc",
         *("--unshare-uts", "--hostname", HOSTNAME),
@@ -85,6 +86,15 @@ def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors) -> list[str
     ]
 
 
+def _network(spec: SandboxSpec) -> list[str]:
+    if spec.network == "watched":
+        # The network namespace that bwrap was started in (egress.interception): nobody else is in it, and it
+        # belongs to a user namespace above the box's own, so that no one in the box may change its rules.
+        return []
+    # A network stack without a device but its own loopback.  Abstract unix sockets are per stack as well.
+    return ["--unshare-net"]
+
+
 def _file_systems(spec: SandboxSpec, fds: Descriptors) -> list[str]:
     size = str(spec.disk_mib * 2**20)
     flags = ["--ro-bind", "/usr", "/usr"]
@@ -100,6 +110,8 @@ def _file_systems(spec: SandboxSpec, fds: Descriptors) -> list[str]:
         flags += ["--ro-bind-try", path, path]
     flags += ["--perms", "0444", "--ro-bind-data", str(fds.passwd), "/etc/passwd"]
     flags += ["--perms", "0444", "--ro-bind-data", str(fds.group), "/etc/group"]
+    for fd, path in zip(fds.names, NAME_FILES, strict=bool(fds.names)):
+        flags += ["--perms", "0444", "--ro-bind-data", str(fd), path]
     # A /proc of the new pid namespace: its processes only.
     flags += ["--proc", "/proc"]
     # Not --dev: no terminals, no shared memory of unlimited size.
@@ -118,3 +130,9 @@ def _file_systems(spec: SandboxSpec, fds: Descriptors) -> list[str]:
 
 PASSWD = f"root:x:0:0::/:/usr/sbin/nologin\nagent:x:{BOX_ID}:{BOX_ID}::/work:/bin/sh\n".encode()
 GROUP = f"root:x:0:\nagent:x:{BOX_ID}:\n".encode()
+NAME_FILES = {
+    "/etc/resolv.conf": b"nameserver 127.0.0.1\noptions attempts:1 timeout:6\n",
+    "/etc/hosts": b"127.0.0.1 localhost box\n::1 localhost box\n",
+    "/etc/nsswitch.conf": b"hosts: files dns\n",
+}
+"""How names are resolved in a watched box.  The resolver answers on every address."""

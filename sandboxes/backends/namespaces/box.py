@@ -12,7 +12,12 @@ from sandboxes.backends.namespaces import limits, probe
 from sandboxes.backends.namespaces.inside import frames
 from sandboxes.backends.namespaces.link import Link, Reply
 from sandboxes.backends.namespaces.process import BoxProcess
-from sandboxes.interface import ExecResult, Outcome, SandboxLost, Snapshot, SnapshotUnavailable
+from sandboxes.egress.gateway.ledger import OnRecord
+from sandboxes.egress.gateway.outside import WORLD, World
+from sandboxes.egress.interception.watched import Doorway, NoDoorway, Watched
+from sandboxes.egress.policy import EgressPolicy
+from sandboxes.egress.record import EgressRecord
+from sandboxes.interface import ExecResult, Outcome, SandboxLost, SandboxUnavailable, Snapshot, SnapshotUnavailable
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
@@ -33,6 +38,7 @@ class NamespaceBox:
         self.spec = spec
         self._link = Link(self._lose)
         self._process: BoxProcess | None = None
+        self._watched: Watched | None = None
         self._lost: str | None = None
         self._interpreter = asyncio.Lock()
         """Cells run one at a time; everything else may overlap."""
@@ -40,31 +46,53 @@ class NamespaceBox:
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, spec: SandboxSpec) -> "NamespaceBox":
+    async def start(cls, spec: SandboxSpec, on_record: OnRecord | None = None, world: World = WORLD) -> "NamespaceBox":
         """A box that answers, or ``SandboxUnavailable`` and nothing left behind."""
         box = cls(spec)
         try:
-            await box._start()
+            await box._start(on_record, world)
         except BaseException:
             await completed(box.close())
             raise
         return box
 
-    async def _start(self) -> None:
+    async def _start(self, on_record: OnRecord | None, world: World) -> None:
         code = await probe.agent_code()
         ours, agents = socket.socketpair()
         with agents:
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=ours)
-            self._process = await BoxProcess.start(self.spec, agents)
+            if self.spec.network == "watched":
+                await self._start_watched(agents, on_record, world)
+            else:
+                self._process = await BoxProcess.start(self.spec, agents)
         arguments = (limits.rlimits(self.spec), self.spec.output_bytes)
         self._link.send(frames.LENGTH.pack(len(code)) + code + frames.block(arguments))
         try:
             async with asyncio.timeout(START_S):
                 await self._link.hello
         except (SandboxLost, TimeoutError):
-            raise probe.unavailable(self._process.complaint()) from None
+            raise self._unavailable() from None
+        assert self._process is not None
         self._process.identify()
+
+    async def _start_watched(self, agents: socket.socket, on_record: OnRecord | None, world: World) -> None:
+        """The rules are in place, and their sockets served, before bubblewrap itself begins."""
+        doorway = Doorway()
+        try:
+            self._process = await BoxProcess.start(self.spec, agents, doorway)
+            doorway.theirs.close()
+            async with asyncio.timeout(START_S):
+                descriptors = await doorway.descriptors()
+            policy = self.spec.egress or EgressPolicy()
+            self._watched = Watched(descriptors, policy, on_record, world)
+        except (NoDoorway, TimeoutError):
+            raise self._unavailable() from None
+        finally:
+            doorway.close()
+
+    def _unavailable(self) -> SandboxUnavailable:
+        return probe.unavailable("" if self._process is None else self._process.complaint())
 
     @property
     def alive(self) -> bool:
@@ -135,6 +163,17 @@ class NamespaceBox:
             self._snapshots.discard(snapshot)
             await completed(self._ask("drop", (snapshot.id,), GRACE_S))
 
+    def label(self, text: str | None) -> None:
+        if self._watched is not None:
+            self._watched.label(text)
+
+    async def egress(self, after: int = 0, *, limit: int = 1000) -> list[EgressRecord]:
+        return [] if self._watched is None else await self._watched.records(after, limit)
+
+    def acknowledge_egress(self, through: int) -> None:
+        if self._watched is not None:
+            self._watched.ledger.records.acknowledge(through)
+
     def _why_not_kept(self, reply: Reply) -> str:
         code = frames.ERRNO.unpack(reply.payload)[0] if len(reply.payload) == frames.ERRNO.size else 0
         most_mib = 2 * self.spec.disk_mib
@@ -152,6 +191,8 @@ class NamespaceBox:
         reply = await completed(self._ask("reset", (), RESET_S))
         if reply.kind != frames.DATA:
             raise self._lose(f"its reset failed: {_message(reply)}")
+        if self._watched is not None:
+            await completed(self._watched.renew())
 
     async def close(self) -> None:
         if self._closing is None:
@@ -161,8 +202,12 @@ class NamespaceBox:
     async def _close(self) -> None:
         self._lose("it was closed")
         self._link.close()
-        if self._process is not None:
-            await self._process.gone()
+        try:
+            if self._process is not None:
+                await self._process.gone()
+        finally:
+            if self._watched is not None:
+                await self._watched.close()  # last: what the dead have tried is recorded too
 
     # -- requests ---------------------------------------------------------------------------------
 

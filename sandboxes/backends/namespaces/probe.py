@@ -32,6 +32,10 @@ REMEDIES = (
     (("mount proc", "Can't mount"),
      "run outside of a container, or start the container with --security-opt systempaths=unconfined"),
     (("Unknown option", "unknown option"), "install bubblewrap 0.7 or later"),
+    (("doorway:",),
+     "watched boxes need a kernel with IPv6, seccomp listeners, and nftables with tproxy, socket, limit, log, reject:"
+     " load nf_tables, nft_tproxy, nft_socket, nft_log, nft_limit, nft_reject_inet, nfnetlink_log,"
+     " or do without network"),
     (("execvp",), f"install the system's Python at {BOX_PYTHON}: apt-get install python3"),
 )  # fmt: skip
 

@@ -9,10 +9,11 @@ import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sandboxes.backends.namespaces.arguments import GROUP, PASSWD, Descriptors, bwrap_arguments
+from sandboxes.backends.namespaces.arguments import GROUP, NAME_FILES, PASSWD, Descriptors, bwrap_arguments
 from sandboxes.backends.namespaces.probe import as_nobody_in_particular, bwrap_path
 from sandboxes.backends.namespaces.seccomp import deny_filter
 from sandboxes.backends.namespaces.spawn import spawner
+from sandboxes.egress.interception.watched import Doorway
 from sandboxes.spec import SandboxSpec
 
 DEATH_S = 10.0
@@ -30,18 +31,25 @@ class BoxProcess:
     init: int = -1
 
     @classmethod
-    async def start(cls, spec: SandboxSpec, agent_socket: socket.socket) -> "BoxProcess":
-        """Start bubblewrap; ``agent_socket`` goes to the agent and stays ours to close."""
+    async def start(
+        cls, spec: SandboxSpec, agent_socket: socket.socket, doorway: Doorway | None = None
+    ) -> "BoxProcess":
+        """Start bubblewrap, through a doorway that makes the network; the sockets stay ours to close."""
         inherited: list[int] = []
         complaints = os.memfd_create("complaints")
         info_read, info_write = os.pipe2(os.O_CLOEXEC)
         try:
-            inherited += (_memory_file(content) for content in (deny_filter(), PASSWD, GROUP))
-            seccomp, passwd, group = inherited
-            fds = Descriptors(agent_socket.fileno(), seccomp, info_write, passwd, group)
+            names = NAME_FILES.values() if doorway else ()
+            inherited += (
+                _memory_file(content) for content in (deny_filter(watched=doorway is not None), PASSWD, GROUP, *names)
+            )
+            seccomp, passwd, group, *named = inherited
+            fds = Descriptors(agent_socket.fileno(), seccomp, info_write, passwd, group, tuple(named))
+            through = doorway.arguments() if doorway else []
+            passed = [doorway.theirs.fileno()] if doorway else []
             monitor = await spawner().spawn(
-                [*as_nobody_in_particular(), *bwrap_arguments(bwrap_path(), spec, fds)],
-                inherited=(*inherited, info_write, fds.agent),
+                [*as_nobody_in_particular(), *through, *bwrap_arguments(bwrap_path(), spec, fds)],
+                inherited=(*inherited, info_write, fds.agent, *passed),
                 stderr=complaints,
             )
         except BaseException:

@@ -69,8 +69,12 @@ Instruction = tuple[int, int, int, int]
 
 
 @functools.cache
-def deny_filter(architecture: Architecture | None = None) -> bytes:
-    """The program, as ``struct sock_filter[]``."""
+def deny_filter(architecture: Architecture | None = None, *, watched: bool = False) -> bytes:
+    """The program, as ``struct sock_filter[]``.
+
+    ``watched``: ``socket`` is left to the filter of egress.interception.calls, which is there already and
+    which refuses more; of two filters that refuse, the kernel would obey this one, and nobody would be told.
+    """
     machine = architecture or this_machine()
     program: list[Instruction] = [
         (LOAD, 0, 0, AT_ARCHITECTURE),
@@ -84,7 +88,7 @@ def deny_filter(architecture: Architecture | None = None) -> bytes:
     program += _refused(machine, NOT_IMPLEMENTED, errno.ENOSYS)
     for name, argument in SELF_ONLY.items():
         program += _unless_argument(machine, name, argument, (0,), errno.EPERM)
-    for name in ("socket", "socketpair"):
+    for name in ("socketpair",) if watched else ("socket", "socketpair"):
         program += _unless_argument(machine, name, 0, SOCKET_FAMILIES, errno.EAFNOSUPPORT)
     program += _unless_argument(machine, "personality", 0, PERSONALITIES, errno.EPERM)
     program += _if_argument(machine, "ioctl", 1, TERMINAL_INJECTION, errno.EPERM)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.inference.generator import GenerationAborted, Generator
+from engine.inference.generator import PREFILL_FROM, GenerationAborted, Generator
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import default_tokenizer
 from engine.spec.generation import GenerateRequest
@@ -69,6 +69,20 @@ async def test_company_slot_and_order_change_no_bit(generator):
         answers = await asyncio.gather(*entrants)
         assert answers[position] == alone
     assert await two_turns(generator, "alone again") == alone
+
+
+async def test_company_changes_no_bit_of_a_later_turn_that_is_read_in_chunks(generator):
+    async def long_observation(session: str):
+        first = await generator.generate(turn(session, range(20, 50), seed=1))
+        second = await generator.generate(turn(session, range(20, 20 + PREFILL_FROM + 5), seed=2))
+        await generator.release(session)
+        return first, second
+
+    alone = await long_observation("alone")
+    dice = random.Random(4)
+    crowd = [crowd_member(generator, f"{i}", dice) for i in range(90)]
+    together = await asyncio.gather(*crowd[:20], *(long_observation(f"s{i}") for i in range(12)), *crowd[20:])
+    assert together[20:32] == [alone] * 12
 
 
 async def test_equal_requests_in_all_slots_get_equal_bits(generator):

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -39,8 +40,9 @@ def test_a_spec_cannot_be_changed() -> None:
         RunSpec(name="fixed").seed = 3  # type: ignore[misc]
 
 
-REQUIRED = {
+REQUIRED: dict[str, dict[str, Any]] = {
     "RunSpec": {"name": "n"},
+    "Rule": {"name": "r", "action": "deny", "hosts": ("a.example.org",)},
     "LlmJudge": {"endpoint": "http://127.0.0.1:30000/v1", "model": "judge"},
     "Experience": {"pool": [{"when_to_use": "always", "content": "look first"}]},
     "ExperienceItem": {"when_to_use": "always", "content": "look first"},
@@ -63,7 +65,7 @@ def test_every_table_of_a_spec_rejects_unknown_fields_and_has_defaults_in_range(
     defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
     required = REQUIRED.get(model.__name__, {})
     model.model_validate(
-        required | {name: value for name, value in defaults.items() if not isinstance(value, BaseModel)}
+        {name: value for name, value in defaults.items() if not isinstance(value, BaseModel)} | required
     )
 
 

@@ -1,0 +1,179 @@
+"""What the detectors find, and what the policy costs: ``./dev bench egress [--json FILE]``.
+
+Recall and false alarms are counted on the corpus of tests/sandboxes/egress/corpus, which was made together
+with the detectors: it shows what each of them is for, not how they would fare against a stranger.
+Incidents that are known to be missed count as missed.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+from benchmarks.egress_corpus import POLICY, Scenario, scenarios
+from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.suite import RULES, Suite
+from sandboxes.egress.log import RecordLog
+from sandboxes.egress.verdict import Verdict, decide
+
+BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one rule, counted in scenarios."""
+
+    rule: str
+    severity: str
+    incidents: int
+    """Those that the rule has to find."""
+    found: int
+    false_alarms: int
+    """Benign scenarios with a finding of this rule that is a warning or critical."""
+    remarks: int
+    """The same at severity info, which nobody is called for."""
+
+    @property
+    def recall(self) -> float:
+        return self.found / self.incidents if self.incidents else 0.0
+
+
+def main() -> None:
+    options = _options()
+    described = machine.description()
+    corpus = scenarios()
+    scores = score(corpus)
+    rates = _rates(options.seconds, corpus)
+    described["load_1min_after"] = machine.description()["load_1min"]
+    benign = sum(not one.expected for one in corpus)
+    Console().print(_table(scores, benign))
+    total = _total(scores, corpus)
+    print(
+        f"{total['incidents']} incidents, {total['found']} found ({total['known_misses']} are known to be missed); "
+        f"{benign} benign, {total['false_alarms']} false alarms\n"
+        + "\n".join(f"{what}: {per_s:,.0f}/s" for what, per_s in rates.items())
+        + f"\nMachine: {described}"
+    )
+    if options.json:
+        report = {
+            "benchmark": "egress",
+            "machine": described,
+            "rules": [{**asdict(one), "recall": one.recall} for one in scores],
+            "benign": benign,
+            **total,
+            "per_second": rates,
+        }
+        options.json.write_text(json.dumps(report, indent=2))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev bench egress", description="What the detectors find.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long each rate is measured (default 2)")
+    options = parser.parse_args()
+    if options.seconds <= 0:
+        parser.error("--seconds must be more than 0")
+    return options
+
+
+def score(corpus: Sequence[Scenario]) -> list[Score]:
+    found = [(one, {(f.rule, f.severity == "info") for f in one.findings()}) for one in corpus]
+    incidents = [(one.expected, rules) for one, rules in found if one.expected]
+    benign = [rules for one, rules in found if not one.expected]
+    return [
+        Score(
+            rule=rule.id,
+            severity=rule.severity,
+            incidents=sum(rule.id in expected for expected, _ in incidents),
+            found=sum(rule.id in expected and rule.id in {name for name, _ in rules} for expected, rules in incidents),
+            false_alarms=sum((rule.id, False) in rules for rules in benign),
+            remarks=sum((rule.id, True) in rules for rules in benign),
+        )
+        for rule in RULES
+    ]
+
+
+def _total(scores: Sequence[Score], corpus: Sequence[Scenario]) -> dict[str, int]:
+    incidents = [one for one in corpus if one.expected]
+    return {
+        "incidents": len(incidents),
+        "found": sum(one.expected <= {f.rule for f in one.findings()} for one in incidents),
+        "known_misses": sum(one.known_miss is not None for one in incidents),
+        "false_alarms": sum(one.false_alarms for one in scores),
+    }
+
+
+def _rates(seconds: float, corpus: Sequence[Scenario]) -> dict[str, float]:
+    """Operations per second on one core, each alone."""
+    resolved = {"203.0.113.20": ("api.example.org",)}
+    attempts = [
+        Attempt(
+            box="bench", sequence=n + 1, at=0.0, protocol="tcp", address=f"203.0.113.{20 + n % 2}", port=443,
+            stage="opening", sni="api.example.org",
+        )
+        for n in range(BATCH)
+    ]  # fmt: skip
+    verdicts = [decide(POLICY, attempt, resolved) for attempt in attempts]
+    return {
+        "decisions": _per_s(lambda: _decide_all(attempts, resolved), seconds),
+        "records kept and read": _per_s(lambda: _keep(RecordLog(2 * BATCH), attempts, verdicts), seconds),
+        "records summed up behind a slow reader": _per_s(lambda: _keep(RecordLog(16), attempts, verdicts), seconds),
+        "records through all detectors": _per_s(lambda: _detect(corpus, commands=False), seconds),
+        "commands through all detectors": _per_s(lambda: _detect(corpus, commands=True), seconds),
+    }
+
+
+def _per_s(work: Callable[[], int], seconds: float) -> float:
+    """``work`` says how many operations it did."""
+    done, started = 0, time.perf_counter()
+    while (took_s := time.perf_counter() - started) < seconds:
+        done += work()
+    return done / took_s
+
+
+def _decide_all(attempts: Sequence[Attempt], resolved: dict[str, tuple[str, ...]]) -> int:
+    for attempt in attempts:
+        decide(POLICY, attempt, resolved)
+    return len(attempts)
+
+
+def _keep(log: RecordLog, attempts: Sequence[Attempt], verdicts: Sequence[Verdict]) -> int:
+    for attempt, verdict in zip(attempts, verdicts, strict=True):
+        log.add(attempt, verdict, label="turn-1")
+    after = 0
+    while records := log.batch(after):
+        after = records[-1].seq
+        log.acknowledge(after)
+    return len(attempts)
+
+
+def _detect(corpus: Sequence[Scenario], *, commands: bool) -> int:
+    done = 0
+    for scenario in corpus:
+        suite = Suite(POLICY)
+        for event in scenario.events:
+            if isinstance(event, ExecEvent) == commands:
+                suite.feed(event)
+                done += 1
+    return done
+
+
+def _table(scores: Sequence[Score], benign: int) -> Table:
+    table = Table(title=f"incidents found, and false alarms among {benign} benign scenarios")
+    for column in ("rule", "severity", "found", "of", "recall", "false alarms", "remarks"):
+        table.add_column(column, justify="left" if column in {"rule", "severity"} else "right")
+    for one in scores:
+        cells = (one.found, one.incidents, f"{one.recall:.2f}", one.false_alarms, one.remarks)
+        table.add_row(one.rule, one.severity, *map(str, cells))
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""What an ``ExecEvent`` would do: programs that it runs, paths that it reads and writes, calls of Python code.
+
+Comments, docstrings, data and text that is only written to a file are not doings: a program that
+*mentions* a miner does not mine.
+"""
+
+import ast
+import base64
+import binascii
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.shell import Command, command_of, commands, nested
+
+_RUNNERS = frozenset({
+    "os.system", "os.popen", "os.execv", "os.execvp", "os.execl", "os.execlp", "os.execve", "os.spawnl", "os.spawnlp",
+    "os.spawnv", "os.spawnvp", "os.posix_spawn", "subprocess.run", "subprocess.Popen", "subprocess.call",
+    "subprocess.check_call", "subprocess.check_output", "subprocess.getoutput", "subprocess.getstatusoutput",
+    "asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell", "pty.spawn", "pexpect.spawn", "run", "Popen",
+    "system", "check_output", "check_call", "call", "popen", "exec_command", "get_ipython.system",
+})  # fmt: skip
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{16,}={0,2}")
+_READERS = frozenset({
+    "cat", "less", "more", "head", "tail", "cp", "mv", "tar", "zip", "gzip", "base64", "xxd", "od", "strings",
+    "hexdump", "grep", "egrep", "rg", "awk", "sed", "cut", "sort", "scp", "rsync", "dd", "nl", "tac", "source", ".",
+    "jq", "tee", "openssl", "ln", "7z", "aws", "gsutil", "rclone", "diff",
+})  # fmt: skip
+CALLS = 2000
+EXPRESSION_DEPTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    callee: str
+    """Dotted, as written: ``os.system``; only the last parts where it is called on an expression."""
+    strings: tuple[str, ...]
+    """Its string arguments; the constant parts of f-strings."""
+
+
+@dataclass(slots=True)
+class Doings:
+    commands: list[Command] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    imports: set[str] = field(default_factory=set)
+    reads: list[str] = field(default_factory=list)
+    writes: list[str] = field(default_factory=list)
+    trees: list[ast.Module] = field(default_factory=list)
+    scripts: list[str] = field(default_factory=list)
+    """Shell texts as they were given."""
+
+    @property
+    def words(self) -> Iterator[str]:
+        """Arguments of commands and strings of calls."""
+        for command in self.commands:
+            yield from command.arguments
+        for call in self.calls:
+            yield from call.strings
+
+
+@lru_cache(maxsize=8)
+def doings(event: ExecEvent) -> Doings:
+    """All detectors look at the same event one after another, so the last few are kept."""
+    found = Doings()
+    if event.argv:
+        _add_argv(found, list(event.argv), event.stdin)
+    if event.code:
+        _add_python(found, event.code)
+    if event.writes:
+        found.writes.append(event.writes)
+    for command in list(found.commands):
+        _add_paths(found, command)
+    return found
+
+
+def _add_argv(found: Doings, argv: list[str], stdin: str) -> None:
+    command = command_of(argv)
+    if command is None:
+        return
+    if stdin:
+        command = Command(command.program, command.arguments, stdin=stdin, wrappers=command.wrappers)
+    found.scripts += [text for text in argv[1:] if " " in text or "\n" in text]
+    _add_command(found, command)
+    for inner in nested(command):
+        _add_command(found, inner)
+    for text in found.scripts:
+        _add_decoded(found, text)
+
+
+def _add_command(found: Doings, command: Command) -> None:
+    found.commands.append(command)
+    if re.fullmatch(r"python[\d.]*|pypy3?|ipython3?", command.program):
+        given = zip(command.arguments, command.arguments[1:], strict=False)
+        for text in (command.stdin, *(text for flag, text in given if flag == "-c")):
+            _add_python(found, text)
+
+
+def _add_python(found: Doings, code: str) -> None:
+    lines = code.split("\n")
+    for line in lines:
+        if line.lstrip().startswith("!"):
+            _add_script(found, line.lstrip()[1:])
+    plain = "\n".join("" if line.lstrip().startswith(("!", "%")) else line for line in lines)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an invalid escape in their string is not our concern
+            tree = ast.parse(plain)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        _add_script(found, plain)  # perhaps a shell script that was written through the facade
+        return
+    found.trees.append(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.imports |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.imports |= {f"{node.module or ''}.{alias.name}" for alias in node.names} | {node.module or ""}
+        elif isinstance(node, ast.Call) and len(found.calls) < CALLS:
+            _add_call(found, node)
+
+
+def _add_script(found: Doings, script: str) -> None:
+    found.scripts.append(script)
+    for command in commands(script):
+        _add_command(found, command)
+    _add_decoded(found, script)
+
+
+def _add_decoded(found: Doings, text: str) -> None:
+    """Base64 in a text that speaks of base64 was meant to be decoded, and perhaps run."""
+    if "base64" not in text and "b64decode" not in text:
+        return
+    for match in list(_BASE64.finditer(text))[:16]:
+        try:
+            plain = base64.b64decode(match[0] + "=" * (-len(match[0]) % 4)).decode("ascii")
+        except (binascii.Error, UnicodeDecodeError):
+            continue
+        for command in commands(plain, depth=1):
+            _add_command(found, command)
+
+
+def _add_call(found: Doings, node: ast.Call) -> None:
+    callee = dotted(node.func)
+    texts = [text for given in (*node.args, *(word.value for word in node.keywords)) for text in _texts(given)]
+    found.calls.append(Call(callee, tuple(texts)))
+    if callee in _RUNNERS or callee.rpartition(".")[2] in {"system", "popen", "exec_command", "check_output"}:
+        _add_started(found, node, texts)
+    if callee.rpartition(".")[2] == "b64decode":
+        for text in texts:
+            _add_decoded(found, f"base64 {text}")
+    _add_file(found, node, callee, texts)
+
+
+def _add_started(found: Doings, node: ast.Call, texts: list[str]) -> None:
+    first = node.args[0] if node.args else None
+    if isinstance(first, ast.List | ast.Tuple):
+        words = ["".join(_texts(item)) or "?" for item in first.elts]
+        _add_argv(found, words, "")
+    elif texts and isinstance(first, ast.Constant | ast.JoinedStr | ast.BinOp):
+        _add_script(found, texts[0])
+
+
+def _add_file(found: Doings, node: ast.Call, callee: str, texts: list[str]) -> None:
+    last = callee.rpartition(".")[2]
+    if last in {"open", "fdopen"} and texts:
+        written = len(texts) > 1 and bool(set(texts[-1]) & set("wax+")) and len(texts[-1]) <= 3
+        (found.writes if written else found.reads).append(texts[0])
+    elif last in {"write_text", "write_bytes", "unlink", "touch"}:
+        found.writes += _inner_texts(node.func) if last != "unlink" or not texts else texts[:1]
+    elif last in {"read_text", "read_bytes"}:
+        found.reads += _inner_texts(node.func)
+    elif last in {"remove", "rmtree", "truncate", "chmod", "rename", "replace"} and callee.startswith(
+        ("os.", "shutil.")
+    ):
+        found.writes += texts
+    elif callee in {"shutil.copy", "shutil.copyfile", "shutil.copy2", "shutil.move"} and texts:
+        found.reads.append(texts[0])
+        found.writes += texts[1:]
+
+
+def _inner_texts(node: ast.expr) -> list[str]:
+    """The strings of the expression on which a method is called: ``(Path("a") / "b").read_text``."""
+    strings = [
+        inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
+    ]
+    return ["/".join(reversed(strings)), *strings] if len(strings) > 1 else strings
+
+
+def _texts(node: ast.expr, depth: int = 0) -> list[str]:
+    """The strings of an expression, as far as they stand there.  Each node is looked at once."""
+    if depth > EXPRESSION_DEPTH:
+        return []
+    match node:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.Constant(value=bytes(raw)):
+            return [raw.decode("latin-1")]
+        case ast.JoinedStr():
+            return ["".join(text for part in node.values for text in _texts(part, depth + 1) or ["?"])]
+        case ast.BinOp(left=left, right=right):
+            parts = [*_texts(left, depth + 1), *_texts(right, depth + 1)]
+            return ["".join(parts)] if parts else []
+        case ast.List() | ast.Tuple():
+            return [text for item in node.elts for text in _texts(item, depth + 1)]
+        case ast.Call(args=[inner, *_]):
+            return _texts(inner, depth + 1)
+        case _:
+            return []
+
+
+def dotted(node: ast.expr) -> str:
+    """``a.b.c`` of an expression, and ``b.c`` where it begins with something that has no name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute | ast.Call) and len(parts) < EXPRESSION_DEPTH:
+        if isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        else:
+            node = node.func
+    if isinstance(node, ast.Name):
+        parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+def _add_paths(found: Doings, command: Command) -> None:
+    found.writes += command.writes
+    found.reads += command.reads
+    names = [word for word in command.arguments if not word.startswith("-")]
+    in_place = command.program in {"sed", "perl"} and any(re.match(r"-[a-z]*i", word) for word in command.arguments)
+    if in_place or command.program in {"rm", "tee", "truncate", "chmod", "chown", "touch", "shred", "unlink", "chattr"}:
+        found.writes += names
+    elif command.program in {"cp", "mv", "ln", "install", "rsync"} and names:
+        found.reads += names[:-1]
+        found.writes += names[-1:] if command.program != "mv" else names
+    elif command.program == "dd":
+        found.writes += [word[3:] for word in command.arguments if word.startswith("of=")]
+        found.reads += [word[3:] for word in command.arguments if word.startswith("if=")]
+    elif command.program in _READERS:
+        found.reads += names
+    elif command.program in {"curl", "wget", "http", "nc"}:
+        found.reads += [word.partition("@")[2] for word in command.arguments if "@" in word and "://" not in word]
+        pairs = zip(command.arguments, command.arguments[1:], strict=False)
+        found.reads += [word for flag, word in pairs if flag in {"-T", "--upload-file", "--post-file"}]

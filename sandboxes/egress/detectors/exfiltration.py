@@ -1,0 +1,127 @@
+"""Data that leaves: much more sent than received, drop sites, and commands that send files."""
+
+import re
+from collections import OrderedDict
+from typing import ClassVar
+
+from sandboxes.egress.detectors.destinations import KEPT, below, hosts_in, is_here, names_of, where
+from sandboxes.egress.detectors.doings import doings
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.shell import Command
+from sandboxes.egress.record import EgressRecord
+
+VOLUME = RuleInfo("exfiltration-volume", "far more is sent than received", "critical", "Safety & Security", "T1048")
+DROP = RuleInfo("exfiltration-drop", "a site that takes anybody's data", "critical", "Safety & Security", "T1567")
+COMMAND = RuleInfo(
+    "exfiltration-command", "a command sends files or the environment", "critical", "Safety & Security", "T1048"
+)
+
+WARNING_BYTES = 4 * 2**20
+CRITICAL_BYTES = 32 * 2**20
+RATIO = 4.0
+"""Sent over received."""
+DROPS = (
+    "transfer.sh", "file.io", "0x0.st", "webhook.site", "requestbin.com", "requestbin.net", "pipedream.net",
+    "termbin.com", "ix.io", "oast.fun", "oast.pro", "oast.live", "oast.site", "oast.online", "oast.me", "interact.sh",
+    "burpcollaborator.net", "oastify.com", "gofile.io", "anonfiles.com", "temp.sh", "bashupload.com", "catbox.moe",
+    "hookbin.com", "beeceptor.com", "requestcatcher.com", "dnslog.cn", "ceye.io", "canarytokens.com", "wetransfer.com",
+    "paste.rs", "sprunge.us", "clbin.com", "uguu.se", "pixeldrain.com", "filebin.net", "api.telegram.org",
+)  # fmt: skip
+_SECRET = re.compile(r"\.ssh/|\.aws/|/etc/shadow|\.env\b|id_rsa|id_ed25519|\.netrc|\.kube/config|/proc/\S*environ")
+
+
+class Volume:
+    """Bytes to one destination over the box's life, allowed ones only, for a denied one carries none.
+
+    ``uploads`` are names to which the task is meant to send much.
+    """
+
+    rules: ClassVar[tuple[RuleInfo, ...]] = (VOLUME,)
+
+    def __init__(self, uploads: tuple[str, ...] = ()) -> None:
+        self._uploads = uploads
+        self._sent: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, ExecEvent) or event.phase != "traffic":
+            return None
+        if any(below(name, self._uploads) for name in names_of(event.attempt)):
+            return None
+        key = where(event.attempt)
+        up, down = self._sent.get(key, (0, 0))
+        up, down = up + event.bytes_up, down + event.bytes_down
+        self._sent[key] = up, down
+        self._sent.move_to_end(key)
+        if len(self._sent) > KEPT:
+            self._sent.popitem(last=False)
+        if up < WARNING_BYTES or up < RATIO * down:
+            return None
+        severity: Severity = "critical" if up >= CRITICAL_BYTES else "warning"
+        return finding(VOLUME, event, key, [event.attempt.target, f"{up} bytes sent, {down} received"], severity)
+
+
+class Drops:
+    rules: ClassVar[tuple[RuleInfo, ...]] = (DROP, COMMAND)
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, EgressRecord):
+            return self._record(event)
+        did = doings(event)
+        for before, command in zip([None, *did.commands], did.commands, strict=False):
+            if _sends(command, before):
+                return finding(COMMAND, event, command.program, [command.text], _severity(command, before))
+        for call in did.calls:
+            if call.callee.rpartition(".")[2] in {"post", "put", "urlopen", "Request"} and call.strings:
+                if any(below(host, DROPS) for host in hosts_in(" ".join(call.strings))):
+                    return finding(DROP, event, call.callee, [" ".join(call.strings)])
+        return None
+
+    def _record(self, record: EgressRecord) -> Finding | None:
+        for name in sorted(names_of(record.attempt)):
+            if (drop := below(name, DROPS)) is not None and not record.verdict.allowed:
+                return finding(DROP, record, drop, [record.attempt.target, name])
+        return None
+
+
+def _sends(command: Command, before: Command | None) -> bool:
+    hosts = hosts_in(command.text)
+    away = not hosts or not all(is_here(host) for host in hosts)
+    if command.program in {"nc", "ncat", "netcat", "socat"}:
+        data = command.reads or (command.piped and before is not None and _packs(before))
+        return bool(data) and not any(is_here(word) for word in command.arguments)
+    if command.program in {"curl", "wget", "http"} and away:
+        pairs = zip(command.arguments, command.arguments[1:], strict=False)
+        whole_file = any(
+            flag in {"-T", "--upload-file", "--post-file", "--body-file"}
+            or word.startswith("@-") and command.piped and before is not None and _packs(before)
+            for flag, word in pairs
+        )  # fmt: skip
+        named = re.search(r"(?:^|[\s=])@(\S+)|=@(\S+)", command.text)
+        return whole_file or bool(named and _SECRET.search(named[0])) or _drop(hosts)
+    remote = [
+        word for word in command.arguments if re.match(r"[^/\s]+:(?!//)", word) and not is_here(word.partition(":")[0])
+    ]
+    secret = any(_SECRET.search(word) for word in command.arguments)
+    return command.program in {"scp", "rsync"} and bool(remote) and secret
+
+
+def _drop(hosts: list[str]) -> bool:
+    return any(below(host, DROPS) for host in hosts)
+
+
+def _packs(command: Command) -> bool:
+    """Its output is a pile of files, secrets or the environment."""
+    if command.program in {"env", "printenv", "tar", "zip", "gpg"}:
+        return True
+    return command.program in {"cat", "base64", "gzip", "xxd"} and bool(_SECRET.search(command.text))
+
+
+def _severity(command: Command, before: Command | None) -> Severity:
+    """A plain upload may be the task; secrets, the environment or a drop site are not."""
+    grave = (
+        _SECRET.search(command.text)
+        or _drop(hosts_in(command.text))
+        or command.program in {"nc", "ncat", "netcat", "socat"}
+    )
+    return "critical" if grave or (command.piped and before is not None and _packs(before)) else "warning"

@@ -1,0 +1,78 @@
+"""What a detector says, and what it is: its rule, told once."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+from pydantic import Field
+
+from sandboxes.egress.attempt import Frozen, Label, printable
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.record import EgressRecord
+
+Severity = Literal["info", "warning", "critical"]
+Category = Literal["Safety & Security", "Controllability", "Trustworthiness"]
+"""The three of ALE (arXiv:2512.24873), section 3.1.4."""
+
+EVIDENCE_LINES = 8
+EVIDENCE_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RuleInfo:
+    id: str
+    title: str
+    severity: Severity
+    """The highest that the rule gives; some findings of it are less."""
+    category: Category
+    attack: str
+    """MITRE ATT&CK technique id."""
+
+
+class Finding(Frozen):
+    rule: str
+    severity: Severity
+    category: Category
+    attack: str
+    title: str
+    box: Label
+    at: float
+    """When the event happened that completed the evidence."""
+    label: Label | None
+    """The tool call of that event."""
+    subject: Label
+    """What it is about (a destination, a program): findings of one rule and subject are the same story."""
+    evidence: tuple[str, ...] = Field(max_length=EVIDENCE_LINES)
+    seq: int | None = None
+    """Number of the record that completed it; None for a command."""
+
+
+Event = EgressRecord | ExecEvent
+
+
+class Detector(Protocol):
+    """One per box.  ``feed`` gets the box's events in order of time, keeps bounded state and never waits."""
+
+    rules: ClassVar[tuple[RuleInfo, ...]]
+
+    def feed(self, event: Event) -> Finding | None: ...
+
+
+def finding(
+    rule: RuleInfo, event: Event, subject: str, evidence: Iterable[str], severity: Severity | None = None
+) -> Finding:
+    lines = [printable(line, EVIDENCE_CHARACTERS) for _, line in zip(range(EVIDENCE_LINES), evidence, strict=False)]
+    record = event if isinstance(event, EgressRecord) else None
+    return Finding(
+        rule=rule.id,
+        severity=severity or rule.severity,
+        category=rule.category,
+        attack=rule.attack,
+        title=rule.title,
+        box=record.attempt.box if record else event.box,  # type: ignore[union-attr]
+        at=record.last_at if record else event.at,  # type: ignore[union-attr]
+        label=event.label,
+        subject=subject,
+        evidence=tuple(lines),
+        seq=record.seq if record else None,
+    )

@@ -1,0 +1,117 @@
+"""Data carried in names, and ways around the resolver."""
+
+import re
+from typing import ClassVar
+
+from sandboxes.egress.detectors.destinations import Windows, below, entropy_bits, names_of, zone_of
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.record import EgressRecord
+
+EXFILTRATION = RuleInfo(
+    "dns-exfiltration", "data is carried in DNS names", "critical", "Safety & Security", "T1048.003"
+)
+TYPES = RuleInfo("dns-record-types", "record types that carry data", "warning", "Safety & Security", "T1071.004")
+FLOOD = RuleInfo("dns-flood", "many denied names in a short time", "warning", "Safety & Security", "T1071.004")
+AROUND = RuleInfo(
+    "dns-around", "another resolver is addressed over HTTPS or TLS", "warning", "Safety & Security", "T1572"
+)
+
+WINDOW_S = 60.0
+CODED_NAMES = 4
+"""Different names of one zone within the window that look like coded data."""
+CODED_LENGTH = 24
+SHORTEST_RANDOM = 6
+CODED_BITS = 3.2
+MANY_NAMES = 40
+"""Different names of one zone within the window, long or not."""
+MANY_NAMES_BITS = 3.0
+LONG_BELOW = 100
+"""Characters below the zone; no host that people use is that long."""
+CARRYING = frozenset({"TXT", "NULL", "PRIVATE", "ANY", "KEY", "TYPE65399", "TYPE10"})
+MANY_CARRYING = 8
+MANY_DENIED = 200
+RESOLVERS = (
+    "dns.google", "cloudflare-dns.com", "one.one.one.one", "dns.quad9.net", "doh.opendns.com", "dns.nextdns.io",
+    "dns.adguard-dns.com", "doh.cleanbrowsing.org",
+)  # fmt: skip
+RESOLVER_ADDRESSES = frozenset({
+    "1.1.1.1", "1.0.0.1", "8.8.8.8", "8.8.4.4", "9.9.9.9", "149.112.112.112", "208.67.222.222", "208.67.220.220",
+    "2606:4700:4700::1111", "2001:4860:4860::8888", "2620:fe::fe",
+})  # fmt: skip
+
+
+class Names:
+    """Misses what is slow, or spread over many zones, or hidden in which allowed names are asked and when."""
+
+    rules: ClassVar[tuple[RuleInfo, ...]] = (EXFILTRATION, TYPES, FLOOD, AROUND)
+
+    def __init__(self) -> None:
+        self._below: Windows[str] = Windows(WINDOW_S)
+        self._carrying: Windows[str] = Windows(WINDOW_S)
+        self._denied: Windows[int] = Windows(WINDOW_S, items=2 * MANY_DENIED)
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, ExecEvent) or event.phase != "attempt":
+            return None
+        if event.attempt.protocol != "dns":
+            return self._around(event)
+        if event.attempt.name is None:
+            return None
+        return self._coded(event, event.attempt.name) or self._typed(event) or self._flood(event)
+
+    def _coded(self, record: EgressRecord, name: str) -> Finding | None:
+        inner, zone = zone_of(name)
+        if not inner or zone.endswith("arpa"):
+            return None
+        different = list(dict.fromkeys(self._below.add(zone, record.last_at, inner)))
+        coded = [one for one in different if is_coded(one)]
+        long = [one for one in different if len(one) >= LONG_BELOW]
+        several = record.spread.names if record.spread else 0
+        many = max(len(different), several) >= MANY_NAMES and entropy_bits("".join(different)) >= MANY_NAMES_BITS
+        random = sum(any(map(looks_random, re.split(r"[.\-_]", one))) for one in different) >= len(different) / 2
+        if len(coded) >= CODED_NAMES or len(long) >= 2 or (many and random):
+            told = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s, {len(coded)} of them coded"
+            return finding(EXFILTRATION, record, zone, [told, *(coded or long or different)])
+        return None
+
+    def _typed(self, record: EgressRecord) -> Finding | None:
+        kind = record.attempt.query_type or ""
+        if kind.upper() not in CARRYING:
+            return None
+        asked = self._carrying.add("box", record.last_at, record.attempt.name or "")
+        if len(set(asked)) < MANY_CARRYING and record.count < MANY_CARRYING:
+            return None
+        told = f"{len(asked)} {kind} queries within {WINDOW_S:.0f} s"
+        return finding(TYPES, record, zone_of(record.attempt.name or "")[1], [told, *asked[-4:]])
+
+    def _flood(self, record: EgressRecord) -> Finding | None:
+        if record.verdict.allowed:
+            return None
+        number = sum(self._denied.add("box", record.last_at, record.count))
+        told = f"{number} denied queries within {WINDOW_S:.0f} s"
+        return finding(FLOOD, record, "dns", [told, record.attempt.target]) if number >= MANY_DENIED else None
+
+    def _around(self, record: EgressRecord) -> Finding | None:
+        attempt = record.attempt
+        if record.verdict.allowed or attempt.port not in {443, 853}:
+            return None
+        named = [name for name in names_of(attempt) if below(name, RESOLVERS) is not None]
+        if named or attempt.address in RESOLVER_ADDRESSES:
+            return finding(AROUND, record, "resolver", [attempt.target, *named])
+        return None
+
+
+def is_coded(inner: str) -> bool:
+    """Enough random-looking characters for data; words, years and one short hash among words are not."""
+    random = "".join(part for part in re.split(r"[.\-_]", inner) if looks_random(part))
+    return len(random) >= CODED_LENGTH and entropy_bits(random) >= CODED_BITS
+
+
+def looks_random(part: str) -> bool:
+    """Digits amid letters, or hardly a vowel: no word of a language that names hosts."""
+    if len(part) < SHORTEST_RANDOM:
+        return False
+    digits = sum(letter.isdigit() for letter in part)
+    vowels = sum(letter in "aeiouy" for letter in part)
+    return 0.15 <= digits / len(part) <= 0.95 or vowels / len(part) < 0.18

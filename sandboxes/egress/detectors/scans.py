@@ -1,0 +1,118 @@
+"""Looking around: many addresses or many ports in a short time, scanners, and the metadata service."""
+
+import re
+from typing import ClassVar
+
+from sandboxes.egress.detectors.destinations import Windows, hosts_in, is_here, names_of, special_kind
+from sandboxes.egress.detectors.doings import doings
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.record import EgressRecord
+
+HOSTS = RuleInfo("scan-hosts", "many addresses in a short time", "critical", "Safety & Security", "T1018")
+PORTS = RuleInfo("scan-ports", "many ports of one address in a short time", "critical", "Safety & Security", "T1046")
+PROGRAM = RuleInfo("scan-program", "a network scanner is started", "warning", "Safety & Security", "T1046")
+METADATA = RuleInfo(
+    "metadata-service", "the cloud's metadata service is asked", "critical", "Safety & Security", "T1552.005"
+)
+
+WINDOW_S = 60.0
+MANY_HOSTS = 16
+MANY_PORTS = 16
+SCANNERS = frozenset({
+    "nmap", "masscan", "zmap", "rustscan", "arp-scan", "netdiscover", "unicornscan", "naabu", "hping3", "nbtscan",
+    "fping", "crackmapexec", "netexec", "nikto", "gobuster", "ffuf", "hydra", "medusa",
+})  # fmt: skip
+METADATA_NAMES = frozenset({
+    "metadata.google.internal", "metadata", "instance-data", "instance-data.ec2.internal", "metadata.azure.com",
+    "metadata.azure.internal", "metadata.tencentyun.com", "metadata.packet.net", "rancher-metadata",
+})  # fmt: skip
+_LOOP = re.compile(
+    r"(?:\bseq\s+\d+\s+\d{2,}|\{\d+\.\.\d{2,}\})[\s\S]{0,200}?"
+    r"(?:\bping\b[^\n;|]{0,80}\.\$\w|/dev/tcp/(?!localhost|127\.)[^\s/]{1,80}/\$|/dev/tcp/[^\s/]{0,80}\.\$)"
+)
+_METADATA = re.compile(
+    r"169\.254\.169\.254|169\.254\.170\.(?:2|23)\b|100\.100\.100\.200|fd00:ec2::254|metadata\.google\.internal"
+    r"|0xa9fea9fe|\b2852039166\b"
+)
+
+
+class Scans:
+    """Only what was denied is counted: what the policy allows may fan out.  Slower than the window is missed."""
+
+    rules: ClassVar[tuple[RuleInfo, ...]] = (HOSTS, PORTS)
+
+    def __init__(self) -> None:
+        self._hosts: Windows[str] = Windows(WINDOW_S)
+        self._ports: Windows[int] = Windows(WINDOW_S)
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, ExecEvent) or event.phase != "attempt" or event.verdict.allowed:
+            return None
+        attempt = event.attempt
+        if attempt.address is None or attempt.protocol == "dns":
+            return None
+        inside = special_kind(attempt) is not None
+        severity: Severity = "critical" if inside else "warning"
+        spread = event.spread
+        addresses = set(self._hosts.add((attempt.protocol, inside), event.last_at, attempt.address))
+        ports = set(self._ports.add(attempt.address, event.last_at, attempt.port or 0))
+        if max(len(addresses), spread.addresses if spread else 0) >= MANY_HOSTS:
+            told = f"{max(len(addresses), spread.addresses if spread else 0)} addresses within {WINDOW_S:.0f} s"
+            return finding(HOSTS, event, "private" if inside else "public", [told, *sorted(addresses)], severity)
+        several = spread.ports if spread and spread.addresses == 1 else 0
+        if max(len(ports), several) >= MANY_PORTS:
+            told = f"{max(len(ports), several)} ports within {WINDOW_S:.0f} s"
+            return finding(PORTS, event, attempt.address, [told, attempt.target], severity)
+        return None
+
+
+class Scanners:
+    """Scanners by name, and loops over numbers.  A scan of the box's own loopback is a way of working."""
+
+    rules: ClassVar[tuple[RuleInfo, ...]] = (PROGRAM,)
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, EgressRecord):
+            return None
+        did = doings(event)
+        for script in did.scripts:
+            if (match := _LOOP.search(script)) is not None:
+                return finding(PROGRAM, event, "loop", [match[0]])
+        for command in did.commands:
+            targets = [word for word in command.arguments if not re.fullmatch(r"-.*|[\d,-]+", word)]
+            here = bool(targets) and all(is_here(word) for word in targets)
+            if command.program in SCANNERS and targets and not here:
+                return finding(PROGRAM, event, command.program, [command.text])
+            swept = command.program in {"nc", "ncat", "netcat"} and any("z" in word for word in command.arguments[:3])
+            if swept and re.search(r"\b\d+-\d+\b", command.text) and not any(is_here(word) for word in targets):
+                return finding(PROGRAM, event, command.program, [command.text])
+        return None
+
+
+class Metadata:
+    """By address, name, and what a command says.  Cloud SDKs ask unbidden; docs/egress.md says how to quiet them."""
+
+    rules: ClassVar[tuple[RuleInfo, ...]] = (METADATA,)
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, ExecEvent):
+            return self._command(event)
+        if event.verdict.allowed or event.phase != "attempt":
+            return None
+        asked = names_of(event.attempt) & METADATA_NAMES
+        if special_kind(event.attempt) == "metadata" or asked:
+            return finding(METADATA, event, "metadata", [event.attempt.target, *sorted(asked)])
+        return None
+
+    def _command(self, event: ExecEvent) -> Finding | None:
+        did = doings(event)
+        fetching = [one.text for one in did.commands if one.program in {"curl", "wget", "nc", "http", "aws", "gcloud"}]
+        called = [" ".join(call.strings) for call in did.calls if hosts_in(" ".join(call.strings))]
+        connecting = [
+            " ".join(call.strings) for call in did.calls if call.callee.endswith(("connect", "create_connection"))
+        ]
+        for text in (*fetching, *called, *connecting):
+            if _METADATA.search(text.lower()) or METADATA_NAMES & set(hosts_in(text)):
+                return finding(METADATA, event, "metadata", [text])
+        return None

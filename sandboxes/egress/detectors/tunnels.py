@@ -1,0 +1,195 @@
+"""Ways in from outside: tunnel programs and services, SSH out of the box, reverse shells, silent long connections."""
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sandboxes.egress.detectors.destinations import KEPT, below, is_here, names_of, where
+from sandboxes.egress.detectors.doings import Doings, doings
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.shell import SHELLS, Command
+from sandboxes.egress.record import EgressRecord
+
+PROGRAM = RuleInfo("tunnel-program", "a tunnel is opened out of the box", "critical", "Controllability", "T1572")
+SHELL = RuleInfo("reverse-shell", "a shell is given to somebody outside", "critical", "Controllability", "T1059.004")
+SERVICE = RuleInfo("tunnel-service", "a tunnel service is addressed by name", "critical", "Controllability", "T1572")
+BANNER = RuleInfo("ssh-outbound", "the box speaks SSH to somebody outside", "critical", "Controllability", "T1572")
+QUIET = RuleInfo(
+    "quiet-connection", "a long connection that carries keep-alives only", "warning", "Controllability", "T1572"
+)
+
+PROGRAMS = frozenset({
+    "ngrok", "frpc", "frps", "chisel", "cloudflared", "localtunnel", "lt", "bore", "gost", "rathole", "ligolo",
+    "ligolo-ng", "agent-ligolo", "autossh", "sshuttle", "tmate", "tailscaled", "tailscale", "zerotier-one",
+    "zerotier-cli", "wg-quick", "openvpn", "iodine", "iodined", "dnscat", "dnscat2", "dns2tcpc", "ptunnel",
+    "ptunnel-ng", "icmptunnel", "hans", "pinggy", "playit", "pagekite", "pagekite.py", "revsocks", "reGeorg",
+    "proxytunnel", "corkscrew", "inlets", "pwnat", "loclx", "tor", "teleconsole", "gsocket", "gs-netcat", "wstunnel",
+    "udp2raw", "v2ray", "xray", "sing-box", "shadowsocks", "ss-local",
+})  # fmt: skip
+SERVICES = (
+    "ngrok.io", "ngrok.com", "ngrok.app", "ngrok.dev", "ngrok-free.app", "ngrok-free.dev", "ngrok-agent.com",
+    "trycloudflare.com", "argotunnel.com", "localtunnel.me", "loca.lt", "serveo.net", "pinggy.io", "pinggy.link",
+    "bore.pub", "localhost.run", "lhr.life", "tailscale.com", "zerotier.com", "playit.gg", "pagekite.net",
+    "pagekite.me", "tmate.io", "remote.it", "telebit.io", "packetriot.com", "loclx.io", "localxpose.io",
+    "devtunnels.ms", "expose.dev", "portmap.io", "gs.thc.org", "torproject.org", "onion", "webhookrelay.com",
+    "inlets.dev", "tunnelmole.com", "tunnelto.dev", "tunnel.us.ngrok.com", "remotemoe.net",
+    "rel.tunnels.api.visualstudio.com",
+)  # fmt: skip
+NETCATS = frozenset({"nc", "ncat", "netcat", "nc.traditional", "socat"})
+MODULES = frozenset({"pyngrok", "flask_ngrok", "pycloudflared", "localtunnel", "sshtunnel"})
+QUIET_S = 600.0
+QUIET_STATEMENTS = 5
+QUIET_BYTES_PER_PACKET = 96
+QUIET_BYTES_PER_S = 20.0
+
+_SSH_FORWARD = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]*[RDLw](?:\S*)?")
+_SSH_VALUED = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]*[BbcEeFIiJlmOopQSWPp]")
+_DEVICE = re.compile(r"/dev/(?:tcp|udp)/([^\s/]+)/(\d+)")
+
+
+@dataclass(slots=True)
+class _Connection:
+    began: float
+    statements: int = 0
+    bytes_both: int = 0
+    bytes_up: int = 0
+    packets_up: int = 0
+
+
+class Tunnels:
+    """Misses a program of one's own over TLS to an allowed name, and SSH inside TLS."""
+
+    rules: ClassVar[tuple[RuleInfo, ...]] = (PROGRAM, SHELL, SERVICE, BANNER, QUIET)
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[int, _Connection] = OrderedDict()
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, ExecEvent):
+            return _command(event)
+        return _service(event) or _banner(event) or self._quiet(event)
+
+    def _quiet(self, record: EgressRecord) -> Finding | None:
+        if record.phase != "traffic" or record.spread is not None or record.count > 1:
+            return None
+        number = record.attempt.sequence
+        connection = self._open.setdefault(number, _Connection(record.attempt.at))
+        if len(self._open) > KEPT:
+            self._open.popitem(last=False)
+        connection.statements += record.bytes_up > 0
+        connection.bytes_up += record.bytes_up
+        connection.bytes_both += record.bytes_up + record.bytes_down
+        connection.packets_up += record.packets_up
+        if record.ended is not None:
+            self._open.pop(number, None)
+        lasted_s = record.last_at - connection.began
+        if not _is_quiet(connection, lasted_s):
+            return None
+        told = f"{lasted_s:.0f} s, {connection.packets_up} pieces, {connection.bytes_up} bytes sent"
+        return finding(QUIET, record, where(record.attempt), [record.attempt.target, told])
+
+
+def _is_quiet(connection: _Connection, lasted_s: float) -> bool:
+    return (
+        lasted_s >= QUIET_S
+        and connection.statements >= QUIET_STATEMENTS
+        and connection.bytes_up <= QUIET_BYTES_PER_PACKET * max(connection.packets_up, 1)
+        and connection.bytes_both <= QUIET_BYTES_PER_S * lasted_s
+    )
+
+
+def _service(record: EgressRecord) -> Finding | None:
+    for name in sorted(names_of(record.attempt)):
+        if (service := below(name, SERVICES)) is not None and not record.verdict.allowed:
+            return finding(SERVICE, record, service, [record.attempt.target, name])
+    return None
+
+
+def _banner(record: EgressRecord) -> Finding | None:
+    """On port 22 an allowed one is policy, and a denied one may be ``git clone git@...``: a warning."""
+    attempt = record.attempt
+    if not record.opening_up.startswith(b"SSH-"):
+        return None
+    if attempt.port == 22 and record.verdict.allowed:
+        return None
+    evidence = [attempt.target, record.opening_up.decode("latin-1")]
+    return finding(BANNER, record, where(attempt), evidence, "warning" if attempt.port == 22 else "critical")
+
+
+def _command(event: ExecEvent) -> Finding | None:
+    did = doings(event)
+    for command in did.commands:
+        if _opens_tunnel(command):
+            return finding(PROGRAM, event, command.program, [command.text])
+    for module in sorted(did.imports):
+        if module.partition(".")[0] in MODULES:
+            return finding(PROGRAM, event, module, [f"import {module}"])
+    for call in did.calls:
+        if call.callee.endswith("request_port_forward"):
+            return finding(PROGRAM, event, call.callee, [call.callee])
+    shell = _reverse_shell(did)
+    return finding(SHELL, event, "shell", [shell]) if shell is not None else None
+
+
+def _opens_tunnel(command: Command) -> bool:
+    if command.program in {"npx", "bunx", "pnpx"} or (command.program == "docker" and "run" in command.arguments):
+        return any(
+            word.rsplit("/", 1)[-1].partition(":")[0].partition("@")[0] in PROGRAMS for word in command.arguments
+        )
+    if command.program == "ssh":
+        return ssh_forwards(command.arguments)
+    if command.program == "code":
+        return command.arguments[:1] == ("tunnel",)
+    if command.program in {"lt", "bore", "gost", "hans", "tor", "agent-ligolo"}:  # short: others may be called so
+        return bool(command.arguments) and not {"--help", "-h", "--version"} & set(command.arguments)
+    return command.program in PROGRAMS and not {"--help", "--version", "version"} & set(command.arguments)
+
+
+def ssh_forwards(arguments: tuple[str, ...]) -> bool:
+    """Whether ``ssh`` is asked for -R, -D, -L or -w, or for the same by -o; only before the host."""
+    place = 0
+    while place < len(arguments) and arguments[place].startswith("-"):
+        word = arguments[place]
+        if _SSH_FORWARD.fullmatch(word) and not _SSH_VALUED.match(word):
+            return True
+        option = arguments[place + 1] if word == "-o" and place + 1 < len(arguments) else word
+        if re.match(r"(-o)?(RemoteForward|DynamicForward|LocalForward|Tunnel)\b", option):
+            return True
+        place += 2 if _SSH_VALUED.fullmatch(word) else 1
+    # People also write options behind the host.
+    return any(re.fullmatch(r"-[fNqTn]*R", word) for word in arguments[place:])
+
+
+def _reverse_shell(did: Doings) -> str | None:
+    devices = [
+        (command, match)
+        for command in did.commands
+        for path in (*command.writes, *command.reads)
+        if (match := _DEVICE.match(path)) is not None and not is_here(match[1])
+    ]
+    takes = any("<&" in command.arguments for command in did.commands if command.program in {*SHELLS, "read"})
+    for command, match in devices:
+        if command.program in SHELLS or (takes and "exec" in command.wrappers):
+            return match[0]
+    for before, command in zip(did.commands, did.commands[1:], strict=False):
+        if command.program in NETCATS and command.piped and before.program in SHELLS and "-i" in before.arguments:
+            return f"{before.text} | {command.text}"
+    for command in did.commands:
+        shells = re.search(r"\b(?:EXEC|SYSTEM):", command.text, re.I)
+        if command.program == "socat" and shells and re.search(r"\b(?:TCP|OPENSSL|UDP)\w*:", command.text, re.I):
+            if "LISTEN" not in command.text.upper():
+                return command.text
+        if command.program in NETCATS:
+            if any(re.fullmatch(r"-[a-z]*[ec]", word) for word in command.arguments) or "--exec" in command.arguments:
+                return command.text
+        if command.program in {"perl", "ruby", "php", "lua", "awk", "gawk"} and re.search(
+            r"socket.{0,400}(?:/bin/(?:ba)?sh|exec)|/inet/tcp/0/", command.text, re.I | re.S
+        ):
+            return command.text
+    called = {call.callee.rpartition(".")[2] for call in did.calls}
+    started = any(command.program in {"sh", "bash", "dash"} for command in did.commands)
+    if "dup2" in called and {"connect", "create_connection"} & called and (started or "spawn" in called):
+        return "socket.connect, os.dup2 and a shell"
+    return None

@@ -1,0 +1,225 @@
+"""One TCP connection of a box, from its first byte to its last record.
+
+    accepted ─► may it be allowed? ── no ─► a glance at the first bytes ─► refused
+                     │ yes
+                     └─► the first bytes ─► allowed? ── no ─► refused
+                              │ none yet       │ yes
+                              └─ dial; the box's first bytes are still read before they are passed on
+
+Exactly one record of phase ``attempt``, and one more for every further request of plain HTTP.
+"""
+
+import asyncio
+import socket
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.gateway.opening import Kind, Opening, Unreadable, read_opening
+from sandboxes.egress.gateway.refusing import refusal, unreachable
+from sandboxes.egress.gateway.relay import Cut, Relay
+from sandboxes.egress.log import Traffic
+from sandboxes.egress.record import OPENING_BYTES, Ended
+from sandboxes.egress.verdict import Reason, Verdict, decide, sentence
+
+if TYPE_CHECKING:
+    from sandboxes.egress.gateway.gateway import Gateway
+
+GLANCE_S = 0.25
+"""How long a connection that is refused anyway is looked at: for its record, and for a protocol to refuse it in."""
+SILENCE_S = 0.5
+"""After this without a byte the server may speak first, if the destination alone is allowed."""
+OPENING_S = 2.0
+"""How long the first bytes may take to become readable, once there are some."""
+DIAL_S = 10.0
+FAREWELL_S = 0.5
+FAREWELL_BYTES = 2**20
+RESET = struct.pack("ii", 1, 0)
+
+
+class Connection:
+    def __init__(self, gateway: "Gateway", box: socket.socket, attempt: Attempt) -> None:
+        self._gateway = gateway
+        self._ledger = gateway.ledger
+        self._label = gateway.ledger.label
+        self._box = box
+        self._attempt = attempt
+        self._verdict: Verdict | None = None
+        self._kind: Kind = "unknown"
+        self._first = b""
+        self._loop = asyncio.get_running_loop()
+
+    async def serve(self) -> None:
+        """Until both sides are closed.  However it ends, its attempt has been recorded."""
+        try:
+            await self._serve()
+        except (OSError, TimeoutError):
+            pass  # the box hung up
+        finally:
+            if self._verdict is None:
+                self._record(self._gave_up())
+            self._box.close()
+
+    def _gave_up(self) -> Verdict:
+        """Of an attempt that ended before there was a verdict: never an allowed one."""
+        verdict = self._decide()
+        return self._ledger.failed() if verdict.allowed else verdict
+
+    async def _serve(self) -> None:
+        if not self._decide().allowed:
+            if not self._gateway.crowded:
+                await self._read_opening(GLANCE_S, GLANCE_S)
+            await self._refuse(self._decide())
+            return
+        await self._read_opening(SILENCE_S, OPENING_S)
+        verdict = self._decide_opening()
+        if not verdict.allowed:
+            await self._refuse(verdict)
+            return
+        self._record(verdict)
+        world = await self._dialled()
+        if world is not None:
+            with world:
+                await self._forward(world)
+
+    # -- the first bytes --------------------------------------------------------------------------
+
+    async def _read_opening(self, silence_s: float, within_s: float) -> None:
+        """Wait for bytes that can be read.  Afterwards ``_attempt`` has what they say; maybe there are none."""
+        try:
+            async with asyncio.timeout(silence_s):
+                self._first = await self._loop.sock_recv(self._box, 16384)
+        except TimeoutError:
+            return
+        opening = read_opening(self._first)
+        try:
+            async with asyncio.timeout(within_s):
+                while opening is None and (more := await self._loop.sock_recv(self._box, 16384)):
+                    self._first += more
+                    opening = read_opening(self._first)
+        except TimeoutError:
+            pass  # too slow: what there is has to do
+        self._understand(opening or read_opening(self._first, complete=True))
+
+    def _understand(self, opening: Opening | None) -> None:
+        if opening is not None and opening.kind != "unknown":
+            self._kind = opening.kind
+            self._attempt = _with(self._attempt, opening)
+
+    async def _late_opening(self) -> None:
+        """The box's first bytes, when the server was let to speak first: checked before they are passed on."""
+        while not self._first:
+            await self._read_opening(SILENCE_S, OPENING_S)
+            if self._hung_up():
+                return
+        if not (verdict := self._decide_opening()).allowed:
+            raise Cut(verdict.reason)
+
+    def _hung_up(self) -> bool:
+        return not self._first and self._box.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+
+    # -- yes or no --------------------------------------------------------------------------------
+
+    def _decide(self, attempt: Attempt | None = None) -> Verdict:
+        usage = self._ledger.usage()
+        others = replace(usage, connections=max(0, usage.connections - 1))
+        asked = attempt or self._attempt
+        return decide(self._ledger.policy, asked, self._gateway.pins.resolved(asked.address), others)
+
+    def _decide_opening(self) -> Verdict:
+        self._attempt = self._attempt.model_copy(update={"stage": "opening"})
+        return self._decide()
+
+    def _record(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        names = self._gateway.pins.names(self._attempt.address or "")
+        if names:
+            self._attempt = self._attempt.model_copy(update={"name": min(names)})
+        ended: Ended | None = None if verdict.allowed else "denied"
+        opening = Traffic(opening_up=self._first[:OPENING_BYTES], ended=ended)
+        self._ledger.add(self._attempt, verdict, opening, label=self._label)
+
+    async def _refuse(self, verdict: Verdict) -> None:
+        self._record(verdict)
+        await self._say(refusal(self._kind, sentence(verdict, self._attempt)))
+
+    async def _say(self, words: bytes) -> None:
+        """Last words, then the end: a reset if there are none."""
+        if not words:
+            self._box.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            return
+        async with asyncio.timeout(FAREWELL_S):
+            await self._loop.sock_sendall(self._box, words)
+            self._box.shutdown(socket.SHUT_WR)
+            # Closing with unread bytes would reset the connection, and the words would be lost.
+            left = FAREWELL_BYTES
+            while left > 0 and (more := await self._loop.sock_recv(self._box, 65536)):
+                left -= len(more)
+
+    # -- forwarding -------------------------------------------------------------------------------
+
+    async def _dialled(self) -> socket.socket | None:
+        try:
+            async with asyncio.timeout(DIAL_S):
+                return await self._gateway.dial(str(self._attempt.address), int(self._attempt.port or 0))
+        except (OSError, TimeoutError) as error:
+            self._state(Traffic(ended="unreachable"))
+            why = getattr(error, "strerror", None) or "no answer in time"
+            await self._say(unreachable(self._kind, f"{self._attempt.target}: {why}"))
+            return None
+
+    async def _forward(self, world: socket.socket) -> None:
+        relay = Relay(self._ledger, self._box, world, self._state)
+        ended: Ended = "cut"
+        try:
+            await relay.run(lambda: self._pass_up(relay))
+            ended = "closed"
+        except OSError:
+            ended = "closed"
+        except Unreadable:
+            self._end_by("malformed")
+        except Cut as cut:
+            self._end_by(cut.reason)
+        finally:
+            relay.finish(ended)
+            if ended == "cut":
+                self._box.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+    async def _pass_up(self, relay: Relay) -> None:
+        if not self._first:
+            await self._late_opening()
+        if self._kind == "http":
+            await relay.requests(self._first, self._next_request)
+        else:
+            await relay.bytes_as_they_come(self._first)
+
+    async def _next_request(self, opening: Opening) -> bool:
+        """A further request on the same connection is an attempt of its own."""
+        first = self._attempt
+        bare = self._ledger.attempt(
+            first.protocol, first.family, first.address, first.port, stage="opening", name=first.name
+        )
+        attempt = _with(bare, opening)
+        verdict = self._decide(attempt)
+        self._ledger.add(
+            attempt, verdict, Traffic(ended=None if verdict.allowed else "denied"), label=self._ledger.label
+        )
+        if not verdict.allowed:
+            raise Cut(verdict.reason)
+        return True
+
+    def _end_by(self, reason: Reason) -> None:
+        """The last statement says why it was cut."""
+        rule = self._verdict.rule if self._verdict else None
+        self._verdict = Verdict(allowed=False, policy=self._ledger.policy.name, rule=rule, reason=reason)
+
+    def _state(self, traffic: Traffic) -> None:
+        assert self._verdict is not None
+        self._ledger.add_traffic(self._attempt, self._verdict, traffic, label=self._label)
+
+
+def _with(attempt: Attempt, opening: Opening) -> Attempt:
+    """Validated: what the box said is bounded and made printable."""
+    said = {"sni": opening.sni, "host": opening.host, "method": opening.method}
+    return Attempt(**(attempt.model_dump() | said))

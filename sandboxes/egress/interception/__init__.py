@@ -1,0 +1,1 @@
+"""How every packet of a watched box comes to us: routes and rules of its own network namespace.  docs/sandboxes.md."""

@@ -1,0 +1,137 @@
+"""The program that a watched box starts as: it makes the network namespace, then becomes bubblewrap.
+
+Runs on the system's Python, alone, before anything untrusted exists.  It makes a user and a network
+namespace, puts routes and rules in place, opens the sockets of gateway, resolver and log *inside*, and
+sends them to the supervisor *outside*.  Then it executes bubblewrap, which makes a user namespace
+below: nobody in the box has a capability over the network namespace.  If anything fails the program
+ends with a word on stderr, and there is no box.
+"""
+
+import _ctypes
+import _socket
+import errno
+import marshal
+import os
+import struct
+import sys
+
+CLONE_NEWUSER_NEWNET = 0x50000000
+SECCOMP_SET_MODE_FILTER, NEW_LISTENER = 1, 8
+SOL_IPV6, IPV6_V6ONLY, IPV6_RECVPKTINFO, IPV6_TRANSPARENT, IPV6_FREEBIND = 41, 26, 49, 75, 78
+AF_NETLINK, NETLINK_ROUTE, NETLINK_NETFILTER = 16, 0, 12
+LOG_BUFFER_BYTES = 4 * 2**20
+MOST_PENDING = 4096
+ERROR = struct.Struct("=IHHIIi")
+"""A netlink header, and the error number that follows it in an acknowledgement."""
+
+
+def unshare() -> None:
+    call = _ctypes.dlsym(_ctypes.dlopen(None, 2), "unshare")  # type: ignore[arg-type]  # None: what is loaded already
+    if _ctypes.call_function(call, (CLONE_NEWUSER_NEWNET,)) != 0:
+        sys.exit("doorway: No permissions to create new namespace")
+
+
+def ask_about(program: bytes, call_number: int) -> int:
+    """Have a filter from now on, for us and whatever we become; return its listener."""
+    # Where the bytes of a bytes object are, ``ctypes`` would tell at the price of 6 ms.
+    address = id(program) + bytes.__basicsize__ - 1
+    call = _ctypes.dlsym(_ctypes.dlopen(None, 2), "syscall")  # type: ignore[arg-type]
+    filter_program = struct.pack("@HP", len(program) // 8, address)
+    listener = _ctypes.call_function(call, (call_number, SECCOMP_SET_MODE_FILTER, NEW_LISTENER, filter_program))
+    if listener < 0:
+        sys.exit("doorway: the kernel takes no filter with a listener (Linux 5.0 or later)")
+    os.set_inheritable(listener, False)
+    return listener
+
+
+def write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    os.write(fd, text.encode())
+    os.close(fd)
+
+
+def map_identity(inside: int, user: int, group: int) -> None:
+    """Be ``inside`` in there: not root, so that bubblewrap is executed without any capability."""
+    write("/proc/self/setgroups", "deny")
+    write("/proc/self/uid_map", f"{inside} {user} 1")
+    write("/proc/self/gid_map", f"{inside} {group} 1")
+
+
+def netlink(protocol: int) -> _socket.socket:
+    made = _socket.socket(AF_NETLINK, _socket.SOCK_RAW, protocol)
+    made.bind((0, 0))
+    made.settimeout(5)
+    return made
+
+
+def told(kernel: _socket.socket, request: bytes, acknowledgements: int) -> None:
+    """Send a request, and wait until the kernel has said yes so many times."""
+    kernel.send(request)
+    while acknowledgements > 0:
+        answer = kernel.recv(65536)
+        while answer:
+            length, kind, _, _, _, error = ERROR.unpack_from(answer)
+            if kind == 2:
+                if error:
+                    raise OSError(-error, os.strerror(-error))
+                acknowledgements -= 1
+            answer = answer[length + -length % 4 :]
+
+
+def listener(port: int) -> _socket.socket:
+    made = _socket.socket(_socket.AF_INET6, _socket.SOCK_STREAM)
+    made.setsockopt(SOL_IPV6, IPV6_V6ONLY, 0)
+    made.setsockopt(SOL_IPV6, IPV6_TRANSPARENT, 1)
+    made.bind(("::", port))
+    made.listen(MOST_PENDING)
+    return made
+
+
+def resolver(port: int) -> _socket.socket:
+    made = _socket.socket(_socket.AF_INET6, _socket.SOCK_DGRAM)
+    made.setsockopt(SOL_IPV6, IPV6_V6ONLY, 0)
+    made.setsockopt(SOL_IPV6, IPV6_RECVPKTINFO, 1)
+    made.setsockopt(SOL_IPV6, IPV6_FREEBIND, 1)  # answers come from the address that was asked, whichever that is
+    made.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVBUF, LOG_BUFFER_BYTES)
+    made.bind(("::", port))
+    return made
+
+
+def let_ping_speak(group: int) -> None:
+    """Open ping sockets to guests, so that a ping is a packet that is logged and refused, and not an unseen error."""
+    try:
+        write("/proc/sys/net/ipv4/ping_group_range", f"{group} {group}")
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.ENOENT):
+            raise  # a read-only /proc/sys leaves them shut, which is as safe
+
+
+def main() -> None:
+    door = _socket.socket(fileno=int(sys.argv[1]))
+    size = int.from_bytes(door.recv(4, _socket.MSG_WAITALL), "big")
+    orders = marshal.loads(door.recv(size, _socket.MSG_WAITALL))
+    inside, gateway_port, dns_port, routes, rules, log, asked, seccomp_call = orders
+    user, group = os.getuid(), os.getgid()
+    unshare()
+    map_identity(inside, user, group)
+    told(netlink(NETLINK_ROUTE), routes, 3)
+    sockets = [listener(gateway_port), resolver(dns_port), netlink(NETLINK_NETFILTER), netlink(NETLINK_NETFILTER)]
+    _, _, logged, counters = sockets
+    logged.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVBUF, LOG_BUFFER_BYTES)
+    told(logged, log, 2)
+    told(counters, rules, 1)
+    let_ping_speak(inside)
+    listening = ask_about(asked, seccomp_call)
+    descriptors = b"".join(struct.pack("=i", fd) for fd in (*(made.fileno() for made in sockets), listening))
+    door.sendmsg([b"!"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)])
+    for made in (*sockets, door):
+        made.close()
+    os.close(listening)
+    os.execv(sys.argv[2], sys.argv[2:])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"doorway: {error}")

@@ -1,0 +1,50 @@
+"""Incidents are found, known misses are still missed, and ordinary work raises no alarm."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.egress_corpus import scenarios
+from sandboxes.egress.detectors.suite import RULES
+from sandboxes.egress.verdict import REASONS
+
+ALL = scenarios()
+INCIDENTS = [one for one in ALL if one.expected and one.known_miss is None]
+MISSED = [one for one in ALL if one.known_miss is not None]
+BENIGN = [one for one in ALL if not one.expected]
+
+
+@pytest.mark.parametrize("scenario", INCIDENTS, ids=lambda one: one.name)
+def test_an_incident_is_found_by_the_rules_that_are_there_for_it(scenario):
+    assert scenario.expected <= {found.rule for found in scenario.findings()}
+
+
+@pytest.mark.parametrize("scenario", BENIGN, ids=lambda one: one.name)
+def test_ordinary_work_raises_no_alarm(scenario):
+    assert [found for found in scenario.findings() if found.severity != "info"] == []
+
+
+@pytest.mark.parametrize("scenario", MISSED, ids=lambda one: one.name)
+def test_what_the_documentation_calls_missed_is_missed(scenario):
+    assert not scenario.expected & {found.rule for found in scenario.findings()}
+
+
+def test_the_corpus_is_large_and_every_rule_has_an_incident():
+    assert len(INCIDENTS) >= 60
+    assert len(BENIGN) >= 120
+    assert {rule.id for rule in RULES} == {rule for one in INCIDENTS for rule in one.expected}
+
+
+def test_the_documentation_names_each_rule_as_it_is_and_each_known_miss():
+    text = (Path(__file__).parents[3] / "docs" / "egress.md").read_text()
+    for rule in RULES:
+        assert f"| `{rule.id}` | {rule.severity} | {rule.category} | {rule.attack} |" in text
+    for scenario in MISSED:
+        assert scenario.known_miss in " ".join(text.split()), scenario.name
+    incidents, benign = len(INCIDENTS) + len(MISSED), len(BENIGN)
+    assert f"{incidents} incidents and {benign} scenarios of ordinary work" in text
+
+
+def test_the_documentation_explains_each_reason():
+    text = (Path(__file__).parents[3] / "docs" / "egress.md").read_text()
+    assert [reason for reason in REASONS if f"`{reason}`" not in text] == []
