@@ -33,6 +33,11 @@ class SandboxLost(Exception):
     """The box died or stopped answering: its episode is discarded and counted, never scored."""
 
 
+class SandboxFrozen(Exception):
+    """The box was frozen on purpose and only ``close`` works on it; the message says why.  Never scored, never tried
+    again."""
+
+
 class SandboxUnavailable(Exception):
     """Boxes cannot be made on this machine; the message says what is missing and how to get it."""
 
@@ -52,12 +57,60 @@ class Snapshot:
     id: str
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessSeen:
+    """``command`` is what the process says of itself: hostile, here printable and bounded."""
+
+    pid: int
+    """On the machine that the box runs on."""
+    command: str
+    state: str
+    """The kernel's letter: R runs, S and D sleep, T is stopped, Z is dead.  A cgroup freezes without changing it."""
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FileSeen:
+    path: str
+    """Under /work or /tmp; hostile, here printable and bounded."""
+    kind: Literal["file", "folder", "link", "other"]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is in a box, looked at from outside."""
+
+    frozen: str | None
+    limits: Literal["cgroup", "prlimit"]
+    """What bounds it: all of its processes together, or each of them alone."""
+    processes: list[ProcessSeen]
+    files: list[FileSeen]
+    complete: bool
+    """False: there are more processes or files than are listed."""
+
+
+INSPECTED_PROCESSES = 256
+INSPECTED_FILES = 1000
+"""No inspection lists more than this."""
+
+
 class Sandbox(Protocol):
     """One box.  Every method raises ``SandboxLost`` when the box is gone; none raises for what the code did."""
 
     @property
+    def name(self) -> str:
+        """Of its present user, random: ``attempt.box`` of his records.  ``reset`` gives the box another one."""
+        ...
+
+    @property
     def alive(self) -> bool:
         """Whether the box is not known to be gone.  Asks nobody, so a call may still find it lost."""
+        ...
+
+    @property
+    def frozen(self) -> str | None:
+        """The reason of ``freeze``, from its call on and after ``close`` too; None otherwise."""
         ...
 
     async def exec(
@@ -128,6 +181,21 @@ class Sandbox(Protocol):
 
     def acknowledge_egress(self, through: int) -> None:
         """Forget the records up to this one: they are stored elsewhere.  Of too many that are kept, sums are made."""
+        ...
+
+    async def freeze(self, reason: str) -> None:
+        """Stop every process of the box where it is, and cut its connections; nothing of it runs again.
+
+        Calls that are under way and later ones raise ``SandboxFrozen`` with ``reason``.  Its processes and files stay
+        for inspection until ``close``.  Freezing twice is fine; a box that is gone stays gone.
+        """
+        ...
+
+    async def inspect(self) -> Inspection:
+        """Look at processes and files from outside; nothing in the box takes part.  Works while it is frozen.
+
+        Raises ``SandboxLost`` when the box is gone, and ``SandboxFrozen`` when it is closed after a freeze.
+        """
         ...
 
     async def reset(self) -> None:

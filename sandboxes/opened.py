@@ -11,16 +11,33 @@ from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
 Start = Callable[[SandboxSpec, OnRecord | None, World], Awaitable[Sandbox]]
-BACKENDS: dict[str, Start] = {"namespaces": NamespaceBox.start}
+
+
+async def _remote(spec: SandboxSpec, on_record: OnRecord | None, world: World) -> Sandbox:
+    # Imported here: an HTTP client takes as long to import as ten boxes to make.
+    from sandboxes.backends.remote.box import RemoteBox
+
+    return await RemoteBox.start(spec, on_record, world)
+
+
+async def _docker(spec: SandboxSpec, on_record: OnRecord | None, world: World) -> Sandbox:
+    # Imported here: Docker's SDK is as slow to import, and most machines have no use for it.
+    from sandboxes.backends.docker.box import DockerBox
+
+    return await DockerBox.start(spec, on_record, world)
+
+
+BACKENDS: dict[str, Start] = {"namespaces": NamespaceBox.start, "docker": _docker}
 
 
 async def open_box(spec: SandboxSpec, on_record: OnRecord | None = None, world: World = WORLD) -> Sandbox:
-    """A box that the caller must ``close``.  Raises ``SandboxUnavailable``.
+    """A box that the caller must ``close``, of this machine or of the service.  Raises ``SandboxUnavailable``.
 
     ``on_record`` gets the record of every attempt to reach the network at once, the last of them within
     ``close``.  It must not wait; a record on which it raises is delivered again with the next one.
     """
-    return await BACKENDS[spec.backend](spec, on_record, world)
+    start = _remote if spec.place == "service" else BACKENDS[spec.backend]
+    return await start(spec, on_record, world)
 
 
 @asynccontextmanager

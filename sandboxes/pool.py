@@ -1,29 +1,33 @@
 """Warm boxes for many users in turn.
 
-    acquire ──► idle box? ──────────────► user ──► (back-ground) reset ──► idle
-       │          none, below size: open one            │ fails, or box lost
-       └── none, at size: wait, first come first served └──► close, open another
+    acquire ──► idle box? ──────────────► user ──► (background) reset ──► idle
+       │          none, below size: open one          │ frozen: kept for inspection, open another
+       └── none, at size: wait, users in turn         └ fails, or box lost: close, open another
 
 A permit stands for a place in the pool.  A user holds it, and after him the reset of his box: so
-nobody ever meets a box that was not reset, and no more than ``size`` boxes exist.
+nobody ever meets a box that was not reset, and no more than ``size`` boxes exist beside the frozen ones.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.outside import WORLD, World
-from sandboxes.interface import PoolClosed, Sandbox, SandboxLost, SandboxUnavailable
+from sandboxes.interface import PoolClosed, Sandbox, SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.opened import open_box
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
+from sandboxes.turns import Turns
 
 log = logging.getLogger(__name__)
 STARTS_AT_ONCE = 4
+KEEP_FROZEN_S = 300.0
+MOST_FROZEN = 4
+"""Kept at once, beside the boxes of the pool; the oldest makes room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,15 @@ class PoolStats:
     busy: int
     """With a user."""
     cleaning: int
-    """Being reset or replaced."""
+    """Being reset, replaced or closed."""
     waiting: int
-    """Users in the queue."""
+    """Calls of ``acquire`` that have no box yet."""
     started: int
     """Boxes ever made."""
     lost: int
     """Boxes that died or could not be reset."""
+    frozen: int
+    """Boxes that were frozen, those that are kept and those that are not any more."""
     served: int
     """Users ever served."""
 
@@ -49,21 +55,34 @@ class Pool:
 
     ``on_record`` gets what any of the boxes tried to reach, what is found when a box is reset included;
     records tell users apart by ``attempt.box``, which is another one for each.
+    A frozen box is kept for ``keep_frozen_s`` seconds after its user has gone, and no user ever gets it.
     """
 
-    def __init__(self, spec: SandboxSpec, size: int, on_record: OnRecord | None = None, world: World = WORLD) -> None:
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        size: int,
+        on_record: OnRecord | None = None,
+        world: World = WORLD,
+        keep_frozen_s: float = KEEP_FROZEN_S,
+    ) -> None:
         if size < 1:
             raise ValueError("a pool needs at least one box")
+        if keep_frozen_s < 0:
+            raise ValueError(f"keep_frozen_s = {keep_frozen_s:g}: not less than 0, which closes a frozen box at once")
         self.spec = spec
         self.size = size
         self._on_record = on_record
         self._world = world
-        self._permits = asyncio.Semaphore(size)  # first come, first served
+        self._keep_frozen_s = keep_frozen_s
+        self._permits = Turns(size)
         self._idle: deque[Sandbox] = deque()
         self._busy: set[Sandbox] = set()
+        self._kept: dict[Sandbox, asyncio.TimerHandle] = {}
+        """Frozen, the oldest first; each is closed when its time is over."""
         self._cleaning: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._waiting = self._started = self._lost = self._served = 0
+        self._waiting = self._started = self._lost = self._frozen = self._served = 0
 
     async def __aenter__(self) -> "Pool":
         return self
@@ -86,12 +105,13 @@ class Pool:
                 raise error
 
     @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[Sandbox]:
+    async def acquire(self, user: str = "") -> AsyncIterator[Sandbox]:
         """A fresh box; it is given back however the user leaves.
 
+        Users who wait get boxes in turn, however often each of them asks; the calls of one user in their order.
         Raises ``SandboxUnavailable`` if a new box is needed and cannot be made, ``PoolClosed`` after ``close``.
         """
-        await self._permit()
+        await self._permit(user)
         try:
             box = await self._take()
         except BaseException:
@@ -114,8 +134,13 @@ class Pool:
             waiting=self._waiting,
             started=self._started,
             lost=self._lost,
+            frozen=self._frozen,
             served=self._served,
         )
+
+    def frozen(self) -> list[Sandbox]:
+        """The frozen boxes that are kept, the oldest first."""
+        return list(self._kept)
 
     async def close(self) -> None:
         """Close every box; a user who still has one gets ``SandboxLost``, one who waits ``PoolClosed``."""
@@ -124,17 +149,21 @@ class Pool:
 
     async def _close(self) -> None:
         # Users and cleaners come to an end by themselves once their boxes are closed.
-        await asyncio.gather(*(box.close() for box in (*self._busy, *self._idle)))
+        await _all_closed((*self._busy, *self._idle))
         self._idle.clear()
         while self._cleaning:
             await asyncio.wait(self._cleaning)
+        for timer in self._kept.values():
+            timer.cancel()
+        await _all_closed(self._kept)
+        self._kept.clear()
         for _ in range(self._waiting):
             self._permits.release()
 
-    async def _permit(self) -> None:
+    async def _permit(self, user: str) -> None:
         self._waiting += 1
         try:
-            await self._permits.acquire()
+            await self._permits.acquire(user)
         finally:
             self._waiting -= 1
         if self._closed:
@@ -144,10 +173,13 @@ class Pool:
     async def _take(self) -> Sandbox:
         while self._idle:
             box = self._idle.popleft()
-            if box.alive:
+            if box.frozen is not None:
+                self._keep(box)
+            elif box.alive:
                 return box
-            self._lost += 1
-            await completed(box.close())
+            else:
+                self._lost += 1
+                await completed(box.close())
         return await self._open()
 
     async def _open(self) -> Sandbox:
@@ -159,22 +191,55 @@ class Pool:
         return box
 
     async def _clean(self, box: Sandbox) -> None:
-        """Make a used box fit for the next user, or replace it; then free its place."""
+        """Make a used box fit for the next user, or replace it; then free its place, whatever happens."""
         try:
-            await box.reset()
-        except SandboxLost as loss:
-            await box.close()
-            if not self._closed:
-                self._lost += 1
-                log.warning("a sandbox was lost and is replaced: %s", loss)
+            if not await self._fit_again(box) and not self._closed:
                 await self._replace()
-        else:
-            self._idle.append(box)
+        except Exception:
+            log.exception("a sandbox could not be cleaned up, and is not used any more")
         finally:
             self._permits.release()
         if self._closed:
             while self._idle:
                 await self._idle.popleft().close()
+
+    async def _fit_again(self, box: Sandbox) -> bool:
+        try:
+            if box.frozen is None:
+                await box.reset()
+        except SandboxFrozen:
+            pass  # meanwhile
+        except Exception as loss:
+            await self._discard(box, loss)
+            return False
+        if box.frozen is None:
+            self._idle.append(box)
+            return True
+        if self._closed:
+            await box.close()
+        else:
+            self._keep(box)
+        return False
+
+    async def _discard(self, box: Sandbox, why: Exception) -> None:
+        if not self._closed:
+            self._lost += 1
+            expected = isinstance(why, SandboxLost)
+            log.warning("a sandbox was lost and is replaced: %s", why, exc_info=None if expected else why)
+        await box.close()
+
+    def _keep(self, box: Sandbox) -> None:
+        """For inspection, and not for long."""
+        self._frozen += 1
+        log.warning("sandbox %s was frozen and is replaced: %s", box.name, box.frozen)
+        loop = asyncio.get_running_loop()
+        self._kept[box] = loop.call_later(self._keep_frozen_s, self._let_go, box)
+        while len(self._kept) > MOST_FROZEN:
+            self._let_go(next(iter(self._kept)))
+
+    def _let_go(self, box: Sandbox) -> None:
+        self._kept.pop(box).cancel()
+        self._in_background(box.close())
 
     async def _replace(self) -> None:
         try:
@@ -187,4 +252,17 @@ class Pool:
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
         self._cleaning.add(task)
-        task.add_done_callback(self._cleaning.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._cleaning.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a sandbox could not be closed", exc_info=error)
+
+
+async def _all_closed(boxes: Iterable[Sandbox]) -> None:
+    """Every one, however the close of another ends; then raise what went wrong first."""
+    ends = await asyncio.gather(*(box.close() for box in boxes), return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end

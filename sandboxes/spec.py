@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.refusal import refused
+from sandboxes.images.reference import REMEDY as IMAGE_REMEDY
+from sandboxes.images.reference import ImageRefused, parsed
 
 
 class SandboxSpec(BaseModel):
@@ -13,10 +15,16 @@ class SandboxSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    backend: Literal["namespaces"] = "namespaces"
-    """How boxes are made: Linux namespaces through bubblewrap."""
+    backend: Literal["namespaces", "docker"] = "namespaces"
+    """How boxes are made: Linux namespaces through bubblewrap, or containers of a Docker daemon."""
+    image: str | None = None
+    """What a container is made of: an image of the registry, as ``name``, ``name:tag`` or ``sha256:...``."""
+    place: Literal["here", "service"] = "here"
+    """``here``: on the machine of whoever uses the box.  ``service``: at the sandbox service that the operator names in
+    the environment (PALESTRA_SANDBOX_URL, PALESTRA_SANDBOX_TOKEN); a spec must not choose where a token is sent."""
     memory_mib: int = Field(default=128, ge=32, le=65536)
-    """Address space of each process in the box, in MiB."""
+    """Address space of each process in the box, in MiB.  Where cgroups can be made, also what all of them may use
+    together, beside their files."""
     disk_mib: int = Field(default=16, ge=1, le=65536)
     """Size of each of the two writable file systems, /work and /tmp, in MiB."""
     processes: int = Field(default=16, ge=1, le=4096)
@@ -32,6 +40,19 @@ class SandboxSpec(BaseModel):
     """What a watched box may reach; nothing by default."""
     snapshots: bool = True
     """Whether the box can be set back to an earlier moment.  False saves the memory that this needs."""
+
+    @model_validator(mode="after")
+    def _image_is_pinned(self) -> Self:
+        if self.backend != "docker" and self.image is not None:
+            raise refused("image", self.image, "only boxes of Docker have an image", 'set backend = "docker"')
+        if self.backend == "docker" and self.image is None:
+            raise refused("image", None, "a box of Docker needs an image", IMAGE_REMEDY)
+        if self.image is not None:
+            try:
+                parsed(self.image)
+            except ImageRefused as refusal:
+                raise refused(refusal.field, refusal.value, refusal.problem, refusal.remedy) from None
+        return self
 
     @model_validator(mode="after")
     def _policy_is_enforced(self) -> Self:

@@ -12,12 +12,14 @@ from devtools.home import ROOT
 
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
-OURS = ("web", "migrate", "worker", "beat", "ray-head", "megatron")
+OURS = ("web", "migrate", "worker", "beat", "ray-head", "sandboxes", "megatron")
 GPU = ("sglang", "megatron")
 
 
 def test_every_process_of_the_architecture_is_there() -> None:
-    assert set(SERVICES) == {"web", "migrate", "worker", "beat", "ray-head", "postgres", "valkey", "sglang", "megatron"}
+    always = {"web", "migrate", "worker", "beat", "ray-head", "postgres", "valkey"}
+    assert set(SERVICES) == always | {"sandboxes", *GPU}
+    assert SERVICES["sandboxes"]["profiles"] == ["sandboxes"]
     assert {name for name, one in SERVICES.items() if one.get("profiles") == ["gpu"]} == set(GPU)
 
 
@@ -44,8 +46,12 @@ def test_what_keeps_running_is_watched_and_restarted(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_no_secret_stands_in_the_file(name: str) -> None:
-    assert SERVICES[name]["env_file"]
+    assert SERVICES[name]["env_file"] or name == "sandboxes"
     assert "environment" not in SERVICES[name]
+
+
+def test_the_sandbox_service_gets_no_secret_at_all() -> None:
+    assert SERVICES["sandboxes"]["env_file"] == []
 
 
 @pytest.mark.parametrize("name", ["ray-head", "megatron", "sglang"])
@@ -69,7 +75,9 @@ def test_what_is_copied_into_the_image_exists_and_is_not_ignored() -> None:
     assert all((ROOT / name).exists() for name in wanted)
 
 
-@pytest.mark.parametrize("profiles", [[], ["--profile", "gpu"]], ids=["plain", "gpu"])
+@pytest.mark.parametrize(
+    "profiles", [[], ["--profile", "gpu"], ["--profile", "sandboxes"]], ids=["plain", "gpu", "sandboxes"]
+)
 def test_compose_itself_accepts_the_file(profiles: list[str], tmp_path: Path) -> None:
     shutil.copy(ROOT / "Dockerfile", tmp_path)
     shutil.copy(ROOT / ".env.example", tmp_path / ".env.production")

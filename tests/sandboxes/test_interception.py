@@ -21,10 +21,11 @@ from sandboxes.backends.namespaces.syscalls import AARCH64, X86_64, Architecture
 from sandboxes.egress.interception import calls, netlink, rules, watched
 from sandboxes.egress.interception.packets import Packet, logged
 from sandboxes.egress.policy import EgressPolicy
-from sandboxes.interface import SandboxLost, SandboxUnavailable
+from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.opened import opened
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
+from tests.sandboxes.asking import starts_cancelled_anywhere
 from tests.sandboxes.watched_scene import NOWHERE, Internet, allowing, scene
 
 ROOT = Path(__file__).parents[2]
@@ -174,24 +175,7 @@ async def test_what_a_user_left_behind_is_recorded_as_his_and_cut():
 
 
 async def test_a_start_that_is_cancelled_anywhere_leaves_nothing():
-    await (await NamespaceBox.start(SPEC)).close()
-    gc.collect()
-    before = sorted(os.listdir("/proc/self/fd"))
-    for step in range(40):
-        start = asyncio.create_task(NamespaceBox.start(SPEC))
-        await asyncio.sleep(step * 0.0015)
-        start.cancel()
-        result = (await asyncio.gather(start, return_exceptions=True))[0]
-        if isinstance(result, NamespaceBox):
-            await result.close()
-        else:
-            assert isinstance(result, asyncio.CancelledError)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= len(before)
-    children = [pid for task in os.listdir("/proc/self/task")
-                for pid in Path(f"/proc/self/task/{task}/children").read_text().split()]  # fmt: skip
-    doorways = [pid for pid in children if b"doorway" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert doorways == []
+    await starts_cancelled_anywhere(SPEC, pause_s=0.0015)
 
 
 async def test_rules_that_cannot_be_set_mean_no_box(monkeypatch):
@@ -338,3 +322,68 @@ def test_a_logged_packet_is_read_for_its_destination(payload, packet):
 def test_what_is_no_netlink_message_is_said_to_be_none(datagram):
     with pytest.raises(netlink.MalformedMessage):
         logged(datagram)
+
+
+# -- names and freezing ----------------------------------------------------------------------------
+
+
+async def test_a_box_has_the_name_of_its_records():
+    async with opened(SPEC, world=NOWHERE) as box:
+        names = []
+        for _ in range(2):
+            await box.run_python(CONNECT.format(port=1))
+            await asyncio.sleep(0.4)
+            names.append(box.name)
+            assert {record.attempt.box for record in await box.egress()} == {box.name}
+            await box.reset()
+    assert len(set(names)) == 2
+
+
+async def test_a_freeze_cuts_connections_and_forwards_nothing_more():
+    internet, received = Internet({"files.example.org": ["203.0.113.5"]}), bytearray()
+    hung_up = asyncio.Event()
+
+    async def listen(reader, writer):
+        while piece := await reader.read(65536):
+            received.extend(piece)
+        hung_up.set()
+
+    await internet.serve("203.0.113.5", 80, listen)
+    program = """
+import socket
+made = socket.create_connection(("files.example.org", 80))
+made.sendall(b"PUT / HTTP/1.1\\r\\nHost: files.example.org\\r\\nContent-Length: 999999999\\r\\n\\r\\n")
+waiting = []
+while True:
+    made.sendall(b"secret " * 100)
+    if len(waiting) < 50:
+        waiting.append(socket.socket()); waiting[-1].setblocking(False)
+        waiting[-1].connect_ex(("203.0.113.5", 80))
+"""
+    async with scene(allowing("files.example.org", ports=(80,)), internet.world) as staged:
+        box = staged.box
+        running = asyncio.create_task(box.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60))
+        await staged.until(lambda: len(received) > 10_000)
+        await box.freeze("it sends secrets")
+        async with asyncio.timeout(5):
+            await hung_up.wait()
+        sent, dialled, records = len(received), len(internet.dialled), len(staged.records)
+        await asyncio.sleep(1.5)
+        assert (len(received), len(internet.dialled), len(staged.records)) == (sent, dialled, records)
+        with pytest.raises(SandboxFrozen):
+            await running
+        box.label("too late")
+    ended = [record for record in staged.records if record.phase == "traffic" and record.ended]
+    assert ended[0].ended == "cut"
+    assert sum(record.bytes_up for record in staged.records) >= sent
+    await internet.close()
+
+
+async def test_records_of_a_frozen_box_can_be_read():
+    async with opened(SPEC, world=NOWHERE) as box:
+        name = box.name
+        await box.run_python(CONNECT.format(port=22))
+        await box.freeze("it connects")
+        assert [(record.attempt.box, record.attempt.port) for record in await box.egress()] == [(name, 22)]
+        assert box.name == name
+    assert len(await box.egress()) == 1

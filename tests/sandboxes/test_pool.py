@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from sandboxes import pool as pool_module
-from sandboxes.interface import SandboxLost, SandboxUnavailable
+from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.pool import Pool, PoolClosed
 from sandboxes.spec import SandboxSpec
+from sandboxes.turns import Turns
 
 SPEC = SandboxSpec(timeout_s=10)
 
@@ -66,6 +67,44 @@ async def test_users_wait_in_order_and_never_hold_more_boxes_than_there_are(pool
     assert (await settled(pool)).started == 2
 
 
+async def test_users_who_wait_get_boxes_in_turn_however_often_each_of_them_asks(pool):
+    await pool.warm()
+    order = []
+
+    async def call(user: str, number: int) -> None:
+        async with pool.acquire(user):
+            order.append((user, number))
+
+    async with pool.acquire("first"), pool.acquire("first"):
+        many = [asyncio.create_task(call("many", number)) for number in range(100)]
+        while pool.stats().waiting < 100:
+            await asyncio.sleep(0.001)
+        one = asyncio.create_task(call("one", 0))
+        other = [asyncio.create_task(call("other", number)) for number in range(2)]
+        while pool.stats().waiting < 103:
+            await asyncio.sleep(0.001)
+    await asyncio.gather(one, *many, *other)
+    assert order.index(("one", 0)) <= 2
+    assert order.index(("other", 1)) <= 6
+    for user, count in (("many", 100), ("other", 2)):
+        assert [number for name, number in order if name == user] == list(range(count))
+
+
+async def test_a_turn_that_comes_to_a_user_who_gives_up_goes_to_the_next():
+    turns = Turns(1)
+    await turns.acquire("first")
+    gone, waits = (asyncio.create_task(turns.acquire(user)) for user in ("gone", "waits"))
+    await asyncio.sleep(0)
+    turns.release()
+    gone.cancel()  # he has his turn and does not know it yet
+    async with asyncio.timeout(1):
+        await waits
+    assert gone.cancelled()
+    turns.release()
+    async with asyncio.timeout(1):
+        await turns.acquire("next")
+
+
 async def test_a_user_who_gives_up_waiting_leaves_the_queue(pool):
     async with pool.acquire(), pool.acquire():
         waiter = asyncio.create_task(pool.acquire().__aenter__())
@@ -104,6 +143,97 @@ async def test_a_box_whose_reset_fails_is_replaced(pool):
     assert (stats.lost, stats.idle) == (1, 1)
     async with pool.acquire() as box:
         assert (await box.run_python("import os; os.listdir('/work')")).stdout == "[]\n"
+
+
+async def frozen_by_its_user(pool: Pool, reason: str = "it mines"):
+    async with pool.acquire() as box:
+        await box.write_file("evidence", reason.encode())
+        await box.freeze(reason)
+        await box.run_python("1")
+
+
+async def test_a_frozen_box_is_its_users_exception_and_kept_for_inspection(pool):
+    with pytest.raises(SandboxFrozen, match="it mines"):
+        await frozen_by_its_user(pool)
+    stats = await settled(pool)
+    assert (stats.frozen, stats.lost, stats.idle) == (1, 0, 1)
+    (kept,) = pool.frozen()
+    assert "/work/evidence" in [file.path for file in (await kept.inspect()).files]
+    async with pool.acquire() as one, pool.acquire() as other:
+        assert kept not in (one, other)
+        assert (await one.run_python("import os; os.listdir('/work')")).stdout == "[]\n"
+    await pool.close()
+    assert pool.frozen() == []
+    assert not kept.alive
+
+
+async def test_a_pool_is_healthy_after_fifty_freezes(pool):
+    for number in range(50):
+        with pytest.raises(SandboxFrozen):
+            await frozen_by_its_user(pool, f"reason {number}")
+    stats = await settled(pool)
+    assert (stats.frozen, stats.busy, stats.lost) == (50, 0, 0)
+    assert [box.frozen for box in pool.frozen()] == [f"reason {number}" for number in range(46, 50)]
+    async with pool.acquire() as one, pool.acquire() as other:
+        assert [(await box.run_python("1")).stdout for box in (one, other)] == ["1\n", "1\n"]
+
+
+async def test_a_frozen_box_is_closed_when_its_time_is_over():
+    async with Pool(SPEC, 1, keep_frozen_s=0.2) as pool:
+        with pytest.raises(SandboxFrozen):
+            await frozen_by_its_user(pool)
+        kept = await first_kept(pool)
+        while kept.alive:
+            await asyncio.sleep(0.01)
+        assert pool.frozen() == []
+    with pytest.raises(ValueError, match="keep_frozen_s"):
+        Pool(SPEC, 1, keep_frozen_s=-1)
+
+
+async def first_kept(pool: Pool):
+    while not pool.frozen():
+        await asyncio.sleep(0.001)
+    return pool.frozen()[0]
+
+
+async def test_a_box_that_is_frozen_while_it_is_reset_or_idle_is_given_to_nobody(pool):
+    async with pool.acquire() as box:
+        pass
+    await box.freeze("a late alert")
+    await settled(pool)
+    async with pool.acquire() as fresh:
+        assert fresh is not box
+    assert pool.frozen() == [box]
+
+
+async def test_a_user_who_leaves_a_frozen_box_after_close_leaves_nothing():
+    pool = Pool(SPEC, 1)
+    entered = pool.acquire()
+    box = await entered.__aenter__()
+    await box.freeze("it mines")
+    await pool.close()
+    await entered.__aexit__(None, None, None)
+    await settled(pool)
+    assert (box.alive, pool.frozen()) == (False, [])
+
+
+async def test_whatever_goes_wrong_with_a_used_box_its_place_comes_free(pool, monkeypatch, caplog):
+    for fault in ("reset", "close"):
+        for _ in range(3):
+            async with pool.acquire() as box:
+                original = box.close
+                monkeypatch.setattr(box, "reset", failing)
+                if fault == "close":
+                    monkeypatch.setattr(box, "close", failing)
+            await settled(pool)
+            await original()
+    assert "ZeroDivisionError" in caplog.text
+    async with pool.acquire(), pool.acquire():
+        assert pool.stats().busy == 2
+
+
+async def failing() -> None:
+    raise ZeroDivisionError
 
 
 async def test_a_cancelled_user_gives_his_box_back(pool):

@@ -31,9 +31,12 @@ for name, code in received():
     if parent:
         setattr(sys.modules[parent], last, module)
     exec(code, module.__dict__)
-module.main(fd, *received())
+module.main(fd, *received(), *map(int, sys.argv[2:]))
 """
-"""Makes modules of the compiled code that the host sends first, and calls ``main`` of the last one."""
+"""Makes modules of the code that the host sends first, and calls ``main`` of the last one.
+
+Takes the descriptor to read from and, if that is another one, the descriptor to answer on.
+"""
 
 
 @dataclass(frozen=True, slots=True)

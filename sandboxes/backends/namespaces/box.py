@@ -1,14 +1,15 @@
 """A box of Linux namespaces: the ``Sandbox`` of this backend, seen from the host."""
 
 import asyncio
-import errno
 import itertools
+import logging
 import os
+import secrets
 import socket
 from collections.abc import Mapping
-from typing import cast
+from contextlib import suppress
 
-from sandboxes.backends.namespaces import limits, probe
+from sandboxes.backends.namespaces import limits, probe, replies
 from sandboxes.backends.namespaces.inside import frames
 from sandboxes.backends.namespaces.link import Link, Reply
 from sandboxes.backends.namespaces.process import BoxProcess
@@ -17,10 +18,19 @@ from sandboxes.egress.gateway.outside import WORLD, World
 from sandboxes.egress.interception.watched import Doorway, NoDoorway, Watched
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
-from sandboxes.interface import ExecResult, Outcome, SandboxLost, SandboxUnavailable, Snapshot, SnapshotUnavailable
+from sandboxes.interface import (
+    ExecResult,
+    Inspection,
+    SandboxFrozen,
+    SandboxLost,
+    SandboxUnavailable,
+    Snapshot,
+    SnapshotUnavailable,
+)
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
+log = logging.getLogger(__name__)
 START_S = 10.0
 GRACE_S = 5.0
 """How long the agent may take beyond the time that the code was given, before the box counts as lost."""
@@ -39,10 +49,15 @@ class NamespaceBox:
         self._link = Link(self._lose)
         self._process: BoxProcess | None = None
         self._watched: Watched | None = None
+        self._name = _new_name()
         self._lost: str | None = None
+        self._frozen: str | None = None
         self._interpreter = asyncio.Lock()
         """Cells run one at a time; everything else may overlap."""
         self._snapshots: set[Snapshot] = set()
+        self._network = asyncio.Lock()
+        """Held while the network is renewed or ended."""
+        self._freezing: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -65,7 +80,7 @@ class NamespaceBox:
             if self.spec.network == "watched":
                 await self._start_watched(agents, on_record, world)
             else:
-                self._process = await BoxProcess.start(self.spec, agents)
+                self._process = await BoxProcess.start(self._name, self.spec, agents)
         arguments = (limits.rlimits(self.spec), self.spec.output_bytes)
         self._link.send(frames.LENGTH.pack(len(code)) + code + frames.block(arguments))
         try:
@@ -80,7 +95,7 @@ class NamespaceBox:
         """The rules are in place, and their sockets served, before bubblewrap itself begins."""
         doorway = Doorway()
         try:
-            self._process = await BoxProcess.start(self.spec, agents, doorway)
+            self._process = await BoxProcess.start(self._name, self.spec, agents, doorway)
             doorway.theirs.close()
             async with asyncio.timeout(START_S):
                 descriptors = await doorway.descriptors()
@@ -95,8 +110,16 @@ class NamespaceBox:
         return probe.unavailable("" if self._process is None else self._process.complaint())
 
     @property
+    def name(self) -> str:
+        return self._name if self._watched is None else self._watched.ledger.box
+
+    @property
     def alive(self) -> bool:
         return self._lost is None
+
+    @property
+    def frozen(self) -> str | None:
+        return self._frozen
 
     # -- what a sandbox can do --------------------------------------------------------------------
 
@@ -141,22 +164,23 @@ class NamespaceBox:
             async with self._interpreter:
                 reply = await completed(self._ask("snapshot", (snapshot.id,), SNAPSHOT_S))
             if reply.kind != frames.DATA:
-                raise SnapshotUnavailable(self._why_not_kept(reply))
+                raise SnapshotUnavailable(replies.why_not_kept(reply, self.spec))
         except SnapshotUnavailable:
             self._snapshots.discard(snapshot)
             raise
         except asyncio.CancelledError:
-            await completed(self.drop(snapshot))
+            with suppress(SandboxLost, SandboxFrozen):  # then it is kept nowhere
+                await completed(self.drop(snapshot))
             raise
         return snapshot
 
     async def restore(self, snapshot: Snapshot) -> None:
         async with self._interpreter:
-            if self._lost is None and snapshot not in self._snapshots:
+            if self._lost is self._frozen is None and snapshot not in self._snapshots:
                 raise ValueError(f"snapshot {snapshot.id} was dropped, or is of another box")
             reply = await completed(self._ask("restore", (snapshot.id,), SNAPSHOT_S))
             if reply.kind != frames.DATA:
-                raise self._lose(f"it could not be set back: {_message(reply)}")
+                raise self._lose(f"it could not be set back: {replies.message(reply)}")
 
     async def drop(self, snapshot: Snapshot) -> None:
         if snapshot in self._snapshots:
@@ -164,7 +188,7 @@ class NamespaceBox:
             await completed(self._ask("drop", (snapshot.id,), GRACE_S))
 
     def label(self, text: str | None) -> None:
-        if self._watched is not None:
+        if self._watched is not None and self._lost is self._frozen is None:
             self._watched.label(text)
 
     async def egress(self, after: int = 0, *, limit: int = 1000) -> list[EgressRecord]:
@@ -174,25 +198,56 @@ class NamespaceBox:
         if self._watched is not None:
             self._watched.ledger.records.acknowledge(through)
 
-    def _why_not_kept(self, reply: Reply) -> str:
-        code = frames.ERRNO.unpack(reply.payload)[0] if len(reply.payload) == frames.ERRNO.size else 0
-        most_mib = 2 * self.spec.disk_mib
-        reasons = {
-            errno.EFBIG: f"the snapshots of a box may hold {most_mib} MiB of files: drop one, or raise disk_mib",
-            errno.EMFILE: "it has too many files",
-            errno.ENAMETOOLONG: "its folders are too deep",
-            errno.EAGAIN: f"its {self.spec.processes} processes are all in use: a snapshot needs two more for a moment",
-            errno.ETIMEDOUT: "its interpreter does not answer",
-        }
-        return f"the box could not be kept: {reasons.get(code, _message(reply))}"
-
     async def reset(self) -> None:
         self._snapshots.clear()
         reply = await completed(self._ask("reset", (), RESET_S))
         if reply.kind != frames.DATA:
-            raise self._lose(f"its reset failed: {_message(reply)}")
-        if self._watched is not None:
-            await completed(self._watched.renew())
+            raise self._lose(f"its reset failed: {replies.message(reply)}")
+        await completed(self._renew())
+
+    async def _renew(self) -> None:
+        async with self._network:
+            self._refuse_if_gone()
+            if self._watched is not None:
+                await self._watched.renew()
+        self._refuse_if_gone()
+        self._name = _new_name()
+
+    # -- freezing, looking, ending ----------------------------------------------------------------
+
+    async def freeze(self, reason: str) -> None:
+        if self._lost is not None:
+            return
+        if self._freezing is None:
+            self._frozen = reason
+            self._link.fail(SandboxFrozen, reason)
+            self._freezing = asyncio.ensure_future(self._freeze())
+        await completed(_await(self._freezing))
+
+    async def _freeze(self) -> None:
+        assert self._process is not None
+        try:
+            await self._process.stop()
+        except (OSError, TimeoutError) as error:
+            log.error("box %s does not stand still, and is killed: %s", self.name, error)
+            self._process.kill()
+            await self._process.dead()
+        finally:
+            await self._end_network()  # what the guests tried until now is recorded, and nothing is forwarded any more
+
+    async def _end_network(self) -> None:
+        async with self._network:
+            if self._watched is not None:
+                await self._watched.close()
+
+    async def inspect(self) -> Inspection:
+        self._refuse_if_gone(frozen_too=False)
+        assert self._process is not None
+        try:
+            processes, files, complete = await self._process.inspected()
+        except (ProcessLookupError, FileNotFoundError):
+            raise self._lose("its process 1 ended") from None
+        return Inspection(self._frozen, self._process.limits, processes, files, complete)
 
     async def close(self) -> None:
         if self._closing is None:
@@ -200,39 +255,31 @@ class NamespaceBox:
         await completed(_await(self._closing))
 
     async def _close(self) -> None:
-        self._lose("it was closed")
+        if self._freezing is not None:
+            await asyncio.wait([self._freezing])
+        self._end("it was closed")
         self._link.close()
         try:
             if self._process is not None:
                 await self._process.gone()
         finally:
-            if self._watched is not None:
-                await self._watched.close()  # last: what the dead have tried is recorded too
+            await self._end_network()  # last: what the dead have tried is recorded too
 
     # -- requests ---------------------------------------------------------------------------------
 
     async def _job(self, verb: str, arguments: tuple[object, ...], seconds: float) -> ExecResult:
         reply = await self._ask(verb, arguments, seconds + GRACE_S, largest_bytes=2 * self.spec.output_bytes)
         if reply.kind != frames.RESULT:
-            raise self._lose(f"its agent could not run code: {_message(reply)}")
+            raise self._lose(f"its agent could not run code: {replies.message(reply)}")
         try:
-            outcome, exit_code, spent_s, stdout, stderr, truncated, exception = frames.unpack_result(reply.payload)
+            return replies.executed(reply)
         except frames.MalformedFrame as error:
             raise self._lose(f"its agent broke the protocol: {error}") from None
-        return ExecResult(
-            cast(Outcome, outcome),
-            _text(stdout),
-            _text(stderr),
-            exit_code,
-            spent_s,
-            truncated,
-            _text(exception) if exception else None,
-        )
 
     async def _file(self, verb: str, path: str, argument: object, *, largest_bytes: int = 0) -> bytes:
         reply = await self._ask(verb, (path, argument), GRACE_S, largest_bytes=largest_bytes)
-        if reply.kind == frames.FAILED and len(reply.payload) == frames.ERRNO.size:
-            code = frames.ERRNO.unpack(reply.payload)[0]
+        code = replies.error_number(reply)
+        if code is not None:
             raise OSError(code, os.strerror(code), path)
         if reply.kind != frames.DATA or len(reply.payload) > largest_bytes:
             raise self._lose("its agent broke the protocol: not the file that was asked for")
@@ -241,8 +288,7 @@ class NamespaceBox:
     async def _ask(
         self, verb: str, arguments: tuple[object, ...], deadline_s: float, *, largest_bytes: int = 0
     ) -> Reply:
-        if self._lost is not None:
-            raise SandboxLost(self._lost)
+        self._refuse_if_gone()
         number, answer = self._link.ask(verb, arguments, largest_bytes=largest_bytes)
         try:
             return await self._within(deadline_s, answer)
@@ -262,28 +308,37 @@ class NamespaceBox:
     async def _settled(self, answer: asyncio.Future[Reply]) -> None:
         try:
             await self._within(GRACE_S, answer)
-        except SandboxLost:
+        except (SandboxLost, SandboxFrozen):
             return  # the next call will say so
 
-    def _lose(self, reason: str) -> SandboxLost:
-        """The box is gone, from now on and for everybody; its processes are killed, ``close`` clears up."""
+    def _refuse_if_gone(self, *, frozen_too: bool = True) -> None:
+        if self._frozen is not None and (frozen_too or self._lost is not None):
+            raise SandboxFrozen(self._frozen)
+        if self._lost is not None:
+            raise SandboxLost(self._lost)
+
+    def _lose(self, reason: str) -> SandboxLost | SandboxFrozen:
+        """The box is gone, from now on and for everybody; its processes are killed, ``close`` clears up.
+
+        A frozen one stays as it is: that it does not answer is what was wanted.
+        """
+        if self._frozen is not None:
+            return SandboxFrozen(self._frozen)
+        return SandboxLost(self._end(reason))
+
+    def _end(self, reason: str) -> str:
+        """Return why it is gone: the first reason counts."""
         if self._lost is None:
             self._lost = reason
             if self._process is not None:
                 self._process.kill()
-        self._link.fail(self._lost)
-        return SandboxLost(self._lost)
+        self._link.fail(SandboxLost, self._lost)
+        return self._lost
 
 
 async def _await(task: asyncio.Task[None]) -> None:
     await asyncio.shield(task)
 
 
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
-
-
-def _message(reply: Reply) -> str:
-    if reply.kind == frames.FAILED and len(reply.payload) == frames.ERRNO.size:
-        return os.strerror(frames.ERRNO.unpack(reply.payload)[0])
-    return "a reply that makes no sense"
+def _new_name() -> str:
+    return f"box-{secrets.token_hex(8)}"

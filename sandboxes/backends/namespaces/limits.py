@@ -7,9 +7,14 @@ later), so it counts exactly one box; the kernel ignores it for root's own id, w
 
 import secrets
 
+from sandboxes.cgroups.group import Bounds
 from sandboxes.spec import SandboxSpec
 
 OPEN_FILES = 256
+OWN_MIB = 32
+"""Of a box itself: bubblewrap, the agent, page tables, the kernel's records of files, pipes and sockets."""
+OWN_PROCESSES = 4
+"""bubblewrap, the agent, and two for the moment in which a box is made."""
 HOST_IDS_FROM, HOST_IDS = 1_900_000_000, 2**24
 NOBODY = 65534
 
@@ -26,6 +31,15 @@ def rlimits(spec: SandboxSpec) -> dict[str, int]:
         "RLIMIT_SIGPENDING": 1024,
         "RLIMIT_MSGQUEUE": 0,
     }
+
+
+def bounds(spec: SandboxSpec) -> Bounds:
+    """What all processes of a box may have together, where cgroups can be made.
+
+    Beyond what each process may have: files are memory, and so are the copies of them that snapshots keep.
+    """
+    files_mib = 2 * spec.disk_mib * (2 if spec.snapshots else 1)
+    return Bounds((spec.memory_mib + files_mib + OWN_MIB) * 2**20, spec.processes + OWN_PROCESSES)
 
 
 def host_id() -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from sandboxes.backends.namespaces.inside import frames
-from sandboxes.interface import SandboxLost
+from sandboxes.interface import SandboxFrozen, SandboxLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class Link(asyncio.Protocol):
         """Send a request that has no reply."""
         self.send(frames.request(0, verb, arguments))
 
-    def fail(self, reason: str) -> None:
-        """Everybody who waits learns that the box is lost."""
+    def fail(self, kind: type[SandboxLost] | type[SandboxFrozen], reason: str) -> None:
+        """Everybody who waits learns that the box is lost, or frozen."""
         waiting, self._waiting = self._waiting, {}
         for future, _ in waiting.values():
             if not future.done():
-                future.set_exception(SandboxLost(reason))
+                future.set_exception(kind(reason))
                 future.exception()  # nobody may be waiting any more: that is no error of its own
 
     def close(self) -> None:

@@ -68,14 +68,19 @@ async def agent_code() -> bytes:
     return _compiled
 
 
-def _compile() -> bytes:
-    if not os.access(BOX_PYTHON, os.X_OK):
-        raise SandboxUnavailable(f"boxes need a Python at {BOX_PYTHON}: apt-get install python3")
+def agent_texts() -> bytes:
+    """The modules of the agent as source, for a Python that is not this machine's."""
     parents = [".".join(PACKAGE.split(".")[: depth + 1]) for depth in range(PACKAGE.count(".") + 1)]
     texts = [(name, "") for name in parents]
     texts += [(f"{PACKAGE}.{name}", (files(PACKAGE) / f"{name}.py").read_text("utf-8")) for name in INSIDE]
+    return marshal.dumps(texts, 2)
+
+
+def _compile() -> bytes:
+    if not os.access(BOX_PYTHON, os.X_OK):
+        raise SandboxUnavailable(f"boxes need a Python at {BOX_PYTHON}: apt-get install python3")
     compiled = subprocess.run(
-        [BOX_PYTHON, "-I", "-S", "-c", COMPILE], input=marshal.dumps(texts, 2), capture_output=True, env={}, cwd="/"
+        [BOX_PYTHON, "-I", "-S", "-c", COMPILE], input=agent_texts(), capture_output=True, env={}, cwd="/"
     )
     if compiled.returncode != 0:
         raise SandboxUnavailable(

@@ -6,16 +6,24 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
+from sandboxes.backends.namespaces import limits, seen
 from sandboxes.backends.namespaces.arguments import GROUP, NAME_FILES, PASSWD, Descriptors, bwrap_arguments
 from sandboxes.backends.namespaces.probe import as_nobody_in_particular, bwrap_path
 from sandboxes.backends.namespaces.seccomp import deny_filter
 from sandboxes.backends.namespaces.spawn import spawner
+from sandboxes.backends.namespaces.stopping import stop_all
+from sandboxes.cgroups.group import Group
 from sandboxes.egress.interception.watched import Doorway
+from sandboxes.interface import FileSeen, ProcessSeen, SandboxUnavailable
 from sandboxes.spec import SandboxSpec
+from sandboxes.teardown import completed
 
+T = TypeVar("T")
 DEATH_S = 10.0
 COMPLAINT_BYTES = 2000
 
@@ -29,12 +37,23 @@ class BoxProcess:
     """What bubblewrap says on stderr (a memory file)."""
     info: int
     init: int = -1
+    init_pid: int = 0
+    group: Group | None = None
+    """Its cgroup, where one can be made."""
+    stopped: bool = False
 
     @classmethod
     async def start(
-        cls, spec: SandboxSpec, agent_socket: socket.socket, doorway: Doorway | None = None
+        cls, name: str, spec: SandboxSpec, agent_socket: socket.socket, doorway: Doorway | None = None
     ) -> "BoxProcess":
-        """Start bubblewrap, through a doorway that makes the network; the sockets stay ours to close."""
+        """Start bubblewrap, through a doorway that makes the network; the sockets stay ours to close.
+
+        Raises ``SandboxUnavailable``.
+        """
+        try:
+            group = Group.make(name, limits.bounds(spec))
+        except OSError as error:
+            raise SandboxUnavailable(f"no cgroup can be made for a box: {error}") from None
         inherited: list[int] = []
         complaints = os.memfd_create("complaints")
         info_read, info_write = os.pipe2(os.O_CLOEXEC)
@@ -43,44 +62,84 @@ class BoxProcess:
             inherited += (
                 _memory_file(content) for content in (deny_filter(watched=doorway is not None), PASSWD, GROUP, *names)
             )
-            seccomp, passwd, group, *named = inherited
-            fds = Descriptors(agent_socket.fileno(), seccomp, info_write, passwd, group, tuple(named))
+            seccomp, accounts, groups, *named = inherited
+            fds = Descriptors(agent_socket.fileno(), seccomp, info_write, accounts, groups, tuple(named))
             through = doorway.arguments() if doorway else []
             passed = [doorway.theirs.fileno()] if doorway else []
+            joining = group.joining() if group else []
             monitor = await spawner().spawn(
-                [*as_nobody_in_particular(), *through, *bwrap_arguments(bwrap_path(), spec, fds)],
+                [*joining, *as_nobody_in_particular(), *through, *bwrap_arguments(bwrap_path(), spec, fds)],
                 inherited=(*inherited, info_write, fds.agent, *passed),
                 stderr=complaints,
             )
         except BaseException:
             os.close(complaints)
             os.close(info_read)
+            if group is not None:
+                await completed(_removed(group))
             raise
         finally:
             for fd in (*inherited, info_write):
                 os.close(fd)
-        return cls(monitor, complaints, info_read)
+        return cls(monitor, complaints, info_read, group=group)
 
     def identify(self) -> None:
         """Take hold of process 1.  To be called once the agent has spoken: bubblewrap has told its pid by then."""
-        self.init = os.pidfd_open(json.loads(os.read(self.info, 4096))["child-pid"])
+        self.init_pid = json.loads(os.read(self.info, 4096))["child-pid"]
+        self.init = os.pidfd_open(self.init_pid)
 
     def complaint(self) -> str:
         return os.pread(self.complaints, COMPLAINT_BYTES, 0).decode(errors="replace")
 
+    @property
+    def limits(self) -> Literal["cgroup", "prlimit"]:
+        return "cgroup" if self.group is not None and self.group.limits else "prlimit"
+
+    async def stop(self) -> None:
+        """No process of the box runs any more when this returns.  Raises ``OSError``, ``TimeoutError``."""
+        self.stopped = True
+        if self.group is not None and self.group.freezes:
+            await asyncio.to_thread(self.group.freeze)
+        else:
+            await self._outside(stop_all)
+
+    async def inspected(self) -> tuple[list[ProcessSeen], list[FileSeen], bool]:
+        """Processes, files, and whether those are all.  Raises ``OSError`` once the box is gone."""
+        processes, all_processes = await self._outside(lambda init, _: seen.processes(init))
+        files, all_files = await self._outside(seen.files)
+        return processes, files, all_processes and all_files
+
+    async def _outside(self, look: Callable[[int, int], T]) -> T:
+        """In a thread, which outlives a caller who is cancelled: it has a pidfd of its own."""
+        pidfd = os.dup(self.init)
+
+        def looked() -> T:
+            try:
+                return look(self.init_pid, pidfd)
+            finally:
+                os.close(pidfd)
+
+        return await asyncio.to_thread(looked)
+
     def kill(self) -> None:
         """Begin the end: at once, without waiting."""
-        if self.init >= 0:
+        if self.stopped and self.group is not None and self.group.holds_the_dead:
+            self.group.kill()
+        elif self.init >= 0:
             with suppress(ProcessLookupError):  # already gone, which is all we want
                 signal.pidfd_send_signal(self.init, signal.SIGKILL)
         else:
             self.monitor.kill()  # process 1 follows, by --die-with-parent
 
+    async def dead(self) -> None:
+        """After ``kill``: return when process 1 has ended, which is the last one.  May raise ``TimeoutError``."""
+        if self.init >= 0:
+            await _readable(self.init, DEATH_S)
+
     async def gone(self) -> None:
         """Wait until no process of the box is left, and forget it.  Call once, after ``kill``."""
         try:
-            if self.init >= 0:
-                await _readable(self.init, DEATH_S)
+            await self.dead()
             self.monitor.kill()
             # It has been killed, and nobody tells us of its end.
             while self.monitor.poll() is None:  # noqa: ASYNC110
@@ -88,6 +147,16 @@ class BoxProcess:
         finally:
             for fd in (self.complaints, self.info, *([self.init] if self.init >= 0 else [])):
                 os.close(fd)
+            if self.group is not None:
+                await _removed(self.group)
+
+
+async def _removed(group: Group) -> None:
+    """Raises ``TimeoutError`` if the kernel cannot end a process of it."""
+    async with asyncio.timeout(DEATH_S):
+        while not group.try_to_remove():
+            group.kill()  # who was being made when the others were killed
+            await asyncio.sleep(0.0005)
 
 
 def _memory_file(content: bytes) -> int:

@@ -36,6 +36,8 @@ NOT_IMPLEMENTED = (
     "io_uring_setup", "io_uring_enter", "io_uring_register",
     # Its flags lie in memory that a filter cannot read; C libraries then use clone.
     "clone3",
+    # Could have a stopped process continued, by a timer's SIGCONT (stopping.py).
+    "timer_create",
     # Memory that no limit of the box counts.
     "memfd_create", "memfd_secret",
     # Objects of the IPC namespace outlive their processes, hence a reset.
@@ -56,6 +58,8 @@ SOCKET_FAMILIES = (1, 2, 10)
 PACKET, ALG and the rest are attack surface."""
 TERMINAL_INJECTION = (0x5412, 0x541C)
 """TIOCSTI, TIOCLINUX: typing into a terminal that the embedder may have left open."""
+SIGNAL_CHOICE = (10,)
+"""F_SETSIG: the choice which signal a ready descriptor sends, SIGCONT for example (stopping.py)."""
 PERSONALITIES = (0, 0xFFFFFFFF)
 """The default one, and asking which it is."""
 
@@ -92,6 +96,7 @@ def deny_filter(architecture: Architecture | None = None, *, watched: bool = Fal
         program += _unless_argument(machine, name, 0, SOCKET_FAMILIES, errno.EAFNOSUPPORT)
     program += _unless_argument(machine, "personality", 0, PERSONALITIES, errno.EPERM)
     program += _if_argument(machine, "ioctl", 1, TERMINAL_INJECTION, errno.EPERM)
+    program += _if_argument(machine, "fcntl", 1, SIGNAL_CHOICE, errno.EPERM)
     program += _on_call(
         machine,
         "clone",

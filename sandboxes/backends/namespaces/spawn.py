@@ -13,6 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 
+from sandboxes import owner
 from sandboxes.teardown import completed
 
 Process = subprocess.Popen[bytes]
@@ -31,7 +32,7 @@ class Spawner:
             error: Exception | None = None
             try:
                 process = start()
-            except (OSError, ValueError, subprocess.SubprocessError) as failure:
+            except Exception as failure:  # the caller's: this thread must go on, or he would wait for ever
                 error = failure
             try:
                 loop.call_soon_threadsafe(_settle, future, process, error)
@@ -51,7 +52,7 @@ class Spawner:
                 stderr=stderr,
                 pass_fds=inherited,
                 cwd="/",
-                env={},
+                env={owner.VARIABLE: owner.mark()},  # for sweeper.py; no guest sees it, bwrap clears it
                 start_new_session=True,  # Ctrl-C at the embedder's terminal is for the embedder
             )
 
@@ -74,7 +75,7 @@ def _settle(future: "asyncio.Future[Process]", process: Process | None, error: E
 async def _abandoned(future: "asyncio.Future[Process]") -> None:
     try:
         _discard(await future)
-    except (OSError, ValueError, subprocess.SubprocessError):
+    except Exception:
         return  # it never started
 
 

@@ -57,12 +57,13 @@ class Scans:
         spread = event.spread
         addresses = set(self._hosts.add((attempt.protocol, inside), event.last_at, attempt.address))
         ports = set(self._ports.add(attempt.address, event.last_at, attempt.port or 0))
-        if max(len(addresses), spread.addresses if spread else 0) >= MANY_HOSTS:
-            told = f"{max(len(addresses), spread.addresses if spread else 0)} addresses within {WINDOW_S:.0f} s"
+        hosts = max(len(addresses), spread.addresses if spread else 0)
+        if hosts >= MANY_HOSTS:
+            told = f"{hosts} addresses within {WINDOW_S:.0f} s"
             return finding(HOSTS, event, "private" if inside else "public", [told, *sorted(addresses)], severity)
-        several = spread.ports if spread and spread.addresses == 1 else 0
-        if max(len(ports), several) >= MANY_PORTS:
-            told = f"{max(len(ports), several)} ports within {WINDOW_S:.0f} s"
+        knocks = max(len(ports), spread.ports if spread and spread.addresses == 1 else 0)
+        if knocks >= MANY_PORTS:
+            told = f"{knocks} ports within {WINDOW_S:.0f} s"
             return finding(PORTS, event, attempt.address, [told, attempt.target], severity)
         return None
 

@@ -4,6 +4,7 @@ Every attempt is added exactly once.  A record is delivered in the order of its 
 callback, at once, or to whoever asks with ``batch``.
 """
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -17,21 +18,13 @@ from sandboxes.egress.record import EgressRecord
 from sandboxes.egress.verdict import Reason, Usage, Verdict, failed_closed
 
 log = logging.getLogger(__name__)
-OnRecord = Callable[[EgressRecord], None]
+OnRecord = Callable[[EgressRecord], bool | None]
+"""False: not now, offer it again.  Whoever raises gets it again too."""
 MINUTE_S = 60.0
-
-
-class CountedLog(RecordLog):
-    """A log that also takes attempts which the kernel could only count."""
-
-    def add_counted(self, attempt: Attempt, verdict: Verdict, count: int, *, label: str | None) -> None:
-        """``count`` attempts of which nothing more is known than ``attempt`` says."""
-        with self._lock:
-            self._attempts += count
-            total = self._sum_for("attempt", attempt, verdict, label, attempt.at)
-            total.last_at = max(total.last_at, attempt.at)
-            total.count += count
-            self._give_numbers()
+FLUSH_S = 60.0
+"""At the end of a box's user: then whoever should take the records is taken for dead, and that is told."""
+AGAIN_S = 0.05
+"""After which a record that was not taken is offered again."""
 
 
 class Ledger:
@@ -41,11 +34,12 @@ class Ledger:
         self.box = box
         self.policy = policy
         self.label: str | None = None
-        self.records = CountedLog()
+        self.records = RecordLog()
         self.on_record = on_record
         self.open_connections = 0
         self.up_bytes = self.down_bytes = 0
         self._sequence = self._delivered = 0
+        self._again: asyncio.TimerHandle | None = None
         self._allowed_at: deque[float] = deque()
 
     def attempt(
@@ -66,11 +60,11 @@ class Ledger:
         if verdict.allowed:
             self._allowed_at.append(time.monotonic())
         self.records.add(attempt, verdict, label=label, traffic=traffic)
-        self._deliver()
+        self._deliver_now()
 
     def add_traffic(self, attempt: Attempt, verdict: Verdict, traffic: Traffic, *, label: str | None) -> None:
         self.records.add_traffic(attempt, verdict, traffic, at=time.time(), label=label)
-        self._deliver()
+        self._deliver_now()
 
     def add_counted(self, protocol: Protocol, count: int) -> None:
         """Attempts that the kernel refused and counted, because there were too many to look at."""
@@ -78,8 +72,8 @@ class Ledger:
         self._sequence += count - 1
         reason: Reason = "quota-rate" if protocol == "tcp" else "protocol-not-forwarded"
         verdict = Verdict(allowed=False, policy=self.policy.name, reason=reason)
-        self.records.add_counted(attempt, verdict, count, label=self.label)
-        self._deliver()
+        self.records.add(attempt, verdict, label=self.label, count=count)
+        self._deliver_now()
 
     def usage(self, connection_up_bytes: int = 0, connection_down_bytes: int = 0) -> Usage:
         horizon = time.monotonic() - MINUTE_S
@@ -93,15 +87,44 @@ class Ledger:
     def failed(self) -> Verdict:
         return failed_closed(self.policy)
 
+    async def flush(self) -> None:
+        """Return when everything was taken.  Nothing more may be tried: the box's programs are dead."""
+        deadline = time.monotonic() + FLUSH_S
+        while self.on_record is not None and self.records.held:
+            if time.monotonic() > deadline:
+                log.error("box %s: %d records were not taken for %g s", self.box, self.records.held, FLUSH_S)
+                return
+            self._deliver()
+            if self.records.held:
+                await asyncio.sleep(AGAIN_S)
+
+    def _deliver_now(self) -> None:
+        if self._again is None:  # else nobody takes any at present
+            self._deliver()
+
     def _deliver(self) -> None:
         if self.on_record is None:
             return
         for record in self.records.batch(self._delivered):
-            try:
-                self.on_record(record)
-            except Exception:
-                # It stays in the log, and is delivered with the next one: a full log sums up, and loses nothing.
-                log.exception("a record of box %s could not be delivered", self.box)
+            if not self._taken(record):
+                # It stays in the log: a full log sums up, and loses nothing.
+                self._offer_again()
                 return
             self._delivered = record.seq
             self.records.acknowledge(record.seq)
+
+    def _taken(self, record: EgressRecord) -> bool:
+        assert self.on_record is not None
+        try:
+            return self.on_record(record) is not False
+        except Exception:
+            log.exception("a record of box %s could not be delivered", self.box)
+            return False
+
+    def _offer_again(self) -> None:
+        if self._again is None:
+            self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._after_a_while)
+
+    def _after_a_while(self) -> None:
+        self._again = None
+        self._deliver()

@@ -26,7 +26,7 @@ from sandboxes.egress.record import EgressRecord
 SYSTEM_PYTHON = "/usr/bin/python3"
 INSIDE_ID = 1000
 """Who bubblewrap is in the outer user namespace: anybody but root."""
-DESCRIPTORS = 5
+SOCKETS = 4
 SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
 FD_BYTES = 4
 MOST_TAKEN = 64
@@ -41,11 +41,13 @@ class NoDoorway(Exception):
 class Doorway:
     """Our end of the way on which the sockets come out of a box that is being made."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: int = -1) -> None:
+        """``namespace``: a descriptor of the network to enter, for the program to inherit; else it makes one."""
+        self._expected = SOCKETS if namespace >= 0 else SOCKETS + 1
         self._ours, self.theirs = socket.socketpair()
         self._ours.setblocking(False)
         kernel = (rules.routes(), rules.rules_batch(), rules.log_request(), socket_filter())
-        orders = (INSIDE_ID, rules.GATEWAY_PORT, rules.DNS_PORT, *kernel, SECCOMP_CALL[platform.machine()])
+        orders = (INSIDE_ID, rules.GATEWAY_PORT, rules.DNS_PORT, *kernel, SECCOMP_CALL[platform.machine()], namespace)
         blob = marshal.dumps(orders, 2)
         self._ours.send(len(blob).to_bytes(4, "big") + blob)
 
@@ -54,15 +56,15 @@ class Doorway:
         return [SYSTEM_PYTHON, "-I", "-S", "-B", "-c", DOORWAY, str(self.theirs.fileno())]
 
     async def descriptors(self) -> list[int]:
-        """Listener, resolver's, log, counters, filter's.  Raises ``NoDoorway``."""
+        """Listener, resolver's, log, counters; the filter's, if there is one.  Raises ``NoDoorway``."""
         await _readable(self._ours)
         try:
-            word, ancillary, _, _ = self._ours.recvmsg(1, socket.CMSG_SPACE(DESCRIPTORS * FD_BYTES))
+            word, ancillary, _, _ = self._ours.recvmsg(1, socket.CMSG_SPACE(self._expected * FD_BYTES))
         except ConnectionResetError:
             raise NoDoorway from None  # it did not even read its orders
         raw = b"".join(data for _, kind, data in ancillary if kind == socket.SCM_RIGHTS)
         received = [int.from_bytes(raw[at : at + FD_BYTES], sys.byteorder) for at in range(0, len(raw), FD_BYTES)]
-        if word != b"!" or len(received) != DESCRIPTORS:
+        if word != b"!" or len(received) != self._expected:
             for fd in received:
                 os.close(fd)
             raise NoDoorway
@@ -77,8 +79,8 @@ class Watched:
     """Gateway, resolver and watch of one box, and the ledger of its present user.  Belongs to one event loop."""
 
     def __init__(self, descriptors: list[int], policy: EgressPolicy, on_record: OnRecord | None, world: World) -> None:
-        *sockets, calls = descriptors
-        listener, udp, log, counters = (socket.socket(fileno=fd) for fd in sockets)
+        """``descriptors``: as the doorway gave them; without a filter's, refused sockets leave no record."""
+        listener, udp, log, counters = (socket.socket(fileno=fd) for fd in descriptors[:SOCKETS])
         self._policy = policy
         self._on_record = on_record
         self._closed = False
@@ -86,9 +88,10 @@ class Watched:
         self.ledger = self._new_ledger()
         self._watch = Watch(log, counters, udp, self.ledger)
         self._resolver = Resolver(udp, self.ledger, self._pins, world.look_up, self._watch.expect_more)
-        self._calls = Calls(calls, self.ledger)
+        self._calls = [Calls(listening, self.ledger) for listening in descriptors[SOCKETS:]]
         self._gateway = Gateway(listener, self.ledger, self._pins, self._resolver, world.dial, self._watch.expect_more)
-        self._parts = (self._gateway, self._resolver, self._calls, self._watch)
+        self._parts: tuple[Gateway | Resolver | Calls | Watch, ...]
+        self._parts = (self._gateway, self._resolver, *self._calls, self._watch)
 
     def _new_ledger(self) -> Ledger:
         return Ledger(f"box-{secrets.token_hex(6)}", self._policy, self._on_record)
@@ -106,7 +109,8 @@ class Watched:
         return self.ledger.records.batch(after, limit)
 
     def _take(self) -> None:
-        for take in (self._gateway.accept, self._resolver.receive, self._watch.read, self._calls.answer):
+        takers = (self._gateway.accept, self._resolver.receive, self._watch.read, *(c.answer for c in self._calls))
+        for take in takers:
             for _ in range(MOST_TAKEN):
                 if not take():
                     break
@@ -120,6 +124,7 @@ class Watched:
     async def renew(self) -> None:
         """For the next user: nothing pinned, used up, or recorded."""
         await self.cut()
+        await self.ledger.flush()
         self._pins.clear()
         self.ledger = self._new_ledger()
         for part in self._parts:
@@ -133,6 +138,7 @@ class Watched:
         await self.cut()
         for part in self._parts:
             await part.close()
+        await self.ledger.flush()
 
 
 async def _readable(made: socket.socket) -> None:

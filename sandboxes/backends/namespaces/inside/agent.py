@@ -31,8 +31,9 @@ LOSSES = {"timeout": "ran out of time", "output": "wrote far too much", "killed"
 
 
 class Agent:
-    def __init__(self, host: int, limits: dict[str, int], output_bytes: int) -> None:
+    def __init__(self, host: int, answers: int, limits: dict[str, int], output_bytes: int) -> None:
         self.host = host
+        self.answers = answers
         self.limits = limits
         self.output_bytes = output_bytes
         self.inbox = bytearray()
@@ -77,7 +78,7 @@ class Agent:
     def answer(self, number: int, kind: int, payload: bytes = b"") -> None:
         rest = memoryview(frames.reply(number, kind, payload))
         while rest:
-            rest = rest[os.write(self.host, rest) :]
+            rest = rest[os.write(self.answers, rest) :]
 
     def answer_result(
         self, job: Job, outcome: str, exit_code: int | None, exception: bytes = b"", note: str = ""
@@ -109,6 +110,8 @@ class Agent:
             getattr(self, "do_" + verb)(number, *arguments)
         except OSError as error:
             self.answer(number, frames.FAILED, frames.ERRNO.pack(error.errno or errno.EIO))
+        except ValueError:  # no path at all: a null byte, half a surrogate pair
+            self.answer(number, frames.FAILED, frames.ERRNO.pack(errno.EINVAL))
 
     def do_read(self, number: int, path: str, limit_bytes: int) -> None:
         self.answer(number, frames.DATA, files.read_file(path, limit_bytes))
@@ -368,16 +371,18 @@ class Agent:
             self.finish_cell(cell, interpreter, "killed" if code < 0 else "error", code)
 
 
-def main(host: int, limits: dict[str, int], output_bytes: int) -> None:
-    """Serve the host on the socket ``host`` until it hangs up."""
+def main(host: int, limits: dict[str, int], output_bytes: int, answers: int | None = None) -> None:
+    """Serve the host on the socket ``host``, or on two pipes, until it hangs up."""
     processes.set_dumpable(False)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
     os.umask(0o022)
-    os.set_inheritable(host, False)
+    answers = host if answers is None else answers
+    for fd in (host, answers):
+        os.set_inheritable(fd, False)
     gc.disable()
-    agent = Agent(host, limits, output_bytes)
+    agent = Agent(host, answers, limits, output_bytes)
     gc.freeze()
     agent.run()

@@ -8,7 +8,8 @@ import errno
 import os
 import stat
 
-WRITABLE = ("/work", "/tmp")
+WRITABLE = ("/work", "/tmp", *(["/dev/shm"] if os.path.ismount("/dev/shm") else []))
+"""A container's /dev/shm is a file system of its own; elsewhere in a box it is /tmp."""
 HOME = "/work"
 OPEN_SAFELY = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a fifo must not hold the agent up
 
@@ -40,7 +41,7 @@ def write_file(path: str, content: bytes) -> None:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_dev not in [os.stat(root).st_dev for root in WRITABLE]:
-            raise OSError(errno.EACCES, "not a regular file under /work or /tmp")
+            raise OSError(errno.EACCES, "not a regular file under " + " or ".join(WRITABLE))
         os.ftruncate(fd, 0)
         with open(fd, "wb", closefd=False) as file:
             file.write(content)
@@ -50,8 +51,8 @@ def write_file(path: str, content: bytes) -> None:
 
 def wipe() -> None:
     """Leave the writable file systems as they were mounted.  Raises ``OSError`` where it cannot."""
-    for root, mode in (("/work", 0o755), ("/tmp", 0o1777)):
-        os.chmod(root, mode)
+    for root in WRITABLE:
+        os.chmod(root, 0o755 if root == HOME else 0o1777)
         for name in os.listxattr(root):
             os.removexattr(root, name)
         empty(root)

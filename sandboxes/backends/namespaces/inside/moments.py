@@ -5,8 +5,10 @@ import errno
 import os
 
 from sandboxes.backends.namespaces.inside import copies, processes, trees
-from sandboxes.backends.namespaces.inside.files import WRITABLE
 from sandboxes.backends.namespaces.inside.jobs import Interpreter
+
+KEPT_DISKS = 2
+"""How many times ``disk_mib`` all snapshots of a box may hold."""
 
 
 class Moment:
@@ -56,7 +58,7 @@ class Moments:
         """Keep this moment, with the idle ``interpreter`` if there is one; or ``OSError``, and nothing is kept."""
         files = trees.taken(self.disk_bytes, self.latest)
         moment = Moment(files, prelude, loss_note)
-        if self.weight_bytes(files) > len(WRITABLE) * self.disk_bytes:
+        if self.weight_bytes(files) > KEPT_DISKS * self.disk_bytes:
             raise OSError(errno.EFBIG, "too large to be kept")
         if interpreter is not None:
             moment.freeze(interpreter, programs | self.frozen())

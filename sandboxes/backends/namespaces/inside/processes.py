@@ -19,6 +19,8 @@ BASE_ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 PR_SET_DUMPABLE = 4
+FIRST_TO_GO = b"1000"
+"""When memory runs out, of the box or of the machine, the kernel shall end a guest and neither the agent nor others."""
 
 
 def set_dumpable(allowed: bool) -> None:
@@ -52,6 +54,9 @@ def become_guest(limits: dict[str, int], descriptors: list[int]) -> None:
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (value, value))
     set_dumpable(True)
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(fd, FIRST_TO_GO)
+    os.close(fd)
 
 
 def run_program(argv: list[str], environment: dict[str, str]) -> None:

@@ -3,7 +3,6 @@
 # ruff: noqa: ASYNC110, ASYNC220, PT012  processes on the host set no event: one has to look again
 
 import asyncio
-import gc
 import os
 import shutil
 import signal
@@ -18,8 +17,10 @@ import pytest
 from sandboxes.backends.namespaces import limits, probe
 from sandboxes.backends.namespaces.box import NamespaceBox
 from sandboxes.backends.namespaces.inside import frames
+from sandboxes.cgroups.hierarchies import Found
 from sandboxes.interface import SandboxLost, SandboxUnavailable
 from sandboxes.spec import SandboxSpec
+from tests.sandboxes.asking import errno_of, host_processes, shell, starts_cancelled_anywhere
 
 SPEC = SandboxSpec(timeout_s=10)
 ROOT = Path(__file__).parents[4]
@@ -35,18 +36,6 @@ async def box():
 def first_process(box: NamespaceBox) -> int:
     with open(f"/proc/self/fdinfo/{box._process.init}", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
-
-
-def living(sign: bytes) -> list[str]:
-    """Processes of the host whose command line has ``sign``."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if sign in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
 
 
 async def test_a_killed_agent_loses_the_box_at_once(box):
@@ -142,12 +131,12 @@ async def test_an_embedder_that_is_killed_leaves_no_process():
     sign = f"{os.getpid()}765.43"
     embedder = subprocess.Popen([sys.executable, "-c", EMBEDDER, sign], cwd=ROOT)
     async with asyncio.timeout(30):
-        while len(living(f"sleep\0{sign}".encode())) < 6:
+        while len(host_processes(f"sleep\0{sign}".encode())) < 6:
             await asyncio.sleep(0.05)
     embedder.kill()
     embedder.wait()
     async with asyncio.timeout(10):
-        while living(sign.encode()):
+        while host_processes(sign.encode()):
             await asyncio.sleep(0.05)
 
 
@@ -235,29 +224,7 @@ def test_each_complaint_has_its_remedy(complaint, remedy):
 
 
 async def test_a_start_that_is_cancelled_anywhere_leaves_nothing():
-    await (await NamespaceBox.start(SPEC)).close()
-    gc.collect()  # what earlier tests left is not ours to count
-    descriptors = len(os.listdir("/proc/self/fd"))
-    before = set(children())
-    for step in range(40):
-        start = asyncio.create_task(NamespaceBox.start(SPEC))
-        await asyncio.sleep(step * 0.001)
-        start.cancel()
-        result = (await asyncio.gather(start, return_exceptions=True))[0]
-        if isinstance(result, NamespaceBox):
-            await result.close()
-        else:
-            assert isinstance(result, asyncio.CancelledError)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
-    assert set(children()) <= before
-
-
-def children() -> list[str]:
-    return [
-        pid
-        for task in os.listdir("/proc/self/task")
-        for pid in Path(f"/proc/self/task/{task}/children").read_text().split()
-    ]
+    await starts_cancelled_anywhere(SPEC, pause_s=0.001)
 
 
 async def test_many_boxes_live_at_once():
@@ -267,3 +234,34 @@ async def test_many_boxes_live_at_once():
         assert [result.stdout for result in results] == [f"{n}\n" for n in range(64)]
     finally:
         await asyncio.gather(*(box.close() for box in boxes))
+
+
+async def test_without_network_there_is_no_way_to_anything(box):
+    server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    connect = "s = socket.create_connection(({!r}, {}), timeout=3)"
+    assert await errno_of(box, connect.format("127.0.0.1", port)) == "ECONNREFUSED"
+    assert await errno_of(box, connect.format("192.0.2.1", 80)) == "ENETUNREACH"
+    datagram = "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('198.51.100.1', 53))"
+    assert await errno_of(box, datagram) == "ENETUNREACH"
+    server.close()
+    assert (await shell(box, "cat /proc/net/dev")).stdout.count(":") == 1, "only its own loopback"
+
+
+async def test_a_fault_of_the_spawner_is_the_callers_and_not_the_end_of_it(monkeypatch):
+    def impossible() -> str:
+        raise LookupError("unknown encoding: ascii")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sandboxes.owner.mark", impossible)
+        patch.setattr("sandboxes.cgroups.group.found", Found)
+        async with asyncio.timeout(5):
+            with pytest.raises(LookupError):
+                await NamespaceBox.start(SPEC)
+    await (await NamespaceBox.start(SPEC)).close()
+
+
+async def test_a_name_that_is_no_utf_8_is_taken_byte_by_byte(box):
+    await box.write_file("\udcff\udcfe", b"content")
+    assert (await shell(box, "ls | od -An -tx1")).stdout == " ff fe 0a\n"
+    assert await box.read_file("\udcff\udcfe") == b"content"

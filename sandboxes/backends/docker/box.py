@@ -1,0 +1,56 @@
+"""A box that is a Docker container: as the box of namespaces, with the same agent, but made and ended by a daemon."""
+
+import asyncio
+
+from sandboxes.backends.docker import network
+from sandboxes.backends.docker.container import Container
+from sandboxes.backends.docker.stream import AttachedLink
+from sandboxes.backends.namespaces import limits, probe
+from sandboxes.backends.namespaces.box import START_S, NamespaceBox
+from sandboxes.backends.namespaces.inside import frames
+from sandboxes.egress.gateway.ledger import OnRecord
+from sandboxes.egress.gateway.outside import World
+from sandboxes.egress.interception.watched import Watched
+from sandboxes.egress.policy import EgressPolicy
+from sandboxes.images.reference import ImageRefused
+from sandboxes.images.registry import Registry
+from sandboxes.interface import SandboxLost, SandboxUnavailable
+from sandboxes.spec import SandboxSpec
+
+
+class DockerBox(NamespaceBox):
+    """One container and its agent.  Made by ``start``; every call has a deadline."""
+
+    _link: AttachedLink
+    _process: Container | None  # type: ignore[assignment]
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        super().__init__(spec)
+        self._link = AttachedLink(self._lose)
+
+    async def _start(self, on_record: OnRecord | None, world: World) -> None:
+        try:
+            image = Registry().resolve(self.spec.image or "")
+        except ImageRefused as refusal:
+            raise SandboxUnavailable(str(refusal)) from None
+        self._process = container = await Container.start(self.spec, image)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=container.stream)
+        if self.spec.network == "watched":
+            descriptors = await network.entered(container.init_pid, container.init)
+            self._watched = Watched(descriptors, self.spec.egress or EgressPolicy(), on_record, world)
+        # Until now an interpreter of the image has waited for this, its network without a route.
+        code = probe.agent_texts()
+        self._link.send(frames.LENGTH.pack(len(code)) + code + frames.block((self._rlimits(), self.spec.output_bytes)))
+        try:
+            async with asyncio.timeout(START_S):
+                await self._link.hello
+        except (SandboxLost, TimeoutError):
+            raise self._unavailable() from None
+
+    def _rlimits(self) -> dict[str, int]:
+        """Processes are counted by the container's cgroup, its user id may be another container's as well."""
+        return {name: value for name, value in limits.rlimits(self.spec).items() if name != "RLIMIT_NPROC"}
+
+    def _unavailable(self) -> SandboxUnavailable:
+        said = self._link.complaint.decode(errors="replace").strip() or "its agent did not begin to speak"
+        return SandboxUnavailable(f"image {self.spec.image} runs no agent: {said}")

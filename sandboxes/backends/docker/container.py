@@ -1,0 +1,259 @@
+"""One container: how it is made, which is the security policy of a box of Docker, and how it ends."""
+
+import asyncio
+import os
+import secrets
+import select
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import docker
+from docker.errors import APIError, NotFound
+from docker.types import Ulimit
+
+from sandboxes import owner
+from sandboxes.backends.docker import daemon
+from sandboxes.backends.docker.seccomp import profile
+from sandboxes.backends.namespaces import seen
+from sandboxes.backends.namespaces.arguments import BOOT, HOSTNAME
+from sandboxes.backends.namespaces.inside.moments import KEPT_DISKS
+from sandboxes.backends.namespaces.limits import NOBODY, host_id
+from sandboxes.images.registry import Image
+from sandboxes.interface import FileSeen, ProcessSeen, SandboxUnavailable
+from sandboxes.spec import SandboxSpec
+from sandboxes.teardown import completed
+
+OWNER = "palestra.owner"
+"""The label that says whose a container is (``sandboxes.owner``)."""
+STREAMS = ("3", "4")
+"""Where the agent finds the host's requests, and where it answers: stdin and stdout are for guests to have none of."""
+ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}
+ONLY_OURS = f"""\
+import os
+for name in set(os.environ) - {set(ENVIRONMENT)}:
+    del os.environ[name]
+"""
+"""What the image and Docker set is gone before the agent begins: guests have the environment of every other box."""
+INTO_PLACE = 'exec "$0" "$@" 3<&0 4>&1'
+AGENT_MIB = 64
+"""What the agent itself may take, its code and the shell before it included."""
+INODES_PER_MIB = 1024
+AGENT_FILES = 4096
+REMOVE_S = 10.0
+PLACES = {"work": "0755", "tmp": "1777", "dev/shm": "1777"}
+"""What can be written, with its permissions."""
+EMPTY = "ro,size=4k,nr_inodes=64,mode=0555,nosuid,nodev,noexec"
+BOX_CPUS = 1.0
+
+
+def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
+    """The host's part of a container: what it may use, and everything that it may not."""
+    size = f"size={spec.disk_mib}m,nr_inodes={spec.disk_mib * INODES_PER_MIB},nosuid,nodev,exec"
+    memory_bytes = box_memory_bytes(spec)
+    return {
+        # Its own network stack, with nothing but loopback, which the daemon never connects to anything.
+        "network_mode": "none",
+        "dns": ["127.0.0.1"],
+        "dns_opt": ["attempts:1", "timeout:6"],
+        # Docker opens the ports below 1024 to everybody; a watched box's gateway and resolver listen there.  Ping is
+        # open, so that one is a packet that is seen.
+        "sysctls": {
+            "net.ipv4.ip_unprivileged_port_start": "1024",
+            "net.ipv4.ping_group_range": "0 2147483647",
+            # Docker switches IPv6 off, and a family that is not there cannot be watched.
+            **({"net.ipv6.conf.all.disable_ipv6": "0"} if spec.network == "watched" else {}),
+        },
+        "ipc_mode": "private",
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true", f"seccomp={profile()}"],
+        "privileged": False,
+        # Only these can be written; they are memory and die with the box.  Nothing of the host is mounted.
+        "read_only": True,
+        "tmpfs": {
+            **{f"/{place}": f"{size},mode={mode},uid={user},gid={user}" for place, mode in PLACES.items()},
+            # In place of what Docker mounts there: the machine's devices, and queues that would outlive a reset.
+            "/sys": EMPTY,
+            "/dev/mqueue": EMPTY,
+            "/dev/pts": EMPTY,
+        },
+        # Of all processes together, the files among them; no swap.
+        "mem_limit": memory_bytes,
+        "memswap_limit": memory_bytes,
+        "pids_limit": spec.processes + 1,  # and the agent
+        "nano_cpus": int(BOX_CPUS * 1e9),
+        "ulimits": [
+            Ulimit(name="nofile", soft=AGENT_FILES, hard=AGENT_FILES),
+            Ulimit(name="core", soft=0, hard=0),
+            Ulimit(name="memlock", soft=65536, hard=65536),
+            Ulimit(name="msgqueue", soft=0, hard=0),
+        ],
+        # The agent is process 1 and reaps.
+        "init": False,
+        "restart_policy": {"Name": "no"},
+        "log_config": {"Type": "none"},
+    }
+
+
+def box_memory_bytes(spec: SandboxSpec) -> int:
+    """Of all processes, the files, and the agent with the snapshots that it keeps."""
+    files_mib = spec.disk_mib * (len(PLACES) + (KEPT_DISKS if spec.snapshots else 0))
+    return (spec.memory_mib + files_mib + AGENT_MIB) * 2**20
+
+
+@dataclass
+class Container:
+    """A container from its making to its removal."""
+
+    name: str
+    client: docker.APIClient
+    stream: socket.socket
+    """Its standard streams, attached before it started; the link's to close."""
+    init_pid: int = 0
+    """Of its first process on this machine; 0 if the daemon's processes cannot be seen here."""
+    init: int = -1
+    """A pidfd of it."""
+    limits: Literal["cgroup"] = "cgroup"
+    _ending: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, spec: SandboxSpec, image: Image) -> "Container":
+        """Runs an interpreter of the image that waits for the agent's code.  Raises ``SandboxUnavailable``."""
+        client = await asyncio.to_thread(daemon.client)
+        own_ids = await daemon.asked(daemon.capabilities, client)
+        # A user of the machine that nothing else has, if containers' users are the machine's.
+        user = host_id() if own_ids else NOBODY
+        name = f"palestra-{secrets.token_hex(8)}"
+        entrypoint = ["/bin/sh", "-c", INTO_PLACE, image.python, "-S", "-s", "-B", "-c", ONLY_OURS + BOOT, *STREAMS]
+        container: Container | None = None
+        try:
+            number = await daemon.asked(create, client, name, image.digest, entrypoint, settings(spec, user), user)
+            container = cls(name, client, await asyncio.to_thread(daemon.attached, name))
+            await daemon.asked(client.start, name)
+            container.init_pid, container.init = await daemon.asked(first_process, client, number)
+        except BaseException as error:
+            if container is not None:
+                container.stream.close()
+            await removed(client, name)
+            if isinstance(error, NotFound):
+                raise SandboxUnavailable(
+                    f"image {image.reference} is registered, but the Docker daemon at {daemon.address()} does not"
+                    f" have {image.digest}: import it again"
+                ) from None
+            raise
+        return container
+
+    async def stop(self) -> None:
+        """No process of it runs any more when this returns.  Raises ``OSError``."""
+        try:
+            await daemon.asked(self.client.pause, self.name)
+        except (SandboxUnavailable, NotFound) as error:
+            raise OSError(str(error)) from None
+
+    async def inspected(self) -> tuple[list[ProcessSeen], list[FileSeen], bool]:
+        """Processes, files, and whether those are all.  Raises ``OSError`` once it is gone."""
+        return await completed(asyncio.to_thread(self._inspected))
+
+    def _inspected(self) -> tuple[list[ProcessSeen], list[FileSeen], bool]:
+        if self.init < 0:
+            return [], [], False
+        if not alive(self.init):
+            raise ProcessLookupError
+        processes, all_processes = seen.processes(self.init_pid)
+        try:
+            files, all_files = seen.files(self.init_pid, self.init, tuple(PLACES))
+        except PermissionError:
+            return processes, [], False  # only root sees the files of another user's process
+        return processes, files, all_processes and all_files
+
+    def kill(self) -> None:
+        """Begin the end: at once, without waiting."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(removed(self.client, self.name))
+
+    async def gone(self) -> None:
+        """Wait until no process of it is left, and no container.  Raises ``SandboxUnavailable``.  Call once."""
+        self.kill()
+        assert self._ending is not None
+        try:
+            await self._ending
+        finally:
+            if self.init >= 0:
+                os.close(self.init)
+
+
+def create(
+    client: docker.APIClient, name: str, image: str, entrypoint: list[str], limits: dict[str, Any], user: int
+) -> str:
+    """Return its id.  Nothing of it runs yet."""
+    made = client.create_container(
+        image,
+        name=name,
+        command=[],
+        entrypoint=entrypoint,
+        user=f"{user}:{user}",
+        hostname=HOSTNAME,
+        working_dir="/work",
+        environment=ENVIRONMENT,
+        labels={OWNER: owner.mark()},
+        healthcheck={"test": ["NONE"]},
+        stop_signal="SIGKILL",
+        stdin_open=True,
+        host_config=client.create_host_config(**limits),
+    )
+    return str(made["Id"])
+
+
+def first_process(client: docker.APIClient, container: str) -> tuple[int, int]:
+    """Its pid here, and a pidfd; 0 and -1 if the daemon's processes are not to be seen on this machine.
+
+    The number is the daemon's word, and may be another process's by now: a cgroup with the container's id in its
+    name is the kernel's.
+    """
+    pid = int(client.inspect_container(container)["State"]["Pid"])
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return 0, -1
+    is_it = False
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        with open(f"/proc/{pid}/cgroup", encoding="ascii") as file:
+            is_it = container in file.read() and alive(pidfd)
+    if not is_it:
+        os.close(pidfd)
+    return (pid, pidfd) if is_it else (0, -1)
+
+
+def alive(pidfd: int) -> bool:
+    """Asked in a way that needs no permission."""
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    return not ended.poll(0)
+
+
+async def removed(client: docker.APIClient, container: str) -> None:
+    """Kill and remove a container, running, frozen or dead.  Raises ``SandboxUnavailable`` if it stays."""
+    try:
+        await daemon.asked(remove_if_there, client, container)
+    except SandboxUnavailable as error:
+        raise SandboxUnavailable(f"{error}; remove what is left with `docker rm -f {container}`") from None
+
+
+def remove_if_there(client: docker.APIClient, container: str) -> bool:
+    """Whether it was.  Returns when it is gone."""
+    give_up_s = time.monotonic() + REMOVE_S
+    found = False
+    while True:
+        try:
+            client.remove_container(container, force=True, v=True)
+            return True
+        except NotFound:
+            return found
+        except APIError:
+            # It ended by itself in that moment, or somebody else removes it as well.
+            found = True
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.02)

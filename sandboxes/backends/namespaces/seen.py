@@ -1,0 +1,124 @@
+"""The processes and files of a box as the host sees them, without asking anybody inside.
+
+Names and contents are hostile: no link is followed, no file but a folder is opened, every list and text is bounded.
+"""
+
+import os
+import signal
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from sandboxes.egress.attempt import printable
+from sandboxes.interface import INSPECTED_FILES, INSPECTED_PROCESSES, FileSeen, ProcessSeen
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+COMMAND_CHARACTERS = 300
+PATH_CHARACTERS = 500
+DEEPEST = 32
+"""Each level of folders costs a descriptor while it is read."""
+Kind = Literal["file", "folder", "link", "other"]
+KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process, as ``/proc/<pid>/stat`` has it."""
+
+    pid: int
+    parent: int
+    state: str
+    started: int
+    """In ticks since the boot; with the pid it names one process for good."""
+    cpu_seconds: float
+
+
+def member(pid: int) -> Member | None:
+    """None if there is no such process any more."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    ticks = int(fields[11]) + int(fields[12])
+    return Member(pid, int(fields[1]), fields[0].decode(), int(fields[19]), ticks / TICKS_PER_S)
+
+
+def family(init: int) -> list[Member]:
+    """Process 1 of a box and its descendants, which are all of the box: it adopts every orphan."""
+    everybody = {pid: found for pid in _pids() if (found := member(pid)) is not None}
+    inside = {init}
+
+    def belongs(pid: int) -> bool:
+        line = []
+        while pid not in inside:
+            line.append(pid)
+            if pid not in everybody or (pid := everybody[pid].parent) in line:
+                return False
+        inside.update(line)
+        return True
+
+    return [found for pid, found in everybody.items() if belongs(pid)]
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def processes(init: int) -> tuple[list[ProcessSeen], bool]:
+    """And whether those are all."""
+    found = family(init)
+    shown = [ProcessSeen(one.pid, _command(one.pid), one.state, one.cpu_seconds) for one in found[:INSPECTED_PROCESSES]]
+    return shown, len(found) <= INSPECTED_PROCESSES
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            said = file.read(4 * COMMAND_CHARACTERS).rstrip(b"\0").replace(b"\0", b" ")
+    except OSError:
+        return ""  # it ended meanwhile
+    return printable(said, COMMAND_CHARACTERS)
+
+
+def files(init: int, pidfd: int, places: tuple[str, ...] = ("work", "tmp")) -> tuple[list[FileSeen], bool]:
+    """What is where it can be written, and whether that is all.  Raises ``ProcessLookupError`` once the box is gone."""
+    root = os.open(f"/proc/{init}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        signal.pidfd_send_signal(pidfd, 0)  # it is alive: the number has been nobody else's
+        found: list[FileSeen] = []
+        complete = True
+        for name in places:
+            complete = _listed(root, name, f"/{name}", DEEPEST, found) and complete
+    finally:
+        os.close(root)
+    return found, complete
+
+
+def _listed(above: int, name: str, path: str, levels: int, found: list[FileSeen]) -> bool:
+    """Add what is in a folder and below; return whether that was all."""
+    try:
+        folder = os.open(name, FOLDER, dir_fd=above)
+    except OSError:
+        return False  # it became something else meanwhile, or an ordinary user may not look into it
+    complete = True
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if len(found) >= INSPECTED_FILES:
+                    return False
+                with suppress(OSError):  # it is gone already
+                    status = entry.stat(follow_symlinks=False)
+                    below = f"{path}/{entry.name}"
+                    found.append(FileSeen(printable(os.fsencode(below), PATH_CHARACTERS), *_described(status)))
+                    if stat.S_ISDIR(status.st_mode):
+                        complete = levels > 0 and _listed(folder, entry.name, below, levels - 1, found) and complete
+    finally:
+        os.close(folder)
+    return complete
+
+
+def _described(status: os.stat_result) -> tuple[Kind, int]:
+    return KINDS.get(stat.S_IFMT(status.st_mode), "other"), status.st_size

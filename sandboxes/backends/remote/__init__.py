@@ -1,0 +1,1 @@
+"""Boxes that a sandbox service keeps: its language, and the client that looks like any other box."""

@@ -1,0 +1,78 @@
+"""Records of a remote box for its ``on_record``: asked for all the time, delivered in order, then acknowledged."""
+
+import asyncio
+import logging
+
+from pydantic import TypeAdapter
+
+from sandboxes.backends.remote.connection import Connection
+from sandboxes.backends.remote.wire import MOST_RECORDS, Acknowledge
+from sandboxes.egress.gateway.ledger import OnRecord
+from sandboxes.egress.record import EgressRecord
+from sandboxes.interface import SandboxLost
+
+log = logging.getLogger(__name__)
+RECORDS = TypeAdapter(list[EgressRecord])
+WAIT_S = 20.0
+"""How long one question waits at the service for the next record, which then comes at once."""
+AGAIN_S = 0.5
+"""After a record that could not be delivered."""
+
+
+async def fetched(
+    connection: Connection, path: str, name: str | None, after: int, *, limit: int = MOST_RECORDS, wait_s: float = 0
+) -> list[EgressRecord]:
+    params: dict[str, str | int | float] = {"after": after, "limit": limit, "wait_s": wait_s}
+    if name is not None:
+        params["name"] = name
+    response = await connection.ask("GET", f"{path}/egress", params=params, again=True)
+    return RECORDS.validate_json(response.content)
+
+
+class Stream:
+    """Of one user of the box."""
+
+    def __init__(self, connection: Connection, path: str, name: str, on_record: OnRecord) -> None:
+        self._connection = connection
+        self._path = path
+        self._name = name
+        self._on_record = on_record
+        self._delivered = 0
+        self._task = asyncio.ensure_future(self._run())
+
+    async def finish(self) -> None:
+        """Deliver what there is by now: nothing of this user comes any more."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        while await self._round(0):
+            pass
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                if await self._round(WAIT_S) is None:
+                    await asyncio.sleep(AGAIN_S)
+        except SandboxLost as error:
+            # Whoever asks something of the box will learn it; ``finish`` tries once more.
+            log.warning("records of box %s beyond %d do not come: %s", self._name, self._delivered, error)
+
+    async def _round(self, wait_s: float) -> int | None:
+        """Return how many records were delivered; None if one could not be, which is tried again."""
+        records = await fetched(self._connection, self._path, self._name, self._delivered, wait_s=wait_s)
+        before = self._delivered
+        try:
+            for record in records:
+                self._on_record(record)
+                self._delivered = record.seq
+        except Exception:
+            log.exception("a record of box %s could not be delivered", self._name)
+            return None
+        finally:
+            if self._delivered > before:
+                await self._acknowledge()
+        return len(records)
+
+    async def _acknowledge(self) -> None:
+        params: dict[str, str | int | float] = {"name": self._name}
+        through = Acknowledge(through=self._delivered)
+        await self._connection.ask("POST", f"{self._path}/egress/acknowledge", through, params=params, again=True)

@@ -1,0 +1,137 @@
+"""What client and service say to each other: JSON of these models, files as they are.  docs/sandbox-service.md."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
+
+from sandboxes.egress.refusal import refused
+from sandboxes.interface import ExecResult, Inspection, Outcome
+from sandboxes.spec import SandboxSpec
+
+State = Literal["queued", "starting", "open", "frozen", "lost", "closed"]
+"""``lost`` and ``closed`` are final; ``reason`` says why."""
+LIVING: frozenset[State] = frozenset({"queued", "starting", "open", "frozen"})
+IDLE_S = 600.0
+QUEUE_S = 60.0
+MOST_WAIT_S = 30.0
+"""How long one request may wait for a change."""
+MOST_RECORDS = 1000
+"""In one answer."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/@-]{0,99}$")]
+Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for a change.")]
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class CreateBox(Wire):
+    spec: SandboxSpec = SandboxSpec()
+    user: Name | None = None
+    """For whom: waiting users of one owner take turns.  Default: the token's name."""
+    idle_s: float = Field(default=IDLE_S, gt=0, le=86400)
+    """The box is closed when nobody has asked anything of it for so long."""
+    queue_s: float = Field(default=QUEUE_S, ge=0, le=3600)
+    """How long to wait for room on the host."""
+    wait_s: Wait = MOST_WAIT_S
+    """How long this request may wait for the box, before it answers 202 with the place in the queue."""
+    stream: bool = False
+    """Whether egress records are handed on as they come, over the whole life of the box, ``reset`` included."""
+
+    @model_validator(mode="after")
+    def _is_made_here(self) -> Self:
+        if self.spec.place != "here":
+            raise refused("spec.place", self.spec.place, "this is the service", "leave it out")
+        return self
+
+
+class BoxView(Wire):
+    id: str
+    """Of the box at the service, for its whole life."""
+    name: str | None = None
+    """Of its present user: ``attempt.box`` of the records.  None until it is open."""
+    owner: str
+    user: str
+    state: State
+    position: int | None = None
+    """1 is the next to be let in; None unless ``queued``."""
+    reason: str | None = None
+    """Why it is frozen, lost or closed."""
+    spec: SandboxSpec
+    idle_s: float
+    created_at: float
+    """Unix time in seconds."""
+    unused_s: float
+    """Since the last request for it, in seconds."""
+
+
+class Boxes(Wire):
+    boxes: list[BoxView]
+
+
+class Inspected(Wire):
+    """``sandboxes.interface.Inspection``, and what the service knows itself."""
+
+    box: BoxView
+    execs: int
+    """Programs and cells that were run."""
+    inside: Inspection
+
+
+class Exec(Wire):
+    argv: list[str] = Field(min_length=1, max_length=10_000)
+    stdin: Base64Bytes = b""
+    env: dict[str, str] = Field(default={}, max_length=1000)
+    timeout_s: float | None = Field(default=None, gt=0, le=86400)
+    call: str | None = Field(default=None, max_length=64)
+    """A name by which this call can be cancelled while it runs."""
+
+
+class Code(Wire):
+    code: str
+    timeout_s: float | None = Field(default=None, gt=0, le=86400)
+    call: str | None = Field(default=None, max_length=64)
+
+
+class Result(Wire):
+    """``sandboxes.interface.ExecResult``."""
+
+    outcome: Outcome
+    stdout: str
+    stderr: str
+    exit_code: int | None
+    seconds: float
+    truncated: bool = False
+    exception: str | None = None
+
+    @classmethod
+    def of(cls, result: ExecResult) -> Self:
+        return cls(
+            outcome=result.outcome, stdout=result.stdout, stderr=result.stderr, exit_code=result.exit_code,
+            seconds=result.seconds, truncated=result.truncated, exception=result.exception,
+        )  # fmt: skip
+
+    def as_result(self) -> ExecResult:
+        return ExecResult(
+            self.outcome, self.stdout, self.stderr, self.exit_code, self.seconds, self.truncated, self.exception
+        )
+
+
+class SnapshotView(Wire):
+    id: str
+
+
+class LabelText(Wire):
+    text: str | None = Field(default=None, max_length=10_000)
+
+
+class Acknowledge(Wire):
+    through: int = Field(ge=0)
+
+
+class Freeze(Wire):
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+class Health(Wire):
+    status: Literal["ok", "draining"]

@@ -1,0 +1,85 @@
+"""The detectors of many boxes, in a thread of their own: no gateway and no caller ever waits for one.
+
+    records, commands ──► feed ──► queue ──► thread: the box's Suite ──► on_finding
+
+A detector that raises is blind to what it was shown, and what it was shown was chosen by hostile
+code.  So its failure is a finding itself, as severe as any.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.suite import Suite
+
+log = logging.getLogger(__name__)
+
+DETECTOR_FAILED = RuleInfo(
+    "detector-failed", "A detector failed at what the box did", "critical", "Trustworthiness", "T1562"
+)
+MOST_BOXES = 1024
+"""Of which something is remembered; the one that was silent for longest is forgotten first."""
+
+
+class Sentinel:
+    """``make_suite`` gives each box detectors of its own; ``on_finding`` is called in the sentinel's thread."""
+
+    def __init__(self, make_suite: Callable[[], Suite], on_finding: Callable[[Finding], None]) -> None:
+        self._make_suite = make_suite
+        self._on_finding = on_finding
+        self._suites: OrderedDict[str, Suite] = OrderedDict()
+        self._queue: SimpleQueue[Event | Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="sentinel", daemon=True)
+        self._thread.start()
+
+    def feed(self, event: Event) -> None:
+        """From any thread.  Events of one box in order of time."""
+        self._queue.put(event)
+
+    async def settled(self) -> None:
+        """Return when everything fed so far was looked at, and all findings were told."""
+        loop = asyncio.get_running_loop()
+        looked_at = asyncio.Event()
+        self._queue.put(lambda: _tell(loop, looked_at))
+        await looked_at.wait()
+
+    def close(self) -> None:
+        """Look at what is left and end.  Twice is fine."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if callable(item):
+                item()
+                continue
+            for one in self._look(item):
+                try:
+                    self._on_finding(one)
+                except Exception:
+                    log.exception("finding %s of box %s could not be told", one.rule, one.box)
+
+    def _look(self, event: Event) -> list[Finding]:
+        box = event.box if isinstance(event, ExecEvent) else event.attempt.box
+        if box not in self._suites:
+            self._suites[box] = self._make_suite()
+            if len(self._suites) > MOST_BOXES:
+                self._suites.popitem(last=False)
+        self._suites.move_to_end(box)
+        try:
+            return self._suites[box].feed(event)
+        except Exception as error:
+            log.exception("a detector failed at an event of box %s", box)
+            told = f"{type(error).__name__}: {error}"
+            return [finding(DETECTOR_FAILED, event, type(error).__name__, [told])]
+
+
+def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(event.set)

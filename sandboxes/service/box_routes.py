@@ -1,0 +1,184 @@
+"""The Sandbox API: ``/v1/boxes``.  Parse, find through the door, call one verb, answer."""
+
+import time
+from collections.abc import Coroutine
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import TypeAdapter
+
+from sandboxes.backends.remote.wire import (
+    Acknowledge,
+    Boxes,
+    BoxView,
+    Code,
+    CreateBox,
+    Exec,
+    Freeze,
+    Inspected,
+    LabelText,
+    Result,
+    SnapshotView,
+)
+from sandboxes.egress.record import EgressRecord
+from sandboxes.interface import ExecResult, Snapshot
+from sandboxes.service.boxes import Boxes as AllOfThem
+from sandboxes.service.doors import PROBLEMS, AllBoxes, Caller, Key, LimitQuery, Mine, WaitQuery
+from sandboxes.service.hosted import HostedBox
+from sandboxes.service.tokens import Token
+
+router = APIRouter(prefix="/v1/boxes", tags=["boxes"], responses=PROBLEMS)
+BYTES = "application/octet-stream"
+RECORDS = TypeAdapter(list[EgressRecord])
+Path = Annotated[str, Query(min_length=1, max_length=4096)]
+AFile: dict[str, Any] = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
+
+
+@router.post("", status_code=201, responses={202: {"model": BoxView, "description": "It waits for room"}})
+async def create(wanted: CreateBox, token: Caller, boxes: AllBoxes, response: Response, key: Key = None) -> BoxView:
+    """Make a box.  201: it is open.  202: it is not yet; look at it with ``GET``, or close it to give up."""
+    hosted = await boxes.create(token, wanted, key)
+    response.headers["Location"] = f"/v1/boxes/{hosted.id}"
+    if hosted.state in ("queued", "starting"):
+        response.status_code = 202
+    return boxes.view(hosted)
+
+
+@router.get("")
+async def list_own(token: Caller, boxes: AllBoxes) -> Boxes:
+    """The caller's boxes, also those that ended a short time ago."""
+    return Boxes(boxes=[boxes.view(hosted) for hosted in boxes.of(token.owner)])
+
+
+@router.get("/{id}")
+async def get(hosted: Mine, boxes: AllBoxes, wait_s: WaitQuery = 0) -> BoxView:
+    """With ``wait_s``: answer when it no longer waits for room, or the time is over.  It stays in use by this."""
+    await hosted.settled(wait_s)
+    if hosted.refused is not None:
+        raise hosted.refused
+    return boxes.view(hosted)
+
+
+@router.delete("/{id}")
+async def close(hosted: Mine, boxes: AllBoxes) -> BoxView:
+    """End every process of the box, or leave the queue.  Twice is fine."""
+    await boxes.end(hosted, "it was closed")
+    return boxes.view(hosted)
+
+
+@router.post("/{id}/exec")
+async def exec_program(asked: Exec, hosted: Mine, token: Caller, boxes: AllBoxes) -> Result:
+    box = hosted.sandbox
+    work = box.exec(asked.argv, stdin=asked.stdin, env=asked.env, timeout_s=asked.timeout_s)
+    return await _called(boxes, token, hosted, asked.call, work)
+
+
+@router.post("/{id}/python")
+async def run_python(asked: Code, hosted: Mine, token: Caller, boxes: AllBoxes) -> Result:
+    """Run a cell in the box's interpreter, whose variables live on."""
+    work = hosted.sandbox.run_python(asked.code, timeout_s=asked.timeout_s)
+    return await _called(boxes, token, hosted, asked.call, work)
+
+
+@router.put("/{id}/prelude")
+async def set_prelude(asked: Code, hosted: Mine, token: Caller, boxes: AllBoxes) -> Result:
+    """Run code now, and again first thing in every fresh interpreter."""
+    work = hosted.sandbox.set_prelude(asked.code, timeout_s=asked.timeout_s)
+    return await _called(boxes, token, hosted, asked.call, work)
+
+
+@router.delete("/{id}/calls/{call}", status_code=204)
+async def cancel(call: str, hosted: Mine) -> None:
+    """End a call by its name.  When this answers nothing of it runs; one that comes later does not begin."""
+    await hosted.cancel(call)
+
+
+@router.get("/{id}/files", response_class=Response, responses={200: AFile})
+async def read_file(path: Path, hosted: Mine, limit_bytes: Annotated[int, Query(ge=0)] = 2**20) -> Response:
+    content = await hosted.busy(hosted.sandbox.read_file(path, limit_bytes=limit_bytes))
+    return Response(content, media_type=BYTES)
+
+
+@router.put("/{id}/files", status_code=204, openapi_extra={"requestBody": AFile})
+async def write_file(path: Path, hosted: Mine, request: Request) -> None:
+    await hosted.busy(hosted.sandbox.write_file(path, await request.body()))
+
+
+@router.post("/{id}/snapshots", status_code=201)
+async def snapshot(hosted: Mine) -> SnapshotView:
+    return SnapshotView(id=(await hosted.busy(hosted.sandbox.snapshot())).id)
+
+
+@router.post("/{id}/snapshots/{snapshot_id}/restore", status_code=204)
+async def restore(snapshot_id: str, hosted: Mine) -> None:
+    await hosted.busy(hosted.sandbox.restore(Snapshot(snapshot_id)))
+
+
+@router.delete("/{id}/snapshots/{snapshot_id}", status_code=204)
+async def drop(snapshot_id: str, hosted: Mine) -> None:
+    await hosted.busy(hosted.sandbox.drop(Snapshot(snapshot_id)))
+
+
+@router.put("/{id}/label", status_code=204)
+async def label(asked: LabelText, hosted: Mine) -> None:
+    """Name what runs from now on: attempts to reach the network carry it in their records."""
+    hosted.sandbox.label(asked.text)
+
+
+@router.get("/{id}/egress", response_model=list[EgressRecord])
+async def egress(
+    hosted: Mine, name: str | None = None, after: int = 0, limit: LimitQuery = 1000, wait_s: WaitQuery = 0
+) -> Response:
+    """What it tried, beyond record ``after``; for some time after its end too.
+
+    Of a box that streams, ``wait_s`` waits for a record, and ``name`` may be the one it had before its last reset.
+    """
+    found = await hosted.records(name, after, limit, wait_s)
+    return Response(RECORDS.dump_json(found), media_type="application/json")
+
+
+@router.post("/{id}/egress/acknowledge", status_code=204)
+async def acknowledge(asked: Acknowledge, hosted: Mine, name: str | None = None) -> None:
+    """Forget the records up to this one: they are stored elsewhere."""
+    hosted.acknowledge(name, asked.through)
+
+
+@router.post("/{id}/freeze")
+async def freeze(asked: Freeze, hosted: Mine, boxes: AllBoxes) -> BoxView:
+    """Stop every process where it is; only inspecting and closing work from now on."""
+    await boxes.freeze(hosted, asked.reason)
+    return boxes.view(hosted)
+
+
+@router.get("/{id}/inspect")
+async def inspect(hosted: Mine, boxes: AllBoxes) -> Inspected:
+    """Its processes and files, seen from outside."""
+    inside = await hosted.busy(hosted.sandbox.inspect())
+    return Inspected(box=boxes.view(hosted), execs=hosted.execs, inside=inside)
+
+
+@router.post("/{id}/reset")
+async def reset(hosted: Mine, boxes: AllBoxes) -> BoxView:
+    """As new, with another ``name``."""
+    box = hosted.sandbox
+    await hosted.count_denied()
+    await hosted.busy(box.reset())
+    return boxes.view(hosted)
+
+
+async def _called(
+    boxes: AllOfThem, token: Token, hosted: HostedBox, call: str | None, work: Coroutine[Any, Any, ExecResult]
+) -> Result:
+    try:
+        boxes.usage.check_exec(token)
+    except BaseException:
+        work.close()
+        raise
+    started = time.monotonic()
+    spent_s: float | None = None
+    try:
+        result = await hosted.call(call, work)
+        spent_s = result.seconds
+    finally:
+        boxes.usage.count_exec(token, time.monotonic() - started if spent_s is None else spent_s)
+    return Result.of(result)

@@ -1,0 +1,171 @@
+"""The GEM API: ``make``, ``reset``, ``step``, ``close`` over HTTP, as ROCK offers it (Let It Flow, 2.3).
+
+One environment so far.  ``python``: an action is Python code, which runs in a session of a box; the
+observation is what it printed.  It sets no task, so every reward is 0 and no episode terminates by itself:
+it is truncated after ``max_steps``.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+
+from sandboxes.backends.remote.faults import Fault
+from sandboxes.backends.remote.wire import IDLE_S, MOST_WAIT_S, QUEUE_S, CreateBox, Name, Wire
+from sandboxes.interface import ExecResult
+from sandboxes.service.boxes import Boxes
+from sandboxes.service.doors import PROBLEMS, AllBoxes, Caller, Key
+from sandboxes.service.hosted import HostedBox
+from sandboxes.service.refusals import NotThere, Refusal, Unusable
+from sandboxes.service.tokens import Token
+from sandboxes.spec import SandboxSpec
+
+router = APIRouter(prefix="/gem", tags=["gem"], responses=PROBLEMS)
+ENVIRONMENTS = {"python": "Python code, run in a session; the observation is what it printed."}
+GREETING = "A Python session. Send code; what it prints, and the value of its last expression, come back."
+SEEDED = "import random as _r; _r.seed({seed}); del _r"
+Info = dict[str, str | int | float | bool | None]
+
+
+class Make(Wire):
+    env_id: str = Field(max_length=100)
+    spec: SandboxSpec = SandboxSpec()
+    max_steps: int = Field(default=32, ge=1, le=100_000)
+    """After so many steps an episode is truncated."""
+    user: Name | None = None
+    idle_s: float = Field(default=IDLE_S, gt=0, le=86400)
+    queue_s: float = Field(default=MOST_WAIT_S, ge=0, le=min(QUEUE_S, MOST_WAIT_S))
+    """How long to wait for room on the host; without any, 503."""
+
+
+class Made(Wire):
+    instance: str
+    """Also the id of its box in the Sandbox API."""
+    env_id: str
+    about: str
+
+
+class Reset(Wire):
+    instance: str
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Of ``random`` in the session."""
+
+
+class ResetAnswer(Wire):
+    observation: str
+    info: Info
+
+
+class Step(Wire):
+    instance: str
+    action: str
+
+
+class StepAnswer(Wire):
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Info
+
+
+class Close(Wire):
+    instance: str
+
+
+@dataclass
+class PythonSession:
+    hosted: HostedBox
+    max_steps: int
+    steps: int | None = None
+    """None before the first ``reset``."""
+
+    async def reset(self, seed: int) -> str:
+        box = self.hosted.sandbox
+        await self.hosted.busy(box.reset())
+        # As a prelude: a session whose interpreter was ended begins with the same numbers again.
+        await self.hosted.busy(box.set_prelude(SEEDED.format(seed=seed)))
+        self.steps = 0
+        return GREETING
+
+    async def step(self, code: str) -> tuple[ExecResult, bool]:
+        if self.steps is None:
+            raise Refusal("the environment was never reset: POST /gem/reset first")
+        if self.steps >= self.max_steps:
+            raise Refusal(f"the episode was truncated after max_steps = {self.max_steps}: POST /gem/reset")
+        self.steps += 1
+        result = await self.hosted.call(None, self.hosted.sandbox.run_python(code))
+        return result, self.steps >= self.max_steps
+
+
+class Environments:
+    """By the ids of their boxes.  Belongs to one event loop."""
+
+    def __init__(self, boxes: Boxes) -> None:
+        self._boxes = boxes
+        self._sessions: dict[str, PythonSession] = {}
+
+    async def make(self, token: Token, wanted: Make, key: str | None) -> HostedBox:
+        if wanted.env_id not in ENVIRONMENTS:
+            known = ", ".join(sorted(ENVIRONMENTS))
+            fault = Fault(field="env_id", value=wanted.env_id, message="not known here", remedy=f"use one of: {known}")
+            raise Unusable("There is no such environment", fault)
+        asked = CreateBox(
+            spec=wanted.spec, user=wanted.user, idle_s=wanted.idle_s, queue_s=wanted.queue_s, wait_s=MOST_WAIT_S
+        )
+        hosted = await self._boxes.create(token, asked, key)
+        self._sessions = {id_: one for id_, one in self._sessions.items() if one.hosted in self._boxes.all()}
+        self._sessions.setdefault(hosted.id, PythonSession(hosted, wanted.max_steps))
+        return hosted
+
+    def find(self, instance: str, token: Token) -> PythonSession:
+        hosted = self._boxes.find(instance, token)
+        if instance not in self._sessions:
+            raise NotThere(
+                f"instance '{instance}': there is a box of this id, but no environment in it: POST /gem/make"
+            )
+        return self._sessions[hosted.id]
+
+
+async def environments_of(request: Request) -> Environments:
+    return request.app.state.gem
+
+
+All = Annotated[Environments, Depends(environments_of)]
+
+
+@router.get("/environments")
+async def environments(_: Caller) -> dict[str, str]:
+    """What can be made, with what it takes and answers."""
+    return ENVIRONMENTS
+
+
+@router.post("/make", status_code=201)
+async def make(wanted: Make, token: Caller, all_: All, key: Key = None) -> Made:
+    hosted = await all_.make(token, wanted, key)
+    return Made(instance=hosted.id, env_id=wanted.env_id, about=ENVIRONMENTS[wanted.env_id])
+
+
+@router.post("/reset")
+async def reset(asked: Reset, token: Caller, all_: All) -> ResetAnswer:
+    observation = await all_.find(asked.instance, token).reset(asked.seed)
+    return ResetAnswer(observation=observation, info={"seed": asked.seed})
+
+
+@router.post("/step")
+async def step(asked: Step, token: Caller, all_: All, boxes: AllBoxes) -> StepAnswer:
+    session = all_.find(asked.instance, token)
+    boxes.usage.check_exec(token)
+    result, truncated = await session.step(asked.action)
+    boxes.usage.count_exec(token, result.seconds)
+    info: Info = {"outcome": result.outcome, "exception": result.exception, "step": session.steps}
+    return StepAnswer(
+        observation=result.stdout + result.stderr, reward=0.0, terminated=False, truncated=truncated, info=info
+    )
+
+
+@router.post("/close", status_code=204)
+async def close(asked: Close, token: Caller, all_: All, boxes: AllBoxes) -> None:
+    """Twice is fine."""
+    await boxes.end(all_.find(asked.instance, token).hosted, "its environment was closed")

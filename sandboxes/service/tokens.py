@@ -1,0 +1,132 @@
+"""Who may use the service.  A token is ``pst_<id>_<secret>``: shown once, kept as a SHA-256, found by its id.
+
+The secret has 256 random bits, so a fast hash is enough.  The file is read again when it has changed, so
+that a revocation needs no restart; it is replaced as a whole, under a lock.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sandboxes.backends.remote.wire import Name
+
+PREFIX = "pst"
+
+
+class TokenFault(Exception):
+    """What was asked of the file cannot be done; the message says why, and what to do instead."""
+
+
+class Quota(BaseModel):
+    """Per token.  What is over it is answered 429."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    boxes: int = Field(default=100, ge=0)
+    """At once, those in the queue included."""
+    requests_per_minute: int = Field(default=60_000, ge=1)
+    """Requests that change or run something."""
+    exec_s_per_minute: float = Field(default=6000.0, gt=0)
+    """Seconds of execution, summed over all boxes: 60 is one that always runs."""
+
+
+class Token(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    name: Name
+    owner: Annotated[Name, Field(description="Whose boxes are reached with it.")]
+    digest: str
+    quota: Quota
+    created_at: float
+    revoked_at: float | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    tokens: list[Token] = []
+
+
+class Tokens:
+    """The tokens of one file; a file that is not there has none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read: tuple[tuple[int, int, int] | None, dict[str, Token]] = (None, {})
+
+    def listed(self) -> list[Token]:
+        """Revoked ones too, oldest first."""
+        return list(self._by_id().values())
+
+    @property
+    def any_is_valid(self) -> bool:
+        return any(token.revoked_at is None for token in self._by_id().values())
+
+    def find(self, text: str) -> Token | None:
+        """The token that was shown as ``text``; None for a revoked one too."""
+        prefix, _, rest = text.partition("_")
+        id_, _, _ = rest.partition("_")
+        token = self._by_id().get(id_)
+        if prefix != PREFIX or token is None or token.revoked_at is not None:
+            return None
+        return token if hmac.compare_digest(token.digest, _digest(text)) else None
+
+    def create(self, name: str, owner: str, quota: Quota) -> tuple[Token, str]:
+        """A new token and its text, which nobody can show again.  Raises ``TokenFault`` for a name in use."""
+        id_ = secrets.token_hex(4)
+        text = f"{PREFIX}_{id_}_{secrets.token_urlsafe(32)}"
+        made = Token(id=id_, name=name, owner=owner, digest=_digest(text), quota=quota, created_at=time.time())
+        with self._changing() as file:
+            if any(token.name == name and token.revoked_at is None for token in file.tokens):
+                raise TokenFault(f"name = '{name}': a token has this name; choose another, or revoke that one first")
+            file.tokens.append(made)
+        return made, text
+
+    def revoke(self, name: str) -> Token:
+        """From now on it is no token.  Raises ``TokenFault`` if none has the name."""
+        with self._changing() as file:
+            for place, token in enumerate(file.tokens):
+                if token.name == name and token.revoked_at is None:
+                    file.tokens[place] = token.model_copy(update={"revoked_at": time.time()})
+                    return file.tokens[place]
+        known = ", ".join(token.name for token in self.listed() if token.revoked_at is None) or "none"
+        raise TokenFault(f"name = '{name}': no valid token has this name; there are: {known}")
+
+    def _by_id(self) -> dict[str, Token]:
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return {}
+        stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
+        if self._read[0] != stamp:
+            tokens = _File.model_validate_json(self.path.read_bytes()).tokens
+            self._read = (stamp, {token.id: token for token in tokens})
+        return self._read[1]
+
+    @contextmanager
+    def _changing(self) -> Iterator[_File]:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(f"{self.path}.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            file = _File(tokens=self.listed())
+            yield file
+            new = self.path.with_name(f"{self.path.name}.new")
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as written:
+                written.write(file.model_dump_json(indent=1) + "\n")
+                written.flush()
+                os.fsync(written.fileno())
+            os.replace(new, self.path)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,92 @@
+"""How tests ask a box, and the host about it."""
+
+import asyncio
+import gc
+import os
+import textwrap
+from pathlib import Path
+
+from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.interface import ExecResult, Sandbox
+from sandboxes.spec import SandboxSpec
+
+
+async def python(box: Sandbox, code: str, **options: float) -> ExecResult:
+    return await box.run_python(textwrap.dedent(code), **options)
+
+
+async def shell(box: Sandbox, script: str, **options: float) -> ExecResult:
+    return await box.exec(["/bin/sh", "-c", script], **options)
+
+
+async def said(box: Sandbox, code: str) -> str:
+    """What a cell prints that must not fail."""
+    result = await python(box, code)
+    assert result.outcome == "ok", result
+    return result.stdout.rstrip("\n")
+
+
+async def printed(box: Sandbox, script: str) -> str:
+    """What a script of the shell prints that must not fail."""
+    result = await shell(box, script)
+    assert result.outcome == "ok", result
+    return result.stdout
+
+
+async def errno_of(box: Sandbox, expression: str) -> str:
+    """The name of the error that a call in the box fails with, or ``none``."""
+    result = await python(
+        box,
+        f"""
+        import errno, os, socket, ctypes
+        libc = ctypes.CDLL(None, use_errno=True)
+        def call(name, *arguments):
+            if getattr(libc, name)(*arguments) < 0:
+                raise OSError(ctypes.get_errno(), name)
+        try:
+            {expression}
+            print("none")
+        except OSError as error:
+            print(errno.errorcode.get(error.errno, error))
+        """,
+    )
+    assert result.outcome == "ok", result
+    return result.stdout.splitlines()[-1]
+
+
+def host_processes(sign: bytes) -> list[int]:
+    """Processes of the host whose command line has ``sign``."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if sign in file.read():
+                    found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+async def starts_cancelled_anywhere(spec: SandboxSpec, *, pause_s: float) -> None:
+    """Cancel the start of a box at 40 moments; fail if one leaves a descriptor or a process."""
+    await (await NamespaceBox.start(spec)).close()  # what is made once per process (the spawner) is not counted
+    gc.collect()  # what earlier tests left is not ours to count
+    descriptors, before = len(os.listdir("/proc/self/fd")), children()
+    for step in range(40):
+        start = asyncio.create_task(NamespaceBox.start(spec))
+        await asyncio.sleep(step * pause_s)
+        start.cancel()
+        result = (await asyncio.gather(start, return_exceptions=True))[0]
+        if isinstance(result, NamespaceBox):
+            await result.close()
+        else:
+            assert isinstance(result, asyncio.CancelledError)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert children() <= before
+
+
+def children() -> set[int]:
+    """Of this process."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}

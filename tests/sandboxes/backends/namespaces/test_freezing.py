@@ -1,0 +1,162 @@
+"""Each way in which boxes of namespaces are stopped: the freezer of cgroup v1, that of v2, and signals.
+
+A machine that lacks one of them skips its tests; signals are always there.
+"""
+
+# ruff: noqa: ASYNC110  what happens in a box sets no event: one has to look again
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.cgroups import group, hierarchies
+from sandboxes.cgroups.hierarchies import FREEZER, Found
+from sandboxes.interface import SandboxFrozen
+from sandboxes.spec import SandboxSpec
+from tests.sandboxes.asking import host_processes, shell
+
+SPEC = SandboxSpec(timeout_s=10)
+
+
+def trees_of(version: int) -> Found:
+    """As on a machine that has only this version mounted."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    kind = {1: " - cgroup2 ", 2: " - cgroup "}[version]
+    seen = hierarchies.look(
+        "\n".join(line for line in mounts if kind not in line), Path("/proc/self/cgroup").read_text()
+    )
+    if FREEZER not in seen.controllers:
+        pytest.skip(f"no freezer of cgroup v{version} for this process: {seen.obstacles}")
+    return seen
+
+
+@pytest.fixture(params=["v1", "v2", "signals"])
+def trees(request, monkeypatch) -> Found:
+    trees = Found() if request.param == "signals" else trees_of(int(request.param[1]))
+    monkeypatch.setattr(group, "found", lambda: trees)
+    return trees
+
+
+@pytest.fixture
+async def box(trees):
+    box = await NamespaceBox.start(SPEC)
+    yield box
+    await box.close()
+
+
+def groups_of(box: NamespaceBox) -> list[Path]:
+    return [] if box._process.group is None else [folder for _, folder in box._process.group.folders]
+
+
+async def standing_still(box: NamespaceBox) -> bool:
+    first = await box.inspect()
+    await asyncio.sleep(0.4)
+    second = await box.inspect()
+    return first == second and len(first.processes) > 2
+
+
+STORM = """
+import os
+open("/work/begun", "w").close()
+while True:
+    try:
+        if os.fork(): os._exit(0)
+    except OSError: pass
+"""
+SUBREAPERS = """
+import ctypes, os
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans are buried here
+open("/work/begun", "w").close()
+while True:
+    try:
+        if not os.fork():
+            if os.fork(): os._exit(0)
+            continue
+        os.wait()
+    except OSError: pass
+"""
+VFORKS = """
+import os, subprocess
+open("/work/begun", "w").close()
+while True:
+    subprocess.run(["/bin/sh", "-c", "true & true"])
+"""
+
+
+@pytest.mark.parametrize("program", [STORM, SUBREAPERS, VFORKS])
+async def test_no_fork_escapes(box, program):
+    running = [asyncio.create_task(box.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60)) for _ in range(2)]
+    while not any(file.path == "/work/begun" for file in (await box.inspect()).files):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    await box.freeze("it forks")
+    assert await standing_still(box)
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+TIMER_CREATE = {"x86_64": 222, "aarch64": 107}[os.uname().machine]
+CONTINUED = f"""
+import ctypes, fcntl, os, signal, struct
+event = struct.pack("iiii48x", 0, signal.SIGCONT, 0, 0)
+print(ctypes.CDLL(None).syscall({TIMER_CREATE}, 0, event, ctypes.byref(ctypes.c_int())))
+try: print(fcntl.fcntl(os.pipe()[0], 10, int(signal.SIGCONT)))
+except PermissionError as error: print(error.strerror)
+"""
+
+
+async def test_no_guest_can_have_the_kernel_continue_it_later(box):
+    """A timer or a ready descriptor would send a signal of the guest's choice."""
+    result = await box.exec(["/usr/bin/python3", "-S", "-c", CONTINUED])
+    assert result.stdout == "-1\nOperation not permitted\n", result
+
+
+async def test_a_stopped_box_ends_whole_and_its_guests_do_not_run_once_more(box):
+    sign = f"{os.getpid()}543.21"
+    # If it ran again, even for a moment, it would start another program.
+    script = f"trap 'exec sleep {sign}' CONT TERM HUP; while true; do read x < /work/never 2>/dev/null; done"
+    running = asyncio.create_task(shell(box, script, timeout_s=60))
+    await asyncio.sleep(0.2)
+    await box.freeze("it loops")
+    pids = [one.pid for one in (await box.inspect()).processes]
+    folders = groups_of(box)
+    async with asyncio.timeout(5):
+        await box.close()
+    with pytest.raises(SandboxFrozen):
+        await running
+    assert host_processes(sign.encode()) == []
+    assert [pid for pid in pids if running_still(pid)] == []
+    assert [folder for folder in folders if folder.exists()] == []
+
+
+def running_still(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+async def test_the_agents_deadline_does_not_lose_a_frozen_box(box, monkeypatch):
+    monkeypatch.setattr("sandboxes.backends.namespaces.box.GRACE_S", 0.1)
+    running = asyncio.create_task(box.run_python("while True: pass", timeout_s=0.3))
+    await asyncio.sleep(0.1)
+    await box.freeze("it mines")
+    await asyncio.sleep(0.6)
+    with pytest.raises(SandboxFrozen):
+        await running
+    assert box.alive
+    assert await standing_still(box) or len((await box.inspect()).processes) == 2
+
+
+async def test_a_box_that_does_not_stand_still_is_killed(box, monkeypatch, caplog):
+    async def never() -> None:
+        raise TimeoutError("3 processes of a box did not stop")
+
+    monkeypatch.setattr(box._process, "stop", never)
+    await box.freeze("it mines")
+    assert "is killed" in caplog.text
+    for call in (box.run_python("1"), box.inspect()):
+        with pytest.raises(SandboxFrozen, match="it mines"):
+            await call

@@ -1,0 +1,142 @@
+"""What every backend promises of reset, close and cancellation."""
+
+# ruff: noqa: ASYNC110  what happens in a box sets no event: one has to look again
+
+import asyncio
+import gc
+import os
+
+import pytest
+
+from sandboxes.interface import SandboxLost
+from sandboxes.opened import open_box, opened
+from tests.sandboxes.asking import host_processes, python, shell
+
+
+async def test_reset_leaves_no_variable_file_or_process(box):
+    await python(
+        box,
+        """
+        import os, subprocess
+        x = 1
+        os.makedirs("/work/a/b/c"); os.chmod("/work/a/b", 0)
+        open("/tmp/t", "w").write("t"); os.symlink("/usr", "/work/link"); os.mkfifo("/tmp/fifo")
+        os.chmod("/work", 0o700)
+        subprocess.Popen(["sleep", "60"], start_new_session=True)
+        """,
+    )
+    await box.reset()
+    seen = await python(
+        box,
+        """
+        import os
+        print("x" in globals(), os.listdir("/work"), os.listdir("/tmp"), oct(os.stat("/work").st_mode))
+        print(len([p for p in os.listdir("/proc") if p.isdigit()]), os.path.isdir("/usr/bin"))
+        """,
+    )
+    assert seen.stdout == "False [] [] 0o40755\n2 True\n"
+
+
+async def test_reset_says_nothing_of_the_former_users_interpreter(box):
+    await box.run_python("while True: pass", timeout_s=0.2)
+    await box.reset()
+    assert (await box.run_python("1")).stderr == ""
+
+
+async def test_reset_ends_programs_under_way(box):
+    program = asyncio.create_task(shell(box, "sleep 60"))
+    await asyncio.sleep(0.2)
+    await box.reset()
+    assert (await program).outcome == "killed"
+
+
+async def test_a_box_that_cannot_be_reset_is_lost(box):
+    # Folders nested so deep that no path reaches the last one.
+    await box.run_python("import os\nfor _ in range(3000):\n  os.mkdir('dd'); os.chdir('dd')")
+    with pytest.raises(SandboxLost, match="reset"):
+        await box.reset()
+    assert not box.alive
+
+
+async def test_closing_twice_is_fine_and_every_later_call_is_lost(spec):
+    box = await open_box(spec)
+    await asyncio.gather(box.close(), box.close())
+    await box.close()
+    for call in (box.run_python("1"), box.exec(["true"]), box.read_file("x"), box.write_file("x", b""), box.reset()):
+        with pytest.raises(SandboxLost):
+            await call
+
+
+async def test_closing_while_code_runs_loses_that_call(spec):
+    box = await open_box(spec)
+    running = asyncio.create_task(box.run_python("while True: pass"))
+    await asyncio.sleep(0.2)
+    await box.close()
+    with pytest.raises(SandboxLost):
+        await running
+
+
+async def test_close_leaves_no_process_and_no_descriptor(spec):
+    await (await open_box(spec)).close()  # what is made once per process (the spawner) is not counted
+    gc.collect()  # what earlier tests left is not ours to count
+    descriptors = len(os.listdir("/proc/self/fd"))
+    box = await open_box(spec)
+    await shell(box, "sleep 987654 & setsid sleep 987654 &")
+    assert host_processes(b"987654")
+    await box.close()
+    assert host_processes(b"987654") == []
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+async def test_a_cancelled_program_is_dead_when_the_cancellation_arrives(box):
+    running = asyncio.create_task(shell(box, "echo begun > /tmp/begun; sleep 876543"))
+    while not host_processes(b"876543"):
+        await asyncio.sleep(0.02)
+    running.cancel()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert host_processes(b"876543") == []
+    assert (await shell(box, "cat /tmp/begun")).stdout == "begun\n"
+
+
+async def test_a_cancelled_cell_leaves_a_fresh_interpreter(box):
+    await box.run_python("x = 1")
+    running = asyncio.create_task(box.run_python("while True: pass"))
+    await asyncio.sleep(0.2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    after = await box.run_python("x")
+    assert after.exception == "NameError"
+    assert "was stopped" in after.stderr
+
+
+async def test_a_cell_that_waited_for_another_is_cancelled_without_harm(box):
+    first = asyncio.create_task(box.run_python("import time; time.sleep(0.4); 'first'"))
+    await asyncio.sleep(0.1)
+    second = asyncio.create_task(box.run_python("'second'"))
+    await asyncio.sleep(0.1)
+    second.cancel()
+    assert (await first).stdout == "'first'\n"
+    assert (await box.run_python("'third'")).stdout == "'third'\n"
+
+
+async def test_opened_closes_although_its_user_is_cancelled_twice(spec):
+    boxes = []
+
+    async def user():
+        async with opened(spec) as box:
+            boxes.append(box)
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(user())
+    while not boxes:
+        await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(SandboxLost):
+        await boxes[0].run_python("1")

@@ -1,0 +1,242 @@
+"""What every backend promises of a box that is stopped because of what it did, and of a look into a box."""
+
+# ruff: noqa: ASYNC110  what happens in a box sets no event: one has to look again
+
+import asyncio
+import os
+
+import pytest
+
+from sandboxes.interface import (
+    INSPECTED_FILES,
+    Inspection,
+    Sandbox,
+    SandboxFrozen,
+    SandboxLost,
+    SnapshotUnavailable,
+)
+from sandboxes.opened import open_box
+from tests.sandboxes.asking import host_processes, said, shell
+
+SPIN = "while True: pass"
+
+
+async def looked_twice(box: Sandbox) -> tuple[Inspection, Inspection]:
+    first = await box.inspect()
+    await asyncio.sleep(0.3)
+    return first, await box.inspect()
+
+
+async def started(box: Sandbox, name: str) -> None:
+    """Wait for a file that a program in the box makes."""
+    while name not in [file.path for file in (await box.inspect()).files]:
+        await asyncio.sleep(0.01)
+
+
+async def test_nothing_runs_in_a_frozen_box(box):
+    counting = asyncio.create_task(shell(box, "n=0; while true; do n=$((n+1)); echo $n > /work/n; done", timeout_s=60))
+    spinning = asyncio.create_task(box.run_python(SPIN, timeout_s=60))
+    await started(box, "/work/n")
+    await box.freeze("it mines")
+    before, after = await looked_twice(box)
+    assert before == after
+    assert len(before.processes) >= 3
+    assert all(
+        isinstance(end, SandboxFrozen) for end in await asyncio.gather(counting, spinning, return_exceptions=True)
+    )
+
+
+async def test_a_fork_storm_does_not_outrun_the_freeze(box):
+    storm = """
+import os
+open("/work/begun", "w").close()
+while True:
+    try:
+        if os.fork(): os._exit(0)
+    except OSError: pass
+"""
+    for _ in range(2):
+        await box.exec(["/usr/bin/python3", "-S", "-c", storm])
+    await started(box, "/work/begun")
+    await box.freeze("it forks")
+    before, after = await looked_twice(box)
+    assert [(one.pid, one.cpu_seconds) for one in before.processes] == [
+        (one.pid, one.cpu_seconds) for one in after.processes
+    ]
+
+
+async def test_calls_under_way_and_later_ones_say_why(box):
+    calls = [
+        asyncio.create_task(call)
+        for call in (box.run_python(SPIN), box.run_python("'waits'"), shell(box, "sleep 60", timeout_s=60))
+    ]
+    await asyncio.sleep(0.2)
+    await box.freeze("it mines")
+    await box.freeze("a second reason")
+    for call in (
+        *calls, box.run_python("1"), box.set_prelude("1"), box.exec(["true"]), box.read_file("x"),
+        box.write_file("x", b""), box.reset(),
+    ):  # fmt: skip
+        with pytest.raises(SandboxFrozen, match="^it mines$"):
+            await call
+    with pytest.raises((SandboxFrozen, SnapshotUnavailable)):
+        await box.snapshot()
+    assert box.frozen == "it mines"
+
+
+async def test_its_time_limits_do_not_lose_a_frozen_box(box):
+    running = asyncio.create_task(box.run_python(SPIN, timeout_s=0.3))
+    await asyncio.sleep(0.1)
+    await box.freeze("it mines")
+    with pytest.raises(SandboxFrozen):
+        await running
+    await asyncio.sleep(0.5)
+    assert box.alive
+    assert (await box.inspect()).frozen == "it mines"
+
+
+async def test_a_freeze_that_is_cancelled_twice_is_still_one(box):
+    await box.run_python("1")
+    freezing = asyncio.create_task(box.freeze("it mines"))
+    await asyncio.sleep(0)
+    freezing.cancel()
+    await asyncio.sleep(0)
+    freezing.cancel()
+    await asyncio.gather(freezing, return_exceptions=True)
+    with pytest.raises(SandboxFrozen):
+        await box.run_python("1")
+    before, after = await looked_twice(box)
+    assert before == after
+
+
+async def test_freezing_from_several_sides_at_once_is_fine(box):
+    await asyncio.gather(*(box.freeze(f"reason {number}") for number in range(5)))
+    assert box.frozen == "reason 0"
+
+
+async def test_a_frozen_box_can_be_closed_and_leaves_no_process(spec):
+    box = await open_box(spec)
+    sign = f"{os.getpid()}654.32"
+    sleeping = asyncio.create_task(shell(box, f"setsid sleep {sign} & trap '' TERM; sleep {sign}", timeout_s=60))
+    while len(host_processes(f"sleep\0{sign}".encode())) < 2:
+        await asyncio.sleep(0.01)
+    await box.freeze("it sleeps")
+    with pytest.raises(SandboxFrozen):
+        await sleeping
+    await asyncio.gather(box.close(), box.close())
+    assert host_processes(sign.encode()) == []
+    assert (box.alive, box.frozen) == (False, "it sleeps")
+    for call in (box.run_python("1"), box.inspect()):
+        with pytest.raises(SandboxFrozen, match="it sleeps"):
+            await call
+
+
+async def test_closing_while_it_is_being_frozen_closes_it(spec):
+    box = await open_box(spec)
+    freezing = asyncio.create_task(box.freeze("it mines"))
+    await asyncio.sleep(0)
+    await box.close()
+    await freezing
+    assert not box.alive
+
+
+async def test_a_box_that_is_gone_stays_gone(spec):
+    box = await open_box(spec)
+    await box.close()
+    await box.freeze("too late")
+    assert box.frozen is None
+    for call in (box.run_python("1"), box.inspect()):
+        with pytest.raises(SandboxLost):
+            await call
+
+
+async def test_a_box_that_is_frozen_while_it_is_reset_is_frozen(box):
+    await box.write_file("f", b"x")
+    resetting = asyncio.create_task(box.reset())
+    await asyncio.sleep(0)
+    await box.freeze("it mines")
+    with pytest.raises(SandboxFrozen):
+        await resetting
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+async def test_an_inspection_shows_processes_and_files(box):
+    running = asyncio.create_task(shell(box, "echo 12345 > /work/f; mkdir /tmp/d; ln -s /etc /tmp/l; exec sleep 54321"))
+    while not any(one.command == "sleep 54321" for one in (await box.inspect()).processes):
+        await asyncio.sleep(0.01)
+    seen = await box.inspect()
+    assert {(file.path, file.kind) for file in seen.files} == {
+        ("/work/f", "file"),
+        ("/tmp/d", "folder"),
+        ("/tmp/l", "link"),
+    }
+    assert next(file.size_bytes for file in seen.files if file.path == "/work/f") == 6
+    (sleeping,) = (one for one in seen.processes if "54321" in one.command and "/bin/sh" not in one.command)
+    assert sleeping.state == "S"
+    assert (seen.frozen, seen.complete) == (None, True)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_processor_time_is_seen(box):
+    await said(box, "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass")
+    assert max(one.cpu_seconds for one in (await box.inspect()).processes) >= 0.25
+
+
+async def test_hostile_names_are_shown_without_harm(box):
+    await said(
+        box,
+        r"""
+        import os, ctypes
+        for name in (b"\x1b[2J", b"a\nb", b"\xff\xfe", b"n" * 255, "\u202egnp".encode()):
+            os.close(os.open(b"/work/" + name, os.O_CREAT))
+        os.mkfifo("/work/fifo")
+        for target in ("/", "/proc/self/root", "..", "/work/loop"):
+            os.symlink(target, "/work/" + ("loop" if "loop" in target else "to-" + str(len(target))))
+        os.spawnve(os.P_NOWAIT, "/bin/sleep", ["sl\x1b[31m\neep", "60"] , {})
+        None
+        """,
+    )
+    seen = await box.inspect()
+    texts = [file.path for file in seen.files] + [one.command for one in seen.processes]
+    assert all(" " <= letter <= "~" for text in texts for letter in text)
+    assert {file.path for file in seen.files if file.kind == "link"} == {
+        "/work/to-1", "/work/to-15", "/work/to-2", "/work/loop",
+    }  # fmt: skip
+    assert {file.path.split("/")[1] for file in seen.files} == {"work"}, "no link was followed"
+
+
+async def test_an_inspection_is_bounded(box):
+    await said(
+        box,
+        f"""
+        import os
+        for number in range({INSPECTED_FILES + 100}): open(f"/tmp/{{number}}", "w").close()
+        os.chdir("/work")
+        for _ in range(60): os.mkdir("dd"); os.chdir("dd")
+        """,
+    )
+    seen = await box.inspect()
+    assert len(seen.files) <= INSPECTED_FILES
+    assert not seen.complete
+
+
+async def test_every_inspection_says_which_limits_are_in_force(box):
+    assert (await box.inspect()).limits in ("cgroup", "prlimit")
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+async def test_each_user_of_a_box_has_a_name_of_his_own(box, spec):
+    names = [box.name]
+    for _ in range(3):
+        await box.run_python("1")
+        assert box.name == names[-1]
+        await box.reset()
+        names.append(box.name)
+    other = await open_box(spec)
+    await other.close()
+    assert len({*names, other.name}) == 5

@@ -1,0 +1,115 @@
+"""What every backend promises of programs, their input, output and environment."""
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from tests.sandboxes.asking import shell
+
+
+async def test_a_program_gets_its_arguments_input_and_environment(box):
+    result = await box.exec(["/bin/sh", "-c", 'cat; echo "$0 $1 $K"', "a b", "ü"], stdin=b"in\n", env={"K": "v"})
+    assert (result.outcome, result.exit_code, result.stdout) == ("ok", 0, "in\na b ü v\n")
+
+
+async def test_an_exit_code_is_an_error_and_a_signal_is_killed(box):
+    assert ((r := await shell(box, "exit 3")).outcome, r.exit_code) == ("error", 3)
+    assert ((r := await shell(box, "kill -TERM $$")).outcome, r.exit_code) == ("killed", -15)
+
+
+async def test_a_missing_program_is_an_error_127(box):
+    result = await box.exec(["/no/such/program"])
+    assert (result.outcome, result.exit_code) == ("error", 127)
+    assert "/no/such/program" in result.stderr
+
+
+async def test_stdout_and_stderr_are_kept_apart(box):
+    result = await shell(box, "echo out; echo err >&2")
+    assert (result.stdout, result.stderr) == ("out\n", "err\n")
+
+
+async def test_large_input_reaches_a_program_and_may_be_ignored_by_it(box):
+    content = os.urandom(3 * 2**20)
+    assert (await box.exec(["wc", "-c"], stdin=content)).stdout.strip() == str(len(content))
+    assert (await box.exec(["true"], stdin=content)).outcome == "ok"
+
+
+async def test_programs_run_at_the_same_time(box):
+    started = time.monotonic()
+    results = await asyncio.gather(*(shell(box, f"sleep 0.5; echo {n}") for n in range(6)))
+    assert [r.stdout for r in results] == [f"{n}\n" for n in range(6)]
+    assert time.monotonic() - started < 2.9, "they ran one after the other"
+
+
+async def test_a_program_that_leaves_a_child_with_its_pipes_still_ends(box):
+    result = await shell(box, "sleep 60 & echo left", timeout_s=5)
+    assert (result.outcome, result.stdout) == ("ok", "left\n")
+
+
+async def test_the_environment_is_clean(box, monkeypatch):
+    monkeypatch.setenv("PALESTRA_SECRET", "do not leak")
+    names = (await box.run_python("import os; sorted(os.environ)")).stdout
+    assert "SECRET" not in (await shell(box, "env")).stdout
+    assert set(eval(names)) <= {"LC_ALL", "PWD", "PYTHONHASHSEED"}
+
+
+async def test_locale_home_and_working_folder(box):
+    result = await shell(box, "echo $HOME $LANG; pwd; python3 -c 'import sys; print(sys.stdout.encoding)'")
+    assert result.stdout == "/work C.UTF-8\n/work\nutf-8\n"
+
+
+async def test_bytes_of_every_value_go_through_a_program(box):
+    content = bytes(range(256)) * 4096
+    result = await box.exec(["/bin/sh", "-c", "cat > copy; od -An -tx1 -N4 copy; cmp copy - < copy"], stdin=content)
+    assert (result.outcome, result.stdout) == ("ok", " 00 01 02 03\n")
+    assert await box.read_file("copy", limit_bytes=len(content)) == content
+    assert (await shell(box, r"printf 'A\377B\000C'")).stdout == "A\ufffdB\0C"
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 125, 126, 127, 128, 255])
+async def test_every_exit_code_is_told(box, code):
+    result = await shell(box, f"exit {code}")
+    assert (result.exit_code, result.outcome) == (code, "ok" if code == 0 else "error")
+
+
+@pytest.mark.parametrize("signal", [1, 2, 9, 11, 15])
+async def test_every_signal_is_told(box, signal):
+    assert ((r := await shell(box, f"kill -{signal} $$")).outcome, r.exit_code) == ("killed", -signal)
+
+
+async def test_an_environment_may_replace_and_add_but_not_stay(box):
+    env = {"HOME": "/tmp", "EMPTY": "", "NAME": "日本", "LINES": "a\nb"}
+    script = 'echo "$HOME|$EMPTY|$LINES"; env | grep -c "日本"'
+    assert (await box.exec(["/bin/sh", "-c", script], env=env)).stdout == "/tmp||a\nb\n1\n"
+    assert (await shell(box, 'echo "$HOME|$EMPTY|$LINES"')).stdout == "/work||\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "env"), [([""], {}), (["true\0"], {}), (["true"], {"A=B": "c"}), (["true"], {"A": "\0"})]
+)
+async def test_what_cannot_be_started_is_an_error_of_the_program(box, argv, env):
+    result = await box.exec(argv, env=env)
+    assert (result.outcome, result.exit_code) == ("error", 126)
+    assert (await box.exec(["true"])).outcome == "ok"
+
+
+async def test_a_program_without_a_name_is_the_callers_mistake(box):
+    with pytest.raises(ValueError, match="program"):
+        await box.exec([])
+
+
+async def test_an_unread_stdin_and_a_closed_stdout_are_no_fault(box):
+    assert (await box.exec(["/bin/sh", "-c", "exec 0<&- 1>&- 2>&-; exit 3"], stdin=bytes(2**20))).exit_code == 3
+
+
+async def test_a_label_may_be_anything_at_any_time(box):
+    for text in ("turn 1", None, "", "x" * 10_000, "\0\n\x1b[2J", "日本"):
+        box.label(text)
+        assert (await box.run_python("1")).stdout == "1\n"
+
+
+async def test_programs_and_cells_share_files_and_nothing_else(box):
+    await box.run_python("import os; os.environ['LEAK'] = '1'; os.chdir('/tmp'); open('/work/f', 'w').write('shared')")
+    assert (await shell(box, 'cat f; pwd; echo "[$LEAK]"')).stdout == "shared/work\n[]\n"

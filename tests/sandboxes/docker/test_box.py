@@ -1,0 +1,369 @@
+"""What is particular to boxes that are containers.  What every box promises: tests/sandboxes/contract."""
+
+# ruff: noqa: ASYNC220  an owner is a process that has to be killed from outside
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sandboxes import owner
+from sandboxes.backends.docker import daemon
+from sandboxes.backends.docker.box import DockerBox
+from sandboxes.backends.docker.container import OWNER
+from sandboxes.backends.docker.orphans import orphans, remove_orphans
+from sandboxes.images.registry import Registry
+from sandboxes.interface import SandboxLost, SandboxUnavailable
+from sandboxes.opened import open_box, opened
+from sandboxes.pool import Pool
+from sandboxes.spec import SandboxSpec
+from tests.sandboxes.asking import errno_of, host_processes, printed, python, said
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def spec(docker_image) -> SandboxSpec:
+    return SandboxSpec(backend="docker", image=docker_image, timeout_s=10)
+
+
+@pytest.fixture
+async def box(spec):
+    async with opened(spec) as box:
+        yield box
+
+
+def containers() -> list[dict]:
+    return daemon.client().containers(all=True, filters={"label": OWNER})
+
+
+def container_of(box: DockerBox) -> dict:
+    return daemon.client().inspect_container(box._process.name)
+
+
+# -- what a container is given ---------------------------------------------------------------------
+
+
+async def test_the_daemon_is_told_to_give_it_nothing(box):
+    found = container_of(box)
+    host = found["HostConfig"]
+    assert host["NetworkMode"] == "none"
+    assert host["ReadonlyRootfs"]
+    assert host["CapDrop"] == ["ALL"]
+    assert not host["CapAdd"]
+    assert not host["Privileged"]
+    assert host["IpcMode"] == "private"
+    assert (host["PidMode"], host["UTSMode"], host["UsernsMode"]) == ("", "", "")
+    assert host["SecurityOpt"][0] == "no-new-privileges:true"
+    assert host["SecurityOpt"][1].startswith("seccomp={")
+    assert not host["Binds"]
+    assert not host["Devices"]
+    assert found["Mounts"] == []
+    assert host["PidsLimit"] == 17
+    assert host["MemorySwap"] == host["Memory"] > 0
+    assert host["NanoCpus"] == 10**9
+    assert found["Config"]["User"].split(":")[0] not in ("", "0", "1000")
+
+
+async def test_two_boxes_are_two_users_of_the_machine(spec):
+    async with opened(spec) as one, opened(spec) as two:
+        assert container_of(one)["Config"]["User"] != container_of(two)["Config"]["User"]
+
+
+async def test_no_socket_of_the_daemon_is_in_the_box(box):
+    path = daemon.socket_path()
+    assert await errno_of(box, f"socket.socket(socket.AF_UNIX).connect({path!r})") == "ENOENT"
+    assert await errno_of(box, "socket.socket(socket.AF_UNIX).connect('/var/run/docker.sock')") == "ENOENT"
+
+
+@pytest.mark.parametrize(
+    ("attempt", "answers"),
+    [
+        ("open('/proc/sysrq-trigger', 'w')", {"EROFS", "EACCES", "ENOENT"}),
+        ("open('/proc/sys/kernel/core_pattern', 'w')", {"EROFS", "EACCES"}),
+        ("open('/proc/sys/net/ipv4/ip_forward', 'w')", {"EROFS", "EACCES"}),
+        ("open('/proc/kcore', 'rb')", {"EACCES", "ENOENT"}),
+        ("os.listdir('/proc/1/root/')", {"EACCES"}),
+        ("os.listdir('/proc/1/cwd/')", {"EACCES"}),
+        ("open('/proc/1/ns/net')", {"EACCES"}),
+        ("os.open('/sys/fs/cgroup/memory/memory.limit_in_bytes', os.O_WRONLY)", {"ENOENT"}),
+        ("os.mknod('/tmp/disk', 0o060600, os.makedev(254, 0))", {"EPERM"}),
+        ("os.open('/dev/mqueue/q', os.O_CREAT | os.O_RDWR)", {"EROFS", "EACCES"}),
+        ("os.open('/dev/ptmx', os.O_RDWR)", {"ENOENT", "EACCES"}),
+        ("os.unlink('/etc/resolv.conf')", {"EROFS", "EACCES", "EBUSY"}),
+        ("open('/etc/hosts', 'a')", {"EROFS", "EACCES"}),
+        ("os.setgroups([0])", {"EPERM"}),
+        ("os.chown('/work', 0, 0)", {"EPERM"}),
+    ],
+)
+async def test_a_way_out_of_a_container_is_closed(box, attempt, answers):
+    assert await errno_of(box, attempt) in answers
+
+
+async def test_of_the_machines_devices_nothing_is_shown(box):
+    assert await said(
+        box, "import os; print(os.listdir('/sys'), os.listdir('/dev/mqueue'), os.listdir('/dev/pts'))"
+    ) == ("[] [] []")
+
+
+@pytest.mark.parametrize("place", ["/work", "/tmp", "/dev/shm"])
+async def test_each_place_that_can_be_written_is_bounded_in_bytes_and_in_names(box, spec, place):
+    fill = f"for n in (1, 2):\n  with open(f'{place}/{{n}}', 'wb') as f: f.write(bytes(2**19 * {spec.disk_mib} + 1))"
+    assert "No space left" in (await box.run_python(fill)).stderr
+    await box.reset()
+    names = f"for n in range(1024 * {spec.disk_mib} + 1): open(f'{place}/{{n}}', 'w').close()"
+    assert "No space left" in (await box.run_python(names)).stderr
+
+
+async def test_shared_memory_is_wiped_by_a_reset_and_set_back_by_a_restore(box):
+    await box.write_file("/dev/shm/kept", b"then")
+    moment = await box.snapshot()
+    await box.write_file("/dev/shm/kept", b"now")
+    await box.restore(moment)
+    assert await box.read_file("/dev/shm/kept") == b"then"
+    assert "/dev/shm/kept" in [file.path for file in (await box.inspect()).files]
+    await box.reset()
+    assert await said(box, "import os; print(os.listdir('/dev/shm'))") == "[]"
+
+
+async def test_all_processes_together_get_no_more_memory_than_the_container_has(box):
+    """Each stays below its own limit."""
+    ended = await said(
+        box,
+        """
+        import os, signal
+        def hog():
+            taken = bytearray(90 * 2**20)
+            for at in range(0, len(taken), 4096):
+                taken[at] = 1
+            signal.pause()
+        children = []
+        for _ in range(8):
+            pid = os.fork()
+            if not pid:
+                hog()
+            children.append(pid)
+        pid, status = os.waitpid(-1, 0)
+        print(os.waitstatus_to_exitcode(status))
+        for child in set(children) - {pid}:
+            os.kill(child, signal.SIGTERM)
+        """,
+    )
+    assert ended == "-9"
+    assert box.alive
+
+
+# -- how it ends -----------------------------------------------------------------------------------
+
+
+async def test_closing_leaves_no_container_and_no_process(spec):
+    box = await open_box(spec)
+    await box.exec(["/bin/sh", "-c", "setsid sleep 765432 & setsid sleep 765432 &"])
+    assert host_processes(b"765432")
+    await box.close()
+    assert host_processes(b"765432") == []
+    assert containers() == []
+
+
+async def test_a_frozen_box_is_closed_like_any_other(spec):
+    box = await open_box(spec)
+    await box.exec(["/bin/sh", "-c", "setsid sleep 654321 &"])
+    await box.freeze("to be looked at")
+    assert container_of(box)["State"]["Paused"]
+    await box.close()
+    assert host_processes(b"654321") == []
+    assert containers() == []
+
+
+async def test_a_container_that_was_killed_is_a_lost_box(box):
+    running = asyncio.create_task(box.run_python("while True: pass"))
+    await asyncio.sleep(0.2)
+    daemon.client().kill(box._process.name)
+    async with asyncio.timeout(5):
+        with pytest.raises(SandboxLost):
+            await running
+
+
+async def test_a_container_that_somebody_removed_is_closed_without_complaint(spec):
+    box = await open_box(spec)
+    daemon.client().remove_container(box._process.name, force=True)
+    await box.close()
+
+
+async def test_a_start_that_is_cancelled_leaves_no_container(spec):
+    for wait_s in (0.02, 0.1, 0.2):
+        starting = asyncio.create_task(open_box(spec))
+        await asyncio.sleep(wait_s)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    assert containers() == []
+
+
+OWNER_PROGRAM = """
+import asyncio, sys
+from sandboxes.opened import open_box
+from sandboxes.spec import SandboxSpec
+async def main():
+    box = await open_box(SandboxSpec(backend="docker", image="host"))
+    if sys.argv[1] == "frozen":
+        await box.freeze("for good")
+    print(box._process.name, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("state", ["running", "frozen"])
+async def test_what_a_killed_owner_leaves_is_removed_and_what_a_living_one_has_is_not(box, state):
+    command = [sys.executable, "-c", OWNER_PROGRAM, state]
+    killed = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    try:
+        name = await asyncio.to_thread(killed.stdout.readline)
+    finally:
+        killed.kill()
+        killed.wait()
+        killed.stdout.close()
+    name = name.strip()
+    assert name in [container["Names"][0].removeprefix("/") for container in containers()]
+    assert orphans() == [name]
+    assert remove_orphans() == [name]
+    assert orphans() == []
+    assert (await box.run_python("'alive'")).stdout == "'alive'\n"
+
+
+@pytest.fixture
+def marked(spec):
+    """Makes a running container with that mark; all are removed in the end."""
+    client, digest = daemon.client(), Registry().resolve(spec.image).digest
+    made = []
+
+    def run(mark: str) -> str:
+        limits = client.create_host_config(network_mode="none")
+        labels = {OWNER: mark}
+        made.append(
+            client.create_container(digest, ["/bin/sh", "-c", "sleep 100"], labels=labels, host_config=limits)["Id"]
+        )
+        client.start(made[-1])
+        return client.inspect_container(made[-1])["Name"].removeprefix("/")
+
+    yield run
+    for container in made:
+        client.remove_container(container, force=True)
+
+
+def test_a_container_whose_owner_nobody_can_tell_is_left_alone(marked):
+    marked("?")
+    marked(owner.mark().rpartition(":")[0] + ":1")  # of another pid namespace
+    assert orphans() == []
+
+
+def test_a_container_of_an_earlier_boot_is_an_orphan_once_it_does_not_run(marked):
+    pid, ticks, _, namespace = owner.mark().split(":")
+    name = marked(f"{pid}:{ticks}:00000000-0000-0000-0000-000000000000:{namespace}")
+    assert orphans() == []
+    daemon.client().kill(name)
+    daemon.client().wait(name)
+    assert orphans() == [name]
+
+
+# -- what is missing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("unix:///nowhere/docker.sock", "no Docker daemon answers at unix:///nowhere/docker.sock.*namespaces"),
+        ("tcp://192.0.2.1:2375", "on this machine only"),
+    ],
+)
+async def test_without_a_daemon_the_remedy_is_said(spec, monkeypatch, address, said):
+    monkeypatch.setenv("DOCKER_HOST", address)
+    with pytest.raises(SandboxUnavailable, match=said):
+        await open_box(spec)
+
+
+@pytest.mark.parametrize(
+    ("info", "lacking"),
+    [({"MemoryLimit": False}, "memory"), ({"PidsLimit": False}, "pids"), ({"CpuCfsQuota": False}, "cpu"),
+     ({"SecurityOptions": ["name=apparmor"]}, "seccomp")],
+)  # fmt: skip
+def test_a_daemon_that_cannot_bound_a_box_makes_none(info, lacking):
+    able = {"MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=x"]}
+    client = SimpleNamespace(info=lambda: able | info)
+    with pytest.raises(SandboxUnavailable, match=lacking):
+        daemon.capabilities(client)
+    assert daemon.capabilities(SimpleNamespace(info=lambda: able))
+    able["SecurityOptions"].append("name=rootless")
+    assert not daemon.capabilities(SimpleNamespace(info=lambda: able))
+
+
+async def test_an_image_that_nobody_registered_makes_no_box(docker_image):
+    with pytest.raises(SandboxUnavailable, match="image = 'unknown'.*no such image is registered.*images"):
+        await open_box(SandboxSpec(backend="docker", image="unknown"))
+
+
+async def test_a_registered_image_that_the_daemon_does_not_have_makes_no_box(spec):
+    registry = Registry()
+    known = registry.resolve(spec.image)
+    lost = registry.add(known.model_copy(update={"name": "lost", "digest": "sha256:" + "0" * 64}))
+    try:
+        with pytest.raises(SandboxUnavailable, match="does not have sha256:000.*import it again"):
+            await open_box(SandboxSpec(backend="docker", image="lost"))
+    finally:
+        registry.remove(lost)
+    assert containers() == []
+
+
+async def test_an_image_whose_python_does_not_run_the_agent_makes_no_box(spec):
+    registry = Registry()
+    known = registry.resolve(spec.image)
+    broken = registry.add(known.model_copy(update={"name": "broken", "python": "/usr/bin/false"}))
+    try:
+        with pytest.raises(SandboxUnavailable, match="image broken runs no agent"):
+            await open_box(SandboxSpec(backend="docker", image="broken"))
+    finally:
+        registry.remove(broken)
+    assert containers() == []
+
+
+async def test_the_image_of_a_digest_is_the_same_image(spec):
+    digest = Registry().resolve(spec.image).digest
+    async with opened(spec.model_copy(update={"image": digest})) as box:
+        assert container_of(box)["Image"] == digest
+
+
+# -- as a backend ----------------------------------------------------------------------------------
+
+
+async def test_a_pool_of_containers_serves_users_in_turn(spec):
+    async with Pool(spec, 2) as pool:
+        for _ in range(3):
+            async with pool.acquire() as box:
+                assert (await python(box, "x = 1\nprint('x' in globals())")).stdout == "True\n"
+        assert pool.stats().served == 3
+    assert containers() == []
+
+
+async def test_the_agent_is_the_one_of_namespaces_and_keeps_the_protocol_over_a_stream_cut_anywhere(box):
+    received = box._link.data_received
+    box._link.data_received = lambda data: [received(data[at : at + 1]) for at in range(len(data))]
+    assert (await box.run_python("'a' * 20")).stdout == repr("a" * 20) + "\n"
+
+
+async def test_a_program_in_the_image_that_writes_to_the_agents_stderr_breaks_nothing(box):
+    box._link.data_received(b"\2\0\0\0\0\0\0\5hello")
+    assert box._link.complaint == b"hello"
+    assert (await box.run_python("1")).stdout == "1\n"
+
+
+async def test_only_the_shell_the_python_and_the_image_are_there(box):
+    assert await printed(box, "test -e /usr/bin/bwrap && echo of the host || echo none") == "none\n"
+    assert socket.gethostname() not in await printed(box, "cat /etc/hostname /etc/hosts")
