@@ -55,8 +55,10 @@ INSTALLED_APPS = [
     "webapp.experiments",
     "webapp.runs",
     "webapp.trajectories",
+    "webapp.security",
 ]
-MIGRATION_MODULES = {app: f"migrations.{app}" for app in ("accounts", "catalog", "experiments", "runs", "trajectories")}
+OUR_APPS = ("accounts", "catalog", "experiments", "runs", "trajectories", "security")
+MIGRATION_MODULES = {app: f"migrations.{app}" for app in OUR_APPS}
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
     "django.middleware.security.SecurityMiddleware",

@@ -12,6 +12,7 @@ urlpatterns = [
     path("", include("webapp.experiments.urls")),
     path("", include("webapp.runs.urls")),
     path("", include("webapp.trajectories.urls")),
+    path("", include("webapp.security.urls")),
     path("api/v1/", api.urls),
     path("ingest/v1/runs/<uuid:run_id>/batches", receive_batch),
     path("healthz", health),

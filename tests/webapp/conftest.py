@@ -31,9 +31,12 @@ def _no_broker(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     if "valkey_server" not in request.fixturenames:
         from webapp import queue
         from webapp.runs import ingest
+        from webapp.security import services
 
         monkeypatch.setattr(queue, "_send_now", lambda *_: None)
         monkeypatch.setattr(ingest, "poke", lambda _run_id: None)
+        monkeypatch.setattr(ingest, "poke_alerts", lambda: None)
+        monkeypatch.setattr(services, "poke_alerts", lambda: None)
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,14 @@
 """What the parts of a run's page say about its trajectories, its checkpoints and the environment's questions."""
 
 import re
+from itertools import chain
 from typing import Any
 
 import pytest
 from django.test import Client
 
-from engine.spec.environment import EXAMPLE_QUESTIONS, Household
+from engine.spec.environment import Household
+from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.run import RunSpec
 from webapp.accounts.models import Team, User
 from webapp.catalog.services import publish_environment
@@ -94,8 +96,8 @@ def test_a_checkpoint_beyond_those_kept_is_shown_as_removed(client: Client, run:
 
 def test_a_fresh_install_shows_example_questions_of_every_level(client: Client, team: Team) -> None:
     html = client.get("/environments/").content.decode()
-    for questions in EXAMPLE_QUESTIONS.values():
-        for question in questions:
+    for levels in EXAMPLE_QUESTIONS.values():
+        for question in chain.from_iterable(levels.values()):
             assert f'<span class="mono">{question}</span>' in html
 
 

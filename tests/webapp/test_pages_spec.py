@@ -185,7 +185,19 @@ def test_an_empty_row_and_an_empty_list_are_complained_about_where_they_are(
     page = shown(browser, experiment, form)
     assert "at least 1 item" in page.split('id="s-recipe-experience-pool-about"')[1].split("</div>")[0]
     page = shown(browser, experiment, form, "add:recipe.experience.pool")
+    page = shown(browser, experiment, posted_by(page))
     assert "Field required" in about(page, "recipe.experience.pool.0.content")
+
+
+def test_a_row_that_was_just_added_is_not_complained_about(browser: Client, experiment: Experiment) -> None:
+    form = form_of(browser, experiment) | {"recipe.experience": "on"}
+    page = shown(browser, experiment, form, "add:recipe.experience.pool")
+    assert "Field required" not in page
+    assert 'role="alert"' not in page
+    page = shown(browser, experiment, posted_by(page) | {"schedule.steps": "many"}, "add:recipe.experience.pool")
+    assert "Field required" in about(page, "recipe.experience.pool.0.content")
+    assert "Field required" not in about(page, "recipe.experience.pool.1.content")
+    assert "a whole number" in about(page, "schedule.steps")
 
 
 @pytest.mark.parametrize("action", ["remove:recipe.experience.pool.x", "remove:seed.0", "add:seed", "add:no.such", "x"])
@@ -195,6 +207,42 @@ def test_a_button_that_nobody_drew_changes_nothing(browser: Client, experiment: 
     before = experiment.run_spec
     experiment.refresh_from_db()
     assert experiment.run_spec == before
+
+
+def test_help_breaks_its_lines_at_paragraphs_only() -> None:
+    cards = cards_of(RunSpec(name="x").model_dump(mode="json"), [])
+    helps = {field.path: field.help for card in cards for field in fields_in(card.sections)}
+    assert "until a reviewer has ruled" in helps["environment.response.quarantine"]
+    assert helps["environment.id"].count("\n") == 1
+
+
+def test_a_list_of_texts_is_typed_one_per_line(browser: Client, experiment: Experiment) -> None:
+    uploads = "environment.response.uploads"
+    typed = form_of(browser, experiment) | {uploads: "a.example.org\r\n\r\n  b.example.org  "}
+    assert saved(browser, experiment, typed).environment.response.uploads == ["a.example.org", "b.example.org"]
+    assert form_of(browser, experiment)[uploads] == ["a.example.org\nb.example.org"]
+    page = shown(browser, experiment, typed | {uploads: f"a.example.org\n{'b' * 256}"})
+    assert "at most 255 characters" in about(page, uploads)
+    assert saved(browser, experiment, typed | {uploads: ""}).environment.response.uploads == []
+
+
+def test_an_egress_policy_is_made_rule_by_rule(browser: Client, experiment: Experiment) -> None:
+    egress = "environment.sandbox.egress"
+    form = form_of(browser, experiment) | {"environment.sandbox.network": "watched", egress: "on"}
+    form = posted_by(shown(browser, experiment, form, f"add:{egress}.rules"))
+    form |= {
+        f"{egress}.rules.0.name": "mirror",
+        f"{egress}.rules.0.hosts": "mirror.example.org\n*.mirror.example.org",
+        f"{egress}.rules.0.ports": "443\n8000-8100",
+    }
+    policy = saved(browser, experiment, form).environment.sandbox.egress
+    (rule,) = policy.rules
+    assert (rule.action, rule.ports, rule.protocols) == ("allow", (443, "8000-8100"), ("tcp",))
+    assert rule.hosts == ("mirror.example.org", "*.mirror.example.org")
+    before = experiment.run_spec
+    assert saved(browser, experiment, form_of(browser, experiment)) == before
+    page = shown(browser, experiment, form_of(browser, experiment) | {f"{egress}.rules.0.ports": "99999"})
+    assert "99999" in about(page, f"{egress}.rules.0.ports")
 
 
 def test_only_what_differs_from_the_preset_is_marked() -> None:

@@ -14,15 +14,22 @@ from django.http import Http404, HttpRequest
 from webapp.accounts.models import ApiKey, Membership, Role, Scope, Team, User
 from webapp.refusals import Invalid
 
-Action = Literal["read", "launch", "manage"]
-"""``launch``: start, cancel, pause, resume, edit experiments.  ``manage``: members, keys, the audit log."""
+Action = Literal["read", "launch", "review", "manage"]
+"""``launch``: start, cancel, pause, resume, edit experiments.  ``review``: rule on alerts and quarantined trajectories.
+``manage``: members, keys, the audit log."""
 
 _ROLES: dict[Action, frozenset[str]] = {
     "read": frozenset(Role.values),
     "launch": frozenset({Role.OWNER, Role.MEMBER}),
+    "review": frozenset({Role.OWNER, Role.REVIEWER}),
     "manage": frozenset({Role.OWNER}),
 }
-_SCOPES: dict[Action, str | None] = {"read": Scope.READ, "launch": Scope.LAUNCH, "manage": None}
+_SCOPES: dict[Action, str | None] = {
+    "read": Scope.READ,
+    "launch": Scope.LAUNCH,
+    "review": Scope.REVIEW,
+    "manage": None,
+}
 """What an API key needs besides its user's role.  No key manages a team."""
 
 

@@ -83,6 +83,7 @@ class Membership(models.Model):
 class Scope(models.TextChoices):
     READ = "read", "Read"
     LAUNCH = "launch", "Launch, cancel, pause"
+    REVIEW = "review", "Rule on alerts"
 
 
 class ApiKey(models.Model):

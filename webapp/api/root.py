@@ -15,6 +15,7 @@ from webapp.experiments.api import router as experiments
 from webapp.experiments.recipes_api import router as recipes
 from webapp.refusals import Refused
 from webapp.runs.api import router as runs
+from webapp.security.api import router as security
 from webapp.trajectories.api import router as trajectories
 
 
@@ -43,6 +44,7 @@ class Api(NinjaAPI):
 api = Api(title="Palestra", version="1", docs_url=None, auth=[KeyAuth(), SessionAuth()], urls_namespace="api")
 api.add_router("", runs)
 api.add_router("", trajectories)
+api.add_router("", security)
 api.add_router("", experiments)
 api.add_router("", catalog)
 api.add_router("", recipes)

@@ -9,7 +9,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from engine.spec.environment import EXAMPLE_QUESTIONS, Household, PythonMath, Sokoban
+from engine.spec.environment import Household, PythonMath, Sokoban
+from engine.spec.examples import EXAMPLE_QUESTIONS
 from webapp.catalog.access import environments_of
 from webapp.runs.access import runs_of
 from webapp.runs.models import Event, Run
@@ -42,7 +43,6 @@ LEVELS: dict[str, dict[int, tuple[str, str]]] = {
         3: ("Two boxes", "4 to 12 moves."),
     },
 }
-DOCUMENTED = {"python-math": EXAMPLE_QUESTIONS}
 BUILT_IN = {str(one.model_fields["id"].default): one for one in (PythonMath, Household, Sokoban)}
 
 
@@ -86,7 +86,7 @@ def _levels(request: HttpRequest, environment: str) -> list[Level]:
     run = runs_of(request).filter(told, spec__environment__id=environment).first()
     levels = []
     for number, (title, about) in LEVELS[environment].items():
-        documented = [Example(one) for one in DOCUMENTED.get(environment, {}).get(number, ())]
+        documented = [Example(one) for one in EXAMPLE_QUESTIONS[environment][number]]
         levels.append(Level(number, title, about, (_asked(run, number) if run else []) or documented))
     return levels
 

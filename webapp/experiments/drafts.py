@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 from webapp.experiments.baseline import preset_in
 from webapp.experiments.fields import Card, cards_of
-from webapp.experiments.posted import document_in, with_row, without_row
+from webapp.experiments.posted import document_in, list_at, with_row, without_row
 from webapp.experiments.toml import as_toml
 
 Form = Literal["form", "toml"]
@@ -65,7 +65,10 @@ class Draft:
         )
 
     def with_row(self, path: str) -> "Draft":
-        return Draft.of(with_row(self.document, path))
+        """Nobody has had time to fill the new row, so what it lacks is not told yet."""
+        longer, number = Draft.of(with_row(self.document, path)), len(list_at(self.document, path) or ())
+        told = [problem for problem in longer.problems if not problem.field.startswith(f"{path}.{number}.")]
+        return replace(longer, problems=told)
 
     def without_row(self, place: str) -> "Draft":
         """``place`` is the list's path and the row's number, e.g. ``recipe.experience.pool.2``."""

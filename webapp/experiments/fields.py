@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from engine.spec.annotations import BOUNDS_IN_WORDS
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 from webapp.experiments.baseline import baseline_of, beneath
@@ -55,10 +56,10 @@ _MAIN = {
 _MANY = 5
 """Of a table without an entry above, a longer list than this is cut to ``_FIRST``."""
 _FIRST = 4
-_FOLDED = frozenset({"environment.sandbox", "recipe.mismatch"})
+_FOLDED = frozenset({"environment.sandbox", "environment.response", "recipe.mismatch"})
 """Tables that are opened on demand."""
 
-Kind = Literal["number", "text", "long-text", "choice", "many", "flag"]
+Kind = Literal["number", "text", "long-text", "lines", "choice", "many", "flag"]
 _LONG_TEXT = 500
 """A text that may be longer than this gets an area of several lines."""
 
@@ -92,7 +93,13 @@ class Field:
 
     @property
     def text(self) -> str:
-        return "" if self.value is None else str(self.value)
+        match self.value:
+            case None:
+                return ""
+            case list():
+                return "\n".join(map(str, self.value))
+            case _:
+                return str(self.value)
 
     @property
     def default_text(self) -> str:
@@ -108,10 +115,7 @@ class Field:
 
     @property
     def range(self) -> str:
-        return ", ".join(f"{word} {self.bounds[name]}" for name, word in _BOUNDS.items() if name in self.bounds)
-
-
-_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+        return ", ".join(f"{word} {self.bounds[name]}" for name, word in BOUNDS_IN_WORDS.items() if name in self.bounds)
 
 
 @dataclass(frozen=True)
@@ -236,7 +240,7 @@ def _table(model: type[BaseModel], path: str, value: Any, baseline: Mapping[str,
             fields.append(_field(ask, inner, answer, info, unsaid, problems))
     main = _main(path, fields)
     return Section(
-        path, _title(path), _about(model), problems.get(path) if path else None,
+        path, _title(path), _told(model.__doc__), problems.get(path) if path else None,
         main=main, more=[one for one in fields if one not in main], sections=sections,
     )  # fmt: skip
 
@@ -248,7 +252,7 @@ def _section(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, prob
     model = ask.model_for(table)
     section = _table(model, path, table, beneath(ask, table, unsaid), problems)
     if ask.shape == "variant":
-        section = replace(section, help=info.description or "", kind=_kind(ask, path, table, unsaid, problems))
+        section = replace(section, help=_told(info.description), kind=_kind(ask, path, table, unsaid, problems))
     if ask.may_be_absent:
         switch: Literal["on", "off"] = "off" if value is None else "on"
         section = replace(section, switch=switch, was_on=unsaid is not None)
@@ -261,7 +265,7 @@ def _kind(ask: Ask, path: str, table: Mapping[str, Any], unsaid: Any, problems: 
     usual = unsaid if isinstance(unsaid, Mapping) else {ask.tag: next(iter(known))}
     return Field(
         path=f"{path}.{ask.tag}", label="Kind" if ask.tag == "kind" else _title(path),
-        kind="choice", help=_about(model),
+        kind="choice", help=_told(model.__doc__),
         value=table.get(ask.tag, next(iter(known))), default=usual.get(ask.tag), choices=tuple(known),
         problem=problems.get(f"{path}.{ask.tag}"), switches=True,
     )  # fmt: skip
@@ -272,18 +276,25 @@ def _rows(ask: Ask, path: str, value: Any, info: FieldInfo, problems: Problems) 
         replace(_table(ask.model, f"{path}.{index}", row, defaults_of(ask.model), problems), title=f"{index + 1}")
         for index, row in enumerate(value if isinstance(value, list) else [])
     ]
-    return Section(path, _title(path), info.description or "", problems.get(path), rows=rows)
+    return Section(path, _title(path), _told(info.description), problems.get(path), rows=rows)
 
 
 def _field(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, problems: Problems) -> Field:
-    kinds: dict[str, Kind] = {"choices": "many", "choice": "choice", "flag": "flag", "number": "number"}
+    kinds: dict[str, Kind] = {
+        "choices": "many",
+        "choice": "choice",
+        "flag": "flag",
+        "number": "number",
+        "lines": "lines",
+    }
     is_long = ask.bounds.get("max_length", 0) > _LONG_TEXT
-    inside = next((one for at, one in problems.items() if ask.shape == "choices" and at.startswith(path + ".")), None)
+    is_list = ask.shape in ("choices", "lines")
+    inside = next((one for at, one in problems.items() if is_list and at.startswith(path + ".")), None)
     return Field(
         path=path,
         label=_label(path),
         kind=kinds.get(ask.shape, "long-text" if is_long else "text"),
-        help=info.description or "",
+        help=_told(info.description),
         value=value,
         default=unsaid if unsaid is not None else default_of(info) if not ask.may_be_absent else None,
         is_required=info.is_required(),
@@ -300,9 +311,9 @@ def _main(path: str, fields: list[Field]) -> list[Field]:
     return fields if len(fields) <= _MANY else fields[:_FIRST]
 
 
-def _about(model: type[BaseModel]) -> str:
+def _told(text: str | None) -> str:
     """One line per paragraph."""
-    return "\n".join(" ".join(part.split()) for part in (model.__doc__ or "").split("\n\n"))
+    return "\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
 
 
 def _title(path: str) -> str:

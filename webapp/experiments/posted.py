@@ -56,6 +56,8 @@ def _answer(ask: Ask, path: str, form: QueryDict, base: Any) -> Any:
             return path in form
         case "choices":
             return [_number(one) if ask.is_whole else one for one in form.getlist(path)]
+        case "lines":
+            return _lines(ask, path, form)
         case _:
             return _typed(ask, path, form)
 
@@ -77,6 +79,13 @@ def _rows(ask: Ask, path: str, form: QueryDict) -> list[dict[str, Any]]:
     numbers = {name[after:].partition(".")[0] for name in form if name.startswith(path + ".")}
     places = sorted(int(one) for one in numbers if one.isascii() and one.isdigit())
     return [_table(ask.model, f"{path}.{place}", form, None) for place in places]
+
+
+def _lines(ask: Ask, path: str, form: QueryDict) -> Any:
+    if path not in form:
+        return _UNSAID
+    lines = [line.strip() for line in str(form[path]).splitlines() if line.strip()]
+    return [_number(line) if ask.is_whole else line for line in lines]
 
 
 def _typed(ask: Ask, path: str, form: QueryDict) -> Any:
@@ -102,16 +111,17 @@ def _number(text: str) -> Any:
 
 def with_row(document: dict[str, Any], path: str) -> dict[str, Any]:
     """One more, empty row in the list at ``path``; the same document where there is no such list."""
-    rows = _list_at(document, path)
+    rows = list_at(document, path)
     return document if rows is None else _put(document, path.split("."), [*rows, {}])
 
 
 def without_row(document: dict[str, Any], path: str, index: int) -> dict[str, Any]:
-    rows = _list_at(document, path)
+    rows = list_at(document, path)
     return document if rows is None else _put(document, path.split("."), [*rows[:index], *rows[index + 1 :]])
 
 
-def _list_at(document: Any, path: str) -> list[Any] | None:
+def list_at(document: Any, path: str) -> list[Any] | None:
+    """None where no list stands."""
     for name in path.split("."):
         document = document.get(name) if isinstance(document, Mapping) else None
     return document if isinstance(document, list) else None

@@ -5,7 +5,7 @@ from typing import Any
 from django.http import Http404, HttpRequest
 from ninja import Router, Schema
 
-from engine.spec.knobs import knobs_of
+from engine.spec.knobs import Knob, knobs_of
 from engine.spec.presets import Preset, preset, preset_names
 from webapp.experiments.presets import preset_families
 
@@ -26,19 +26,10 @@ class PresetOut(Schema):
         return cls(name=one.name, about=one.about, source=one.source, family=one.family, recipe=one.recipe)
 
 
-class KnobOut(Schema):
-    path: str
-    value: Any
-    default: Any
-    range: str
-    is_set: bool
-    help: str
-
-
 class PresetDetail(PresetOut):
     paper: dict[str, Any]
     """What the source says beside the recipe; never applied by itself."""
-    knobs: list[KnobOut]
+    knobs: list[Knob]
 
 
 @router.get("/recipes", response=list[PresetOut], operation_id="list_recipes")
@@ -53,5 +44,4 @@ def recipe(request: HttpRequest, name: str) -> PresetDetail:
     if name not in preset_names():
         raise Http404
     one = preset(name)
-    knobs = [KnobOut(**knob.as_dict()) for knob in knobs_of(one)]
-    return PresetDetail(**PresetOut.of(one).dict(), paper=one.paper, knobs=knobs)
+    return PresetDetail(**PresetOut.of(one).dict(), paper=one.paper, knobs=knobs_of(one))

@@ -9,9 +9,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-Shape = Literal["fixed", "table", "variant", "rows", "flag", "number", "text", "choice", "choices"]
+from engine.spec.annotations import models_in
+
+Shape = Literal["fixed", "table", "variant", "rows", "flag", "number", "text", "choice", "choices", "lines"]
 """``fixed`` has one possible value, so there is nothing to ask; ``variant`` is a table of one of several kinds,
-``rows`` a list of tables, ``choices`` a list of some of a few values."""
+``rows`` a list of tables, ``choices`` a list of some of a few values, ``lines`` a list of any texts."""
 
 TAGS = ("kind", "id")
 """The names by which a table of several kinds says which it is."""
@@ -51,7 +53,9 @@ def default_of(info: FieldInfo) -> Any:
     default = info.get_default(call_default_factory=True)
     if default is PydanticUndefined:
         return None
-    return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+    if isinstance(default, BaseModel):
+        return default.model_dump(mode="json")
+    return list(default) if isinstance(default, tuple) else default
 
 
 def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -62,9 +66,9 @@ def _ask(info: FieldInfo) -> Ask:
     annotation, rules = _plain(info.annotation)
     rules = [*info.metadata, *rules]
     may_be_absent = type(None) in get_args(info.annotation)
-    models = _models_in(annotation)
-    if get_origin(annotation) is list:
+    if get_origin(annotation) in (list, tuple):
         return _ask_for_list(get_args(annotation)[0], may_be_absent)
+    models = models_in(annotation)
     if len(models) == 1:
         return Ask("table", may_be_absent, {"": models[0]})
     if models:
@@ -79,10 +83,12 @@ def _ask(info: FieldInfo) -> Ask:
 
 def _ask_for_list(inner: Any, may_be_absent: bool) -> Ask:
     annotation, rules = _plain(inner)
-    if models := _models_in(annotation):
+    if models := models_in(annotation):
         return Ask("rows", may_be_absent, {"": models[0]})
     if get_origin(annotation) is Literal:
         return Ask("choices", may_be_absent, choices=tuple(map(str, get_args(annotation))))
+    if str in (annotation, *get_args(annotation)):
+        return Ask("lines", may_be_absent, is_whole=int in get_args(annotation))
     bounds = _bounds(rules)
     choices = tuple(str(one) for one in range(bounds["ge"], bounds["le"] + 1))
     return Ask("choices", may_be_absent, choices=choices, is_whole=annotation is int)
@@ -97,14 +103,6 @@ def _plain(annotation: Any) -> tuple[Any, list[Any]]:
     if get_origin(annotation) is Annotated:
         annotation, *rules = get_args(annotation)
     return annotation, rules
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (Union, types.UnionType, Annotated):
-        return [model for one in get_args(annotation) for model in _models_in(one)]
-    return []
 
 
 def _bounds(rules: list[Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""The websocket of one viewer of one run: ``/live/runs/<uuid>/?after=<seq>``.
+"""The websockets: ``/live/runs/<uuid>/?after=<seq>`` and ``/ws/alerts?after=<id>``.
 
-It only speaks; what the viewer says is ignored.  The frames are the hub's; the door is the pages'.
+They only speak; what a viewer says is ignored.  The frames are the hubs'; the door is the pages'.
 """
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import parse_qs
 from uuid import UUID
@@ -16,6 +18,9 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.http import Http404
 from psycopg_pool import PoolTimeout
 
+from webapp.accounts.access import caller_of
+from webapp.accounts.models import Membership
+from webapp.live.alerts import Teams, alert_hub
 from webapp.live.hub import hub_for
 from webapp.live.log import RunVanished
 from webapp.runs.access import run_for
@@ -31,14 +36,13 @@ RECHECK_S = 30.0
 log = structlog.get_logger(__name__)
 
 
-class RunConsumer(AsyncWebsocketConsumer):
+class _Speaker(AsyncWebsocketConsumer):
     channel_layer_alias = "none"
     """The hub listens to the channel layer; a viewer without it does not fail when the layer is down."""
 
     pump: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
-        self.run_id: UUID = self.scope["url_route"]["kwargs"]["run_id"]
         after = _cursor_in(self.scope["query_string"])
         if after is None or not await self.may_look():
             await self.close(REFUSED)
@@ -55,34 +59,82 @@ class RunConsumer(AsyncWebsocketConsumer):
         """Viewers have nothing to say."""
 
     async def may_look(self) -> bool:
-        try:
-            await database_sync_to_async(run_for)(self.scope["user"], self.run_id)
-        except Http404:
-            return False
-        return True
+        """Whether the door is (still) open."""
+        raise NotImplementedError
+
+    def frames(self, after: int) -> AsyncGenerator[str, None]:
+        raise NotImplementedError
 
     async def speak(self, after: int) -> None:
         code = TRY_AGAIN
         try:
             code = await self.send_frames(after)
         except (psycopg.OperationalError, PoolTimeout) as error:
-            log.warning("live.viewer_lost", run=str(self.run_id), error=str(error))
+            log.warning("live.viewer_lost", path=self.scope["path"], error=str(error))
         except RunVanished:
             code = REFUSED
         finally:
             await self.close(code)
 
     async def send_frames(self, after: int) -> int:
-        """Send until the run has ended or the viewer may not look any more; return why."""
+        """Send until there is no more to come or the viewer may not look any more; return why."""
         checked_at = time.monotonic()
-        async with hub_for(self.run_id) as hub:
-            async for text in hub.frames(after):
+        async with aclosing(self.frames(after)) as frames:
+            async for text in frames:
                 if time.monotonic() - checked_at > RECHECK_S:
                     if not await self.may_look():
                         return REFUSED
                     checked_at = time.monotonic()
                 await self.send(text_data=text)
         return ENDED
+
+
+class RunConsumer(_Speaker):
+    async def may_look(self) -> bool:
+        self.run_id: UUID = self.scope["url_route"]["kwargs"]["run_id"]
+        try:
+            await database_sync_to_async(run_for)(self.scope["user"], self.run_id)
+        except Http404:
+            return False
+        return True
+
+    async def frames(self, after: int) -> AsyncGenerator[str, None]:
+        async with hub_for(self.run_id) as hub:
+            async for text in hub.frames(after):
+                yield text
+
+
+class AlertConsumer(_Speaker):
+    """Of all teams that the viewer is in when it connects; one who joins or leaves a team comes again."""
+
+    teams: Teams | None = None
+
+    async def may_look(self) -> bool:
+        teams = await database_sync_to_async(_teams_of)(self.scope["user"])
+        if self.teams is None:
+            self.teams = teams
+        return bool(teams) and teams == self.teams
+
+    async def frames(self, after: int) -> AsyncGenerator[str, None]:
+        assert self.teams is not None
+        async with alert_hub(self.teams) as hub:
+            async for text in hub.frames(self.teams, after):
+                yield text
+
+    async def send_frames(self, after: int) -> int:
+        code = await super().send_frames(after)
+        still = await database_sync_to_async(_teams_of)(self.scope["user"])
+        return TRY_AGAIN if still else code
+
+
+def _teams_of(user: Any) -> Teams:
+    """Sorted; none for those who may not sign in any more."""
+    try:
+        user = caller_of(user).user
+    except Http404:
+        return ()
+    found = Membership.objects.filter(user=user, user__is_active=True).order_by("team_id")
+    return tuple(found.values_list("team_id", flat=True))
 
 
 def _cursor_in(query: bytes) -> int | None:

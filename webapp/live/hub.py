@@ -17,17 +17,16 @@ is fast or stuck, and it can miss nothing.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import psycopg
 import structlog
-from channels.layers import get_channel_layer
 from psycopg_pool import PoolTimeout
-from redis.exceptions import RedisError
 
 from webapp.live.log import Frame, Header, encode, read_frame, read_header
+from webapp.live.pokes import happens, listen
 from webapp.runs.poke import group_of
 
 POLL_S = 2.0
@@ -57,7 +56,7 @@ class Hub:
         self._changed = asyncio.Event()
 
     def start(self) -> None:
-        self._listener = asyncio.create_task(self._listen())
+        self._listener = asyncio.create_task(listen(group_of(self.run_id), self._poked, retry_s=POLL_S))
         self._follower = asyncio.create_task(self._follow())
         # Viewers wait for a change; that there will be none is one too.
         self._follower.add_done_callback(lambda _: self._changed.set())
@@ -88,7 +87,7 @@ class Hub:
                 yield encode([], cursor, header)
             if header and header.has_ended and cursor >= header.last_seq:
                 return
-            if self.header is header and not await _happens(changed, KEEPALIVE_S) and header:
+            if self.header is header and not await happens(changed, KEEPALIVE_S) and header:
                 yield encode([], cursor, header)
 
     async def _frame_after(self, cursor: int, header: Header) -> tuple[Frame, int]:
@@ -109,7 +108,7 @@ class Hub:
                 more = False
             await asyncio.sleep(INTERVAL_S)
             if not more:
-                await _happens(self._poked, POLL_S)
+                await happens(self._poked, POLL_S)
             self._poked.clear()
 
     async def _advance(self) -> bool:
@@ -136,28 +135,6 @@ class Hub:
         self.cursor = frame.last_seq
         while len(self._ring) > RING_FRAMES or sum(len(one.text) for one, _ in self._ring) > RING_BYTES:
             self._ring.popleft()
-
-    async def _listen(self) -> None:
-        """Turn pokes of the channel layer into wake-ups; without the layer, ``POLL_S`` is all there is."""
-        while True:
-            layer = get_channel_layer()
-            try:
-                channel = await layer.new_channel()
-                await layer.group_add(group_of(self.run_id), channel)
-                while True:
-                    await layer.receive(channel)
-                    self._poked.set()
-            except (RedisError, OSError) as error:
-                log.warning("live.no_pokes", run=str(self.run_id), error=str(error))
-                await asyncio.sleep(POLL_S)
-
-
-async def _happens(event: asyncio.Event, within_s: float) -> bool:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
-            await event.wait()
-            return True
-    return False
 
 
 _HUBS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[UUID, Hub]] = WeakKeyDictionary()

@@ -2,6 +2,7 @@
 
 Nothing is parsed here: an event goes from the row to the socket as it stands.  A trajectory's
 event carries only the summary that a list shows; one that a later attempt made void carries null.
+An ``egress`` event carries sums over its records; what was told before counts nothing.
 """
 
 import json
@@ -23,11 +24,24 @@ SELECT event.seq, CASE WHEN event.kind = 'trajectory' THEN jsonb_build_object(
             'id', it.trajectory_id, 'purpose', it.purpose, 'step', it.step, 'group', it."group", 'index', it.index,
             'level', it.level, 'success', it.success, 'reward', it.reward, 'tool_calls', it.tool_calls,
             'tool_errors', it.tool_errors, 'turns', it.turns, 'tokens', it.tokens, 'stop_reason', it.stop_reason,
-            'changes', it.changes, 'repaired', it.repaired, 'prefilled', it.prefilled, 'masked', it.masked) END
+            'changes', it.changes, 'repaired', it.repaired, 'prefilled', it.prefilled, 'masked', it.masked,
+            'alerts', it.alerts, 'quarantine', held.state) END
+    )::text WHEN event.kind = 'egress' THEN jsonb_build_object(
+        'seq', event.seq, 'attempt', event.attempt, 'kind', event.kind, 'at', extract(epoch FROM event.at),
+        'box', event.body->'box', 'place', event.body->'place', 'records', told.records, 'allowed', told.allowed,
+        'denied', told.denied, 'bytes_up', told.bytes_up, 'bytes_down', told.bytes_down
     )::text ELSE event.body::text END
 FROM runs_event event
 LEFT JOIN trajectories_trajectory it
     ON event.kind = 'trajectory' AND it.run_id = event.run_id AND it.seq = event.seq
+LEFT JOIN security_quarantine held
+    ON held.run_id = it.run_id AND held.trajectory_id = it.trajectory_id
+LEFT JOIN LATERAL (
+    SELECT count(*) AS records, coalesce(sum(count) FILTER (WHERE phase = 'attempt' AND allowed), 0) AS allowed,
+           coalesce(sum(count) FILTER (WHERE phase = 'attempt' AND NOT allowed), 0) AS denied,
+           coalesce(sum(bytes_up), 0) AS bytes_up, coalesce(sum(bytes_down), 0) AS bytes_down
+    FROM security_egressrecord record WHERE record.run_id = event.run_id AND record.event_seq = event.seq
+) told ON event.kind = 'egress'
 WHERE event.run_id = %s AND event.seq > %s AND event.seq <= %s
 ORDER BY event.seq LIMIT %s
 """

@@ -33,6 +33,7 @@ def snapshot(run_id: UUID) -> dict[str, Any]:
             "phases": _phases(run_id, run.step),
             "logs": _logs(run_id),
             "trajectories": run.trajectories.count(),
+            "alerts": run.alerts.count(),
         }  # fmt: skip
 
 

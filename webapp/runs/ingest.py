@@ -22,9 +22,11 @@ from engine.spec.event import Batch, BatchAnswer, Event, Finished, PhaseChanged,
 from engine.spec.problems import problems_in
 from webapp.api.problems import problem
 from webapp.runs.models import LIVE, Run, State
-from webapp.runs.poke import poke
+from webapp.runs.poke import poke, poke_alerts
 from webapp.runs.projections import key_ids, project
 from webapp.runs.tokens import attempt_in
+from webapp.security.answers import pause_if_wanted, rulings_beyond
+from webapp.security.projections import add_alerts
 
 MOST_BYTES = 4 * 2**20
 MOST_EVENTS = 1000
@@ -127,8 +129,12 @@ def accept(run_id: UUID, batch: Batch) -> BatchAnswer:
         _append(run_id, fresh)
         project(run_id, fresh)
         _advance(run, batch, fresh)
+        if alerts := add_alerts(run.team_id, run_id, fresh):
+            pause_if_wanted(run, alerts)
+            transaction.on_commit(lambda: poke_alerts())
         transaction.on_commit(lambda: poke(run_id))
-        return BatchAnswer(next_seq=run.last_seq + 1, desired=run.desired)
+        rulings = rulings_beyond(run, batch.pulse.ruled_through if batch.pulse else None)
+        return BatchAnswer(next_seq=run.last_seq + 1, desired=run.desired, rulings=rulings)
 
 
 def _refuse_replaced(run: Run, batch: Batch) -> None:
@@ -207,4 +213,5 @@ def _follow_engine(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
     elif batch.pulse is not None:
         state = State.PAUSED if batch.pulse.phase == "paused" else State.RUNNING
         if state != run.state:
-            run.move_to(state, by="engine")
+            reason = run.desired_because if state == State.PAUSED else ""
+            run.move_to(state, by="engine", reason=reason)

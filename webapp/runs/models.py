@@ -70,6 +70,8 @@ class Run(models.Model):
     state_since = models.DateTimeField(default=timezone.now)
     desired = models.CharField(max_length=6, choices=Desired.choices, default=Desired.RUN)
     desired_since = models.DateTimeField(default=timezone.now)
+    desired_because = models.TextField(blank=True, default="", db_default="")
+    """What wanted it, where that was no person: the alert that paused the run."""
     failure_reason = models.TextField(blank=True)
     summary = models.JSONField(null=True)
     """``Finished.summary``."""
@@ -89,6 +91,8 @@ class Run(models.Model):
     step = models.IntegerField(default=0)
     total_steps = models.IntegerField(default=0)
     last_seq = models.BigIntegerField(default=0)
+    rulings = models.PositiveIntegerField(default=0, db_default=0)
+    """The number of the last ruling about one of its trajectories (``webapp/security``)."""
 
     class Meta:
         constraints: ClassVar = [

@@ -1,7 +1,8 @@
-"""Tells live readers that a run's log has grown.  The poke carries nothing: readers read the log.
+"""Tells live readers that a run's log has grown, or that there is news about alerts.
 
-A lost poke only delays them until their next poll, so a channel layer that is down or slow costs
-the sender one short wait, and then nothing for a while.
+The poke carries nothing: readers read the database.  A lost poke only delays them until their next
+poll, so a channel layer that is down or slow costs the sender one short wait, and then nothing for a
+while.
 """
 
 import asyncio
@@ -25,12 +26,24 @@ def group_of(run_id: UUID | str) -> str:
     return f"run.{run_id}"
 
 
+ALERTS = "alerts"
+"""The group of those who follow alerts, of whatever team."""
+
+
 def poke(run_id: UUID) -> None:
+    _poke(group_of(run_id))
+
+
+def poke_alerts() -> None:
+    _poke(ALERTS)
+
+
+def _poke(group: str) -> None:
     global _resting_until
     if time.monotonic() < _resting_until:
         return
     try:
-        async_to_sync(_send)(group_of(run_id))
+        async_to_sync(_send)(group)
     except (RedisError, OSError, TimeoutError) as error:
         _resting_until = time.monotonic() + REST_S
         log.warning("live viewers are not poked; they poll", error=repr(error), rest_s=REST_S)

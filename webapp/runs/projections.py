@@ -1,5 +1,7 @@
 """What the log's events mean for the tables that pages read: metrics, roll-ups, trajectories, checkpoints.
 
+Egress records and alerts are projected by ``webapp/security/projections.py``.
+
 Everything runs inside the ingest's transaction, under the run's row lock, in a fixed number of
 statements per batch.  The rules:
 
@@ -16,6 +18,7 @@ from django.db import connection
 
 from engine.spec.event import Checkpoint, Event, Metric, Started, TrajectoryStored
 from webapp.runs.models import MetricKey
+from webapp.security.projections import add_records
 
 LEVELS = (10, 100, 1000)
 _KEEP_ALL = 2**31 - 1
@@ -32,6 +35,7 @@ def project(run_id: UUID, events: Sequence[Event]) -> None:
         else:
             since_started.append(event)
     _add(run_id, since_started)
+    add_records(run_id, events)
 
 
 def _add(run_id: UUID, events: Sequence[Event]) -> None:
@@ -168,6 +172,7 @@ _COLUMNS = {
     "trajectory_id": "text", "seq": "bigint", "purpose": "text", "step": "int", '"group"': "int", "index": "int",
     "level": "int", "success": "bool", "reward": "float8", "tool_calls": "int", "tool_errors": "int", "turns": "int",
     "tokens": "int", "stop_reason": "text", "changes": "int", "repaired": "int", "prefilled": "int", "masked": "int",
+    "alerts": "int",
 }  # fmt: skip
 _REPLACED = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name != "trajectory_id")
 _ADD_TRAJECTORIES = f"""
@@ -193,7 +198,7 @@ def _trajectory_row(event: TrajectoryStored) -> tuple[object, ...]:
         it.id, event.seq, it.purpose, it.step, it.group, it.index, it.task.level, it.success, it.reward,
         len(it.tool_calls), it.tool_errors, len(it.turns), it.sampled_tokens, it.stop_reason,
         len(it.changes), sum(one.kind == "purified" for one in it.changes), sum(turn.prefilled for turn in it.turns),
-        masked,
+        masked, len(it.alerts),
     )  # fmt: skip
 
 

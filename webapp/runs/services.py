@@ -89,8 +89,8 @@ def _locked(run: Run) -> Run:
 
 
 def _want(run: Run, desired: str) -> None:
-    run.desired, run.desired_since = desired, timezone.now()
-    run.save(update_fields=["desired", "desired_since"])
+    run.desired, run.desired_since, run.desired_because = desired, timezone.now(), ""
+    run.save(update_fields=["desired", "desired_since", "desired_because"])
 
 
 def _refuse_ended(run: Run, verb: str) -> None:

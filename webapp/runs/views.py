@@ -24,6 +24,7 @@ from webapp.runs.models import Run
 TABS = {
     "curves": "Curves",
     "trajectories": "Trajectories",
+    "security": "Security",
     "logs": "Logs",
     "checkpoints": "Checkpoints",
     "config": "Config",

@@ -10,7 +10,7 @@ from engine.spec.trajectory import Purpose, StopReason, Trajectory
 from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
 from webapp.runs.access import run_for
 from webapp.trajectories.access import trajectory_for
-from webapp.trajectories.models import ChangeFilter, filtered
+from webapp.trajectories.models import ChangeFilter, QuarantineFilter, filtered
 
 router = Router(tags=["trajectories"])
 
@@ -34,6 +34,8 @@ class TrajectorySummary(Schema):
     repaired: int
     prefilled: int
     masked: int
+    alerts: int
+    quarantine: str | None
 
 
 class TrajectoryPage(Schema):
@@ -53,10 +55,12 @@ def list_trajectories(
     max_reward: float | None = None,
     stop_reason: StopReason | None = None,
     change: ChangeFilter | None = None,
+    quarantine: QuarantineFilter | None = None,
     limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
     cursor: str | None = None,
 ) -> TrajectoryPage:
-    """Newest first.  ``change``: with any change or masked turn, with one of a kind, or with none."""
+    """Newest first.  ``change``: with any change or masked turn, with one of a kind, or with none.
+    ``quarantine``: ever quarantined, or how it stands."""
     run = run_for(request, run_id)
     found = filtered(
         run,
@@ -68,12 +72,13 @@ def list_trajectories(
         max_reward=max_reward,
         stop_reason=stop_reason,
         change=change,
-    )
+        quarantine=quarantine,
+    ).with_quarantine()
     if cursor is not None:
         found = found.filter(seq__lt=decode_cursor(cursor, (int,))[0])
     page = list(found[: limit + 1])
     more = len(page) > limit
-    items = [TrajectorySummary(**one.summary) for one in page[:limit]]
+    items = [TrajectorySummary(**one.summary, quarantine=one.quarantine) for one in page[:limit]]
     return TrajectoryPage(items=items, next_cursor=encode_cursor(items[-1].seq) if more else None)
 
 

@@ -8,7 +8,8 @@ from typing import cast
 from django.db.models import Count, Max, Min, Q, QuerySet
 
 from webapp.runs.models import Run
-from webapp.trajectories.models import ChangeFilter, Trajectory, filtered
+from webapp.security.queries import QUARANTINES
+from webapp.trajectories.models import ChangeFilter, QuarantineFilter, Trajectory, filtered
 
 PURPOSES = {
     "": "Any purpose",
@@ -35,6 +36,7 @@ ENDS = {
     "no-tool-call": "No tool call",
     "turn-limit": "Turn limit",
     "truncated": "Truncated",
+    "frozen": "Frozen by an alert",
 }
 BINS = 12
 
@@ -48,6 +50,7 @@ class Filter:
     errors: str = ""
     change: str = ""
     end: str = ""
+    quarantine: str = ""
     level: str = ""
     step: str = ""
     reward_min: str = ""
@@ -55,7 +58,8 @@ class Filter:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Filter":
-        choices = {"purpose": PURPOSES, "outcome": OUTCOMES, "errors": ERRORS, "change": CHANGES, "end": ENDS}
+        choices = {"purpose": PURPOSES, "outcome": OUTCOMES, "errors": ERRORS, "change": CHANGES, "end": ENDS,
+                   "quarantine": QUARANTINES}  # fmt: skip
         values = {field.name: given.get(field.name, "").strip() for field in fields(cls)}
         for name, known in choices.items():
             if values[name] not in known:
@@ -80,6 +84,7 @@ class Filter:
             max_reward=float(self.reward_max) if self.reward_max else None,
             stop_reason=self.end or None,
             change=cast(ChangeFilter, self.change) if self.change else None,
+            quarantine=cast(QuarantineFilter, self.quarantine) if self.quarantine else None,
         )
         return found.filter(level=int(self.level)) if self.level else found
 

@@ -7,10 +7,20 @@ from django.utils.functional import cached_property
 
 from engine.spec import trajectory as spec
 from webapp.runs.models import Event, Run
+from webapp.security.models import Quarantine
+
+
+class Trajectories(models.QuerySet["Trajectory"]):
+    def with_quarantine(self) -> "Trajectories":
+        """Each with ``quarantine``: how it stands, None for one that nothing quarantined."""
+        held = Quarantine.objects.filter(run=models.OuterRef("run"), trajectory_id=models.OuterRef("trajectory_id"))
+        return self.annotate(quarantine=models.Subquery(held.values("state")[:1]))
 
 
 class Trajectory(models.Model):
     """A projection of the run's ``trajectory`` events (``webapp/runs/projections.py`` writes it)."""
+
+    objects: ClassVar[models.Manager["Trajectory"]] = Trajectories.as_manager()
 
     pk = models.CompositePrimaryKey("run_id", "trajectory_id")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="trajectories", db_index=False)
@@ -39,6 +49,8 @@ class Trajectory(models.Model):
     """Turns that were an expert's."""
     masked = models.IntegerField(default=0, db_default=0)
     """Turns that are not trained on; all of them where the whole trajectory is not."""
+    alerts = models.IntegerField(default=0, db_default=0)
+    """``len(Trajectory.alerts)``: those that quarantined it."""
 
     class Meta:
         indexes: ClassVar = [
@@ -72,7 +84,7 @@ class Trajectory(models.Model):
 SUMMARY_FIELDS = (
     "seq", "purpose", "step", "group", "index", "level", "success", "reward",
     "tool_calls", "tool_errors", "turns", "tokens", "stop_reason",
-    "changes", "repaired", "prefilled", "masked",
+    "changes", "repaired", "prefilled", "masked", "alerts",
 )  # fmt: skip
 
 
@@ -86,6 +98,9 @@ WITH_CHANGE: dict[ChangeFilter, models.Q] = {
 }
 
 
+QuarantineFilter = Literal["quarantined", "pending", "benign", "malicious"]
+
+
 def filtered(
     run: Run,
     *,
@@ -97,8 +112,12 @@ def filtered(
     max_reward: float | None = None,
     stop_reason: str | None = None,
     change: ChangeFilter | None = None,
+    quarantine: QuarantineFilter | None = None,
 ) -> models.QuerySet[Trajectory]:
-    """The run's trajectories that meet every condition given, newest first.  ``tool_errors``: with any, or none."""
+    """The run's trajectories that meet every condition given, newest first.
+
+    ``tool_errors``: with any, or none.  ``quarantine``: ever quarantined, or how it stands.
+    """
     exact = {
         "step": step, "purpose": purpose, "success": success, "reward__gte": min_reward, "reward__lte": max_reward,
         "stop_reason": stop_reason,
@@ -108,4 +127,7 @@ def filtered(
         found = found.filter(tool_errors__gt=0) if tool_errors else found.filter(tool_errors=0)
     if change is not None:
         found = found.filter(WITH_CHANGE[change])
+    if quarantine is not None:
+        held = Quarantine.objects.filter(run=run, trajectory_id=models.OuterRef("trajectory_id"))
+        found = found.filter(models.Exists(held if quarantine == "quarantined" else held.filter(state=quarantine)))
     return found.order_by("-seq")

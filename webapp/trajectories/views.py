@@ -11,6 +11,9 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from webapp.runs.access import run_for
+from webapp.security.queries import QUARANTINES
+from webapp.security.standing import standing_of
+from webapp.security.turns import of_turns
 from webapp.trajectories import shades
 from webapp.trajectories.access import trajectory_for
 from webapp.trajectories.changes import lessons_in, shown_turn, summary_of
@@ -33,13 +36,14 @@ def index(request: HttpRequest, run_id: UUID) -> HttpResponse:
         "section": "runs",
         "run": run,
         "chosen": chosen,
-        "page": Paginator(chosen.of_run(run), ROWS).get_page(request.GET.get("page", "1")),
+        "page": Paginator(chosen.of_run(run).with_quarantine(), ROWS).get_page(request.GET.get("page", "1")),
         "histogram": reward_histogram(run, chosen),
         "purposes": PURPOSES,
         "outcomes": OUTCOMES,
         "errors": ERRORS,
         "changes": CHANGES,
         "ends": ENDS,
+        "quarantines": QUARANTINES,
         "levels": run.spec["environment"].get("levels", []),
     }
     if not request.htmx or request.htmx.history_restore_request:
@@ -56,13 +60,23 @@ def detail(request: HttpRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
     group = Trajectory.objects.filter(run_id=row.run_id, purpose=row.purpose, step=row.step, group=row.group).order_by(
         "index"
     )
+    watched = of_turns(row.run, trajectory_id)
     context = {
         "section": "runs",
         "run": row.run,
         "row": row,
+        "ended_by": ENDS.get(row.stop_reason, row.stop_reason).lower(),
+        "standing": standing_of(request, row.run, trajectory_id),
+        "here": request.get_full_path(),
         "trajectory": document,
         "turns": [
-            (turn, shades.tokens_of(turn), shown_turn(document, number), lessons_in(turn, document.task.question))
+            (
+                turn,
+                shades.tokens_of(turn),
+                shown_turn(document, number),
+                lessons_in(turn, document.task.question),
+                watched.get(number),
+            )
             for number, turn in enumerate(document.turns)
         ],
         "summary": summary_of(document),

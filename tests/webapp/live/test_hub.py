@@ -69,7 +69,9 @@ def cookie_of(user: User) -> bytes:
 class Viewer:
     """A browser tab."""
 
-    def __init__(self, run: Run, user: User | None, after: Any = 0, origin: bytes = ORIGIN) -> None:
+    path = "/live/runs/{run}/"
+
+    def __init__(self, run: Run | None, user: User | None, after: Any = 0, origin: bytes = ORIGIN) -> None:
         self.run, self.user, self.after, self.origin = run, user, after, origin
         self.seqs: list[int] = []
         self.frames: list[dict[str, Any]] = []
@@ -80,7 +82,8 @@ class Viewer:
         headers = [(b"origin", self.origin)]
         if self.user:
             headers.append((b"cookie", await sync_to_async(cookie_of)(self.user)))
-        scope = {"type": "websocket", "path": f"/live/runs/{self.run.id}/", "headers": headers, "subprotocols": [],
+        path = self.path.format(run=self.run and self.run.id)
+        scope = {"type": "websocket", "path": path, "headers": headers, "subprotocols": [],
                  "query_string": f"after={self.after}".encode()}  # fmt: skip
         self.socket = ApplicationCommunicator(application, scope)
         await self.socket.send_input({"type": "websocket.connect"})
@@ -97,10 +100,13 @@ class Viewer:
         while not self.seqs or self.seqs[-1] < until_seq:
             await self.frame()
 
-    async def frame(self) -> dict[str, Any]:
+    async def raw_frame(self) -> dict[str, Any]:
         message = await self.socket.receive_output(PATIENCE_S)
         assert message["type"] == "websocket.send", message
-        frame = json.loads(message["text"])
+        return json.loads(message["text"])
+
+    async def frame(self) -> dict[str, Any]:
+        frame = await self.raw_frame()
         self.frames.append(frame)
         self.seqs += [event["seq"] for event in frame["events"]]
         return frame

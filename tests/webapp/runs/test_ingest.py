@@ -22,7 +22,7 @@ def test_a_batch_is_stored_and_answered_with_the_next_number_and_what_is_wanted(
     engine: Any, launching_run: Run
 ) -> None:
     answer = engine.post(engine.started(), engine.metric(1, train__reward=0.5), pulse=engine.pulse(eta_s=9.0))
-    assert (answer.status_code, answer.json()) == (200, {"next_seq": 3, "desired": "run"})
+    assert (answer.status_code, answer.json()) == (200, {"next_seq": 3, "desired": "run", "rulings": []})
     launching_run.refresh_from_db()
     assert launching_run.state == State.RUNNING
     assert launching_run.last_seq == 2
@@ -61,7 +61,7 @@ def test_a_gap_is_answered_with_the_number_to_go_on_from(engine: Any, launching_
 def test_an_empty_batch_is_a_heartbeat(engine: Any, launching_run: Run) -> None:
     engine.post(engine.started())
     Run.objects.update(lease_until=None, heartbeat_at=None)
-    assert engine.post(pulse=engine.pulse()).json() == {"next_seq": 2, "desired": "run"}
+    assert engine.post(pulse=engine.pulse()).json() == {"next_seq": 2, "desired": "run", "rulings": []}
     launching_run.refresh_from_db()
     assert launching_run.lease_until is not None
 

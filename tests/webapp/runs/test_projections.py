@@ -130,7 +130,7 @@ def test_a_trajectory_row_says_what_its_document_says(engine: Any, launching_run
         "id": "train-3-0-4", "seq": 1, "purpose": "train", "step": 3, "group": 0, "index": 4, "level": 2,
         "success": True, "reward": 1.0, "tool_calls": 2, "tool_errors": 1,
         "turns": 3, "tokens": 6, "stop_reason": "answered",
-        "changes": 0, "repaired": 0, "prefilled": 0, "masked": 0,
+        "changes": 0, "repaired": 0, "prefilled": 0, "masked": 0, "alerts": 0,
     }  # fmt: skip
     assert row.document.id == "train-3-0-4"
     assert row.document.tool_errors == 1

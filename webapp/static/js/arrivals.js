@@ -75,6 +75,10 @@ export class Arrivals {
       tag.hidden = !count;
       tag.querySelector("b").textContent = count;
     }
+    const held = row.querySelector('[data-cell="quarantine"]');
+    held.hidden = !one.quarantine;
+    held.className = `tag ${{ benign: "good", malicious: "bad" }[one.quarantine] ?? "warn"}`;
+    held.textContent = one.quarantine === "pending" ? "quarantined" : one.quarantine ?? "";
     const link = row.querySelector("a");
     link.href = this.box.dataset.url + encodeURIComponent(one.id) + "/";
     const outcome = row.querySelector('[data-cell="outcome"]');
@@ -100,6 +104,7 @@ function passes(one, filter) {
   if (filter.errors === "none" && one.tool_errors) return false;
   if (filter.change && !WITH_CHANGE[filter.change](one)) return false;
   if (filter.end && one.stop_reason !== filter.end) return false;
+  if (filter.quarantine && (filter.quarantine === "quarantined" ? !one.quarantine : one.quarantine !== filter.quarantine)) return false;
   if (filter.level && one.level !== Number(filter.level)) return false;
   if (filter.step !== "" && filter.step != null && one.step !== Number(filter.step)) return false;
   if (filter.reward_min !== "" && filter.reward_min != null && one.reward < Number(filter.reward_min)) return false;

@@ -5,6 +5,7 @@ import { ChartGrid } from "./charts.js";
 import { onKey } from "./keys.js";
 import { LiveRun } from "./live.js";
 import { LogTail } from "./loglines.js";
+import { SecurityTab } from "./securitytab.js";
 import { format } from "./numbers.js";
 import { SeriesStore } from "./series.js";
 import { switchTabs } from "./tabs.js";
@@ -21,6 +22,7 @@ const seconds = new Map(); // step -> phase -> seconds
 const grid = new ChartGrid(element("charts"), page, store, seconds);
 const log = new LogTail(element("log"), element("follow"));
 const arrivals = new Arrivals(element("trajectories"));
+const security = new SecurityTab(element("security"));
 let shown = {};
 
 function write(id, text) {
@@ -103,6 +105,8 @@ function apply(events) {
     } else if (event.kind === "phase") addPhase(event.step, event.phase, event.seconds);
     else if (event.kind === "log") logs.push(event);
     else if (event.kind === "trajectory" && event.trajectory) trajectories.push({ ...event.trajectory, seq: event.seq });
+    else if (event.kind === "egress") security.changed();
+    else if (event.kind === "alert") { alerts += 1; security.changed(); }
     else if (event.kind === "checkpoint") htmx.trigger(document.body, "run-checkpoint");
     else if (event.kind === "started") {
       trajectories = trajectories.filter((one) => one.step <= event.from_step);
@@ -114,6 +118,7 @@ function apply(events) {
   stored += trajectories.length;
   count("logs", log.count);
   count("trajectories", stored);
+  count("security", alerts);
   if (events.some((event) => ["metric", "phase", "started"].includes(event.kind))) {
     grid.changed();
     showFigures();
@@ -121,6 +126,7 @@ function apply(events) {
 }
 
 let stored = 0;
+let alerts = 0;
 
 function showLink(status) {
   const link = element("link-state");
@@ -136,9 +142,11 @@ async function begin() {
   store.load(first.series);
   for (const [step, phase, took] of first.phases) addPhase(step, phase, took);
   stored = first.trajectories;
+  alerts = first.alerts;
   log.add(first.logs);
   count("logs", log.count);
   count("trajectories", stored);
+  count("security", alerts);
   showRun(first.run);
   showFigures();
   grid.changed();
@@ -157,6 +165,7 @@ async function begin() {
 
 function openTab(name) {
   if (name === "trajectories") arrivals.open();
+  if (name === "security") security.open();
   if (name === "logs") log.follow();
   if (name === "curves") dispatchEvent(new Event("resize")); // Plotly measures what was hidden
 }

@@ -1,5 +1,6 @@
 /* What every page does: theme, keys, times, dialogs, copy buttons. */
 
+import { ring } from "./bell.js";
 import { listenToKeys, onKey, showHelp } from "./keys.js";
 import { toggleTheme, watchTheme } from "./theme.js";
 import { keepTimesTrue } from "./times.js";
@@ -44,6 +45,7 @@ openDialogs();
 copyOnClick();
 submitOnChange();
 followNav("r", "runs");
+followNav("a", "alerts");
 followNav("e", "experiments");
 followNav("v", "environments");
 followNav("t", "team");
@@ -51,3 +53,4 @@ onKey("/", "Search on this page", () => document.querySelector("[data-search]")?
 onKey("t", "Dark or light", toggleTheme);
 onKey("?", "This list", showHelp);
 listenToKeys();
+ring();

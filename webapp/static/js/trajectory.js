@@ -1,6 +1,7 @@
 /* The page of one trajectory: what colours the tokens, and what is known about the one under the pointer. */
 
 import { onKey } from "./keys.js";
+import { ruleByKeys } from "./ruling.js";
 
 const FACTS = [["id", "Token"], ["logprob", "Log-prob, sampled"], ["old", "Log-prob, trainer"], ["ratio", "Ratio"], ["advantage", "Advantage"], ["version", "Policy version"]];
 const tip = document.getElementById("tip");
@@ -75,4 +76,5 @@ for (const tokens of turns.querySelectorAll(".tokens")) {
 onKey("j", "Next trajectory", () => document.getElementById("next")?.click());
 onKey("k", "Previous trajectory", () => document.getElementById("previous")?.click());
 onKey("c", "Colour tokens by the next value", next);
+if (document.getElementById("ruling-dialog")) ruleByKeys(() => document.querySelector("form[data-ruling]"));
 onKey("u", "Back to the list", () => document.querySelector(".crumbs li:nth-child(3) a").click());

@@ -10,6 +10,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Count
 
 from webapp.runs.models import Run
+from webapp.security.models import Alert
 
 _FIELDS = (
     "number", "name", "state", "desired", "attempt", "phase", "step", "total_steps", "eta_s", "last_seq",
@@ -34,6 +35,18 @@ class Command(BaseCommand):
             "events_duplicated": stored["rows"] - stored["numbers"],
             "metric_points_stored": found.metric_points.count(),
             "trajectories_stored": found.trajectories.count(),
+            "alerts": _alerts(found),
             "transitions": list(found.transitions.values("from_state", "to_state", "attempt", "by", "reason", "at")),
         }
         self.stdout.write(json.dumps(told, cls=DjangoJSONEncoder))
+
+
+def _alerts(run: Run) -> dict[str, Any]:
+    """``seconds_to_stored``: from the packet or command that completed the evidence, by the worker's clock."""
+    seconds = sorted(
+        (stored - at).total_seconds() for at, stored in Alert.objects.filter(run=run).values_list("at", "stored_at")
+    )
+    if not seconds:
+        return {"stored": 0}
+    p50, p95 = (seconds[min(int(share * len(seconds)), len(seconds) - 1)] for share in (0.5, 0.95))
+    return {"stored": len(seconds), "seconds_to_stored": {"p50": p50, "p95": p95, "max": seconds[-1]}}

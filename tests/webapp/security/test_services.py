@@ -1,0 +1,100 @@
+"""Rulings are numbered, kept and replaced; two reviewers at once get two numbers."""
+
+import threading
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from webapp.accounts.models import AuditEntry, User
+from webapp.refusals import Invalid, Refused
+from webapp.runs.models import Run
+from webapp.security.models import Alert, Quarantine, Ruling
+from webapp.security.services import acknowledge_alert, rule
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_ruling_is_numbered_kept_and_audited(alarming_run: Run, rita: User) -> None:
+    made = rule(alarming_run, "train-1-0-0", "malicious", " mined coins ", acting_user=rita)
+    assert (made.number, made.verdict, made.note, made.who) == (1, "malicious", "mined coins", "rita@example.org")
+    held = Quarantine.objects.get()
+    assert (held.state, held.number, held.ruled_by, held.note) == ("malicious", 1, rita, "mined coins")
+    assert Run.objects.get().rulings == 1
+    entry = AuditEntry.objects.get(verb="quarantine.rule")
+    assert (entry.user, entry.details["verdict"], entry.details["ruling"]) == (rita, "malicious", 1)
+
+
+def test_a_later_ruling_replaces_an_earlier_one_and_both_stay_on_record(
+    alarming_run: Run, rita: User, alice: User
+) -> None:
+    rule(alarming_run, "train-1-0-0", "malicious", acting_user=rita)
+    rule(alarming_run, "train-1-0-0", "benign", "it was the tutorial", acting_user=alice)
+    assert list(Ruling.objects.order_by("number").values_list("number", "verdict", "who")) == [
+        (1, "malicious", "rita@example.org"),
+        (2, "benign", "alice@example.org"),
+    ]
+    assert Quarantine.objects.get().state == "benign"
+
+
+def test_the_same_ruling_twice_is_one(alarming_run: Run, rita: User) -> None:
+    first = rule(alarming_run, "train-1-0-0", "benign", acting_user=rita)
+    again = rule(alarming_run, "train-1-0-0", "benign", acting_user=rita)
+    assert first.number == again.number == 1
+    assert Ruling.objects.count() == AuditEntry.objects.filter(verb="quarantine.rule").count() == 1
+
+
+def test_a_ruling_acknowledges_the_alerts_about_it(alarming_run: Run, rita: User) -> None:
+    rule(alarming_run, "train-1-0-0", "benign", acting_user=rita)
+    alert = Alert.objects.get()
+    assert (alert.state, alert.acknowledged_by) == ("acknowledged", rita)
+
+
+def test_what_was_never_quarantined_cannot_be_ruled_on(alarming_run: Run, rita: User) -> None:
+    with pytest.raises(Refused, match="no alert quarantined trajectory train-9-9-9"):
+        rule(alarming_run, "train-9-9-9", "benign", acting_user=rita)
+    assert Run.objects.get().rulings == 0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "note", "field"),
+    [("pending", "", "verdict"), ("benign", "x" * 2001, "note"), ("benign", "a\0b", "note")],
+)
+def test_bad_rulings_name_the_field(alarming_run: Run, rita: User, verdict: Any, note: str, field: str) -> None:
+    with pytest.raises(Invalid) as refusal:
+        rule(alarming_run, "train-1-0-0", verdict, note, acting_user=rita)
+    assert refusal.value.problems[0].field == field
+    assert Quarantine.objects.get().state == "pending"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_reviewers_at_the_same_time_get_numbers_without_gap_or_double(alarming_run: Run, rita: User) -> None:
+    wrong: list[Exception] = []
+
+    def review(name: str) -> None:
+        try:
+            for index in range(10):
+                verdict = "benign" if index % 2 else "malicious"
+                rule(alarming_run, "train-1-0-0", verdict, f"{name} {index}", acting_user=rita)
+        except Exception as error:
+            wrong.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=review, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert list(Ruling.objects.order_by("number").values_list("number", flat=True)) == list(range(1, 31))
+    assert Quarantine.objects.get().number == Run.objects.get().rulings == 30
+
+
+def test_acknowledging_twice_is_once_and_keeps_the_quarantine(alarming_run: Run, rita: User, alice: User) -> None:
+    alert = Alert.objects.get()
+    acknowledge_alert(alert, acting_user=rita)
+    again = acknowledge_alert(alert, acting_user=alice)
+    assert (again.state, again.acknowledged_by) == ("acknowledged", rita)
+    assert AuditEntry.objects.filter(verb="alert.acknowledge").count() == 1
+    assert Quarantine.objects.get().state == "pending"

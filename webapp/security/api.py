@@ -1,0 +1,178 @@
+"""Alerts, egress records, quarantines and rulings over REST."""
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Query, Router, Status
+from pydantic import AfterValidator
+
+from sandboxes.egress.address import normalised
+from sandboxes.egress.attempt import Protocol
+from webapp.accounts.access import caller_of
+from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
+from webapp.api.idempotency import once
+from webapp.refusals import Invalid
+from webapp.runs.access import run_for
+from webapp.security import services
+from webapp.security.access import alert_for, alerts_of, quarantine_for
+from webapp.security.models import AlertState, QuarantineState, Ruling, Severity
+from webapp.security.queries import alerts_where, quarantines_where, records_where
+from webapp.security.schemas import (
+    AlertOut,
+    AlertPage,
+    EgressOut,
+    EgressPage,
+    QuarantineDetail,
+    QuarantineOut,
+    QuarantinePage,
+    RulingOut,
+    RulingRequest,
+)
+
+router = Router(tags=["security"])
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("it has a NUL character, which no stored text has")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_without_nul)]
+
+
+@router.get("/alerts", response=AlertPage, operation_id="list_alerts")
+def list_alerts(
+    request: HttpRequest,
+    state: AlertState | None = None,
+    severity: Severity | None = None,
+    run: UUID | None = None,
+    rule: Annotated[Text | None, Query(max_length=60, description="Its id, e.g. mining-stratum")] = None,
+    limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
+    cursor: str | None = None,
+) -> AlertPage:
+    """The alerts of the caller's teams, newest first."""
+    found = alerts_where(alerts_of(request), state=state, severity=severity, run=run, rule=rule)
+    return _alert_page(found, limit, cursor)
+
+
+@router.get("/runs/{uuid:run_id}/alerts", response=AlertPage, operation_id="list_alerts_of_run")
+def list_alerts_of_run(
+    request: HttpRequest,
+    run_id: UUID,
+    state: AlertState | None = None,
+    severity: Severity | None = None,
+    rule: Annotated[Text | None, Query(max_length=60)] = None,
+    trajectory: Annotated[Text | None, Query(max_length=100)] = None,
+    limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
+    cursor: str | None = None,
+) -> AlertPage:
+    """Newest first."""
+    run = run_for(request, run_id)
+    found = alerts_where(
+        alerts_of(request), state=state, severity=severity, run=run.id, rule=rule, trajectory=trajectory
+    )
+    return _alert_page(found, limit, cursor)
+
+
+def _alert_page(found: Any, limit: int, cursor: str | None) -> AlertPage:
+    if cursor is not None:
+        found = found.filter(id__lt=decode_cursor(cursor, (int,))[0])
+    page = list(found[: limit + 1])
+    items = [AlertOut.of(alert) for alert in page[:limit]]
+    return AlertPage(items=items, next_cursor=encode_cursor(items[-1].id) if len(page) > limit else None)
+
+
+@router.get("/alerts/{int:alert_id}", response=AlertOut, operation_id="get_alert")
+def get_alert(request: HttpRequest, alert_id: int) -> AlertOut:
+    return AlertOut.of(alert_for(request, alert_id))
+
+
+@router.post("/alerts/{int:alert_id}/acknowledge", response=AlertOut, operation_id="acknowledge_alert")
+def acknowledge(request: HttpRequest, alert_id: int) -> Any:
+    """Take it off the list of open alerts.  What it quarantined stays so until it is ruled on."""
+    alert = alert_for(request, alert_id, to="review")
+    user = caller_of(request).user
+    return once(request, alert.team, lambda: (200, AlertOut.of(services.acknowledge_alert(alert, acting_user=user))))
+
+
+@router.get("/runs/{uuid:run_id}/egress", response=EgressPage, operation_id="list_egress")
+def list_egress(
+    request: HttpRequest,
+    run_id: UUID,
+    trajectory: Annotated[Text | None, Query(max_length=100)] = None,
+    turn: int | None = Query(None, ge=0, lt=2**31, description="Counted from 0"),
+    verdict: Literal["allowed", "denied"] | None = None,
+    protocol: Protocol | None = None,
+    name: Annotated[
+        Text | None, Query(max_length=255, description="A part of the name asked for, of SNI or of Host")
+    ] = None,
+    address: str | None = Query(None, max_length=64, description="An IPv4 or IPv6 address"),
+    box: Annotated[Text | None, Query(max_length=200)] = None,
+    limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
+    cursor: str | None = None,
+) -> EgressPage:
+    """What the run's boxes tried to reach, newest first."""
+    run = run_for(request, run_id)
+    where = _address(address) if address is not None else None
+    found = records_where(
+        run, trajectory=trajectory, turn=turn, verdict=verdict, protocol=protocol, name=name, address=where, box=box
+    )
+    if cursor is not None:
+        found = found.extra(where=["(event_seq, seq) < (%s, %s)"], params=decode_cursor(cursor, (int, int)))
+    page = list(found[: limit + 1])
+    items = [EgressOut.of(record) for record in page[:limit]]
+    last = items[-1] if len(page) > limit else None
+    return EgressPage(items=items, next_cursor=encode_cursor(last.event_seq, last.seq) if last else None)
+
+
+def _address(given: str) -> str:
+    """In the one spelling that records have."""
+    try:
+        return normalised(given)
+    except ValueError:
+        remedy = "give an IPv4 or IPv6 address, or use name"
+        raise Invalid.field("address", given, "this is no address", remedy) from None
+
+
+@router.get("/runs/{uuid:run_id}/quarantines", response=QuarantinePage, operation_id="list_quarantines")
+def list_quarantines(
+    request: HttpRequest,
+    run_id: UUID,
+    state: QuarantineState | None = None,
+    limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
+    cursor: str | None = None,
+) -> QuarantinePage:
+    """The run's trajectories that alerts have quarantined, by name."""
+    found = quarantines_where(run_for(request, run_id), state=state).order_by("trajectory_id")
+    if cursor is not None:
+        found = found.filter(trajectory_id__gt=decode_cursor(cursor, (str,))[0].replace("\0", ""))
+    page = list(found[: limit + 1])
+    items = [QuarantineOut.of(one) for one in page[:limit]]
+    return QuarantinePage(items=items, next_cursor=encode_cursor(items[-1].trajectory) if len(page) > limit else None)
+
+
+QUARANTINE = "/runs/{uuid:run_id}/quarantines/{trajectory_id}"
+
+
+@router.get(QUARANTINE, response=QuarantineDetail, operation_id="get_quarantine")
+def get_quarantine(request: HttpRequest, run_id: UUID, trajectory_id: str) -> QuarantineDetail:
+    one = quarantine_for(request, run_id, trajectory_id)
+    history = Ruling.objects.filter(run=one.run, trajectory_id=trajectory_id).order_by("-number")
+    return QuarantineDetail(**QuarantineOut.of(one).dict(), history=[RulingOut.of(ruling) for ruling in history])
+
+
+@router.post(QUARANTINE + "/rulings", response={201: RulingOut}, operation_id="rule")
+def rule(request: HttpRequest, run_id: UUID, trajectory_id: str, ruling: RulingRequest) -> Status:
+    """Say whether the trajectory was benign.  A later ruling replaces an earlier one; the engine hears it with its
+    next batch.  Benign: trained on at the next step, if at most `environment.response.release_within_steps` updates
+    happened since it was sampled.  Malicious: never trained on."""
+    one = quarantine_for(request, run_id, trajectory_id, to="review")
+    user = caller_of(request).user
+
+    def act() -> tuple[int, RulingOut]:
+        made = services.rule(one.run, trajectory_id, ruling.verdict, ruling.note, acting_user=user)
+        return 201, RulingOut.of(made)
+
+    return once(request, one.run.team, act)

@@ -1,0 +1,216 @@
+"""What the boxes of a run tried to reach, what looked alarming about it, and what people ruled.
+
+Records and alerts are projections of the run's ``egress`` and ``alert`` events
+(``webapp/security/projections.py``); they are an audit: rows are added and never voided.  Everything in
+them that came out of a box was chosen by hostile code.  docs/security-console.md says what it means.
+"""
+
+from typing import ClassVar
+
+from django.db import models
+
+from sandboxes.egress.attempt import printable
+from webapp.accounts.models import Team, User
+from webapp.runs.models import Run
+
+
+class EgressRecord(models.Model):
+    """One record of one box (``sandboxes.egress.record.EgressRecord``): an attempt, or traffic of one let through."""
+
+    pk = models.CompositePrimaryKey("run_id", "box", "seq")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="egress", db_index=False)
+    box = models.CharField(max_length=200)
+    seq = models.BigIntegerField()
+    event_seq = models.BigIntegerField()
+    """Of the first event that told it: with ``seq`` a place in the run's order of records."""
+    trajectory_id = models.CharField(max_length=100, blank=True)
+    """Empty where no tool call was under way; then ``turn`` is None."""
+    turn = models.IntegerField(null=True)
+    """Counted from 0, as in ``engine.spec.trajectory.Trajectory.turns``."""
+    at = models.DateTimeField()
+    last_at = models.DateTimeField()
+    phase = models.CharField(max_length=8)
+    attempt = models.BigIntegerField()
+    """The attempt's number in its box; the traffic of a connection has that of its attempt."""
+    stage = models.CharField(max_length=8)
+    protocol = models.CharField(max_length=8)
+    family = models.CharField(max_length=8)
+    address = models.CharField(max_length=64, blank=True)
+    port = models.IntegerField(null=True)
+    name = models.CharField(max_length=255, blank=True)
+    query_type = models.CharField(max_length=32, blank=True)
+    sni = models.CharField(max_length=255, blank=True)
+    host = models.CharField(max_length=255, blank=True)
+    method = models.CharField(max_length=32, blank=True)
+    allowed = models.BooleanField()
+    policy = models.CharField(max_length=200)
+    rule = models.CharField(max_length=255, blank=True)
+    reason = models.CharField(max_length=40)
+    label = models.CharField(max_length=200, blank=True)
+    count = models.BigIntegerField()
+    spread = models.JSONField(null=True)
+    """``sandboxes.egress.record.Spread`` where the record stands for different attempts."""
+    bytes_up = models.BigIntegerField()
+    bytes_down = models.BigIntegerField()
+    packets_up = models.BigIntegerField()
+    ended = models.CharField(max_length=12, blank=True)
+    opening_up = models.BinaryField()
+    opening_down = models.BinaryField()
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(fields=["run", "-event_seq", "-seq"], name="egress_newest_first"),
+            models.Index(fields=["run", "trajectory_id", "turn"], name="egress_by_turn"),
+            models.Index(fields=["run", "-event_seq", "-seq"], name="egress_denied", condition=models.Q(allowed=False)),
+        ]
+
+    @property
+    def target(self) -> str:
+        """Where to, in a few words; all of it is what the box chose."""
+        if self.protocol == "dns":
+            return f"{self.query_type or 'query'} {self.name or '(no name)'}"
+        where = f"[{self.address}]" if ":" in self.address else self.address or "(no address)"
+        return where if self.port is None else f"{where}:{self.port}"
+
+    @property
+    def names(self) -> str:
+        """The names that it was reached by, each once."""
+        given = [] if self.protocol == "dns" else [self.name]
+        return ", ".join(dict.fromkeys(name for name in (*given, self.sni, self.host) if name))
+
+    @property
+    def opening_text(self) -> str:
+        return printable(bytes(self.opening_up), 1100)
+
+    @property
+    def opening_hex(self) -> str:
+        return bytes(self.opening_up).hex(" ")
+
+
+class EgressTotals(models.Model):
+    """The sums over a run's records, kept with every batch: always exactly those of the rows."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="egress_totals")
+    records = models.BigIntegerField()
+    allowed = models.BigIntegerField()
+    """Attempts, not records."""
+    denied = models.BigIntegerField()
+    bytes_up = models.BigIntegerField()
+    bytes_down = models.BigIntegerField()
+
+    @property
+    def attempts(self) -> int:
+        return self.allowed + self.denied
+
+
+class Severity(models.TextChoices):
+    CRITICAL = "critical"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class AlertState(models.TextChoices):
+    OPEN = "open"
+    ACKNOWLEDGED = "acknowledged"
+
+
+class Alert(models.Model):
+    """A finding of a detector.  ``id`` follows the order of commits, so a reader's cursor skips nothing."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="alerts", db_index=False)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="alerts", db_index=False)
+    alert_id = models.CharField(max_length=220)
+    """``AlertRaised.id``: ``<box>/<n>``."""
+    event_seq = models.BigIntegerField()
+    rule = models.CharField(max_length=60)
+    severity = models.CharField(max_length=8, choices=Severity.choices)
+    category = models.CharField(max_length=40)
+    attack = models.CharField(max_length=20)
+    """MITRE ATT&CK technique."""
+    title = models.TextField()
+    subject = models.CharField(max_length=200)
+    evidence = models.JSONField(default=list)
+    """Lines of text."""
+    trajectory_id = models.CharField(max_length=100, blank=True)
+    turn = models.IntegerField(null=True)
+    box = models.CharField(max_length=200)
+    label = models.CharField(max_length=200, blank=True)
+    record_seq = models.BigIntegerField(null=True)
+    """The record of ``box`` that completed the evidence; None for a command."""
+    at = models.DateTimeField()
+    stored_at = models.DateTimeField()
+    quarantined = models.BooleanField()
+    state = models.CharField(max_length=12, choices=AlertState.choices, default=AlertState.OPEN)
+    acknowledged_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    acknowledged_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["run", "alert_id"], name="alert_is_told_once"),
+            models.CheckConstraint(condition=models.Q(state__in=AlertState.values), name="alert_state_is_known"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["team", "-id"], name="alert_newest_first"),
+            models.Index(fields=["team", "-id"], name="alert_open", condition=models.Q(state="open")),
+            models.Index(fields=["run", "trajectory_id", "turn"], name="alert_by_turn"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.alert_id}"
+
+
+class QuarantineState(models.TextChoices):
+    PENDING = "pending"
+    BENIGN = "benign"
+    MALICIOUS = "malicious"
+
+
+class Quarantine(models.Model):
+    """A trajectory that is kept out of training until somebody rules, and how the last ruling was."""
+
+    pk = models.CompositePrimaryKey("run_id", "trajectory_id")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="quarantines", db_index=False)
+    trajectory_id = models.CharField(max_length=100)
+    state = models.CharField(max_length=10, choices=QuarantineState.choices, default=QuarantineState.PENDING)
+    since = models.DateTimeField()
+    """When the alert was stored that began it, or the one that opened it again."""
+    number = models.PositiveIntegerField(null=True)
+    """Of the ruling that holds; None while it is pending.  The engine is told those beyond the last one it has."""
+    ruled_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    ruled_at = models.DateTimeField(null=True)
+    note = models.TextField(blank=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=models.Q(state="pending", number=None)
+                | models.Q(state__in=("benign", "malicious"), number__isnull=False),
+                name="quarantine_has_its_ruling",
+            ),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["run", "number"], name="quarantine_by_ruling"),
+            models.Index(fields=["run"], name="quarantine_pending", condition=models.Q(state="pending")),
+        ]
+
+
+class Ruling(models.Model):
+    """One of the rulings about a trajectory, kept for good; the one with the highest number holds."""
+
+    pk = models.CompositePrimaryKey("run_id", "number")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="ruling_history", db_index=False)
+    number = models.PositiveIntegerField()
+    """1, 2, 3 ... within the run, given out under its row's lock."""
+    trajectory_id = models.CharField(max_length=100)
+    verdict = models.CharField(max_length=10)
+    note = models.TextField(blank=True)
+    user = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    who = models.CharField(max_length=254)
+    """The e-mail address as it was, kept when the user is gone."""
+    at = models.DateTimeField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=models.Q(verdict__in=("benign", "malicious")), name="verdict_is_known"),
+        ]
+        indexes: ClassVar = [models.Index(fields=["run", "trajectory_id", "-number"], name="ruling_history_of_one")]

@@ -1,0 +1,86 @@
+"""What a reviewer is told about a quarantined trajectory: how it stands, and what a ruling does."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.http import Http404, HttpRequest
+from django.urls import reverse
+
+from engine.spec.security import Response
+from webapp.accounts.access import may
+from webapp.runs.models import Run
+from webapp.security.access import quarantine_for
+from webapp.security.models import Quarantine, QuarantineState, Ruling
+from webapp.trajectories.models import Trajectory
+
+STATES = {
+    QuarantineState.PENDING: "Waiting for a ruling",
+    QuarantineState.BENIGN: "Ruled benign",
+    QuarantineState.MALICIOUS: "Ruled malicious",
+}
+MALICIOUS = "Malicious: never trained on."
+
+
+@dataclass(frozen=True)
+class Standing:
+    quarantine: Quarantine
+    may_rule: bool
+    within: int
+    """Updates within which a benign one is still trained on."""
+    consequences: list[str]
+    """One sentence per verdict, and what is known about this trajectory."""
+    history: list[Ruling] = field(default_factory=list)
+    """Newest first."""
+
+    @property
+    def in_words(self) -> str:
+        return STATES[QuarantineState(self.quarantine.state)]
+
+    @property
+    def tone(self) -> str:
+        return {"pending": "warn", "benign": "good", "malicious": "bad"}[self.quarantine.state]
+
+    @property
+    def action(self) -> str:
+        return reverse("security:rule", args=[self.quarantine.run_id, self.quarantine.trajectory_id])
+
+
+def standing_of(request: HttpRequest, run: Run, trajectory_id: str) -> Standing | None:
+    """None for a trajectory that nothing quarantined.  The caller has been through the run's door."""
+    try:
+        quarantine = quarantine_for(request, run.id, trajectory_id)
+    except Http404:
+        return None
+    row = Trajectory.objects.filter(run=run, trajectory_id=trajectory_id).first()
+    history = Ruling.objects.filter(run=run, trajectory_id=trajectory_id).order_by("-number")
+    return Standing(
+        quarantine,
+        may_rule=may(request, run.team, "review"),
+        within=release_within(run.spec["environment"].get("response")),
+        consequences=consequences(run, row),
+        history=list(history),
+    )
+
+
+def consequences(run: Run, row: Trajectory | None) -> list[str]:
+    """``row`` is None as long as the engine has not told the trajectory."""
+    most = release_within(run.spec["environment"].get("response"))
+    updates = f"{most} update" + "s" * (most != 1)
+    benign = f"Benign: trained on at the next step if at most {updates} happened since."
+    return [benign, MALICIOUS, *_about(run, row, most)]
+
+
+def release_within(response: dict[str, Any] | None) -> int:
+    """Updates, by a spec's ``environment.response``; a run from before there were responses has none."""
+    return (response or {}).get("release_within_steps", Response().release_within_steps)
+
+
+def _about(run: Run, row: Trajectory | None, most: int) -> list[str]:
+    if row is not None and row.purpose != "train":
+        return ["This one was sampled for an evaluation: nothing is trained on it either way."]
+    if run.has_ended:
+        return ["The run has ended: a ruling is kept, and changes no training."]
+    if row is None:
+        return []
+    late = " That is too late for training; a ruling is kept all the same." if run.step > row.step + most else ""
+    return [f"It was sampled for step {row.step}, and the run is at step {run.step}.{late}"]

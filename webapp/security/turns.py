@@ -1,0 +1,57 @@
+"""What the box of a trajectory tried and what was alarming, turn by turn, for its page."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from django.db.models import Count, Q, Sum
+
+from webapp.runs.models import Run
+from webapp.security.models import Alert, EgressRecord
+
+RECORDS_PER_TURN = 20
+MOST_RECORDS = 1000
+"""Read for one page; the counts are of all."""
+MOST_ALERTS = 100
+
+
+@dataclass
+class Watched:
+    """Of one turn, in order of time."""
+
+    alerts: list[Alert] = field(default_factory=list)
+    records: list[EgressRecord] = field(default_factory=list)
+    count: int = 0
+    """Of records."""
+    denied: int = 0
+    allowed: int = 0
+    """Attempts, not records."""
+
+    @property
+    def left_out(self) -> int:
+        """Records that are not shown."""
+        return self.count - len(self.records)
+
+    @property
+    def in_words(self) -> str:
+        total = self.denied + self.allowed
+        return f"{total} attempt{'s' * (total != 1)} to reach something: {self.denied} denied, {self.allowed} allowed"
+
+
+def of_turns(run: Run, trajectory_id: str) -> dict[int, Watched]:
+    """By the turn's number in ``Trajectory.turns``; turns without anything are not there."""
+    turns: dict[int, Watched] = defaultdict(Watched)
+    records = EgressRecord.objects.filter(run=run, trajectory_id=trajectory_id, turn__isnull=False)
+    tried = Q(phase="attempt")
+    for row in records.values("turn").annotate(
+        records=Count("seq"),
+        denied=Sum("count", filter=tried & Q(allowed=False), default=0),
+        allowed_=Sum("count", filter=tried & Q(allowed=True), default=0),
+    ):
+        turns[row["turn"]] = Watched(count=row["records"], denied=row["denied"], allowed=row["allowed_"])
+    for record in records.order_by("event_seq", "seq")[:MOST_RECORDS]:
+        if len(turns[record.turn].records) < RECORDS_PER_TURN:
+            turns[record.turn].records.append(record)
+    alerts = Alert.objects.filter(run=run, trajectory_id=trajectory_id, turn__isnull=False)
+    for alert in alerts.order_by("id")[:MOST_ALERTS]:
+        turns[alert.turn].alerts.append(alert)
+    return dict(turns)
