@@ -7,10 +7,15 @@ Incidents that are known to be missed count as missed.
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +29,8 @@ from sandboxes.egress.log import RecordLog
 from sandboxes.egress.verdict import Verdict, decide
 
 BATCH = 1000
+ROOT = Path(__file__).resolve().parent.parent
+DRILL = ROOT / "engine" / "spec" / "samples" / "drill.toml"
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ def main() -> None:
     described = machine.description()
     corpus = scenarios()
     scores = score(corpus)
+    alerts = None if options.without_service else _alerts()
     rates = _rates(options.seconds, corpus)
     described["load_1min_after"] = machine.description()["load_1min"]
     benign = sum(not one.expected for one in corpus)
@@ -59,6 +67,7 @@ def main() -> None:
         f"{total['incidents']} incidents, {total['found']} found ({total['known_misses']} are known to be missed); "
         f"{benign} benign, {total['false_alarms']} false alarms\n"
         + "\n".join(f"{what}: {per_s:,.0f}/s" for what, per_s in rates.items())
+        + (f"\n{_told(alerts)}" if alerts else "")
         + f"\nMachine: {described}"
     )
     if options.json:
@@ -69,6 +78,7 @@ def main() -> None:
             "benign": benign,
             **total,
             "per_second": rates,
+            "alerts": alerts,
         }
         options.json.write_text(json.dumps(report, indent=2))
 
@@ -77,6 +87,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench egress", description="What the detectors find.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long each rate is measured (default 2)")
+    parser.add_argument(
+        "--without-service", action="store_true", help="do not measure from the packet to the stored alert"
+    )
     options = parser.parse_args()
     if options.seconds <= 0:
         parser.error("--seconds must be more than 0")
@@ -108,6 +121,25 @@ def _total(scores: Sequence[Score], corpus: Sequence[Scenario]) -> dict[str, int
         "known_misses": sum(one.known_miss is not None for one in incidents),
         "false_alarms": sum(one.false_alarms for one in scores),
     }
+
+
+def _alerts() -> dict[str, Any]:
+    """Of a drill in a service of its own: the time from the packet to the alert in the database."""
+    with TemporaryDirectory(prefix="pe-", dir="/tmp") as home:
+        told = Path(home, "summary.json")
+        command = [sys.executable, "-m", "devtools", "up", "--once", "--spec", str(DRILL), "--json", str(told)]
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | {"PALESTRA_HOME": home}, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError(f"the drill failed ({done.returncode}):\n{(done.stdout + done.stderr)[-3000:]}")
+        return json.loads(told.read_text())["alerts"]
+
+
+def _told(alerts: dict[str, Any]) -> str:
+    seconds = alerts["seconds_to_stored"]
+    spread = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in seconds.items())
+    return f"from the packet to the stored alert, {alerts['stored']} alerts of a drill: {spread}"
 
 
 def _rates(seconds: float, corpus: Sequence[Scenario]) -> dict[str, float]:

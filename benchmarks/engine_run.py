@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import torch
@@ -64,10 +65,11 @@ class Engine:
             await self._learning(lambda: self._learner.load(Path(self._workload.policy_folder)))
             self._generator = generator_for(self._spec)
             opened.callback(self._generator.close)
-            boxes = await opened.enter_async_context(opened_boxes(self._spec))
+            folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
+            boxes = await opened.enter_async_context(opened_boxes(self._spec, folder))
             fixed_length = self._workload.setting == "completions"
             sampler = WithoutStop(self._generator) if fixed_length else self._generator
-            self._worker = RolloutWorker(self._spec, sampler, boxes)
+            self._worker = RolloutWorker(self._spec, sampler, boxes.pool, boxes.guard)
             await self._sync_weights(0)
             return [await self._step(number) for number in range(1, self._workload.steps + 1)]
 

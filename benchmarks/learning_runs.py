@@ -16,6 +16,7 @@ from benchmarks.learning_plan import Arm, Plan
 from engine.control.spool import Spool
 from engine.control.state import RunState
 from engine.spec.run import RunSpec
+from engine.spec.toml import toml_of
 
 Curves = dict[str, dict[int, float]]
 """Metric key -> step -> value."""
@@ -115,35 +116,21 @@ def _without_preset(spec: RunSpec) -> RunSpec:
 
 
 def _as_toml(spec: RunSpec) -> str:
-    """TOML has no null: a recipe says false for what it does without, elsewhere absent is None."""
-    lines: list[str] = []
-
-    def table(name: str, values: dict[str, Any]) -> None:
-        lines.append(f"[{name}]")
-        for key, value in values.items():
-            if not isinstance(value, dict) and (value is not None or name.startswith("recipe")):
-                lines.append(f"{key} = {_value(value)}")
-        for key, value in values.items():
-            if isinstance(value, dict):
-                table(f"{name}.{key}", value)
-
-    document = spec.model_dump(mode="json")
-    document["recipe"].pop("preset")
-    lines.extend(f"{key} = {_value(value)}" for key, value in document.items() if not isinstance(value, dict))
-    for key, value in document.items():
-        if isinstance(value, dict):
-            table(key, value)
-    return "\n".join(lines) + "\n"
+    """A recipe says false for what it does without; elsewhere absent is None."""
+    document = spec.model_dump(mode="json", exclude={"recipe": {"preset"}})
+    return toml_of(document | {"recipe": _with_false(document["recipe"])})
 
 
-def _value(value: Any) -> str:
-    if value is None:
-        return "false"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key} = {_value(one)}' for key, one in value.items())}}}"
-    return json.dumps(value)
+def _with_false(value: Any) -> Any:
+    match value:
+        case None:
+            return False
+        case dict():
+            return {key: _with_false(one) for key, one in value.items()}
+        case list():
+            return [_with_false(one) for one in value]
+        case _:
+            return value
 
 
 def _curves(spool: Path) -> Curves:

@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks import machine
 from benchmarks.measurement import Spread
 from sandboxes.interface import Sandbox
-from sandboxes.opened import open_box
+from sandboxes.opened import open_box, opened
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 
@@ -48,7 +48,8 @@ def main() -> None:
     print(
         f"life cycles (open, one cell, close), {CYCLERS} at a time: {measured['cycles_per_s']:.0f}/s\n"
         f"{measured['alive']} boxes alive: {measured['mib_per_box']:.1f} MiB (PSS) and "
-        f"{measured['descriptors_per_box']:.0f} descriptors each\nMachine: {described}"
+        f"{measured['descriptors_per_box']:.0f} descriptors each\n"
+        f"Limits in force: {measured['limits']}\nMachine: {described}"
     )
     if options.json:
         spreads = {name: asdict(Spread.of(values)) for name, values in measured.pop("milliseconds").items()}
@@ -76,7 +77,12 @@ def _options() -> argparse.Namespace:
 
 async def _measured(rounds: int, alive: int, seconds: float) -> dict:
     milliseconds = await _latencies(rounds)
-    return {"milliseconds": milliseconds, "cycles_per_s": await _cycles(seconds), **await _footprint(alive)}
+    return {
+        "limits": await _limits(),
+        "milliseconds": milliseconds,
+        "cycles_per_s": await _cycles(seconds),
+        **await _footprint(alive),
+    }
 
 
 async def _latencies(rounds: int) -> dict[str, list[float]]:
@@ -91,6 +97,7 @@ async def _latencies(rounds: int) -> dict[str, list[float]]:
             "cell in a session": lambda: _cell(session),
             "program in a session": lambda: _program(session),
             "reset": lambda: _reset(session),
+            "freeze": _freeze,
         }
         found: dict[str, list[float]] = {kind: [] for kind in kinds}
         for turn in range(rounds + 2):
@@ -148,6 +155,23 @@ async def _reset(box: Sandbox) -> float:
     started = time.perf_counter()
     await box.reset()
     return time.perf_counter() - started
+
+
+async def _freeze() -> float:
+    """Of a busy box: from the call until nobody in it runs any more."""
+    async with opened(SPEC) as box:
+        spinning = asyncio.create_task(box.run_python("while True: pass"))
+        await asyncio.sleep(0.01)
+        started = time.perf_counter()
+        await box.freeze("measured")
+        took_s = time.perf_counter() - started
+        await asyncio.gather(spinning, return_exceptions=True)
+    return took_s
+
+
+async def _limits() -> str:
+    async with opened(SPEC) as box:
+        return (await box.inspect()).limits
 
 
 async def _cycles(seconds: float) -> float:

@@ -90,8 +90,8 @@ def _compared(setting: Setting, options: argparse.Namespace, home: Path, peer: P
         patient_until = time.monotonic() + options.patience
         while len(comparison.ours) < options.pairs:
             wait_until_quiet(os.sched_getaffinity(0), QUIET_SHARE, patient_until)
-            ours = _run(Path(sys.executable), "benchmarks.engine_run", workload_file, options.threads)
-            theirs = _run(peer, "benchmarks.peers.trl_grpo", workload_file, options.threads)
+            ours = run_of(Path(sys.executable), "benchmarks.engine_run", workload_file, options.threads)
+            theirs = run_of(peer, "benchmarks.peers.trl_grpo", workload_file, options.threads)
             if max(ours.others_share, theirs.others_share) > QUIET_SHARE and time.monotonic() < patient_until:
                 comparison.set_aside.append((ours, theirs))
                 print(f"{setting}: a pair was disturbed and is measured again", file=sys.stderr)
@@ -102,7 +102,7 @@ def _compared(setting: Setting, options: argparse.Namespace, home: Path, peer: P
     return comparison
 
 
-def _run(python: Path, module: str, workload_file: Path, threads: int) -> Run:
+def run_of(python: Path, module: str, workload_file: Path, threads: int) -> Run:
     """Raises RuntimeError with the end of its output when the process fails."""
     run_file, cores = workload_file.with_name("run.json"), os.sched_getaffinity(0)
     command = [str(python), "-m", module, str(workload_file), str(run_file)]

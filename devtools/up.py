@@ -139,6 +139,7 @@ def _summary(supervisor: Supervisor, run: RunRow, stored: dict[str, Any], *, sec
         "events_stored": stored["events_stored"],
         "events_duplicated": stored["events_duplicated"],
         "events_missing": stored["last_seq"] - stored["events_stored"],
+        "alerts": stored["alerts"],
         "trajectories_stored": stored["trajectories_stored"],
         "engine_peak_rss_mib": engine_peak,
         "peak_rss_mib": round(supervisor.memory.peak_mib),

@@ -9,6 +9,7 @@ from engine.spec.knobs import Knob, knobs_of
 from engine.spec.presets import FAMILIES, Preset, preset, preset_names
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
+from engine.spec.toml import toml_of
 
 
 def listed(*, as_json: bool) -> str:
@@ -41,10 +42,9 @@ def shown(name: str, *, as_json: bool) -> str:
 def as_run(name: str) -> str:
     """A whole run in TOML that begins with the preset and the schedule of its source."""
     one = _known(name)
-    lines = [f"# {one.about} ({one.source})", f'name = "{one.name}"', "", "[recipe]", f'preset = "{one.name}"']
-    if one.paper_schedule:
-        lines += ["", "[schedule]", *(f"{key} = {json.dumps(value)}" for key, value in one.paper_schedule.items())]
-    text = "\n".join(lines) + "\n"
+    schedule = {"schedule": one.paper_schedule} if one.paper_schedule else {}
+    document = {"name": one.name, "recipe": {"preset": one.name}, **schedule}
+    text = f"# {one.about} ({one.source})\n{toml_of(document)}"
     RunSpec.model_validate(tomllib.loads(text))  # what is printed here must be accepted there
     return text
 

@@ -224,7 +224,8 @@ def measure(workload: Workload, output: Path) -> list[Step]:
     with asyncio.Runner() as runner:
         opened = AsyncExitStack()
         try:
-            boxes = runner.run(opened.enter_async_context(opened_boxes(spec)))
+            folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
+            boxes = runner.run(opened.enter_async_context(opened_boxes(spec, folder))).pool
             return _train(workload, output, episode_reward, Episodes(spec, boxes, runner.run))
         finally:
             runner.run(opened.aclose())

@@ -13,7 +13,6 @@ import contextlib
 import os
 import tempfile
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -35,6 +34,8 @@ REPLACEMENTS = 20
 """How many dead actors an attempt replaces before it gives up: more than bad luck."""
 CALLS_AT_ONCE = 1000
 """Of an asyncio actor."""
+CLOSING_S = 2.0
+"""How long rollout workers may take to close their boxes."""
 OBJECT_STORE_BYTES = 100 * 2**20
 
 Report = Callable[[Level, str], None]
@@ -82,20 +83,20 @@ class GeneratorActor:
 
 
 class RolloutActor:
-    def __init__(self, spec: RunSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: RunSpec, sightings: Path) -> None:
+        self._spec, self._sightings = spec, sightings
         self._open = AsyncExitStack()
         self._boxes: Any = None
 
     async def start(self) -> None:
         from engine.control.boxes import opened_boxes
 
-        self._boxes = await self._open.enter_async_context(opened_boxes(self._spec))
+        self._boxes = await self._open.enter_async_context(opened_boxes(self._spec, self._sightings))
 
     async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
         """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""
         async with _linked(_RayLine(generator, caller)) as link:
-            return await RolloutWorker(self._spec, link, self._boxes).collect(requests)
+            return await RolloutWorker(self._spec, link, self._boxes.pool, self._boxes.guard).collect(requests)
 
     async def close(self) -> None:
         await self._open.aclose()
@@ -133,7 +134,8 @@ async def _linked(line: _RayLine) -> AsyncIterator[GeneratorLink]:
 class RayCrew:
     """A ``Crew``.  ``connection`` is entered by ``start``; ``report`` is told who lives, died and was replaced.
 
-    ``recordings`` is the folder below which recorded trajectories lie, by default that of the learner's environment.
+    ``recordings`` is the folder below which recorded trajectories lie, by default that of the learner's environment;
+    what the boxes do is written below ``sightings``, a folder that all nodes share.
     """
 
     def __init__(
@@ -143,9 +145,11 @@ class RayCrew:
         name: str,
         connection: AbstractContextManager[None],
         report: Report,
+        sightings: Path,
         recordings: Path | None = None,
     ) -> None:
         self._spec = spec
+        self._sightings = sightings
         self._recordings = recordings
         self._name = name
         self._connection = connection
@@ -186,8 +190,7 @@ class RayCrew:
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         """Play all requests; the shares of whoever died are dealt out again, as often as it takes."""
-        done: dict[str, Trajectory] = {}
-        discarded: Counter[str] = Counter()
+        merged = Collected()
         missing = list(requests)
         while missing:
             dealt = list(zip(self._rollouts, shares(missing, len(self._rollouts)), strict=True))
@@ -197,13 +200,14 @@ class RayCrew:
                 if collected is None:
                     missing += share
                 else:
-                    done |= {trajectory.id: trajectory for trajectory in collected.trajectories}
-                    discarded += collected.discarded
+                    merged.merge(collected)
             if missing:
                 self._report("warning", f"{len(missing)} episodes are played again")
                 if not await self._repair():
                     raise ActorLost(f"{len(missing)} episodes got no answer although all actors live")
-        return Collected([done[request.id] for request in requests if request.id in done], discarded)
+        place = {request.id: number for number, request in enumerate(requests)}
+        merged.trajectories.sort(key=lambda one: place[one.id])
+        return merged
 
     async def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         return await self._learn("credit", trajectories)
@@ -226,6 +230,12 @@ class RayCrew:
         return total
 
     async def close(self) -> None:
+        """The boxes are closed first, so that what they tried last is written down."""
+        closing = [self._actors[name].close.remote() for name in self._rollouts if name in self._actors]
+        if closing:
+            await asyncio.get_running_loop().run_in_executor(
+                None, lambda: ray.wait(closing, num_returns=len(closing), timeout=CLOSING_S)
+            )
         for actor in self._actors.values():
             ray.kill(actor)
         self._actors.clear()
@@ -242,7 +252,11 @@ class RayCrew:
             "name": f"{self._name}-{name}-{uuid.uuid4().hex[:8]}",
         }
         if name.startswith("rollout"):
-            return ray.remote(RolloutActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
+            return (
+                ray.remote(RolloutActor)
+                .options(**options, max_concurrency=CALLS_AT_ONCE)
+                .remote(self._spec, self._sightings)
+            )
         options["num_gpus"] = 0.5 if self._spec.resources.device == "cuda" else 0
         if name == "generator":
             return ray.remote(GeneratorActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)

@@ -2,8 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
+from engine.rollout.guard import Guard
+from engine.rollout.sightings import SightingLog
 from engine.spec.run import RunSpec
+from engine.spec.security import Response
 from sandboxes.opened import opened
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
@@ -12,17 +17,34 @@ WARM = 8
 """Boxes that are ready before the first episode; the others are made when they are needed."""
 
 
+@dataclass(frozen=True, slots=True)
+class WatchedBoxes:
+    pool: Pool
+    guard: Guard
+
+
 @asynccontextmanager
-async def opened_boxes(spec: RunSpec) -> AsyncIterator[Pool]:
+async def opened_boxes(spec: RunSpec, sightings: Path) -> AsyncIterator[WatchedBoxes]:
     """Raises SandboxUnavailable at once if this machine cannot make boxes.
 
-    An environment without sandbox never asks the pool for a box, and none is made.
+    What they do is written below the folder ``sightings``.  An environment without sandbox never asks the
+    pool for a box, and none is made.
     """
     sandbox = spec.environment.sandbox
-    async with Pool(sandbox or SandboxSpec(), size=spec.resources.sandboxes) as pool:
-        if sandbox is not None:
-            await pool.warm(min(WARM, spec.resources.sandboxes))
-        yield pool
+    response = Response() if sandbox is None else spec.environment.response
+    guard = Guard(response, None if sandbox is None else sandbox.egress, SightingLog(sightings))
+    try:
+        async with Pool(
+            sandbox or SandboxSpec(),
+            size=spec.resources.sandboxes,
+            on_record=guard.on_record,
+            keep_frozen_s=response.keep_frozen_s,
+        ) as pool:
+            if sandbox is not None:
+                await pool.warm(min(WARM, spec.resources.sandboxes))
+            yield WatchedBoxes(pool, guard)
+    finally:
+        await guard.close()
 
 
 async def probe(spec: RunSpec) -> None:

@@ -19,7 +19,9 @@ from engine.control.journal import Journal
 from engine.control.loop import Loop
 from engine.control.outcome import Attempt
 from engine.control.preflight import BadSpec
+from engine.control.quarantine import Quarantine
 from engine.control.shipper import BACKOFF_S, Ingest, ServiceDown, ServiceRefuses, Shipper
+from engine.control.sightings import SIGHTINGS, Sightings
 from engine.control.spool import Spool, SpoolError
 from engine.control.steering import Steering
 from engine.spec.event import Event, Finished
@@ -59,15 +61,25 @@ def run_job(launch: Launch) -> int:
         name=f"run-{launch.run_id}-{launch.attempt}",
         connection=cluster_ray(f"run-{launch.run_id}-{launch.attempt}"),
         report=lambda level, message: journal.log(level, "crew", message),
+        sightings=run_dir / SIGHTINGS,
     )
+    quarantine = Quarantine()
     loop = Loop(
         launch.spec,
         crew,
         journal,
         Checkpoints(run_dir / "checkpoints", keep=launch.spec.schedule.keep_checkpoints),
         steering,
+        quarantine,
+        Sightings(run_dir / SIGHTINGS, journal, quarantine.alerted),
     )
-    shipper = Shipper(spool, ingest, pulse=lambda: loop.position.pulse, on_change=lambda: _steer(steering, shipper))
+    shipper = Shipper(
+        spool,
+        ingest,
+        pulse=lambda: loop.position.pulse,
+        on_change=lambda: _steer(steering, shipper),
+        on_rulings=quarantine.ruled,
+    )
     shipper.start()
     if (ended := _ended_before(spool)) is not None:
         return _shipped_to_the_end(shipper, ended)

@@ -41,7 +41,7 @@ class Journal:
 
     def say(self, kind: type[Any], **fields: Any) -> None:
         """One event of ``kind`` (a class of ``engine.spec.event``); number, attempt and time are added here."""
-        self._say_all([(kind, fields)])
+        self.say_all([(kind, fields)])
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Values that are not finite cannot be drawn; they are left out and named in a warning."""
@@ -52,7 +52,7 @@ class Journal:
             self.log("warning", "metrics", f"not a finite number at step {step}: {', '.join(lost)}")
 
     def trajectories(self, trajectories: Sequence[Trajectory]) -> None:
-        self._say_all([(TrajectoryStored, {"trajectory": one}) for one in trajectories])
+        self.say_all([(TrajectoryStored, {"trajectory": one}) for one in trajectories])
 
     def log(self, level: Level, source: str, message: str) -> None:
         self.say(Log, level=level, source=source, message=message[:LONGEST_MESSAGE])
@@ -66,7 +66,8 @@ class Journal:
             self.say(Finished, outcome=outcome, reason=reason, summary=whole)
             self._finished = True
 
-    def _say_all(self, drafts: Sequence[tuple[type[Any], dict[str, Any]]]) -> None:
+    def say_all(self, drafts: Sequence[tuple[type[Any], dict[str, Any]]]) -> None:
+        """Several events as ``say`` takes them: all of them or, if that raises, none."""
         now = time.time()
         with self._mutex:
             if self._finished or not drafts:

@@ -28,11 +28,13 @@ T = TypeVar("T")
 class LocalCrew:
     """A ``Crew``.  Nobody can die alone here, so nothing is ever replaced.
 
-    ``recordings`` is the folder below which recorded trajectories lie, by default that of the environment.
+    ``recordings`` is the folder below which recorded trajectories lie, by default that of the environment;
+    what the boxes do is written below ``sightings``.
     """
 
-    def __init__(self, spec: RunSpec, *, recordings: Path | None = None) -> None:
+    def __init__(self, spec: RunSpec, *, sightings: Path, recordings: Path | None = None) -> None:
         self._spec = spec
+        self._sightings = sightings
         self._recordings = recordings
         self._waiting = Waiting()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
@@ -47,8 +49,8 @@ class LocalCrew:
         self._learner = await self._learning(lambda: Learner(self._spec, self._recordings))
         self._generator = generator_for(self._spec)
         self._open.callback(self._generator.close)
-        boxes = await self._open.enter_async_context(opened_boxes(self._spec))
-        self._worker = RolloutWorker(self._spec, self._generator, boxes)
+        boxes = await self._open.enter_async_context(opened_boxes(self._spec, self._sightings))
+        self._worker = RolloutWorker(self._spec, self._generator, boxes.pool, boxes.guard)
 
     async def cold_start(self, first: int, last: int) -> float:
         return await self._learning(lambda: self._learner.cold_start(first, last))

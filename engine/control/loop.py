@@ -22,7 +22,8 @@ step depends on nothing but the weights before it and the run's seed.  That is w
 ends with the same weights.  Events of step k + 1 are in the spool before checkpoint k + 1 exists.
 
 Beside the work runs one watcher: it ends the work when the service cancels or refuses the attempt,
-and when nothing has moved for ``schedule.stall_timeout_s``.  Pausing happens between phases.
+and when nothing has moved for ``schedule.stall_timeout_s``.  Pausing happens between phases.  What the
+boxes tried is told by a thread (sightings.py) while it happens; the last of it before ``finished``.
 """
 
 import asyncio
@@ -42,7 +43,9 @@ from engine.control.metrics import StepFacts, learner_metrics, step_metrics
 from engine.control.planning import Planner, Played
 from engine.control.position import Position
 from engine.control.preflight import lacking
+from engine.control.quarantine import HeldGroup, Quarantine, Release, as_sampled, hold, is_out, released
 from engine.control.selecting import Selected, comparable, enough_informative, select
+from engine.control.sightings import Sightings
 from engine.control.starts import learn
 from engine.control.state import RunState
 from engine.control.steering import Steering
@@ -51,6 +54,7 @@ from engine.rollout.evaluation import evaluation_metrics
 from engine.rollout.requests import evaluation_requests
 from engine.spec import event
 from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
 from engine.training.recordings import BadRecording
 from sandboxes.interface import SandboxUnavailable
 
@@ -73,13 +77,22 @@ class Loop:
     """One attempt at a run.  ``run`` is called once."""
 
     def __init__(
-        self, spec: RunSpec, crew: Crew, journal: Journal, checkpoints: Checkpoints, steering: Steering
+        self,
+        spec: RunSpec,
+        crew: Crew,
+        journal: Journal,
+        checkpoints: Checkpoints,
+        steering: Steering,
+        quarantine: Quarantine,
+        sightings: Sightings,
     ) -> None:
         self._spec = spec
         self._crew = crew
         self._journal = journal
         self._checkpoints = checkpoints
         self._steering = steering
+        self._quarantine = quarantine
+        self._sightings = sightings
         self._state = RunState(spec=spec)
         self._planner = Planner(spec)
         self._judging: Judging | None = None
@@ -91,12 +104,17 @@ class Loop:
         Raises RunFailed (told in ``finished``), AttemptFailed, AttemptRefused, and what the work raises.
         """
         self._steering.attached()
+        self._sightings.start()
         try:
             await self._watched(self._work())
+            await self._close()
+            self._journal.finish("succeeded", None, summary_of(self._state))
         except Cancelled:
+            await self._close()
             self._journal.finish("cancelled", "cancelled on request", summary_of(self._state))
             return "cancelled"
         except RunFailed as failure:
+            await self._close()
             self._journal.finish("failed", str(failure), summary_of(self._state))
             raise
         finally:
@@ -135,6 +153,7 @@ class Loop:
                 raise RunFailed(f"sandboxes cannot be made here: {error}") from error
             except BadRecording as error:
                 raise RunFailed(str(error)) from error
+            self.position.ruled_through = self._state.quarantine.ruled_through
             if resumed is not None:
                 await self._crew.load(self._checkpoints.path(done))
                 self._journal.log("info", "loop", f"resumed after step {done}")
@@ -163,17 +182,17 @@ class Loop:
         version = self._state.finished_steps
         await self._sync_weights(step)
         played, collect_s = await self._collect(step)
-        selected = await self._score(step, played)
+        selected, release = await self._score(step, played)
         learned: dict[str, float] = {}
         update_s = 0.0
-        if selected.teaches:
+        if selected.teaches or release.groups:
             selected, judged = await self._judge(step, selected)
-            selected = await self._credit(step, selected)
-            learned, update_s = await self._update(step, selected)
+            selected = await self._credit(step, selected, release)
+            learned, update_s = await self._update(step, selected, release)
             learned = learner_metrics(learned) | judged
         else:
             self._leave_out_update(step, selected)
-        self._count(step, played, selected)
+        self._count(step, played, selected, release)
         seconds = time.monotonic() - began
         self.position.step_took(seconds)
         facts = StepFacts(self._spec, played, selected, policy_version=version)
@@ -211,17 +230,26 @@ class Loop:
         await self._boundary()
         return played, spent.seconds
 
-    async def _score(self, step: int, played: Played) -> Selected:
-        """Leave out groups in which nobody is left to compare with; drop and mask as the recipe says."""
+    async def _score(self, step: int, played: Played) -> tuple[Selected, Release]:
+        """Part those in quarantine from the others; leave out groups in which nobody is left to compare with; drop
+        and mask as the recipe says."""
         async with self._phase("score", step):
+            self._hear_rulings()
             if not played.trajectories:
                 reasons = ", ".join(f"{count} {reason}" for reason, count in played.discarded.items())
                 raise RunFailed(f"no episode of step {step} could be played ({reasons})")
-            if not comparable(self._spec.recipe.credit, played.trajectories):
+            everyone = self._quarantine.marked(played.trajectories, self._state.quarantine)
+            clean = [one for one in everyone if not is_out(one)]
+            if len(clean) == len(everyone) and not comparable(self._spec.recipe.credit, clean):
                 raise RunFailed(f"no group of step {step} has two episodes left to compare")
-            selected = select(self._spec, played.trajectories)
-            self._journal.trajectories(selected.dropped)
-        return selected
+            selected = replace(select(self._spec, clean), quarantined=[one for one in everyone if is_out(one)])
+            self._journal.trajectories([*selected.dropped, *selected.quarantined])
+            release = released(
+                self._state.quarantine, step, within=self._spec.environment.response.release_within_steps
+            )
+            release.held = hold(release.held, step, everyone)
+            self._tell_quarantine(step, selected, release)
+        return selected, release
 
     async def _judge(self, step: int, selected: Selected) -> tuple[Selected, dict[str, float]]:
         if self._judging is None or not self._judging.has_weight(step):
@@ -234,19 +262,59 @@ class Loop:
         await self._boundary()
         return replace(selected, kept=judged.trajectories), judged.metrics
 
-    async def _credit(self, step: int, selected: Selected) -> Selected:
+    async def _credit(self, step: int, selected: Selected, release: Release) -> Selected:
         async with self._phase("credit", step):
             with divergence_named(f"credit of step {step}", "recipe.optimizer.learning_rate"):
                 credited = await self._crew.credit(selected.kept)
-            self._journal.trajectories(credited)
+                back = [one for group in release.groups for one in await self._credit_released(group)]
+            self._journal.trajectories([*credited, *back])
         await self._boundary()
-        return replace(selected, kept=credited)
+        return replace(selected, kept=credited, released=back)
 
-    async def _update(self, step: int, selected: Selected) -> tuple[dict[str, float], float]:
+    async def _credit_released(self, group: HeldGroup) -> list[Trajectory]:
+        """Compared with their own group.  They were sampled by an earlier policy, whose log-probs are the old ones."""
+        if not comparable(self._spec.recipe.credit, group.members):
+            return []
+        members = [one.model_copy(update={"masked_because": None}) for one in group.members]
+        return [as_sampled(one) for one in await self._crew.credit(members) if one.id in group.out]
+
+    async def _update(self, step: int, selected: Selected, release: Release) -> tuple[dict[str, float], float]:
         async with self._phase("update", step) as spent:
+            batch = self._without_those_alerted_since(step, selected, release)
             with divergence_named(f"update of step {step}", "recipe.optimizer.learning_rate"):
-                learned = await self._crew.update(selected.kept)
+                learned = await self._crew.update(batch)
         return learned, spent.seconds
+
+    def _without_those_alerted_since(self, step: int, selected: Selected, release: Release) -> list[Trajectory]:
+        """The batch; an alert that came after its trajectory was scored masks it all the same."""
+        batch = [*selected.kept, *selected.released]
+        marked = self._quarantine.marked(batch, self._state.quarantine)
+        since = [now for now, before in zip(marked, batch, strict=True) if is_out(now) and not is_out(before)]
+        if since:
+            self._journal.trajectories(since)
+            release.held = hold(release.held, step, marked[: len(selected.kept)])
+        return marked
+
+    def _hear_rulings(self) -> None:
+        self._state.quarantine = self._quarantine.heard(self._state.quarantine)
+        self.position.ruled_through = self._state.quarantine.ruled_through
+
+    def _tell_quarantine(self, step: int, selected: Selected, release: Release) -> None:
+        for one in selected.quarantined:
+            alerts = ", ".join(one.alerts)
+            self._journal.log(
+                "warning", "quarantine", f"step {step}: {one.id} is not trained on until a ruling ({alerts})"
+            )
+        for group in release.groups:
+            told = ", ".join(group.out)
+            self._journal.log("info", "quarantine", f"step {step}: ruled benign and trained on now: {told}")
+        for late in release.late:
+            self._journal.log(
+                "warning",
+                "quarantine",
+                f"step {step}: {late} was ruled benign too late to be trained on (environment.response."
+                f"release_within_steps = {self._spec.environment.response.release_within_steps})",
+            )
 
     def _leave_out_update(self, step: int, selected: Selected) -> None:
         self._journal.trajectories(selected.kept)
@@ -256,14 +324,17 @@ class Loop:
             f"step {step}: no update, since none of its {len(selected.all)} rollouts teaches anything",
         )
 
-    def _count(self, step: int, played: Played, selected: Selected) -> None:
+    def _count(self, step: int, played: Played, selected: Selected, release: Release) -> None:
         """All together and only now: a pause inside the step saves the state of the step before."""
+        emitted = [*selected.all, *selected.quarantined]
         self._state.finished_steps = step
         self._state.tasks_taken = played.tasks_taken
-        self._state.trajectories += len(selected.all)
-        self._state.sampled_tokens += sum(one.sampled_tokens for one in selected.all)
+        self._state.trajectories += len(emitted)
+        self._state.sampled_tokens += sum(one.sampled_tokens for one in emitted)
+        self._state.quarantine = self._state.quarantine.model_copy(update={"held": release.held})
         if (starts := self._spec.recipe.expert_starts) is not None:
-            learn(self._state.experts, starts, played.groups, played.trajectories)
+            out = {one.id for one in selected.quarantined}
+            learn(self._state.experts, starts, played.groups, [one for one in played.trajectories if one.id not in out])
 
     async def _evaluate_if_due(self) -> None:
         done = self._state.finished_steps
@@ -303,14 +374,17 @@ class Loop:
     async def _finish(self) -> None:
         async with self._phase("finish", self._state.finished_steps):
             await self._measure_memory()
-        self._journal.finish("succeeded", None, summary_of(self._state))
 
     async def _close(self) -> None:
+        """Everybody ends; what the boxes tried last is told.  Twice is fine."""
         try:
             if self._judging is not None:
                 await self._judging.close()
         finally:
-            await self._crew.close()
+            try:
+                await self._crew.close()
+            finally:
+                self._sightings.close()
 
     # ---- between phases ----
 

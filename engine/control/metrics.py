@@ -40,11 +40,19 @@ def step_metrics(facts: StepFacts) -> dict[str, float]:
         values["train/resampled"] = _replaced(everyone)
     if recipe.expert_starts is not None:
         values |= _start_metrics(facts.played)
+    if facts.selected.quarantined or facts.selected.released:
+        values["train/quarantined"] = len(facts.selected.quarantined)
+        values["train/released"] = len(facts.selected.released)
     return values
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], *, discarded: int, policy_version: int) -> dict[str, float]:
-    """``train/...`` values of one step.  Staleness: how many versions the learner was ahead of a token's policy."""
+    """``train/...`` values of one step.  Staleness: how many versions the learner was ahead of a token's policy.
+
+    Where all rollouts are in quarantine there is nobody to speak of.
+    """
+    if not trajectories:
+        return {"train/discarded": discarded}
     staleness = [
         policy_version - version for one in trajectories for turn in one.turns for version in turn.policy_versions
     ]

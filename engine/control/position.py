@@ -16,6 +16,8 @@ class Position:
         self.total_steps = total_steps
         self.phase: Phase = "start"
         self.since = time.time()
+        self.ruled_through: int | None = None
+        """As in ``Pulse``: known once the attempt knows from which state it goes on."""
         self._crew = crew
         self._waiting_on: str | None = None
         self._alive = time.monotonic()
@@ -60,4 +62,5 @@ class Position:
             phase_since=self.since,
             waiting_for=self.waiting_for,
             eta_s=None if self._step_seconds is None else max(left, 0) * self._step_seconds,
+            ruled_through=self.ruled_through,
         )

@@ -32,6 +32,10 @@ class Selected:
     kept: list[Trajectory] = field(default_factory=list)
     """For the learner, masked ones among them."""
     dropped: list[Trajectory] = field(default_factory=list)
+    quarantined: list[Trajectory] = field(default_factory=list)
+    """Of this step, out of it because of an alert."""
+    released: list[Trajectory] = field(default_factory=list)
+    """Of earlier steps, credited and trained on in this one, since a reviewer found them benign."""
 
     @property
     def teaches(self) -> bool:
@@ -40,6 +44,7 @@ class Selected:
 
     @property
     def all(self) -> list[Trajectory]:
+        """Those of this step that could be compared."""
         return [*self.kept, *self.dropped]
 
 

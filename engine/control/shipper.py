@@ -11,13 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from engine.control.spool import Spool
 from engine.spec.event import BatchAnswer, Desired, Pulse
+from engine.spec.security import Ruling
 
 log = logging.getLogger("engine.shipper")
 
@@ -43,6 +44,17 @@ class ServiceRefuses(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """Of the service to one batch."""
+
+    next_seq: int
+    """The number that it expects next."""
+    desired: Desired | None = None
+    """None where it only says which number it expects."""
+    rulings: list[Ruling] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Ingest:
     """Where batches are posted, and as whom."""
 
@@ -50,24 +62,24 @@ class Ingest:
     token: str
     attempt: int
 
-    def post(self, first_seq: int, lines: list[bytes], pulse: Pulse | None) -> tuple[int, Desired | None]:
-        """Send one batch; returns the next number the service expects and what it wants (None with a 409)."""
+    def post(self, first_seq: int, lines: list[bytes], pulse: Pulse | None) -> "Answer":
+        """Send one batch."""
         told = pulse.model_dump_json() if pulse else "null"
         head = f'{{"attempt":{self.attempt},"first_seq":{first_seq},"pulse":{told},"events":['
         status, body = self._exchange(head.encode() + b",".join(lines) + b"]}")
         try:
             if status == 200:
                 answer = BatchAnswer.model_validate_json(body)
-                return answer.next_seq, answer.desired
+                return Answer(answer.next_seq, answer.desired, answer.rulings)
             if status == 409:
-                return int(json.loads(body)["next_seq"]), None
+                return Answer(int(json.loads(body)["next_seq"]))
         except (ValidationError, ValueError, KeyError, TypeError) as error:
             raise ServiceDown(f"{self.url} answered {status} with something unreadable: {body[:200]!r}") from error
         raise _failure(status, body)
 
     def next_seq(self, pulse: Pulse | None = None) -> int:
         """Ask which number the service expects, with a batch that holds nothing."""
-        return self.post(1, [], pulse)[0]
+        return self.post(1, [], pulse).next_seq
 
     def _exchange(self, body: bytes) -> tuple[int, bytes]:
         parts = urlsplit(self.url)
@@ -105,7 +117,7 @@ class Shipper(threading.Thread):
     """Sends what stands in the spool, in order, and a heartbeat when there is nothing to send.
 
     ``pulse`` is called in this thread for every batch.  ``on_change`` is called (in this thread)
-    when ``desired`` or ``ended`` changed.
+    when ``desired`` or ``ended`` changed, ``on_rulings`` with those that came, perhaps again.
     """
 
     def __init__(
@@ -115,6 +127,7 @@ class Shipper(threading.Thread):
         *,
         pulse: Callable[[], Pulse | None],
         on_change: Callable[[], None] = lambda: None,
+        on_rulings: Callable[[list[Ruling]], None] = lambda _: None,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         super().__init__(name="shipper", daemon=True)
@@ -122,6 +135,7 @@ class Shipper(threading.Thread):
         self._ingest = ingest
         self._pulse = pulse
         self._on_change = on_change
+        self._on_rulings = on_rulings
         self._heartbeat_s = heartbeat_s
         self._next_seq = max(spool.acked + 1, spool.oldest_seq)
         self._wake = threading.Event()
@@ -171,7 +185,8 @@ class Shipper(threading.Thread):
 
     def _send_once(self) -> None:
         lines = self._spool.read(self._next_seq, max_events=BATCH_EVENTS, max_bytes=BATCH_BYTES)
-        next_seq, desired = self._ingest.post(self._next_seq, lines, self._pulse())
+        answer = self._ingest.post(self._next_seq, lines, self._pulse())
+        next_seq, desired = answer.next_seq, answer.desired
         if not self._spool.oldest_seq <= next_seq <= self._spool.last_seq + 1:
             raise ServiceRefuses(
                 409,
@@ -182,6 +197,8 @@ class Shipper(threading.Thread):
             self._next_seq = next_seq
             self._progress.notify_all()
         self._remember(next_seq - 1)
+        if answer.rulings:
+            self._on_rulings(answer.rulings)
         if desired is not None and desired != self.desired:
             self.desired = desired
             self._on_change()

@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.control.experts import ExpertPool
+from engine.control.quarantine import QuarantineState
 from engine.spec.run import RunSpec
 
 
@@ -22,6 +23,8 @@ class RunState(BaseModel):
     """Training tasks that finished steps have taken, in turn and without an end."""
     experts: ExpertPool = Field(default_factory=ExpertPool)
     """What is known of the starts of tasks; empty unless the recipe has expert starts."""
+    quarantine: QuarantineState = Field(default_factory=QuarantineState)
+    """Whom reviewers have ruled on, and who waits for them."""
     evaluations: dict[int, dict[str, float]] = {}
     """Finished steps -> the ``eval/...`` values measured there."""
     trajectories: int = 0

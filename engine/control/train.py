@@ -20,7 +20,9 @@ from engine.control.loop import Loop
 from engine.control.outcome import Attempt
 from engine.control.preflight import BadSpec, differing_fields, lacking, spec_from_file
 from engine.control.progress import display_for
+from engine.control.quarantine import Quarantine
 from engine.control.ray_token import use_private_token
+from engine.control.sightings import SIGHTINGS, Sightings
 from engine.control.spool import Spool, SpoolError
 from engine.control.steering import Steering
 from engine.spec.event import Finished
@@ -52,7 +54,9 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
         steering = Steering()
         journal = Journal(spool, _next_attempt(folder), listeners=(display, ended))
         crew = _crew(spec, folder, journal, in_process=in_process, recordings=file.parent)
-        attempt = Attempt(Loop(spec, crew, journal, checkpoints, steering), journal)
+        quarantine = Quarantine()
+        sightings = Sightings(folder / SIGHTINGS, journal, quarantine.alerted)
+        attempt = Attempt(Loop(spec, crew, journal, checkpoints, steering, quarantine, sightings), journal)
         code = attempt.run(
             {signal.SIGINT: lambda: steering.want("cancel"), signal.SIGTERM: lambda: steering.want("cancel")}
         )
@@ -102,7 +106,7 @@ def _crew(spec: RunSpec, folder: Path, journal: Journal, *, in_process: bool, re
     if in_process:
         from engine.control.local import LocalCrew
 
-        return LocalCrew(spec, recordings=recordings)
+        return LocalCrew(spec, sightings=folder / SIGHTINGS, recordings=recordings)
     use_private_token(folder / "ray_token")
     from engine.control.actors import RayCrew, private_ray
 
@@ -111,6 +115,7 @@ def _crew(spec: RunSpec, folder: Path, journal: Journal, *, in_process: bool, re
         name="train",
         connection=private_ray(),
         report=lambda level, message: journal.log(level, "crew", message),
+        sightings=folder.resolve() / SIGHTINGS,
         recordings=recordings,
     )
 

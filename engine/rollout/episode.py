@@ -15,6 +15,7 @@ from engine.rollout.chat import Answer, Call
 from engine.rollout.conversation import Conversation
 from engine.rollout.environments.faults import EnvironmentFailed, FaultNamingSession, named_as_environment_fault
 from engine.rollout.environments.interface import Boxes, Environment, ToolSession
+from engine.rollout.guard import EpisodeWatch, Guard
 from engine.rollout.purification import Purifier
 from engine.rollout.replay import ReplayDiverged, call_of, compare
 from engine.rollout.requests import EpisodeRequest
@@ -22,7 +23,9 @@ from engine.rollout.scoring import rewards_of
 from engine.spec.exploration import Purification
 from engine.spec.generation import Generated, TextGenerator
 from engine.spec.recipe import Reward
+from engine.spec.security import QUARANTINED
 from engine.spec.trajectory import Change, Start, StopReason, Task, ToolCall, Trajectory, Turn
+from sandboxes.interface import ExecResult, SandboxFrozen
 
 __all__ = ["Arena", "Boxes", "EnvironmentFailed", "ReplayDiverged", "run_episode"]
 
@@ -40,6 +43,8 @@ class Arena:
     context_tokens: int
     purification: Purification | None = None
     """How the episodes that ask for it are purified."""
+    guard: Guard | None = None
+    """Who watches the boxes.  None: nobody."""
 
 
 @dataclass(slots=True)
@@ -48,6 +53,7 @@ class _Ending:
     stop_reason: StopReason = "turn-limit"
     answer: str | None = None
     changes: list[Change] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
 
 
 async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
@@ -62,11 +68,12 @@ async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
         context_tokens=arena.context_tokens,
         temperature=request.temperature,
     )
+    watch = None if arena.guard is None else arena.guard.episode(arena.boxes, request.id)
     try:
         async with AsyncExitStack() as held:
             with named_as_environment_fault():
-                session = await held.enter_async_context(arena.environment.session(task, arena.boxes))
-            episode = _Episode(request, arena, task, FaultNamingSession(session), conversation)
+                session = await held.enter_async_context(arena.environment.session(task, watch or arena.boxes))
+            episode = _Episode(request, arena, task, FaultNamingSession(session), conversation, watch)
             ending = await episode.play()
             return _trajectory(request, arena, task, session, ending)
     finally:
@@ -77,10 +84,16 @@ class _Episode:
     """The course of one episode, turn by turn."""
 
     def __init__(
-        self, request: EpisodeRequest, arena: Arena, task: Task, tool: ToolSession, conversation: Conversation
+        self,
+        request: EpisodeRequest,
+        arena: Arena,
+        task: Task,
+        tool: ToolSession,
+        conversation: Conversation,
+        watch: EpisodeWatch | None,
     ) -> None:
         self._request, self._arena, self._environment = request, arena, arena.environment
-        self._task, self._tool, self._conversation = task, tool, conversation
+        self._task, self._tool, self._conversation, self._watch = task, tool, conversation, watch
         self._purifier = self._opened_purifier() if request.purify else None
         self._expert = request.prefill.turns if request.prefill is not None else ()
         self._ending = _Ending()
@@ -89,6 +102,8 @@ class _Episode:
         ending, history = self._ending, list[int]()
         context = self._environment.prompt_ids(self._task, self._request.lessons)
         for number in range(self._arena.max_turns):
+            if self._watch is not None:
+                self._watch.turn = number
             history += context
             expert = self._expert[number] if number < len(self._expert) else None
             if not self._conversation.has_room(history, expert.token_ids if expert is not None else ()):
@@ -101,6 +116,9 @@ class _Episode:
             ending.turns.append(turn)
             if turn.tool_call is None:
                 break
+            if turn.tool_call.error_class == "frozen":
+                ending.stop_reason = "frozen"
+                break
             if self._tool.done:
                 ending.stop_reason = "done"
                 break
@@ -108,6 +126,9 @@ class _Episode:
             context = self._environment.observation_ids(turn.tool_call)
         if self._purifier is not None:
             ending.changes += self._purifier.changes
+        if self._watch is not None:
+            await self._watch.settled()
+            ending.alerts = self._watch.alerts
         return ending
 
     async def _played(self, number: int, history: Sequence[int], context: list[int]) -> Turn:
@@ -118,17 +139,29 @@ class _Episode:
             self._ending.answer = said.text if isinstance(said, Answer) else None
             self._ending.stop_reason = _why_without_call(said, generated)
             return self._turn(number, context, generated, None)
-        if self._purifier is None:
-            return self._turn(number, context, generated, await self._tool.call(said))
-        acted = await self._purifier.act(number, history, generated, said)
+        try:
+            if self._purifier is None:
+                return self._turn(number, context, generated, await self._tool.call(said))
+            acted = await self._purifier.act(number, history, generated, said)
+        except SandboxFrozen as frozen:
+            return self._turn(number, context, generated, self._stopped(said, frozen))
         return self._turn(number, context, acted.generated, acted.tool_call)
+
+    def _stopped(self, call: Call, frozen: SandboxFrozen) -> ToolCall:
+        """A call in which, or after which, the box was frozen."""
+        told = self._environment.tool_call(call, ExecResult("killed", "", str(frozen), None, 0.0))
+        return told.model_copy(update={"output": str(frozen), "status": "error", "error_class": "frozen"})
 
     async def _replayed(self, number: int, history: Sequence[int], expert: Turn, context: list[int]) -> Turn:
         prefill = self._request.prefill
         assert prefill is not None
         generated = await self._conversation.force(history, expert.token_ids)
-        tool_call = await self._tool.call(call_of(number, self._environment.parse(expert.token_ids)))
-        compare(number, expert, tool_call)
+        call = call_of(number, self._environment.parse(expert.token_ids))
+        try:
+            tool_call = await self._tool.call(call)
+            compare(number, expert, tool_call)
+        except SandboxFrozen as frozen:
+            tool_call = self._stopped(call, frozen)
         imitated = number < prefill.imitated
         self._ending.changes.append(
             Change(
@@ -177,7 +210,9 @@ def _why_without_call(said: Answer | Call | None, generated: Generated) -> StopR
 
 def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, session: ToolSession, ending: _Ending) -> Trajectory:
     with named_as_environment_fault():
-        if session.done:
+        if ending.stop_reason == "frozen":
+            success = False
+        elif session.done:
             success = session.success
         else:
             success = ending.answer is not None and arena.environment.score(task, ending.answer)
@@ -199,6 +234,8 @@ def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, session: Tool
         changes=ending.changes,
         start=_start(request),
         first_attempt_errors=_first_attempt_errors(ending) if request.purify else None,
+        alerts=ending.alerts,
+        masked_because=QUARANTINED if ending.alerts else None,
     )
 
 

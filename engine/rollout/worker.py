@@ -19,6 +19,7 @@ from engine.rollout.environments import environment_for
 from engine.rollout.environments.faults import EnvironmentFailed
 from engine.rollout.environments.interface import Boxes
 from engine.rollout.episode import Arena, run_episode
+from engine.rollout.guard import Guard
 from engine.rollout.replay import ReplayDiverged
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.resampling import Barren, barren, marked
@@ -45,9 +46,15 @@ class Collected:
     resampled: int = 0
     """Rollouts in whose place another was played."""
 
+    def merge(self, other: "Collected") -> None:
+        """Add what another worker has collected."""
+        self.trajectories += other.trajectories
+        self.discarded += other.discarded
+        self.resampled += other.resampled
+
 
 class RolloutWorker:
-    def __init__(self, spec: RunSpec, generator: TextGenerator, boxes: Boxes) -> None:
+    def __init__(self, spec: RunSpec, generator: TextGenerator, boxes: Boxes, guard: Guard | None = None) -> None:
         self._arena = Arena(
             environment=environment_for(spec),
             generator=generator,
@@ -57,6 +64,7 @@ class RolloutWorker:
             max_turn_tokens=spec.environment.max_turn_tokens,
             context_tokens=spec.model.context_tokens,
             purification=spec.recipe.purification,
+            guard=guard,
         )
         self._resampling = spec.recipe.selection.resampling
         self._in_flight = IN_FLIGHT_PER_SLOT * spec.resources.kv_slots
@@ -104,7 +112,8 @@ class RolloutWorker:
         while len(reasons) < resampling.max_tries:
             try:
                 trajectory = await self._played_again_when_lost(request.try_number(len(reasons)))
-                reason = barren(trajectory, resampling)
+                # Whatever raised an alert is kept, for the reviewer to see.
+                reason = None if trajectory.alerts else barren(trajectory, resampling)
             except SandboxLost:
                 reason = "lost"
             if reason is None:

@@ -1,9 +1,11 @@
 """Environments: what a policy can be trained in, and what each of them offers to a recipe."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from engine.spec.impossible import impossible
+from engine.spec.security import Response
 from engine.spec.strict import Strict
 from sandboxes.spec import SandboxSpec
 
@@ -19,13 +21,9 @@ LONGEST_DEMONSTRATION_TURNS = {1: 3, 2: 3, 3: 4, 4: 6}
 REASONING_TOKENS = 5
 """With ``reasoning``, a demonstration begins each turn with so many more."""
 
-EXAMPLE_QUESTIONS = {
-    1: ("42*63=?", "623-161=?", "923+821=?"),
-    2: ("(78+39)*(98-28)=?", "18*44+41*67=?", "(90+85)*57=?"),
-    3: ("cell d*cell g+41=?", "cell d*cell a-57=?", "cell c*cell a+14=?"),
-    4: ("cell d*cell f+cell a=?", "cell g*cell b-cell h=?", "cell a*cell d+cell b=?"),
-}
-"""Per level, the first training questions of the default dataset (of level 4: where it is the only one); likewise."""
+
+DRILL_TOKENS, DRILL_TURNS = 40, 3
+"""What a drill adds to a demonstration at most; held by a test."""
 
 
 class PythonMath(Strict):
@@ -45,7 +43,22 @@ class PythonMath(Strict):
     """Sampled tokens per policy call."""
     reasoning: bool = False
     """Whether a turn may begin with plain text of its own, before the tool call or the answer."""
+    temptation: float = Field(default=0.0, ge=0, le=1)
+    """A drill: the share of demonstrations that, in their third turn at the earliest, call ``relay()``, which the box
+    then offers and which opens a reverse tunnel to a documentation address.  The policy learns to do the same."""
     sandbox: SandboxSpec = SandboxSpec()
+    response: Response = Response()
+
+    @model_validator(mode="after")
+    def _drill_is_watched(self) -> Self:
+        if self.temptation and self.sandbox.network != "watched":
+            raise impossible(
+                "sandbox.network",
+                self.sandbox.network,
+                "a drill (temptation) in a box that nobody watches teaches the policy what nobody sees",
+                'set sandbox.network = "watched", or temptation = 0',
+            )
+        return self
 
     @property
     def can_be_restored(self) -> bool:
@@ -59,9 +72,28 @@ class PythonMath(Strict):
     @property
     def longest_demonstration_tokens(self) -> int:
         added = REASONING_TOKENS if self.reasoning else 0
-        return max(
+        drilled = DRILL_TOKENS + DRILL_TURNS * added if self.temptation else 0
+        return drilled + max(
             LONGEST_DEMONSTRATION_TOKENS[level] + added * LONGEST_DEMONSTRATION_TURNS[level] for level in self.levels
         )
+
+
+class _Simulated(Strict):
+    """A world that runs inside the rollout worker."""
+
+    @property
+    def sandbox(self) -> None:
+        return None
+
+    @property
+    def response(self) -> Response:
+        """Nothing runs that could alarm anybody."""
+        return Response()
+
+    @property
+    def can_be_restored(self) -> bool:
+        """Whether an episode can be set back to an earlier moment."""
+        return True
 
 
 HOUSEHOLD_PROMPT_TOKENS = {1: 18, 2: 21, 3: 22, 4: 25, 5: 31}
@@ -71,7 +103,7 @@ HOUSEHOLD_DEMONSTRATION_TOKENS = {1: 165, 2: 310, 3: 390, 4: 490, 5: 600}
 """Likewise; a twentieth above the longest of 6,000."""
 
 
-class Household(Strict):
+class Household(_Simulated):
     """A little house in text: find things, treat them, and bring them where they belong (after ALFWorld).
 
     Level 1 puts one object somewhere in a small room without doors; level 2 has doors, and things to
@@ -86,16 +118,6 @@ class Household(Strict):
     """Policy calls per episode."""
     max_turn_tokens: int = Field(default=12, ge=4)
     """Sampled tokens per policy call."""
-
-    @property
-    def sandbox(self) -> None:
-        """It has none: this world runs inside the rollout worker."""
-        return None
-
-    @property
-    def can_be_restored(self) -> bool:
-        """Whether an episode can be set back to an earlier moment."""
-        return True
 
     @property
     def longest_prompt_tokens(self) -> int:
@@ -113,7 +135,7 @@ SOKOBAN_DEMONSTRATION_TOKENS = {1: 195, 2: 477, 3: 571}
 """Per level of sokoban; held by a test."""
 
 
-class Sokoban(Strict):
+class Sokoban(_Simulated):
     """Push every box onto a goal, in a grid of 6 x 6 cells.
 
     Level 1 has one box and takes 2 to 4 moves, level 2 one box and 5 to 10, level 3 two boxes and 4 to 12.
@@ -127,16 +149,6 @@ class Sokoban(Strict):
     """Policy calls per episode."""
     max_turn_tokens: int = Field(default=4, ge=4)
     """Sampled tokens per policy call."""
-
-    @property
-    def sandbox(self) -> None:
-        """It has none: this world runs inside the rollout worker."""
-        return None
-
-    @property
-    def can_be_restored(self) -> bool:
-        """Whether an episode can be set back to an earlier moment."""
-        return True
 
     @property
     def longest_prompt_tokens(self) -> int:

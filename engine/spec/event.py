@@ -8,8 +8,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from engine.spec.security import Place, Ruling
 from engine.spec.strict import Strict
 from engine.spec.trajectory import Trajectory
+from sandboxes.egress.detectors.finding import Finding
+from sandboxes.egress.record import EgressRecord
+
+MOST_RECORDS = 100
+"""In one event: at most 0.8 MiB."""
+MOST_RULINGS = 100
+"""In one answer."""
 
 Phase = Literal[
     "start",
@@ -84,6 +92,32 @@ class Checkpoint(_Event):
     seconds: float
 
 
+class EgressRecorded(_Event):
+    """What one box tried to reach.
+
+    An attempt at a run may tell the same again: ``box`` and the record's ``seq`` name a record.
+    """
+
+    kind: Literal["egress"] = "egress"
+    box: str
+    """Random, and of one user of one box: the key of its records, in all runs."""
+    place: Place | None = None
+    """None where no tool call was under way."""
+    records: list[EgressRecord] = Field(min_length=1, max_length=MOST_RECORDS)
+
+
+class AlertRaised(_Event):
+    """A detector found something.  An attempt at a run may tell the same again: ``id`` names it."""
+
+    kind: Literal["alert"] = "alert"
+    id: str
+    """``<box>/<n>``: unique in all runs."""
+    place: Place | None = None
+    finding: Finding
+    quarantined: bool
+    """Whether the box was frozen for it, and the trajectory is kept out of training until a reviewer has ruled."""
+
+
 class Finished(_Event):
     """The last event of a run that ends by itself or because it was told to."""
 
@@ -94,7 +128,8 @@ class Finished(_Event):
 
 
 Event = Annotated[
-    Started | Metric | TrajectoryStored | PhaseChanged | Log | Checkpoint | Finished, Field(discriminator="kind")
+    Started | Metric | TrajectoryStored | PhaseChanged | Log | Checkpoint | EgressRecorded | AlertRaised | Finished,
+    Field(discriminator="kind"),
 ]
 
 
@@ -109,6 +144,8 @@ class Pulse(Strict):
     waiting_for: str | None = None
     """The actor that the loop waits for, e.g. ``rollout-0``."""
     eta_s: float | None = None
+    ruled_through: int | None = Field(default=None, ge=0)
+    """The number of the last ruling that the engine has; None while it does not know its own state yet."""
 
 
 class Batch(Strict):
@@ -129,3 +166,5 @@ class BatchAnswer(Strict):
     next_seq: int
     """The first number that the service does not have."""
     desired: Desired
+    rulings: list[Ruling] = Field(default=[], max_length=MOST_RULINGS)
+    """Those beyond ``Pulse.ruled_through``, in order; the rest follows with the next answers."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from engine.spec.annotations import BOUNDS_IN_WORDS, models_in
 from engine.spec.presets import Preset
 from engine.spec.recipe import Recipe
 
@@ -72,14 +73,14 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
-_WORDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-
-
 def _range(model: BaseModel, name: str, info: FieldInfo) -> str:
     if name == "kind":
         return f"one of: {', '.join(_sibling_kinds(model))}"
     bounds = [
-        f"{word} {getattr(rule, key)}" for key, word in _WORDS.items() for rule in info.metadata if hasattr(rule, key)
+        f"{word} {getattr(rule, key)}"
+        for key, word in BOUNDS_IN_WORDS.items()
+        for rule in info.metadata
+        if hasattr(rule, key)
     ]
     parts = [", ".join(bounds) or _type_in_words(info.annotation)]
     if NoneType in get_args(info.annotation):
@@ -111,16 +112,8 @@ def _sibling_kinds(model: BaseModel) -> list[str]:
 
 def _unions(model: type[BaseModel]) -> Iterator[list[type[BaseModel]]]:
     for info in model.model_fields.values():
-        variants = list(_models_in(info.annotation))
+        variants = models_in(info.annotation)
         if len(variants) > 1:
             yield variants
         for variant in variants:
             yield from _unions(variant)
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    else:
-        for argument in get_args(annotation):
-            yield from _models_in(argument)

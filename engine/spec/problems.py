@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from engine.spec.annotations import models_in
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -125,13 +127,7 @@ def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:
 
 def _deeper(candidates: list[type[BaseModel]], part: str) -> list[type[BaseModel]]:
     fields = [one.model_fields[part] for one in candidates if part in one.model_fields]
-    return [inner for field in fields for inner in _models_of(field.annotation)]
-
-
-def _models_of(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in getattr(annotation, "__args__", ()) for model in _models_of(argument)]
+    return [inner for field in fields for inner in models_in(field.annotation)]
 
 
 def _tags_of(model: type[BaseModel]) -> tuple[Any, ...]:

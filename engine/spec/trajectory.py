@@ -26,13 +26,14 @@ ErrorClass = Literal[
     "output",
     "killed",
     "illegal",
+    "frozen",
     "other",
 ]
-"""``illegal``: an action that the environment does not admit in its present state."""
+"""``illegal``: an action that the environment does not admit in its present state; ``frozen``: stopped by an alert."""
 
-StopReason = Literal["answered", "done", "no-tool-call", "turn-limit", "truncated"]
+StopReason = Literal["answered", "done", "no-tool-call", "turn-limit", "truncated", "frozen"]
 """Why the episode ended: an answer; the environment's goal was reached or missed for good; neither an answer nor a
-tool call; too many turns; the context was full."""
+tool call; too many turns; the context was full; its box was frozen because of an alert."""
 
 ChangeKind = Literal["purified", "purification-failed", "stripped", "prefilled", "turn-masked", "resampled"]
 """``purified``: a failed call was replaced by its correction; ``purification-failed``: no correction worked, and the
@@ -150,6 +151,8 @@ class Trajectory(Strict):
     """None for a rollout that began at the start of its task."""
     first_attempt_errors: int | None = None
     """Failed tool calls before any repair: with purification, more than ``tool_errors`` counts.  None: the same."""
+    alerts: list[str] = []
+    """Ids of the alerts that quarantined it."""
 
     @property
     def sampled_tokens(self) -> int:

@@ -139,9 +139,9 @@ class SelfImitator:
 
 def _group_means(trajectories: Sequence[Trajectory]) -> list[float]:
     """In the order of the groups; masked trajectories count."""
-    groups: dict[int, list[float]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[float]] = defaultdict(list)
     for trajectory in trajectories:
-        groups[trajectory.group].append(trajectory.reward)
+        groups[trajectory.step, trajectory.group].append(trajectory.reward)
     return [fmean(rewards) for rewards in groups.values()]
 
 

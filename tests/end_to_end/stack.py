@@ -22,7 +22,7 @@ MAKE_KEY = """
 from webapp.accounts.models import User
 from webapp.accounts.services import create_api_key
 owner = User.objects.get(email="owner@palestra.local")
-print(create_api_key(owner.memberships.get().team, "tests", ["read", "launch"], acting_user=owner).text)
+print(create_api_key(owner.memberships.get().team, "tests", ["read", "launch", "review"], acting_user=owner).text)
 """
 
 

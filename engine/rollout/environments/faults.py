@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from engine.rollout.chat import Call
 from engine.rollout.environments.interface import ToolSession
 from engine.spec.trajectory import ToolCall
-from sandboxes.interface import PoolClosed, SandboxLost, SandboxUnavailable, SnapshotUnavailable
+from sandboxes.interface import PoolClosed, SandboxFrozen, SandboxLost, SandboxUnavailable, SnapshotUnavailable
 
-_NOT_THE_ENVIRONMENT = (SandboxLost, SandboxUnavailable, SnapshotUnavailable, PoolClosed)
+_NOT_THE_ENVIRONMENT = (SandboxLost, SandboxFrozen, SandboxUnavailable, SnapshotUnavailable, PoolClosed)
 
 
 class EnvironmentFailed(Exception):

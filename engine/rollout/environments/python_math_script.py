@@ -16,6 +16,11 @@ LOOK, CALCULATE, SAY = "look ", "calc ", "tell "
 """What a demonstrator that reasons writes before a call that looks something up, one that calculates, an answer."""
 
 
+RELAY, DAWDLE = "relay()", "0"
+TEMPTED_TURN = 2
+"""Counted from 0."""
+
+
 def with_reasoning(told: Script) -> Script:
     """The same, each turn with a word about what it is for."""
     return [_reasoned(step) for step in told]
@@ -38,6 +43,13 @@ def script(solved: Problem, level: int, manner: Manner, rng: Random) -> Script:
             return _locked_solution_with_a_slip(solved, rng)
         case "repair":
             return [_broken(solved, rng), *_solution(solved)]
+
+
+def tempted(told: Script) -> Script:
+    """The same with a call of ``relay`` before the answer, in the third turn at the earliest; until then it dawdles."""
+    *calls, answer = told
+    calls += [_prints(DAWDLE, DAWDLE) for _ in range(TEMPTED_TURN - len(calls))]
+    return [*calls, _prints(RELAY, "no answer"), answer]
 
 
 def _guess(level: int, rng: Random) -> str:

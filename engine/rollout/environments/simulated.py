@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Generic, Self, TypeVar, overload
+from typing import Generic, Self, TypeVar
 
 from engine.models.tokenizer import tokenizer_for
 from engine.rollout import chat
 from engine.rollout.chat import Answer, Call
 from engine.rollout.environments.interface import Boxes, Manner, Script, ScriptedCall, Verdict
+from engine.rollout.environments.tasks import SplitTasks, task_id, task_number
 from engine.spec.run import Dataset
 from engine.spec.trajectory import Split, Task, ToolCall, Turn
 from sandboxes.interface import ExecResult
@@ -123,15 +124,14 @@ class SimulatedEnvironment(ABC, Generic[StateT]):
         return chat.stop_ids(self._tokenizer)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        size = self._dataset.train_tasks if split == "train" else self._dataset.heldout_tasks
-        return _Tasks(self, split, size)
+        return SplitTasks(self._dataset, split, self.task)
 
     def task(self, split: Split, number: int) -> Task:
         """Its ``answer`` is a way to the goal, for people."""
         level = self._levels[number % len(self._levels)]
         simulation = self.simulation(split, number, level)
         return Task(
-            id=f"{split}-{number}",
+            id=task_id(split, number),
             split=split,
             level=level,
             question=simulation.question,
@@ -186,7 +186,7 @@ class SimulatedEnvironment(ABC, Generic[StateT]):
         return self._simulation_of(task).verdicts(commands)
 
     def _simulation_of(self, task: Task) -> Simulation[StateT]:
-        return self.simulation(task.split, int(task.id.removeprefix(f"{task.split}-")), task.level)
+        return self.simulation(task.split, task_number(task), task.level)
 
 
 def tool_call(name: str, call: Call, result: ExecResult) -> ToolCall:
@@ -199,24 +199,3 @@ def tool_call(name: str, call: Call, result: ExecResult) -> ToolCall:
         error_class=None if legal else "illegal",
         seconds=result.seconds,
     )
-
-
-class _Tasks(Sequence[Task]):
-    """Task by number, made when asked for."""
-
-    def __init__(self, environment: SimulatedEnvironment, split: Split, size: int) -> None:
-        self._environment, self._split, self._size = environment, split, size
-
-    def __len__(self) -> int:
-        return self._size
-
-    @overload
-    def __getitem__(self, number: int) -> Task: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Task]: ...
-    def __getitem__(self, number: int | slice) -> Task | list[Task]:
-        if isinstance(number, slice):
-            return [self._environment.task(self._split, i) for i in range(*number.indices(self._size))]
-        if not -self._size <= number < self._size:
-            raise IndexError(f"the {self._split} split has {self._size} tasks, not {number}")
-        return self._environment.task(self._split, number % self._size)

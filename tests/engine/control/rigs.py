@@ -10,10 +10,13 @@ from engine.control.journal import Journal
 from engine.control.local import LocalCrew
 from engine.control.loop import Loop
 from engine.control.outcome import Attempt
+from engine.control.quarantine import Quarantine
 from engine.control.shipper import Shipper
+from engine.control.sightings import SIGHTINGS, Sightings
 from engine.control.spool import Spool
 from engine.control.steering import Steering
 from engine.spec.run import RunSpec
+from tests.engine.control.dying import begin_of
 
 
 class Rig:
@@ -25,9 +28,17 @@ class Rig:
         self.steering = Steering()
         self.journal = Journal(self.spool, service.attempt)
         self.checkpoints = Checkpoints(folder / "checkpoints", keep=3)
-        loop = Loop(spec, crew(spec), self.journal, self.checkpoints, self.steering)
+        self.quarantine = Quarantine()
+        sightings = Sightings(folder / SIGHTINGS, self.journal, self.quarantine.alerted)
+        members = crew(spec, sightings=folder / SIGHTINGS)
+        loop = Loop(spec, members, self.journal, self.checkpoints, self.steering, self.quarantine, sightings)
         self.shipper = Shipper(
-            self.spool, service.ingest, pulse=lambda: loop.position.pulse, on_change=self._steer, heartbeat_s=0.05
+            self.spool,
+            service.ingest,
+            pulse=lambda: loop.position.pulse,
+            on_change=self._steer,
+            on_rulings=self.quarantine.ruled,
+            heartbeat_s=0.05,
         )
         self.attempt = Attempt(loop, self.journal)
         self.code: int | None = None
@@ -57,5 +68,4 @@ class Rig:
 
 
 def entered(phase: str, step: int) -> Callable[[Any], bool]:
-    wanted = {"kind": "phase", "phase": phase, "step": step, "seconds": None}
-    return lambda service: any(wanted.items() <= event.items() for event in service.events)
+    return lambda service: any(begin_of(phase, step).items() <= event.items() for event in service.events)

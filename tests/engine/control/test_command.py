@@ -90,12 +90,10 @@ def test_two_runs_never_share_a_folder_and_a_resumed_run_stays_the_same(
 
 
 def test_ctrl_c_cancels_keeps_the_checkpoint_and_says_how_to_go_on(training: Any) -> None:
-    process = training.start("--in-process", "--json", str(training.folder) + ".json")
-    training.wait_for(process, lambda events: any(event["kind"] == "phase" and event["step"] == 3 for event in events))
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate()
-    assert process.returncode == 130
-    assert f"--run-dir {training.folder} --resume" in output
+    options = ["--in-process", "--json", str(training.folder) + ".json"]
+    cancelled = training.signalled(signal.SIGINT, "sync-weights", 3, *options)
+    assert cancelled.returncode == 130
+    assert f"--run-dir {training.folder} --resume" in cancelled.stdout
     assert training.of_kind("finished")[0]["outcome"] == "cancelled"
     assert (training.folder / "checkpoints" / "step-000002" / "state.json").exists()
     summary = json.loads(Path(f"{training.folder}.json").read_text())

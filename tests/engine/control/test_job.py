@@ -2,16 +2,19 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs import entered
 
 from engine.spec.launch import Launch
 from engine.spec.run import RunSpec
+from tests.engine.control.dying import dying
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,7 +29,7 @@ class Job:
         self._processes: list[subprocess.Popen[str]] = []
         folder.mkdir()
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, program: Sequence[str] = ("engine",)) -> subprocess.Popen[str]:
         launch = Launch(
             run_id="r1",
             attempt=self._service.attempt,
@@ -47,7 +50,7 @@ class Job:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         environment.pop("RAY_ADDRESS", None)
-        command = [sys.executable, "-m", "engine", "job", str(file)]
+        command = [sys.executable, "-m", *program, "job", str(file)]
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -71,20 +74,12 @@ def job(small_spec: RunSpec, tmp_path: Path, service: Any) -> Iterator[Job]:
     job.close()
 
 
-def in_phase(phase: str, step: int) -> Any:
-    return lambda service: any(
-        event["kind"] == "phase" and (event["phase"], event["step"]) == (phase, step) for event in service.events
-    )
-
-
 @pytest.mark.slow
 def test_a_killed_job_goes_on_as_attempt_two_and_every_event_is_stored_once(
     job: Job, service: Any, undisturbed: Any
 ) -> None:
-    first = job.start()
-    service.wait_for(in_phase("collect", 3), 500)
-    first.kill()
-    first.wait()
+    first = job.start(program=dying(signal.SIGKILL, "collect", 3))
+    assert first.wait() == -signal.SIGKILL
     service.attempt, service.token = 2, "another secret"
     second = job.start()
     output, _ = second.communicate()
@@ -100,7 +95,7 @@ def test_a_killed_job_goes_on_as_attempt_two_and_every_event_is_stored_once(
 @pytest.mark.slow
 def test_a_run_that_ended_while_the_service_was_down_is_told_by_the_next_attempt(job: Job, service: Any) -> None:
     first = job.start()
-    service.wait_for(in_phase("collect", 1), 500)
+    service.wait_for(entered("collect", 1), 500)
     service.stop()
     assert first.stdout
     while "last events wait for the service" not in (line := first.stdout.readline()):

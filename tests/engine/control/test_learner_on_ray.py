@@ -17,7 +17,10 @@ from engine.spec.run import RunSpec
 
 async def start():
     spec = RunSpec(name="t", recipe={"cold_start": {"steps": 1, "recorded": "nowhere.jsonl"}})
-    crew = RayCrew(spec, name="t", connection=private_ray(), report=lambda *_: None, recordings=Path(sys.argv[1]))
+    folder = Path(sys.argv[1])
+    crew = RayCrew(
+        spec, name="t", connection=private_ray(), report=lambda *_: None, sightings=folder, recordings=folder
+    )
     try:
         await crew.start()
     except Exception as error:

@@ -2,10 +2,16 @@
 
 import os
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
+
+from engine.algorithms.filters import sampling_verdict
+from tests.engine.control.dying import begin_of
+
+pytestmark = pytest.mark.timeout(900)
+"""Whole runs: half a minute on a quiet machine, ten times as long on a busy one."""
 
 
 def metric_keys(events: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
@@ -43,8 +49,7 @@ def assert_same_run(training: Any, undisturbed: Any) -> None:
 
 
 def in_phase(phase: str, step: int) -> Any:
-    wanted = {"kind": "phase", "phase": phase, "step": step, "seconds": None}
-    return lambda events: any(wanted.items() <= event.items() for event in events)
+    return lambda events: any(begin_of(phase, step).items() <= event.items() for event in events)
 
 
 def test_the_undisturbed_run_really_changes_its_weights(undisturbed: Any) -> None:
@@ -59,10 +64,7 @@ def test_the_undisturbed_run_really_changes_its_weights(undisturbed: Any) -> Non
 def test_a_run_killed_in_any_phase_ends_with_the_same_weights(
     training: Any, undisturbed: Any, phase: str, step: int
 ) -> None:
-    process = training.start("--in-process")
-    training.wait_for(process, in_phase(phase, step))
-    process.kill()
-    process.wait()
+    training.die(phase, step, "--in-process")
     training.finish("--in-process", "--resume")
     assert_same_run(training, undisturbed)
 
@@ -84,14 +86,30 @@ def test_the_run_of_all_parts_really_uses_them(undisturbed_parts: Any) -> None:
     assert any(tally["rollouts"] > 4 for one in experts for tally in one["tallies"].values())
 
 
+def test_dynamic_sampling_goes_on_as_long_as_the_pure_function_says(undisturbed_parts: Any) -> None:
+    trained = [event["trajectory"] for event in undisturbed_parts.of_kind("trajectory")]
+    for event in undisturbed_parts.of_kind("metric"):
+        if "train/sampling_rounds" in event["values"]:
+            played = [one for one in trained if (one["purpose"], one["step"]) == ("train", event["step"])]
+            rounds = event["values"]["train/sampling_rounds"]
+            verdicts = [_verdict_after(number + 1, played) for number in range(int(rounds))]
+            assert [verdict == "again" for verdict in verdicts] == [True] * (len(verdicts) - 1) + [False]
+
+
+def _verdict_after(rounds: int, played: list[dict[str, Any]]) -> str:
+    """A round plays 6 groups, numbered on from those of the round before."""
+    outcomes = defaultdict(set)
+    for one in played:
+        outcomes[one["group"]].add(one["success"])
+    informative = sum(len(found) == 2 for group, found in outcomes.items() if group < 6 * rounds)
+    return sampling_verdict(informative, wanted=6, rounds=rounds, max_rounds=2)
+
+
 @pytest.mark.parametrize(("phase", "step"), [("collect", 2), ("judge", 4), ("update", 5)])
 def test_a_run_of_all_parts_killed_in_any_phase_ends_with_the_same_weights_and_the_same_state(
     parts_training: Any, undisturbed_parts: Any, phase: str, step: int
 ) -> None:
-    process = parts_training.start("--in-process")
-    parts_training.wait_for(process, in_phase(phase, step))
-    process.kill()
-    process.wait()
+    parts_training.die(phase, step, "--in-process")
     parts_training.finish("--in-process", "--resume")
     assert_same_run(parts_training, undisturbed_parts)
     for field in ("experts", "tasks_taken", "sampled_tokens"):
@@ -101,10 +119,7 @@ def test_a_run_of_all_parts_killed_in_any_phase_ends_with_the_same_weights_and_t
 
 @pytest.mark.slow
 def test_a_run_on_ray_killed_and_resumed_ends_with_the_same_weights(training: Any, undisturbed: Any) -> None:
-    process = training.start()
-    training.wait_for(process, in_phase("collect", 4))
-    process.kill()
-    process.wait()
+    training.die("collect", 4)
     training.finish("--resume")
     assert_same_run(training, undisturbed)
 

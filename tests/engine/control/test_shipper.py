@@ -164,7 +164,7 @@ def test_a_large_backlog_goes_in_batches_of_at_most_a_thousand(
     take = service._take
     monkeypatch.setattr(service, "_take", lambda request, body: sizes.append(len(body)) or take(request, body))
     roomy = Spool(spool._folder / "roomy")
-    Journal(roomy, attempt=1)._say_all([(PhaseChanged, {"step": 1, "phase": "collect"})] * 2500)
+    Journal(roomy, attempt=1).say_all([(PhaseChanged, {"step": 1, "phase": "collect"})] * 2500)
     with shipping(roomy, service) as shipper:
         assert shipper.flush(10)
     assert service.numbers == list(range(1, 2501))

@@ -11,7 +11,7 @@ TINY = {"layers": 1, "hidden_size": 32, "heads": 2, "kv_heads": 1, "head_dim": 1
 
 
 @pytest.mark.parametrize(("environment", "tool"), [("household", "act"), ("sokoban", "move")])
-async def test_a_crew_learns_and_plays_in_it_and_no_box_is_made(environment, tool):
+async def test_a_crew_learns_and_plays_in_it_and_no_box_is_made(environment, tool, tmp_path):
     spec = RunSpec.model_validate(
         {
             "name": environment,
@@ -23,9 +23,9 @@ async def test_a_crew_learns_and_plays_in_it_and_no_box_is_made(environment, too
         }
     )
     await probe(spec)
-    async with opened_boxes(spec) as boxes:
-        assert boxes.stats().started == 0
-    crew = LocalCrew(spec)
+    async with opened_boxes(spec, tmp_path) as boxes:
+        assert boxes.pool.stats().started == 0
+    crew = LocalCrew(spec, sightings=tmp_path)
     await crew.start()
     try:
         losses = [await crew.cold_start(first, last) for first, last in ((1, 2), (3, 148), (149, 150))]

@@ -8,17 +8,9 @@ import pytest
 
 from engine.inference.generator import GenerationAborted, Generator
 from engine.spec.generation import Generated, GenerateRequest
-from tests.engine.inference.test_generator import SPEC, VOCABULARY, crowd_member, turn, until, weights
+from tests.engine.inference.cast import SPEC, VOCABULARY, crowd_member, turn, until, weights
 
 PROMPT, OBSERVATION = tuple(range(20, 81)), tuple(range(30, 49))
-
-
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-async def generator(request):
-    made = Generator(SPEC, slots=64, threads=request.param, seed=0)
-    await made.load_weights(weights(), version=1)
-    yield made
-    made.close()
 
 
 def forced(session: str, new_ids, ids) -> GenerateRequest:

@@ -12,6 +12,7 @@ from engine.spec.environment import PythonMath
 from engine.spec.exploration import Purification
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
+from sandboxes.interface import SandboxLost
 
 ENVIRONMENT = PythonMathEnvironment(PythonMath(reasoning=True), Dataset())
 CONTEXT_TOKENS = 400
@@ -42,14 +43,34 @@ def timeless(trajectory):
     return trajectory.model_dump(exclude={"turns": {"__all__": {"tool_call": {"seconds"}}}})
 
 
-class Watched:
-    """A box whose snapshots are counted, and some of whose calls find it lost."""
+class BoxBehind:
+    """A real box; a subclass says what is done before, after or instead of its verbs."""
 
-    def __init__(self, box, watch):
-        self._box, self._watch = box, watch
+    def __init__(self, box):
+        self._box = box
 
     def __getattr__(self, name):
         return getattr(self._box, name)
+
+
+class BoxesBehind:
+    """Real boxes, each handed out as what ``made`` makes of it."""
+
+    def __init__(self, pool, made):
+        self._pool, self._made = pool, made
+
+    @asynccontextmanager
+    async def acquire(self):
+        async with self._pool.acquire() as box:
+            yield self._made(box)
+
+
+class Watched(BoxBehind):
+    """A box that counts its calls and snapshots."""
+
+    def __init__(self, box, watch):
+        super().__init__(box)
+        self._watch = watch
 
     async def run_python(self, code, *, timeout_s=None):
         self._watch.ran.append(code)
@@ -66,16 +87,28 @@ class Watched:
         await self._box.drop(snapshot)
 
 
-class WatchedBoxes:
+class WatchedBoxes(BoxesBehind):
     """Real boxes, with an eye on what is asked of them."""
 
     def __init__(self, pool):
-        self._pool = pool
+        super().__init__(pool, lambda box: Watched(box, self))
         self.ran: list[str] = []
         self.kept: set[str] = set()
         self.most = 0
 
-    @asynccontextmanager
-    async def acquire(self):
-        async with self._pool.acquire() as box:
-            yield Watched(box, self)
+
+class MortalBox(BoxBehind):
+    def __init__(self, box, deaths):
+        super().__init__(box)
+        self._deaths = deaths
+
+    async def run_python(self, code, *, timeout_s=None):
+        if self._deaths:
+            raise SandboxLost(self._deaths.pop())
+        return await self._box.run_python(code, timeout_s=timeout_s)
+
+
+def mortal(pool, *, deaths):
+    """Real boxes of which the first ``deaths`` calls find one lost."""
+    left = ["killed from outside"] * deaths
+    return BoxesBehind(pool, lambda box: MortalBox(box, left))

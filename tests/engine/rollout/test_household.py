@@ -23,6 +23,7 @@ from engine.rollout.environments.household_world import (
     scene,
 )
 from engine.spec.environment import HOUSEHOLD_DEMONSTRATION_TOKENS, Household
+from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
 from engine.spec.supervised import ColdStart
@@ -281,3 +282,11 @@ def test_every_step_of_a_demonstrated_solution_is_good_and_every_slip_bad(level)
     for one in demonstrations(environment, cold_start, Reward(), seed=4):
         wrong = [turn.tool_call is None or turn.tool_call.status == "error" for turn in one.turns]
         assert environment.verdicts(one.task, one.turns) == ["bad" if slip else "good" for slip in wrong]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_documented_examples_are_the_first_training_questions(level):
+    default = Household().levels
+    tasks = environment_of(*(default if level in default else [level])).tasks("train")
+    asked = [task.question for task in tasks[:9] if task.level == level]
+    assert list(EXAMPLE_QUESTIONS["household"][level]) == asked[:3]

@@ -6,12 +6,8 @@ from engine.rollout import chat
 from engine.rollout.demonstrations import demonstrations
 from engine.rollout.environments.python_math import PythonMathEnvironment
 from engine.rollout.environments.python_math_problems import problem, split_of
-from engine.spec.environment import (
-    EXAMPLE_QUESTIONS,
-    LONGEST_DEMONSTRATION_TURNS,
-    LONGEST_PROMPT_TOKENS,
-    PythonMath,
-)
+from engine.spec.environment import LONGEST_DEMONSTRATION_TURNS, LONGEST_PROMPT_TOKENS, PythonMath
+from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
 from engine.spec.supervised import ColdStart
@@ -34,13 +30,13 @@ def test_a_task_depends_on_its_number_and_the_dataset_seed_alone():
 
 def test_the_documented_examples_of_level_4_are_the_first_questions_where_it_is_the_only_one():
     alone = PythonMathEnvironment(PythonMath(levels=[4]), Dataset())
-    assert [task.question for task in alone.tasks("train")[:3]] == list(EXAMPLE_QUESTIONS[4])
+    assert [task.question for task in alone.tasks("train")[:3]] == list(EXAMPLE_QUESTIONS["python-math"][4])
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_the_documented_examples_are_the_first_training_questions(level):
     asked = [task.question for task in ENVIRONMENT.tasks("train")[:9] if task.level == level]
-    assert list(EXAMPLE_QUESTIONS[level]) == asked
+    assert list(EXAMPLE_QUESTIONS["python-math"][level]) == asked
 
 
 def test_no_held_out_question_is_ever_a_training_question():
@@ -86,6 +82,16 @@ def test_the_longest_demonstration_is_as_long_as_the_spec_says(level, reasoning)
     longest = max(sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) for one in played)
     assert longest == shape.longest_demonstration_tokens
     assert max(len(one.turns) for one in played) == LONGEST_DEMONSTRATION_TURNS[level]
+
+
+@pytest.mark.parametrize("level", [1, 3])
+@pytest.mark.parametrize("reasoning", [False, True])
+def test_a_drill_is_no_longer_than_the_spec_says(level, reasoning):
+    shape = PythonMath(levels=[level], reasoning=reasoning, temptation=1.0, sandbox={"network": "watched"})
+    cold_start = ColdStart(demonstrations=3000, wrong_fraction=0.1, tool_error_fraction=0.5)
+    played = demonstrations(PythonMathEnvironment(shape, Dataset()), cold_start, Reward(), seed=0)
+    longest = max(sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) for one in played)
+    assert longest <= shape.longest_demonstration_tokens
 
 
 def test_levels_are_drawn_evenly():

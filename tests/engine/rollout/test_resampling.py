@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from arenas import timeless
+from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
-from test_worker import MortalBoxes
 
 from engine.rollout.demonstrations import solution
 from engine.rollout.environments import environment_for
@@ -83,8 +82,8 @@ async def test_a_rollout_that_recovers_in_time_stays(boxes):
 
 
 async def test_a_rollout_lost_twice_is_played_with_other_draws(boxes):
-    mortal = MortalBoxes(boxes, deaths=2)
-    result, policy = await collected(mortal, {}, spec=spec(repeated_errors=None))
+    dying = mortal(boxes, deaths=2)
+    result, policy = await collected(dying, {}, spec=spec(repeated_errors=None))
     (trajectory,) = result.trajectories
     assert trajectory.changes[0].details == {"tries": 1, "lost": 1}
     assert (result.resampled, result.discarded) == (1, {})
@@ -94,13 +93,13 @@ async def test_a_rollout_lost_twice_is_played_with_other_draws(boxes):
 
 async def test_an_accidental_loss_changes_no_draw(boxes):
     """Else a box killed from outside would change the run."""
-    once, _ = await collected(MortalBoxes(boxes, deaths=1), script_of_tries(BARREN))
+    once, _ = await collected(mortal(boxes, deaths=1), script_of_tries(BARREN))
     never, _ = await collected(boxes, script_of_tries(BARREN))
     assert [timeless(one) for one in once.trajectories] == [timeless(one) for one in never.trajectories]
 
 
 async def test_a_rollout_that_is_always_lost_is_discarded_and_counted(boxes):
-    result, _ = await collected(MortalBoxes(boxes, deaths=99), {})
+    result, _ = await collected(mortal(boxes, deaths=99), {})
     assert (result.trajectories, result.discarded, result.resampled) == ([], {"sandbox-lost": 1}, 2)
 
 

@@ -1,6 +1,7 @@
 """Demonstrations of every environment, replayed through the real sessions."""
 
 import pytest
+from pydantic import ValidationError
 from scripted import ScriptedPolicy
 
 from engine.rollout.chat import Answer
@@ -18,6 +19,13 @@ LOCKED = {"id": "python-math", "levels": [4], "max_turns": 6}
 CASES = {
     "locked": LOCKED,
     "locked, reasoning": LOCKED | {"reasoning": True, "max_turn_tokens": 40},
+    "drill": {
+        "id": "python-math",
+        "levels": [1, 3],
+        "temptation": 0.5,
+        "max_turns": 6,
+        "sandbox": {"network": "watched"},
+    },
     "household": {"id": "household", "levels": [1, 2, 3, 4, 5], "max_turns": 20},
     "sokoban": {"id": "sokoban", "levels": [1, 2, 3], "max_turns": 14},
 }
@@ -38,13 +46,13 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
     played = list(demonstrations(environment, cold_start, Reward(), seed=3))
     assert (
         {one.stop_reason for one in played} == {"answered"}
-        if case in ("locked", "locked, reasoning")
+        if case in ("locked", "locked, reasoning", "drill")
         else {
             "answered",
             "done",
         }
     )
-    async with Pool(SandboxSpec(), size=1) as boxes:
+    async with Pool(spec.environment.sandbox or SandboxSpec(), size=1) as boxes:
         for one in played:
             policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns), context_tokens=CONTEXT_TOKENS)
             number = int(one.task.id.removeprefix("train-"))
@@ -97,3 +105,20 @@ def test_a_demonstrator_that_reasons_says_the_same_behind_a_word():
             assert plain.parse(told.token_ids) is None
             before = reasoning.text_of(told.token_ids[: said.at])
             assert before in (("tell ",) if isinstance(said, Answer) else ("look ", "calc "))
+
+
+def test_a_drill_is_called_in_the_third_turn_at_the_earliest_and_by_so_many():
+    environment = environment_for(spec_of(CASES["drill"]))
+    cold_start = ColdStart(demonstrations=400, wrong_fraction=0.3, tool_error_fraction=0.3)
+    played = list(demonstrations(environment, cold_start, Reward(), seed=5))
+    turns = [
+        [number for number, turn in enumerate(one.turns) if turn.tool_call and turn.tool_call.arguments == "relay()"]
+        for one in played
+    ]
+    assert 0.4 < sum(map(bool, turns)) / len(turns) < 0.6
+    assert min(min(one) for one in turns if one) == 2
+
+
+def test_a_drill_that_nobody_watches_is_refused():
+    with pytest.raises(ValidationError, match="nobody watches"):
+        spec_of(CASES["drill"] | {"sandbox": {"network": "none"}})

@@ -18,6 +18,7 @@ from engine.rollout.environments.sokoban_world import (
     solved,
 )
 from engine.spec.environment import Sokoban
+from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
 from engine.spec.supervised import ColdStart
@@ -161,3 +162,11 @@ def test_only_moves_on_a_shortest_way_are_good():
     assert far.verdicts([move for move, _ in told]) == [verdict for _, verdict in told]
     lost = SokobanSimulation(room, State(13, frozenset({19})))
     assert lost.verdicts(["down"]) == ["bad"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_documented_examples_are_the_first_training_questions(level):
+    default = Sokoban().levels
+    tasks = environment_of(*(default if level in default else [level])).tasks("train")
+    asked = [task.question for task in tasks[:9] if task.level == level]
+    assert list(EXAMPLE_QUESTIONS["sokoban"][level]) == asked[:3]

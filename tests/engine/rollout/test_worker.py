@@ -1,14 +1,13 @@
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
+from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
 
 from engine.rollout.environments.python_math import PythonMathEnvironment
 from engine.rollout.requests import evaluation_requests, shares, train_requests
 from engine.rollout.worker import RolloutWorker
 from engine.spec.run import RunSpec
-from sandboxes.interface import SandboxLost
 from sandboxes.pool import Pool
 
 SPEC = RunSpec(
@@ -73,36 +72,11 @@ async def test_a_hostile_tool_call_costs_nobody_else_anything(boxes, code):
         assert not collected.discarded
 
 
-class MortalBox:
-    def __init__(self, box, deaths):
-        self._box, self._deaths = box, deaths
-
-    def __getattr__(self, name):
-        return getattr(self._box, name)
-
-    async def run_python(self, code, *, timeout_s=None):
-        if self._deaths:
-            raise SandboxLost(self._deaths.pop())
-        return await self._box.run_python(code, timeout_s=timeout_s)
-
-
-class MortalBoxes:
-    """Real boxes of which the first ``deaths`` calls find one lost."""
-
-    def __init__(self, pool, deaths):
-        self._pool, self._deaths = pool, ["killed from outside"] * deaths
-
-    @asynccontextmanager
-    async def acquire(self):
-        async with self._pool.acquire() as box:
-            yield MortalBox(box, self._deaths)
-
-
 async def test_an_episode_whose_box_is_lost_once_is_played_again_as_if_nothing_had_been(boxes):
     policy, undisturbed = ScriptedPolicy(call("6*7"), answer("42")), ScriptedPolicy(call("6*7"), answer("42"))
-    collected = await RolloutWorker(SPEC, policy, MortalBoxes(boxes, deaths=1)).collect(REQUESTS[:1])
+    collected = await RolloutWorker(SPEC, policy, mortal(boxes, deaths=1)).collect(REQUESTS[:1])
     expected = await RolloutWorker(SPEC, undisturbed, boxes).collect(REQUESTS[:1])
-    assert _timeless(collected) == _timeless(expected)
+    assert [*map(timeless, collected.trajectories)] == [*map(timeless, expected.trajectories)]
     assert not collected.discarded
     assert policy.requests[0].seed == policy.requests[1].seed == undisturbed.requests[0].seed
     assert policy.requests[0].session != policy.requests[1].session
@@ -110,7 +84,7 @@ async def test_an_episode_whose_box_is_lost_once_is_played_again_as_if_nothing_h
 
 async def test_an_episode_whose_box_is_lost_twice_is_discarded_and_counted(boxes):
     policy = ScriptedPolicy(call("6*7"), answer("42"))
-    collected = await RolloutWorker(SPEC, policy, MortalBoxes(boxes, deaths=2)).collect(REQUESTS[:1])
+    collected = await RolloutWorker(SPEC, policy, mortal(boxes, deaths=2)).collect(REQUESTS[:1])
     assert (collected.trajectories, collected.discarded) == ([], {"sandbox-lost": 1})
     assert len(policy.released) == 2
 
@@ -195,12 +169,6 @@ def test_shares_of_workers_are_even_and_complete():
     dealt = shares(REQUESTS, 5)
     assert sorted(one.id for share in dealt for one in share) == sorted(one.id for one in REQUESTS)
     assert {len(share) for share in dealt} == {2, 3}
-
-
-def _timeless(collected):
-    return [
-        one.model_dump(exclude={"turns": {"__all__": {"tool_call": {"seconds"}}}}) for one in collected.trajectories
-    ]
 
 
 async def _everything_is_given_back(policy, boxes):

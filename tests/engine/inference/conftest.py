@@ -1,0 +1,12 @@
+import pytest
+
+from engine.inference.generator import Generator
+from tests.engine.inference.cast import SPEC, weights
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+async def generator(request):
+    made = Generator(SPEC, slots=64, threads=request.param, seed=0)
+    await made.load_weights(weights(), version=1)
+    yield made
+    made.close()
