@@ -94,7 +94,7 @@ class Watched:
         self._parts = (self._gateway, self._resolver, *self._calls, self._watch)
 
     def _new_ledger(self) -> Ledger:
-        return Ledger(f"box-{secrets.token_hex(6)}", self._policy, self._on_record)
+        return Ledger(f"box-{secrets.token_hex(8)}", self._policy, self._on_record)
 
     def label(self, text: str | None) -> None:
         """What has been tried so far belongs to the label before."""
