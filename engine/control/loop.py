@@ -44,7 +44,7 @@ from engine.control.planning import Planner, Played
 from engine.control.position import Position
 from engine.control.preflight import lacking
 from engine.control.quarantine import HeldGroup, Quarantine, Release, as_sampled, hold, is_out, released
-from engine.control.selecting import Selected, comparable, enough_informative, select
+from engine.control.selecting import Selected, comparable, enough_informative, masked, select
 from engine.control.sightings import Sightings
 from engine.control.starts import learn
 from engine.control.state import RunState
@@ -275,7 +275,8 @@ class Loop:
         """Compared with their own group.  They were sampled by an earlier policy, whose log-probs are the old ones."""
         if not comparable(self._spec.recipe.credit, group.members):
             return []
-        members = [one.model_copy(update={"masked_because": None}) for one in group.members]
+        selection = self._spec.recipe.selection
+        members = [masked(selection, one.model_copy(update={"masked_because": None})) for one in group.members]
         return [as_sampled(one) for one in await self._crew.credit(members) if one.id in group.out]
 
     async def _update(self, step: int, selected: Selected, release: Release) -> tuple[dict[str, float], float]:

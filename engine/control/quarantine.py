@@ -50,7 +50,7 @@ class Release:
     """What the rulings that are known let go of."""
 
     groups: list[HeldGroup] = field(default_factory=list)
-    """With those in ``out`` that are to be trained on now."""
+    """With those in ``out`` that are to be trained on now, and only those as members that nobody doubts."""
     late: list[str] = field(default_factory=list)
     """Benign, but too many updates ago."""
     held: list[HeldGroup] = field(default_factory=list)
@@ -125,7 +125,8 @@ def released(state: QuarantineState, step: int, *, within: int) -> Release:
         if step - group.step > within:
             release.late += benign
         elif benign:
-            release.groups.append(group.model_copy(update={"out": benign}))
+            compared = [one for one in group.members if not is_out(one) or state.verdicts.get(one.id) == "benign"]
+            release.groups.append(group.model_copy(update={"out": benign, "members": compared}))
         if pending:
             members = group.members if step - group.step < within else []
             release.held.append(group.model_copy(update={"out": pending, "members": members}))

@@ -57,7 +57,7 @@ def select(spec: RunSpec, trajectories: Sequence[Trajectory]) -> Selected:
         chosen = informative(kept)[: spec.schedule.prompts_per_step]
         dropped = {number: group for number, group in kept.items() if number not in chosen}
         kept = {number: kept[number] for number in chosen}
-    kept = {number: [_masked(selection, one) for one in group] for number, group in kept.items()}
+    kept = {number: [masked(selection, one) for one in group] for number, group in kept.items()}
     kept = _without_least_varied(kept, keep=selection.keep_groups)
     return Selected(_flat(kept), [_with_reason(one, DROPPED) for one in _flat(dropped)])
 
@@ -87,7 +87,8 @@ def enough_informative(spec: RunSpec, trajectories: Sequence[Trajectory]) -> boo
     return len(informative(comparable(spec.recipe.credit, trajectories))) >= spec.schedule.prompts_per_step
 
 
-def _masked(selection: Selection, one: Trajectory) -> Trajectory:
+def masked(selection: Selection, one: Trajectory) -> Trajectory:
+    """The same, with a reason where the recipe has one not to train on it."""
     if not selection.masks:
         return one
     facts = facts_of(one)

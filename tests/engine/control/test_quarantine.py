@@ -240,7 +240,8 @@ def test_a_group_is_held_whole_and_let_go_one_by_one() -> None:
     assert (len(group.members), group.out) == (4, [one.id for one in group.members[:2]])
     first, second = group.out
     after = released(state.model_copy(update={"verdicts": {first: "benign"}}), 3, within=8)
-    assert [(one.out, len(one.members)) for one in after.groups] == [([first], 4)]
+    assert [(one.out, len(one.members)) for one in after.groups] == [([first], 3)]
+    assert second not in {one.id for one in after.groups[0].members}
     assert [(one.out, len(one.members)) for one in after.held] == [([second], 4)]
     done = released(QuarantineState(held=after.held, verdicts={second: "malicious"}), 4, within=8)
     assert (done.groups, done.held, done.late) == ([], [], [])
