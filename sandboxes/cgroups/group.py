@@ -9,6 +9,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from sandboxes import owner
@@ -44,6 +45,7 @@ class Group:
         trees = found() if trees is None else trees
         if not trees.hierarchies:
             return None
+        _clear_of_the_dead()
         mark = owner.mark()
         made: list[tuple[Hierarchy, Path]] = []
         try:
@@ -128,6 +130,17 @@ def left_behind() -> dict[str, list[Group]]:
             for box in _below(mark):
                 boxes.setdefault(box.name, []).append((tree, box))
     return {mark: [Group(tuple(folders)) for folders in boxes.values()] for mark, boxes in seen.items()}
+
+
+@cache
+def _clear_of_the_dead() -> None:
+    """Once per process: remove what killed owners left.  What still has processes is left to ``sweeper``."""
+    for mark, boxes in left_behind().items():
+        if owner.is_dead(mark):
+            for box in boxes:
+                box.try_to_remove()
+            for tree in found().hierarchies:
+                _removed(tree.folder / mark)
 
 
 def _below(folder: Path) -> list[Path]:

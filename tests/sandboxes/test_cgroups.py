@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,20 @@ async def test_what_a_killed_owner_left_is_found_by_his_mark_and_can_be_ended():
             await asyncio.sleep(0.01)
         while any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
             await asyncio.sleep(0.01)
+    assert mark not in left_behind()
+
+
+@needs_cgroups
+def test_the_next_process_removes_what_a_killed_one_left():
+    code = "import asyncio, os\nfrom sandboxes.opened import open_box\nfrom sandboxes.spec import SandboxSpec\n"
+    killed = code + "asyncio.run(open_box(SandboxSpec()))\nos.kill(os.getpid(), 9)"
+    first = subprocess.Popen([sys.executable, "-c", killed], cwd=ROOT)
+    first.wait()
+    (mark,) = (mark for mark in left_behind() if mark.startswith(f"{first.pid}:"))
+    while any((folder / "cgroup.procs").read_text() for box in left_behind()[mark] for _, folder in box.folders):
+        time.sleep(0.01)  # its processes follow it
+    close = code + "async def main(): await (await open_box(SandboxSpec())).close()\nasyncio.run(main())"
+    subprocess.run([sys.executable, "-c", close], cwd=ROOT, check=True)
     assert mark not in left_behind()
 
 

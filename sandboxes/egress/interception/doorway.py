@@ -30,25 +30,31 @@ ERROR = struct.Struct("=IHHIIi")
 """A netlink header, and the error number that follows it in an acknowledgement."""
 
 
+def refuse(reason: str) -> None:
+    """End with a word.  It is said before the sockets close: whoever sees them close reads what was said."""
+    sys.stderr.write(f"doorway: {reason}\n")
+    sys.exit(1)
+
+
 def unshare() -> None:
     call = _ctypes.dlsym(_ctypes.dlopen(None, 2), "unshare")  # type: ignore[arg-type]  # None: what is loaded already
     if _ctypes.call_function(call, (CLONE_NEWUSER_NEWNET,)) != 0:
-        sys.exit("doorway: No permissions to create new namespace")
+        refuse("No permissions to create new namespace")
 
 
 def enter(namespace: int) -> None:
     """Be in that network namespace.  It must be nobody's but a box's: another one than ours, with no way out."""
     ours = os.stat("/proc/self/ns/net")
     if os.path.samestat(ours, os.fstat(namespace)):
-        sys.exit("doorway: the container has the network of its host")
+        refuse("the container has the network of its host")
     call = _ctypes.dlsym(_ctypes.dlopen(None, 2), "setns")  # type: ignore[arg-type]
     if _ctypes.call_function(call, (namespace, CLONE_NEWNET)) != 0:
-        sys.exit("doorway: only root may enter the network of a container")
+        refuse("only root may enter the network of a container")
     asked = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
     up = [name for _, name in _socket.if_nameindex() if is_up(asked, name)]
     asked.close()
     if set(up) - {"lo"}:
-        sys.exit(f"doorway: the container has more network than its own loopback: {up}")
+        refuse(f"the container has more network than its own loopback: {up}")
 
 
 def is_up(asked: _socket.socket, device: str) -> bool:
@@ -64,7 +70,7 @@ def ask_about(program: bytes, call_number: int) -> int:
     filter_program = struct.pack("@HP", len(program) // 8, address)
     listener = _ctypes.call_function(call, (call_number, SECCOMP_SET_MODE_FILTER, NEW_LISTENER, filter_program))
     if listener < 0:
-        sys.exit("doorway: the kernel takes no filter with a listener (Linux 5.0 or later)")
+        refuse("the kernel takes no filter with a listener (Linux 5.0 or later)")
     os.set_inheritable(listener, False)
     return listener
 
@@ -166,4 +172,4 @@ if __name__ == "__main__":
     try:
         main()
     except OSError as error:
-        sys.exit(f"doorway: {error}")
+        refuse(str(error))

@@ -8,18 +8,18 @@ import tarfile
 from pathlib import Path
 
 PYTHON = os.path.realpath("/usr/bin/python3")
-PROGRAMS = [
-    "cat", "chmod", "cut", "dd", "env", "false", "head", "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mount",
-    "rm", "seq", "setsid", "sleep", "sort", "stat", "su", "tail", "tee", "timeout", "touch", "tr", "true",
-    "uname", "wc", "yes",
-]  # fmt: skip
+PROGRAMS = """
+base64 basename cat chmod cmp comm cp cut date dd df diff dirname du echo env expr false find grep gzip head id kill ln
+ls mkdir mkfifo mount mv nl nproc od paste printf ps pwd readlink realpath rm rmdir sed seq setsid sha256sum sleep sort
+split stat su tail tar tee test timeout touch tr true uname uniq wc xargs yes
+"""
 LEFT_OUT = {"test", "tests", "idlelib", "tkinter", "ensurepip", "lib2to3", "pydoc_data", "distutils"}
 LIBRARY = re.compile(r"(/\S+) \(0x")
 
 
 def write(path: Path, *, python: bool = True, shell: bool = True) -> Path:
     """Write the tar.  Nothing but ``/work`` and ``/tmp`` is there beside the programs and what they load."""
-    files = {f"/usr/bin/{name}" for name in PROGRAMS if os.path.exists(f"/usr/bin/{name}")}
+    files = {f"/usr/bin/{name}" for name in PROGRAMS.split() if os.path.exists(f"/usr/bin/{name}")}
     links = {"/bin": "usr/bin", "/sbin": "usr/sbin", "/lib": "usr/lib", "/lib64": "usr/lib64"}
     if shell:
         files.add(os.path.realpath("/bin/sh"))
@@ -40,8 +40,8 @@ def write(path: Path, *, python: bool = True, shell: bool = True) -> Path:
             tar.addfile(entry)
         for file in sorted(files):
             tar.add(os.path.realpath(file), file[1:])
-        for name in sorted(loaded):
-            tar.add(os.path.realpath(name), _below_usr(name))
+        for place, name in sorted({_below_usr(name): name for name in loaded}.items()):
+            tar.add(os.path.realpath(name), place)
         if python:
             tar.add(library, library[1:], filter=_kept)
     return path
