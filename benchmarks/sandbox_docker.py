@@ -59,6 +59,9 @@ def _with_image(environment: dict[str, str], whose: str) -> Iterator[Docker]:
         raise DockerMissing(f"docker import failed: {imported.stderr.decode(errors='replace').strip()}")
     command = ("docker", "run", "--rm", "--network", "none", "--volume", "/usr:/usr:ro", name)
     try:
+        tried = _call(environment, *command[1:], "/usr/bin/python3", "--version")
+        if tried.returncode:
+            raise DockerMissing(f"docker run failed: {tried.stderr.decode(errors='replace').strip()[-300:]}")
         yield Docker(command, environment, f"docker {_server(environment)}, {whose}")
     finally:
         _call(environment, "rmi", "--force", name).check_returncode()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
+from benchmarks.sandbox_report import GATEWAY
 from sandboxes.egress.gateway.outside import World
 from sandboxes.egress.gateway.relay import PIECE_BYTES
 from sandboxes.egress.policy import EgressPolicy, Quotas, Rule
@@ -63,7 +64,6 @@ POLICY = EgressPolicy(
 
 Transfer = Callable[[], Awaitable[float]]
 """Gbit/s of one download."""
-Relay = Callable[[int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -87,9 +87,9 @@ async def transfers(seconds: float) -> AsyncIterator[dict[str, Transfer]]:
                 return _gbit_per_s(done.stdout)
 
             yield {
-                "gateway, Gbit/s": through_the_gateway,
-                "asyncio proxy (sockets), Gbit/s": partial(_from_here, sockets, seconds),
-                "asyncio proxy (streams), Gbit/s": partial(_from_here, streams, seconds),
+                GATEWAY: through_the_gateway,
+                "sockets proxy, Gbit/s": partial(_from_here, sockets, seconds),
+                "streams proxy, Gbit/s": partial(_from_here, streams, seconds),
                 "direct, Gbit/s": partial(_from_here, port, seconds),
             }
     finally:

@@ -7,11 +7,13 @@ from typing import Any, Literal
 from rich.table import Table
 
 PEER = "docker run"
+CYCLES = "life cycles/s"
+GATEWAY = "gateway, Gbit/s"
 STATEMENTS = (
-    "bare process", "plain bwrap", PEER, "cold box", "cold watched box", "life cycle", "pooled", "cell in a session",
-    "program in a session",
+    "bare process", "plain bwrap", PEER, "cold box", "cold watched", "life cycle", "pooled", "cell in session",
+    "program in session",
 )  # fmt: skip
-"""The kinds that run the statement, and can be compared."""
+"""The kinds that run the statement: only those can be compared."""
 WANTED_ALIVE = 1000
 
 
@@ -63,14 +65,14 @@ def targets(
         _at_most("pooled acquire + exec, ms", milliseconds["pooled"].median, 1),
         *(
             _at_least(name, ratio[name].median if name in ratio else None, 10)
-            for name in (f"{PEER} / cold box", f"{PEER} / pooled")
+            for name in (f"{PEER} / cold box", f"{PEER} / life cycle", f"{PEER} / pooled")
         ),
     ]
     all_of_them = alive["share_answered"] if alive["boxes"] >= WANTED_ALIVE else None
     return [
         *judged,
         _at_least(f"share of {WANTED_ALIVE:,} living boxes that answers", all_of_them, 1),
-        _at_least("gateway, Gbit/s", rates["gateway, Gbit/s"].median, 1),
+        _at_least("gateway, Gbit/s", rates[GATEWAY].median, 1),
     ]
 
 
@@ -94,11 +96,13 @@ def times_table(milliseconds: Mapping[str, Distribution], ratio: Mapping[str, Di
     return table
 
 
-def rates_table(rates: Mapping[str, Distribution]) -> Table:
+def rates_table(rates: Mapping[str, Distribution], ratio: Mapping[str, Distribution]) -> Table:
+    """The last column: our own kind over this one."""
     turns = next(iter(rates.values())).n
-    table = _table(f"rates, {turns} turns", "kind", "median", "p10", "p90", "min", "max")
+    table = _table(f"rates, {turns} turns", "kind", "median", "p10", "p90", "min", "max", "ours / this")
     for kind, spread in rates.items():
-        table.add_row(kind, *_numbers(spread))
+        compared = next((ratio[f"{own} / {kind}"] for own in (CYCLES, GATEWAY) if f"{own} / {kind}" in ratio), None)
+        table.add_row(kind, *_numbers(spread), f"{compared.median:.2f}x" if compared else "")
     return table
 
 

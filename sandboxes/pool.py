@@ -149,8 +149,9 @@ class Pool:
 
     async def _close(self) -> None:
         # Users and cleaners come to an end by themselves once their boxes are closed.
-        await _all_closed((*self._busy, *self._idle))
-        self._idle.clear()
+        idle = list(self._idle)
+        self._idle.clear()  # now: whatever a cleaner adds from here on, he closes
+        await _all_closed((*self._busy, *idle))
         while self._cleaning:
             await asyncio.wait(self._cleaning)
         for timer in self._kept.values():

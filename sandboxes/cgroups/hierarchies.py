@@ -65,7 +65,7 @@ def look(mounts: str, memberships: str) -> Found:
     for line in sorted(memberships.splitlines(), key=lambda line: "::" in line):  # v2 last
         _, names, group = line.split(":", 2)
         controllers = frozenset(names.split(",")) & (CONTROLLERS | {FREEZER})
-        folder = _folder(mounts, names, group)
+        folder = group_folder(mounts, names, group)
         if folder is None or not (controllers if names else _lacking(trees)):
             continue
         try:
@@ -79,7 +79,7 @@ def _lacking(trees: list[Hierarchy]) -> bool:
     return not Found(tuple(trees)).controllers >= LIMITS | {FREEZER}
 
 
-def _folder(mounts: str, names: str, group: str) -> Path | None:
+def group_folder(mounts: str, names: str, group: str) -> Path | None:
     """Where the group that we are in is mounted, if it is."""
     wanted = set(names.split(",")) if names else set()
     for line in mounts.splitlines():

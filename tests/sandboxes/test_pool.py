@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from sandboxes import pool as pool_module
+from sandboxes.backends.namespaces.box import NamespaceBox
 from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.pool import Pool, PoolClosed
 from sandboxes.spec import SandboxSpec
@@ -281,6 +282,36 @@ async def test_close_ends_waiters_users_and_idle_boxes():
             pass
     assert (pool.stats().idle, pool.stats().cleaning, pool.stats().busy) == (0, 0, 0)
     await pool.close()
+
+
+async def test_a_box_that_comes_free_while_the_pool_closes_is_closed_too(monkeypatch):
+    """Its cleaner finds another idle box first, whose end he waits for."""
+    pool, reset, close = Pool(SPEC, 2), NamespaceBox.reset, NamespaceBox.close
+    closing, held = asyncio.Event(), []
+
+    async def late_reset(box):
+        if held and box is held[0]:
+            await closing.wait()
+        await reset(box)
+
+    async def slow_close(box):
+        first = not closing.is_set()
+        closing.set()
+        if first:
+            await asyncio.sleep(0.2)  # the other one is reset meanwhile
+        await close(box)
+        if not first:
+            await asyncio.sleep(0.2)  # a cleaner who waits here must not have left the other one behind
+
+    monkeypatch.setattr(NamespaceBox, "reset", late_reset)
+    monkeypatch.setattr(NamespaceBox, "close", slow_close)
+    async with pool.acquire() as late, pool.acquire() as early:
+        held.append(late)
+    while not pool.stats().idle:
+        await asyncio.sleep(0.01)
+    await pool.close()
+    assert not early.alive
+    assert not late.alive
 
 
 async def test_no_box_survives_a_pool_that_is_closed_while_boxes_start(monkeypatch):

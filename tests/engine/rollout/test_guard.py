@@ -1,6 +1,6 @@
 """Episodes in watched boxes: what they try is told with the turn that tried it, and alarming ones are stopped."""
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from arenas import arena, request
@@ -12,7 +12,7 @@ from engine.rollout.guard import Guard
 from engine.rollout.sightings import AlertSeen, Sighting, SightingLog, label_of, place_of
 from engine.spec.security import Place, Response
 from sandboxes.egress.detectors.finding import Finding
-from sandboxes.interface import SandboxLost
+from sandboxes.interface import SandboxFrozen, SandboxLost
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 
@@ -57,9 +57,9 @@ async def test_a_tunnel_in_the_third_turn_ends_the_episode_there_and_is_told_wit
     async with watching(tmp_path) as watch:
         played = await watch.play(call("a=6"), call("print(a*7)"), call(TUNNEL), call("print(1)"), answer("42"))
     assert played.masked_because == "quarantined"
-    assert [turn.tool_call.error_class for turn in played.turns] == [None, None, "frozen"] or (
-        played.stop_reason == "answered"  # the finding came when the call was over
-    )
+    classes = [turn.tool_call and turn.tool_call.error_class for turn in played.turns]
+    # Where the finding came when its call was over, the next call finds the box frozen, or the answer comes first.
+    assert classes in ([None, None, "frozen"], [None, None, "other", "frozen"]) or played.stop_reason == "answered"
     assert not played.success or played.stop_reason == "answered"
     [alert] = [one for one in watch.seen("alert") if one.finding.severity == "critical"]
     assert alert.quarantined
@@ -119,7 +119,8 @@ async def test_an_episode_that_is_reset_is_still_watched_under_its_new_name(tmp_
             before = box.name
             await box.reset()
             assert box.name != before
-            await box.run_python(TUNNEL)
+            with suppress(SandboxFrozen):  # in the call, or after it
+                await box.run_python(TUNNEL)
             await episode.settled()
             assert box.frozen
         assert episode.alerts

@@ -43,10 +43,13 @@ def become_guest(limits: dict[str, int], descriptors: list[int]) -> None:
     for index, fd in enumerate(moved):
         os.dup2(fd, index, inheritable=True)
     os.closerange(len(moved), 65536)
-    # Handlers survive a fork and ignored signals survive an exec as well; guests get the defaults.
+    # Handlers survive a fork and ignored signals survive an exec as well, those of whoever started us among them;
+    # guests get the defaults.  But too large a file stays an error of the write, as Python has it.
     _signal.set_wakeup_fd(-1)
-    for number in (_signal.SIGCHLD, _signal.SIGPIPE):
-        _signal.signal(number, _signal.SIG_DFL)
+    for number in range(1, _signal.NSIG):
+        ignored = _signal.getsignal(number) == _signal.SIG_IGN and number != _signal.SIGXFSZ
+        if ignored or number == _signal.SIGCHLD:
+            _signal.signal(number, _signal.SIG_DFL)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     for name, value in limits.items():
         number = getattr(resource, name)

@@ -19,6 +19,7 @@ from sandboxes.backends.namespaces.box import NamespaceBox
 from sandboxes.backends.namespaces.inside import frames
 from sandboxes.cgroups.hierarchies import Found
 from sandboxes.interface import SandboxLost, SandboxUnavailable
+from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
 from tests.sandboxes.asking import errno_of, host_processes, shell, starts_cancelled_anywhere
 
@@ -265,3 +266,14 @@ async def test_a_name_that_is_no_utf_8_is_taken_byte_by_byte(box):
     await box.write_file("\udcff\udcfe", b"content")
     assert (await shell(box, "ls | od -An -tx1")).stdout == " ff fe 0a\n"
     assert await box.read_file("\udcff\udcfe") == b"content"
+
+
+async def test_signals_that_the_embedder_ignores_are_not_ignored_by_guests():
+    """As under nohup; an ignored signal survives fork and exec."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with opened(SandboxSpec(timeout_s=10)) as box:
+            told = await box.exec(["/bin/sh", "-c", "kill -HUP $$"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (told.outcome, told.exit_code) == ("killed", -signal.SIGHUP)
