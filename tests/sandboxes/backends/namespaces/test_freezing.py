@@ -58,6 +58,11 @@ async def standing_still(box: NamespaceBox) -> bool:
     return first == second and len(first.processes) > 2
 
 
+async def begun(box: NamespaceBox) -> None:
+    while not any(file.path == "/work/begun" for file in (await box.inspect()).files):
+        await asyncio.sleep(0.01)
+
+
 STORM = """
 import os
 open("/work/begun", "w").close()
@@ -89,8 +94,7 @@ while True:
 @pytest.mark.parametrize("program", [STORM, SUBREAPERS, VFORKS])
 async def test_no_fork_escapes(box, program):
     running = [asyncio.create_task(box.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60)) for _ in range(2)]
-    while not any(file.path == "/work/begun" for file in (await box.inspect()).files):
-        await asyncio.sleep(0.01)
+    await begun(box)
     await asyncio.sleep(0.2)
     await box.freeze("it forks")
     assert await standing_still(box)
@@ -116,9 +120,9 @@ async def test_no_guest_can_have_the_kernel_continue_it_later(box):
 async def test_a_stopped_box_ends_whole_and_its_guests_do_not_run_once_more(box):
     sign = f"{os.getpid()}543.21"
     # If it ran again, even for a moment, it would start another program.
-    script = f"trap 'exec sleep {sign}' CONT TERM HUP; while true; do read x < /work/never 2>/dev/null; done"
+    script = f"trap 'exec sleep {sign}' CONT TERM HUP; : > /work/begun; while true; do :; done"
     running = asyncio.create_task(shell(box, script, timeout_s=60))
-    await asyncio.sleep(0.2)
+    await begun(box)
     await box.freeze("it loops")
     pids = [one.pid for one in (await box.inspect()).processes]
     folders = groups_of(box)
