@@ -52,6 +52,7 @@ def groups_of(box: NamespaceBox) -> list[Path]:
 
 
 async def standing_still(box: NamespaceBox) -> bool:
+    await asyncio.sleep(0.2)  # the kernel ends whom it was ending already; that runs no code of a guest
     first = await box.inspect()
     await asyncio.sleep(0.4)
     second = await box.inspect()
