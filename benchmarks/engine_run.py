@@ -31,6 +31,7 @@ from engine.spec.generation import Generated, GenerateRequest
 from engine.spec.trajectory import Trajectory
 
 T = TypeVar("T")
+PURIFICATIONS = ("purified", "purification-failed")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Engine:
         collected_at = time.perf_counter()
         trajectories = await self._learning(lambda: self._learner.credit(trajectories))
         credited_at = time.perf_counter()
-        await self._learning(lambda: self._learner.update(trajectories))
+        learned = await self._learning(lambda: self._learner.update(trajectories))
         await self._sync_weights(number)
         end = time.perf_counter()
         return Step(
@@ -91,6 +92,8 @@ class Engine:
             trajectories=len(trajectories),
             turns=turns(trajectories),
             sampled_tokens=sampled_tokens(trajectories),
+            purified=sum(change.kind in PURIFICATIONS for one in trajectories for change in one.changes),
+            replayed=int(learned.get("sil/replayed", 0)),
         )
 
     async def _collected(self, number: int) -> list[Trajectory]:

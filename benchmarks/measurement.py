@@ -32,6 +32,10 @@ class Step:
     trajectories: int
     turns: int
     sampled_tokens: int
+    purified: int = 0
+    """Failed calls that SAAR dealt with."""
+    replayed: int = 0
+    """Trajectories that self-imitation put into the updates once more."""
 
 
 @dataclass(frozen=True)

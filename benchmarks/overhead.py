@@ -2,7 +2,8 @@
 
 The same start weights, tasks and seeds with and without the part, in alternate processes on the same
 cores; the learning rate is so small that the policy stays what it was.  Told per pair: seconds with /
-seconds without, and the same of processor time, which a busy machine disturbs less.
+seconds without, the same of processor time, which a busy machine disturbs less, and how often the part was
+at work in a step, without which a ratio would mean nothing.
 """
 
 import argparse
@@ -32,6 +33,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "environment": {"id": "python-math", "levels": [1, 2], "max_turns": 5, "max_turn_tokens": 32},
         "on": {"purification": {}},
         "off": {"purification": False},
+        "use": "purified",
     },
     "self-imitation": {
         "paper": "SPEAR: 10 to 25 %",
@@ -39,6 +41,7 @@ PARTS: dict[str, dict[str, Any]] = {
         # 128 rollouts a step fill this buffer at once, so that every second step replays.
         "on": {"self_imitation": {"replay_buffer": 64, "warmup_steps": 1}},
         "off": {"self_imitation": False},
+        "use": "replayed",
     },
 }
 
@@ -79,7 +82,11 @@ def _measured(part: dict[str, Any], options: argparse.Namespace, home: Path) -> 
                 Workload("tool-use", spec, str(policy), warmup_steps=2, timed_steps=options.steps).write(file)
                 runs[which] = run_of(Path(sys.executable), "benchmarks.engine_run", file, options.threads)
             pairs.append(
-                {"seconds": runs["on"].seconds / runs["off"].seconds, "cpu": _cpu(runs["on"]) / _cpu(runs["off"])}
+                {
+                    "seconds": runs["on"].seconds / runs["off"].seconds,
+                    "cpu": _cpu(runs["on"]) / _cpu(runs["off"]),
+                    "uses": statistics.mean(getattr(step, part["use"]) for step in runs["on"].steps),
+                }
             )
             print(f"{number + 1}/{options.pairs}: {pairs[-1]}", file=sys.stderr)
     return {"paper": part["paper"], "pairs": pairs}
@@ -105,10 +112,11 @@ def _cpu(run: Run) -> float:
 
 def _table(told: dict[str, Any]) -> Table:
     table = Table(title="with the part / without it: median (lowest to highest)")
-    for column in ("part", "seconds", "processor time", "pairs", "published"):
+    for column in ("part", "seconds", "processor time", "at work per step", "pairs", "published"):
         table.add_column(column)
     for name, part in told.items():
-        table.add_row(name, _spread(part, "seconds"), _spread(part, "cpu"), str(len(part["pairs"])), part["paper"])
+        spreads = (_spread(part, key) for key in ("seconds", "cpu", "uses"))
+        table.add_row(name, *spreads, str(len(part["pairs"])), part["paper"])
     return table
 
 

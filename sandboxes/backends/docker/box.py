@@ -44,13 +44,18 @@ class DockerBox(NamespaceBox):
         try:
             async with asyncio.timeout(START_S):
                 await self._link.hello
-        except (SandboxLost, TimeoutError):
+        except SandboxLost:
             raise self._unavailable() from None
+        except TimeoutError:
+            raise self._too_slow() from None
 
     def _rlimits(self) -> dict[str, int]:
         """Processes are counted by the container's cgroup, its user id may be another container's as well."""
         return {name: value for name, value in limits.rlimits(self.spec).items() if name != "RLIMIT_NPROC"}
 
     def _unavailable(self) -> SandboxUnavailable:
-        said = self._link.complaint.decode(errors="replace").strip() or "its agent did not begin to speak"
+        said = self._complaint() or "its agent did not begin to speak"
         return SandboxUnavailable(f"image {self.spec.image} runs no agent: {said}")
+
+    def _complaint(self) -> str:
+        return self._link.complaint.decode(errors="replace").strip()

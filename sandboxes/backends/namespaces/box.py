@@ -31,7 +31,8 @@ from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
 log = logging.getLogger(__name__)
-START_S = 10.0
+START_S = 30.0
+"""A machine that is many times overcommitted takes seconds; one whose box never answers is told of it this late."""
 GRACE_S = 5.0
 """How long the agent may take beyond the time that the code was given, before the box counts as lost."""
 RESET_S = 5.0
@@ -86,8 +87,10 @@ class NamespaceBox:
         try:
             async with asyncio.timeout(START_S):
                 await self._link.hello
-        except (SandboxLost, TimeoutError):
+        except SandboxLost:
             raise self._unavailable() from None
+        except TimeoutError:
+            raise self._too_slow() from None
         assert self._process is not None
         self._process.identify()
 
@@ -101,13 +104,22 @@ class NamespaceBox:
                 descriptors = await doorway.descriptors()
             policy = self.spec.egress or EgressPolicy()
             self._watched = Watched(descriptors, policy, on_record, world)
-        except (NoDoorway, TimeoutError):
+        except NoDoorway:
             raise self._unavailable() from None
+        except TimeoutError:
+            raise self._too_slow() from None
         finally:
             doorway.close()
 
     def _unavailable(self) -> SandboxUnavailable:
-        return probe.unavailable("" if self._process is None else self._process.complaint())
+        return probe.unavailable(self._complaint())
+
+    def _too_slow(self) -> SandboxUnavailable:
+        why = self._complaint() or "the machine has too much to do, or too many boxes"
+        return SandboxUnavailable(f"a box did not answer within {START_S:g} s: {why}")
+
+    def _complaint(self) -> str:
+        return "" if self._process is None else self._process.complaint().strip()
 
     @property
     def name(self) -> str:

@@ -224,6 +224,13 @@ def test_each_complaint_has_its_remedy(complaint, remedy):
     assert remedy in str(probe.unavailable(complaint))
 
 
+@pytest.mark.parametrize("network", ["none", "watched"])
+async def test_a_box_that_does_not_answer_is_not_said_to_have_ended(monkeypatch, network):
+    monkeypatch.setattr("sandboxes.backends.namespaces.box.START_S", 0.0001)
+    with pytest.raises(SandboxUnavailable, match=r"did not answer within 0.0001 s: the machine"):
+        await NamespaceBox.start(SPEC.model_copy(update={"network": network}))
+
+
 async def test_a_start_that_is_cancelled_anywhere_leaves_nothing():
     await starts_cancelled_anywhere(SPEC, pause_s=0.001)
 
