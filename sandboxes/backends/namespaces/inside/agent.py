@@ -58,6 +58,8 @@ class Agent:
         self.events.on(self.child_ended, self.child_signalled)
         self.start_interpreter()
         self.answer(0, frames.HELLO)
+        import _ast  # noqa: F401  the first interpreter loads it meanwhile on its own; all later ones are born with it
+
         while True:
             self.events.wait(self.patience_ms())
             self.expire()

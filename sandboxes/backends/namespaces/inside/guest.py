@@ -6,7 +6,6 @@ The code that it runs may forge that report, as any program may choose its exit 
 nothing on behalf of the agent, whose socket it does not hold.
 """
 
-import _ast
 import _socket
 import builtins
 import gc
@@ -34,6 +33,7 @@ def serve() -> None:
     own_pid = os.getpid()
     display_traceback = sys.__excepthook__
     variables = fresh_main()
+    evaluate(b"None", "<rehearsal>", {})  # what every cell needs is loaded, and its pages are ours, before anyone waits
     number = 0
     cells = _socket.socket(fileno=CELL_FD)
     while True:
@@ -122,6 +122,8 @@ def run_cell(code: bytes, filename: str, variables: dict[str, object], display_t
 
 def evaluate(code: bytes, filename: str, variables: dict[str, object]) -> None:
     """Run the statements; show the value of the last one if it is an expression."""
+    import _ast  # a millisecond, the first time: not before the agent's first fork (agent.run)
+
     tree = compile(code.decode("utf-8", "replace"), filename, "exec", ONLY_AST)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     exec(compile(tree, filename, "exec"), variables)
