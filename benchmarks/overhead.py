@@ -34,14 +34,17 @@ PARTS: dict[str, dict[str, Any]] = {
         "on": {"purification": {}},
         "off": {"purification": False},
         "use": "purified",
+        "guesses": 0.0,
     },
     "self-imitation": {
         "paper": "SPEAR: 10 to 25 %",
         "environment": {"id": "household", "levels": [1], "max_turns": 8, "max_turn_tokens": 12},
-        # 128 rollouts a step fill this buffer at once, so that every second step replays.
-        "on": {"self_imitation": {"replay_buffer": 64, "warmup_steps": 1}},
+        # A step fills this buffer, so that every second one replays.
+        "on": {"self_imitation": {"replay_buffer": 32, "warmup_steps": 1}},
         "off": {"self_imitation": False},
         "use": "replayed",
+        # A policy that succeeds nearly always has nothing left to imitate.
+        "guesses": 0.5,
     },
 }
 
@@ -71,7 +74,7 @@ def _options() -> argparse.Namespace:
 
 def _measured(part: dict[str, Any], options: argparse.Namespace, home: Path) -> dict[str, Any]:
     specs = {which: _spec(part, which, options) for which in ("off", "on")}
-    policy = start_policy("tool-use", specs["off"], home=home)
+    policy = start_policy("tool-use", specs["off"], home=home, guesses=part["guesses"])
     pairs = []
     with TemporaryDirectory(prefix="palestra-bench-") as folder:
         file = Path(folder, "workload.json")

@@ -1,7 +1,7 @@
 """The start weights that both sides load, as checkpoints of Palestra's trainer.
 
-``<folder>/model`` is what Hugging Face reads.  For ``tool-use`` the policy is taught to call its
-tool in nearly every episode, by a cold start without guesses; it is made once per recipe and kept.
+``<folder>/model`` is what Hugging Face reads.  For ``tool-use`` the policy is taught to call its tool in
+nearly every episode, by a cold start without guesses unless some are asked for; made once per recipe and kept.
 """
 
 import hashlib
@@ -20,10 +20,10 @@ COLD_START = ColdStart(
 """Written out, so that tuning the defaults does not change what is measured."""
 
 
-def start_policy(setting: Setting, spec: RunSpec, *, home: Path) -> Path:
-    """The checkpoint folder."""
+def start_policy(setting: Setting, spec: RunSpec, *, home: Path, guesses: float = 0.0) -> Path:
+    """The checkpoint folder.  ``guesses``: the share of demonstrations that ``tool-use`` is taught by and that fail."""
     if setting == "tool-use":
-        spec = _taught(spec)
+        spec = _taught(spec, guesses)
     wanted = spec.model_dump_json(include={"model", "dataset", "environment", "recipe", "seed"})
     folder = home / "bench" / f"policy-{setting}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     if not folder.exists():
@@ -32,8 +32,9 @@ def start_policy(setting: Setting, spec: RunSpec, *, home: Path) -> Path:
     return folder
 
 
-def _taught(spec: RunSpec) -> RunSpec:
-    return spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"cold_start": COLD_START})})
+def _taught(spec: RunSpec, guesses: float) -> RunSpec:
+    cold_start = COLD_START.model_copy(update={"wrong_fraction": guesses})
+    return spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"cold_start": cold_start})})
 
 
 def _make(setting: Setting, spec: RunSpec, folder: Path) -> None:
