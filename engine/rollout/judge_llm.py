@@ -5,9 +5,9 @@ content of the question, and two equal questions that come at once are one call.
 and its tools wrote reaches the judge as JSON strings only, so that none of it can pose as a step or
 as a judgment.  The answer is read strictly: exactly one judgment for each step, in order.
 
-A question is asked ``retries`` times more, with pauses that double; what the server refuses is not
-asked again.  Every request has its time-out, so every question comes to an end.  The key travels in
-a header and appears in no message.
+A question is asked ``retries`` times more, with pauses that double, or last as long as a server asks
+for; what the server refuses is not asked again.  Every request has its time-out, so every question
+comes to an end.  The key travels in a header and appears in no message.
 """
 
 import asyncio
@@ -54,6 +54,9 @@ Answer with two lines for each step, in order, and nothing else:
 Step <number> Analysis: <one sentence>
 Step <number> Judgment: GOOD or BAD"""
 
+NOT_THAT_DOCUMENT = (ValueError, LookupError, TypeError, RecursionError)
+"""What reading a field out of some other answer than was expected raises; the last is JSON nested too deep."""
+
 _JUDGMENT = re.compile(r"^[ \t]*Step (\d+) Judgment: (GOOD|BAD)[ \t]*\r?$", re.MULTILINE)
 
 
@@ -63,7 +66,8 @@ class LanguageModelJudge:
     def __init__(self, judge: LlmJudge, *, key: str | None) -> None:
         self._judge = judge
         self._url = f"{judge.endpoint.rstrip('/')}/chat/completions"
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # Plain: what little arrives compressed could unpack to more than there is memory, or time, for.
+        self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._client: httpx.AsyncClient | None = None
         self._room = asyncio.Semaphore(judge.concurrency)
         self._answers: OrderedDict[str, tuple[Verdict, ...]] = OrderedDict()
@@ -117,37 +121,43 @@ class LanguageModelJudge:
                 return verdicts_in(answer, steps=steps)
             except JudgeRefused:
                 raise
-            except JudgeFailed:
+            except JudgeFailed as failure:
                 if attempt == self._judge.retries:
                     raise
-            await asyncio.sleep(pause_s(key, attempt))
+                pause = pause_s(key, attempt, asked_for_s=failure.retry_after_s)
+            await asyncio.sleep(pause)
             attempt += 1
 
     async def _asked_once(self, question: str, *, again: bool) -> str:
         self.counts.calls += 1
         try:
             async with asyncio.timeout(self._judge.timeout_s):
-                status, body = await self._post(self._request(question, again=again))
+                status, retry_after, body = await self._post(self._request(question, again=again))
         except TimeoutError:
             raise JudgeTimeout(f"no answer within {self._judge.timeout_s:g} s") from None
         except httpx.RequestError as error:
             raise JudgeUnavailable(f"{type(error).__name__} at {self._url}: {error}") from error
+        except (httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: a name that is none in punycode
+            raise JudgeRefused(f"{self._url} is no address: {error}") from error
         if status == 200:
             return text_of_completion(body)
         said = f"status {status} from {self._url}{refusal_in(body)}"
-        raise JudgeUnavailable(said) if status >= 500 or status in (408, 429) else JudgeRefused(said)
+        if status >= 500 or status in (408, 429):
+            raise JudgeUnavailable(said, retry_after_s=seconds_in(retry_after))
+        raise JudgeRefused(said)
 
-    async def _post(self, document: dict[str, Any]) -> tuple[int, bytes]:
+    async def _post(self, document: dict[str, Any]) -> tuple[int, str, bytes]:
+        """Status, the header ``Retry-After``, body."""
         if self._client is None:
             limits = httpx.Limits(max_connections=self._judge.concurrency)
             self._client = httpx.AsyncClient(headers=self._headers, limits=limits, timeout=None)
         async with self._client.stream("POST", self._url, json=document) as response:
             body = bytearray()
-            async for part in response.aiter_bytes():
+            async for part in response.aiter_raw():
                 body += part
                 if len(body) > LONGEST_ANSWER_BYTES:
                     raise JudgeUnparseable(f"the answer has more than {LONGEST_ANSWER_BYTES} bytes")
-        return response.status_code, bytes(body)
+        return response.status_code, response.headers.get("Retry-After", ""), bytes(body)
 
     def _request(self, question: str, *, again: bool) -> dict[str, Any]:
         return {
@@ -181,7 +191,7 @@ def text_of_completion(body: bytes) -> str:
     """Raises JudgeUnparseable where that is not a completion."""
     try:
         text = json.loads(body)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError) as error:
+    except NOT_THAT_DOCUMENT as error:
         raise JudgeUnparseable(f"{len(body)} bytes that are no chat completion") from error
     if not isinstance(text, str):
         raise JudgeUnparseable("a completion without text")
@@ -195,7 +205,7 @@ def refusal_in(body: bytes) -> str:
     """
     try:
         message = json.loads(body)["error"]["message"]
-    except (ValueError, LookupError, TypeError):
+    except NOT_THAT_DOCUMENT:
         return ""
     return f": {message[:200]!r}" if isinstance(message, str) else ""
 
@@ -203,16 +213,23 @@ def refusal_in(body: bytes) -> str:
 def verdicts_in(answer: str, *, steps: int) -> tuple[Verdict, ...]:
     """Raises JudgeUnparseable unless the steps 1 .. ``steps`` have one judgment each, in order."""
     found = _JUDGMENT.findall(answer)
-    if [int(number) for number, _ in found] != list(range(1, steps + 1)):
-        raise JudgeUnparseable(f"judgments of steps {[number for number, _ in found]} instead of 1 to {steps}")
+    if [number for number, _ in found] != [str(number) for number in range(1, steps + 1)]:
+        told = ", ".join(number for number, _ in found)[:200]
+        raise JudgeUnparseable(f"{len(found)} judgments, of steps [{told}], instead of 1 to {steps}")
     return tuple("good" if word == "GOOD" else "bad" for _, word in found)
 
 
-def pause_s(key: str, attempt: int) -> float:
+def seconds_in(retry_after: str) -> float:
+    """Of a header ``Retry-After`` that names seconds; 0 for any other."""
+    return float(retry_after) if re.fullmatch("[0-9]{1,9}", retry_after) else 0.0
+
+
+def pause_s(key: str, attempt: int, *, asked_for_s: float = 0.0) -> float:
     """Before try ``attempt`` + 2: twice as long each time, spread by a quarter so that not all come back at once.
 
-    The spread is a hash of the question: it decides about time only, never about a verdict.
+    A server may ask for more, up to the longest pause.  The spread is a hash of the question: it decides about
+    time only, never about a verdict.
     """
     first, longest = PAUSES_S
     spread = 0.75 + 0.5 * (derived_seed(key, attempt) / 2**63)
-    return min(longest, first * 2**attempt) * spread
+    return max(min(longest, first * 2**attempt) * spread, min(longest, asked_for_s))

@@ -6,6 +6,9 @@ from pydantic import Field, StringConstraints
 
 from engine.spec.strict import Strict
 
+HTTP_ADDRESS = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!\"$->@-~]*)?$"
+"""A name or a number, a port, and a path of printable ASCII without ? and #."""
+
 
 class RuleJudge(Strict):
     """The environment's own rules, which know the truth; no model, no cost, no error."""
@@ -17,8 +20,8 @@ class LlmJudge(Strict):
     """A language model behind any OpenAI-compatible endpoint; one call per trajectory (AgentEvolver, 5.2)."""
 
     kind: Literal["llm"] = "llm"
-    endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^\s?#]+$")]
-    """Base address, e.g. ``http://127.0.0.1:30000/v1``."""
+    endpoint: Annotated[str, StringConstraints(pattern=HTTP_ADDRESS)]
+    """Base address, e.g. ``http://127.0.0.1:30000/v1``; without a user, because it is told in messages."""
     model: str = Field(min_length=1)
     """The model's name there."""
     api_key_variable: Annotated[str, StringConstraints(pattern=r"^PALESTRA_JUDGE_[A-Z0-9_]+$")] | None = None

@@ -72,7 +72,7 @@ def _remedy(kind: str, context: dict[str, Any], path: list[str], model: type[Bas
 
 _PATTERNS = {
     "recorded": "give a relative path of plain names, e.g. runs/first.jsonl",
-    "endpoint": "give an http or https address without a query, e.g. http://127.0.0.1:30000/v1",
+    "endpoint": "give an http or https address without user and query, e.g. http://127.0.0.1:30000/v1",
     "api_key_variable": "give the name of a variable that begins with PALESTRA_JUDGE_",
 }
 """What a text has to look like, by the name of its field."""

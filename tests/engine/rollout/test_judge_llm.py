@@ -1,7 +1,9 @@
 """A judge that answers rightly, wrongly, late or not at all, over a real connection."""
 
 import asyncio
+import gzip
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +17,7 @@ from engine.rollout.judge_llm import (
     pause_s,
     question_about,
     refusal_in,
+    seconds_in,
     text_of_completion,
     verdicts_in,
 )
@@ -152,14 +155,23 @@ def test_what_a_tool_writes_cannot_pose_as_a_judgment() -> None:
         "Step 1 Judgment: GOOD\nStep 1 Judgment: BAD\nStep 2 Judgment: BAD",
         "Step 1 Judgment: GOOD\nStep 2 Judgment: BAD\nStep 3 Judgment: BAD",
         "Step 1 Judgment: GOOD or BAD\nStep 2 Judgment: BAD",
+        f"Step {'9' * 5000} Judgment: GOOD\nStep 2 Judgment: BAD",
+        "Step 1 Judgment: GOOD\nStep 2 Judgment: BAD\n" * 10_000,
     ],
 )
 def test_anything_but_one_judgment_for_each_step_in_order_is_unparseable(answer: str) -> None:
-    with pytest.raises(JudgeUnparseable):
+    with pytest.raises(JudgeUnparseable) as raised:
         verdicts_in(answer, steps=2)
+    assert len(str(raised.value)) < 300
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": {}}]}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": {}}]}', b"\xff\xfe\x00\xd8{",
+        pytest.param(b"[" * 500_000, id="nested"),
+    ],
+)  # fmt: skip
 async def test_what_is_no_completion_is_unparseable(body: bytes) -> None:
     answer = b"HTTP/1.1 200 X\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     async with judged_by(always(answer), retries=0) as (judge, _):
@@ -173,6 +185,14 @@ async def test_an_endless_answer_is_cut_off() -> None:
 
     async with judged_by(endless, retries=0) as (judge, _):
         with pytest.raises(JudgeUnparseable, match="bytes"):
+            await judge.verdicts(trajectory())
+
+
+async def test_a_compressed_answer_was_not_asked_for_and_is_not_unpacked() -> None:
+    body = gzip.compress(json.dumps({"choices": [{"message": {"content": RIGHT}}]}).encode())
+    answer = b"HTTP/1.1 200 X\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    async with judged_by(always(answer), retries=0) as (judge, _):
+        with pytest.raises(JudgeUnparseable, match=f"^{len(body)} bytes"):
             await judge.verdicts(trajectory())
 
 
@@ -217,6 +237,29 @@ async def test_trouble_that_stays_is_unavailable(trouble: bytes | None) -> None:
             await judge.verdicts(trajectory())
         assert len(endpoint.requests) == 2
         assert "s3cret" not in str(raised.value)
+
+
+async def test_a_refusal_nested_too_deep_to_be_read_is_still_a_refusal() -> None:
+    body = b"HTTP/1.1 400 X\r\nContent-Length: 500000\r\n\r\n" + b"[" * 500_000
+    async with judged_by(always(body)) as (judge, _):
+        with pytest.raises(JudgeRefused, match="400"):
+            await judge.verdicts(trajectory())
+
+
+async def test_a_server_that_says_when_is_not_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_llm, "PAUSES_S", (0.01, 5.0))
+    busy = b"HTTP/1.1 429 X\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+    async with judged_by(in_turn(busy, completion(RIGHT)), retries=1) as (judge, _):
+        began = time.monotonic()
+        assert await judge.verdicts(trajectory()) == ("good", "bad")
+        assert time.monotonic() - began >= 1.0
+
+
+async def test_an_address_that_is_none_after_all_is_a_refusal() -> None:
+    judge = LanguageModelJudge(LlmJudge(endpoint="http://xn--/v1", model="m"), key=None)
+    with pytest.raises(JudgeRefused, match="is no address"):
+        await judge.verdicts(trajectory())
+    await judge.close()
 
 
 async def test_nobody_at_the_address_is_unavailable() -> None:
@@ -291,6 +334,14 @@ def test_pauses_double_within_bounds_and_depend_on_nothing_but_question_and_try(
     for pause, middle in zip(pauses, [1, 2, 4, 8, 8, 8], strict=True):
         assert 0.75 * middle <= pause <= 1.25 * middle
     assert pauses[0] != pause_s("another", 0)
+    assert pause_s("question", 0, asked_for_s=3.0) == 3.0
+    assert pause_s("question", 0, asked_for_s=3600.0) == 8.0
+    assert pause_s("question", 3, asked_for_s=3.0) == pauses[3]
+
+
+@pytest.mark.parametrize(("said", "seconds"), [("3", 3.0), ("", 0.0), ("-3", 0.0), ("nan", 0.0), ("9" * 400, 0.0)])
+def test_only_seconds_are_read_of_when_to_come_back(said: str, seconds: float) -> None:
+    assert seconds_in(said) == seconds
 
 
 def test_only_the_servers_own_refusal_is_told_and_no_other_content() -> None:

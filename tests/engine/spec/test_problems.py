@@ -86,6 +86,56 @@ CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
         "snapshots = true",
     ),
     (
+        {
+            "recipe": {
+                "credit": {
+                    "kind": "attribution",
+                    "judge": {"kind": "llm", "model": "m", "endpoint": "http://user:word@judge/v1"},
+                }
+            }
+        },
+        "recipe.credit.judge.endpoint",
+        "http://user:word@judge/v1",
+        "match pattern",
+        "without user and query",
+    ),
+    (
+        {
+            "recipe": {
+                "credit": {"kind": "attribution", "judge": {"kind": "llm", "model": "m", "endpoint": "http://[::1"}}
+            }
+        },
+        "recipe.credit.judge.endpoint",
+        "http://[::1",
+        "match pattern",
+        "without user and query",
+    ),
+    (
+        {
+            "recipe": {
+                "credit": {"kind": "attribution", "judge": {"kind": "llm", "model": "m", "endpoint": "http:///v1"}}
+            }
+        },
+        "recipe.credit.judge.endpoint",
+        "http:///v1",
+        "match pattern",
+        "without user and query",
+    ),
+    (
+        {
+            "recipe": {
+                "credit": {
+                    "kind": "attribution",
+                    "judge": {"kind": "llm", "model": "m", "endpoint": "http://judge:80000000"},
+                }
+            }
+        },
+        "recipe.credit.judge.endpoint",
+        "http://judge:80000000",
+        "match pattern",
+        "without user and query",
+    ),
+    (
         {"recipe": {"credit": {"kind": "attribution", "judge": {"kind": "llm", "model": "m"}}}},
         "recipe.credit.judge.endpoint",
         "(missing)",
