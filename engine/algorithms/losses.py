@@ -3,14 +3,14 @@
 The trainer calls ``objective_for`` and never learns which objective it got.  What every objective on tokens
 shares is done here once, in this order:
 
-1. the mismatch mask (mismatch.py) is the mask of everything that follows;
-2. the objective's own token losses, times the mismatch weights;
+1. the objective's own token losses, their ratios over all sampled tokens (ALE, eq. 4 and 7);
+2. times the mismatch weights; the mismatch mask (mismatch.py) is the mask of what follows;
 3. tokens that collapse entropy lose their loss and keep their place in the mean (covariance.py);
 4. the penalty for leaving the reference (kl.py), on every trained token;
 5. aggregation (aggregation.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -95,14 +95,13 @@ class TokenObjective:
     mismatch: Mismatch
 
     def loss(self, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-        weights_BT = self._mismatch_weights(tokens)
-        tokens = replace(tokens, mask_BT=self.trained_BT(tokens))
-        losses_BT = corrected(self.token_losses.losses_BT(tokens), weights_BT)
+        losses_BT = corrected(self.token_losses.losses_BT(tokens), self._mismatch_weights(tokens))
         if tokens.kept_BT is not None:
             losses_BT = losses_BT.where(tokens.kept_BT, 0.0)
         if self.kl is not None:
             losses_BT = losses_BT + _kl_penalties(tokens, self.kl)
-        return aggregated(losses_BT, tokens.mask_BT, self.aggregation, max_response_tokens=self.max_response_tokens)
+        mask_BT = self.trained_BT(tokens)
+        return aggregated(losses_BT, mask_BT, self.aggregation, max_response_tokens=self.max_response_tokens)
 
     def trained_BT(self, tokens: PolicyTokens) -> Tensor:
         if self.mismatch.mask is None:
@@ -111,11 +110,10 @@ class TokenObjective:
         return mismatch_keep(ratio_BT, tokens.mask_BT, bound=self.mismatch.mask_bound)
 
     def clipped_BT(self, tokens: PolicyTokens) -> Tensor:
-        mask_BT = self.trained_BT(tokens)
-        cut_BT = self.token_losses.clipped_BT(replace(tokens, mask_BT=mask_BT))
+        cut_BT = self.token_losses.clipped_BT(tokens)
         if tokens.kept_BT is not None:
             cut_BT = cut_BT | ~tokens.kept_BT
-        return cut_BT & mask_BT
+        return cut_BT & self.trained_BT(tokens)
 
     def _mismatch_weights(self, tokens: PolicyTokens) -> Tensor | None:
         if self.mismatch.weight is None:

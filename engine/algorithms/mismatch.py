@@ -17,7 +17,8 @@ DEFAULT_WEIGHT_BOUND = 2.0
 def mismatch_keep(ratio_BT: Tensor, mask_BT: Tensor, *, bound: float = DEFAULT_MASK_BOUND) -> Tensor:
     """m = [ratio <= H] on the sampled tokens, False elsewhere (ALE, eq. 4; of a chunk: eq. 7).
 
-    It is meant as the mask of everything that follows, so that what is cut out counts in no mean.
+    It is meant as the mask of the loss, so that what is cut out counts in no mean of losses; ratios of chunks and
+    sequences are of all their tokens.
     Only an excess is cut: a token that the trainer finds less likely keeps its place.
     """
     return mask_BT & (ratio_BT.detach() <= bound)

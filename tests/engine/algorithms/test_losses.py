@@ -100,6 +100,16 @@ def test_what_the_mismatch_mask_cuts_is_as_if_it_had_not_been_sampled(size: str)
     assert all(map(torch.equal, masking.loss(given), expected))
 
 
+@pytest.mark.parametrize("objective", [Topr(), Tis(), Topr(ratio="chunk"), Gspo()], ids=lambda one: one.kind)
+def test_a_token_that_the_mismatch_mask_cuts_still_counts_in_the_ratio_of_its_sequence(objective: Objective) -> None:
+    """ALE, eq. 4: rho(tau) is over all of tau, m_k over what is summed."""
+    given, summed = tokens(), objective.model_copy(update={"aggregation": "seq-mean-token-sum"})
+    masking = made(summed, mismatch=Mismatch(mask="token", mask_bound=1.2))
+    left = masking.trained_BT(given)
+    assert 0 < left.sum() < given.mask_BT.sum()
+    torch.testing.assert_close(slopes(masking, given), slopes(made(summed), given).where(left, 0.0))
+
+
 def test_mismatch_weights_multiply_the_losses_and_not_the_weight() -> None:
     given = tokens()
     doubled = replace(given, logp_rollout_BT=given.logp_old_BT - math.log(2))
