@@ -21,7 +21,8 @@ def over_tokens(values_BK: Tensor, chunk_BT: Tensor) -> Tensor:
 
 
 def chunk_means(values_BT: Tensor, chunk_BT: Tensor) -> Tensor:
-    """The mean of each chunk [B, K], 0 for a chunk without tokens."""
+    """The mean of each chunk [B, K], 0 for a chunk without tokens; in float32 at least."""
+    values_BT = at_least_float32(values_BT)
     inside_BT = chunk_BT >= 0
     chunks = max(1, int(chunk_BT.max()) + 1) if chunk_BT.numel() else 1
     places_BT = chunk_BT.clamp(min=0)
@@ -29,3 +30,8 @@ def chunk_means(values_BT: Tensor, chunk_BT: Tensor) -> Tensor:
     sums_BK = zeros_BK.scatter_add(1, places_BT, values_BT.where(inside_BT, 0.0))
     counts_BK = zeros_BK.scatter_add(1, places_BT, inside_BT.to(values_BT.dtype))
     return sums_BK / counts_BK.clamp(min=1)
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Of half precision: there a count of tokens stands still at 256 or 2048, and e^20 is infinite."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.algorithms.chunks import chunk_means, over_tokens
+from engine.algorithms.chunks import at_least_float32, chunk_means, over_tokens
 
 RatioSize = Literal["token", "chunk", "sequence"]
 
@@ -19,7 +19,8 @@ LOG_RATIO_BOUND = 20.0
 
 def token_ratios(logp: Tensor, logp_reference: Tensor) -> Tensor:
     """pi / pi_reference of each token.  1, with the gradient of logp, where the two are equal."""
-    return torch.exp((logp - logp_reference).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    log_ratio = at_least_float32(logp) - at_least_float32(logp_reference)
+    return torch.exp(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
 def chunk_ratios(logp_BT: Tensor, logp_reference_BT: Tensor, chunk_BT: Tensor) -> Tensor:
@@ -27,7 +28,8 @@ def chunk_ratios(logp_BT: Tensor, logp_reference_BT: Tensor, chunk_BT: Tensor) -
 
     1 on tokens of no chunk.  The gradient reaches every token of the chunk.
     """
-    mean_BT = over_tokens(chunk_means(logp_BT - logp_reference_BT, chunk_BT), chunk_BT)
+    log_ratio_BT = at_least_float32(logp_BT) - at_least_float32(logp_reference_BT)
+    mean_BT = over_tokens(chunk_means(log_ratio_BT, chunk_BT), chunk_BT)
     return torch.exp(mean_BT.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
@@ -59,5 +61,5 @@ def kl_k3(logp: Tensor, logp_sampler: Tensor) -> Tensor:
 
     Unbiased and never negative (Schulman, "Approximating KL divergence", 2020: k3).
     """
-    log_ratio = (logp - logp_sampler).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    log_ratio = (at_least_float32(logp) - at_least_float32(logp_sampler)).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return torch.expm1(log_ratio) - log_ratio

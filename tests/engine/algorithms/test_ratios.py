@@ -104,3 +104,14 @@ def test_the_gradient_of_a_chunk_ratio_reaches_its_tokens_in_equal_parts_and_no_
 def test_chunk_ratios_ask_for_chunks():
     with pytest.raises(ValueError, match="chunks"):
         ratios_of("chunk", LOGP, REFERENCE, MASK)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_counts_and_exponentiates_as_float32_does(dtype):
+    """3,000 tokens whose log-ratio is 1/8, and one of 16: neither a count nor e^16 fits into half precision."""
+    logp_1T = torch.full((1, 3000), 0.125, dtype=dtype)
+    mask_1T = torch.ones(1, 3000, dtype=torch.bool)
+    assert sequence_ratios(logp_1T, torch.zeros_like(logp_1T), mask_1T)[0, 0].item() == pytest.approx(math.exp(0.125))
+    far = torch.tensor([16.0], dtype=dtype)
+    assert token_ratios(far, torch.zeros_like(far)).item() == pytest.approx(math.exp(16))
+    assert kl_k3(far, torch.zeros_like(far)).item() == pytest.approx(math.exp(16) - 17)
