@@ -69,9 +69,13 @@ class ReplayBuffer(Generic[Payload]):
         return 0 < self._capacity <= len(self._entries)
 
     def push(self, entries: Iterable[Replayed[Payload]], *, step: int) -> None:
-        """Add those with A > 0 and let go of those sampled more than ``max_age_steps`` before ``step``."""
+        """Add those with A > 0 and let go of those that are too old."""
         if self._capacity:
             self._entries.extend(entry for entry in entries if entry.advantage > 0)
+        self.let_go(step=step)
+
+    def let_go(self, *, step: int) -> None:
+        """Of those sampled more than ``max_age_steps`` before ``step``."""
         self._entries = [entry for entry in self._entries if step - entry.step <= self._max_age_steps]
 
     def take(self) -> list[Replayed[Payload]]:

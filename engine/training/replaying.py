@@ -110,6 +110,7 @@ class SelfImitator:
         """
         self._baselines.push(_group_means(trajectories))
         baseline = self._baselines.median()
+        self._good.let_go(step=step)  # steps may have passed in which nothing was learned and nobody asked
         if self._good.full:
             replayed = [_replayable(entry.payload, a) for entry, a in recalibrated(self._good.take(), baseline)]
         else:

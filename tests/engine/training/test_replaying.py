@@ -72,6 +72,13 @@ def test_too_old_entries_leave() -> None:
     assert [one["buffer"] for _, one in told] == [1, 1, 0]
 
 
+def test_a_full_buffer_that_steps_without_learning_made_too_old_is_not_replayed() -> None:
+    imitator = spear(max_age_steps=10)
+    replays(imitator, (1, 0), (1, 0))
+    _, told = imitator.next_replay(*step_of(13, 1, 0), step=13)
+    assert (told["replayed"], told["buffer"]) == (0, 1)
+
+
 def test_saved_through_torch_and_loaded_it_goes_on_as_if_nothing_had_happened() -> None:
     steps = [(1.0, 0.0), (0.7, 0.2), (1.0, 0.0), (0.3, 0.0)]
     straight = spear()
