@@ -4,6 +4,7 @@ A filter answers for whole groups; it changes no reward and no statistic.
 """
 
 import math
+from statistics import pvariance
 from typing import Literal
 
 import torch
@@ -35,13 +36,13 @@ def highest_variance_groups(rewards_PG: Tensor, valid_PG: Tensor | None = None, 
     Of equal groups the earlier stay.  ``keep`` 1 keeps everything, also groups that teach nothing.
     """
     valid_PG = torch.ones_like(rewards_PG, dtype=torch.bool) if valid_PG is None else valid_PG
-    count_P1 = valid_PG.sum(1, keepdim=True).clamp(min=1)
-    mean_P1 = rewards_PG.where(valid_PG, 0.0).sum(1, keepdim=True) / count_P1
-    variance_P = ((rewards_PG - mean_P1).where(valid_PG, 0.0).square() / count_P1).sum(1)
+    # In exact fractions: rounding must not rank groups of equal rewards, or the same rewards in another order.
+    members = [rewards_G[valid_G].tolist() for rewards_G, valid_G in zip(rewards_PG, valid_PG, strict=True)]
+    variances = [pvariance(rewards) if rewards else 0.0 for rewards in members]
     groups = len(rewards_PG)
     # 1e-9: (1 - 0.9) * 10 is 0.999... in floating point and means 1.
     dropped = math.floor((1 - keep) * groups + 1e-9)
-    by_variance = variance_P.argsort(descending=True, stable=True)
+    by_variance = sorted(range(groups), key=lambda group: -variances[group])
     kept_P = torch.zeros(groups, dtype=torch.bool, device=rewards_PG.device)
     kept_P[by_variance[: groups - dropped]] = True
     return kept_P

@@ -1,3 +1,5 @@
+from itertools import permutations
+
 import pytest
 import torch
 from hypothesis import given
@@ -61,3 +63,12 @@ def test_what_is_kept_varies_at_least_as_much_as_what_is_dropped(spreads, tenths
 def test_of_equal_groups_the_earlier_stay():
     """Many of them, because a sort of few is stable by accident."""
     assert highest_variance_groups(torch.ones(400, 3)).tolist() == [True] * 300 + [False] * 100
+
+
+def test_groups_are_equal_whatever_their_reward_and_its_order():
+    """In floating point seven rewards of 0.7 vary, and the same rewards vary differently in another order."""
+    same = torch.tensor([[0.0] * 7, [0.7] * 7, [0.1] * 7, [0.3] * 7], dtype=torch.float64)
+    assert highest_variance_groups(same, keep=0.5).tolist() == [True, True, False, False]
+    rewards = [0.1, 0.7, 0.3, 0.9, 0.2]
+    for order in permutations(rewards):
+        assert highest_variance_groups(torch.tensor([rewards, order]), keep=0.5).tolist() == [True, False]
