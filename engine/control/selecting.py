@@ -14,7 +14,7 @@ from math import floor
 from statistics import pvariance
 
 from engine.algorithms.sample_masks import SampleFacts, TurnFacts, mask_reason
-from engine.spec.credit import COMPARES_A_GROUP, Credit, ReinforcePlusPlus
+from engine.spec.credit import Credit, compares_a_group
 from engine.spec.run import RunSpec
 from engine.spec.selection import Selection
 from engine.spec.trajectory import Trajectory
@@ -64,11 +64,11 @@ def select(spec: RunSpec, trajectories: Sequence[Trajectory]) -> Selected:
 
 def comparable(credit: Credit, trajectories: Sequence[Trajectory]) -> Groups:
     """The groups in which enough rollouts came back for the credit to compare, in the order of their numbers."""
-    compares = credit.kind in COMPARES_A_GROUP or (isinstance(credit, ReinforcePlusPlus) and credit.group_baseline)
+    fewest = 2 if compares_a_group(credit) else 1
     groups: Groups = defaultdict(list)
     for one in trajectories:
         groups[one.group].append(one)
-    return {number: groups[number] for number in sorted(groups) if len(groups[number]) > (1 if compares else 0)}
+    return {number: groups[number] for number in sorted(groups) if len(groups[number]) >= fewest}
 
 
 def informative(groups: Groups) -> list[int]:

@@ -88,5 +88,9 @@ class Attribution(Strict):
 
 Credit = Grpo | DrGrpo | Rloo | ReinforcePlusPlus | Gae | Gigpo | ChunkReturn | Attribution
 
-COMPARES_A_GROUP = frozenset({"grpo", "dr-grpo", "rloo", "gigpo", "attribution"})
-"""Kinds whose advantage is exactly 0 in a group of one."""
+
+def compares_a_group(credit: Credit) -> bool:
+    """Whether the advantage is exactly 0 in a group of one."""
+    if isinstance(credit, ReinforcePlusPlus):
+        return credit.group_baseline
+    return not isinstance(credit, Gae | ChunkReturn)

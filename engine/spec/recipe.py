@@ -133,6 +133,20 @@ def _senseless(recipe: Recipe) -> Iterator[tuple[str, Any, bool, str, str]]:
         "add [recipe.purification]",
     )
     yield (
+        "purification.share",
+        0.0,
+        objective == "dpo" and recipe.purification is not None and recipe.purification.share == 0,
+        "dpo prefers corrected tool calls to failed ones, and with a share of 0 there are none",
+        "use a share greater than 0",
+    )
+    yield (
+        "reward.wrong",
+        recipe.reward.wrong,
+        recipe.reward.wrong > recipe.reward.correct,
+        f"failure would be paid more than success, which earns {recipe.reward.correct:g}",
+        f"use at most {recipe.reward.correct:g}",
+    )
+    yield (
         "credit.kind",
         credit,
         objective == "dpo" and credit == "gae",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from engine.spec.credit import COMPARES_A_GROUP
+from engine.spec.credit import compares_a_group
 from engine.spec.environment import Environment, PythonMath
 from engine.spec.impossible import impossible
 from engine.spec.recipe import Recipe
@@ -125,7 +125,7 @@ class RunSpec(Strict):
         batch = self.schedule.prompts_per_step * self.schedule.group_size
         minibatch = self.schedule.minibatch_trajectories
         credit = self.recipe.credit.kind
-        if self.schedule.group_size < 2 and credit in COMPARES_A_GROUP and self.recipe.reinforces:
+        if self.schedule.group_size < 2 and compares_a_group(self.recipe.credit) and self.recipe.reinforces:
             raise impossible(
                 "schedule.group_size",
                 self.schedule.group_size,

@@ -47,6 +47,24 @@ CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
         "use at least 2",
     ),
     (
+        {
+            "recipe": {"credit": {"kind": "reinforce-pp", "group_baseline": True}},
+            "schedule": {"group_size": 1, "minibatch_trajectories": 32},
+        },
+        "schedule.group_size",
+        1,
+        "nothing to compare",
+        "use at least 2",
+    ),
+    ({"recipe": {"reward": {"wrong": 1.5}}}, "recipe.reward.wrong", 1.5, "paid more than success", "use at most 1"),
+    (
+        {"recipe": {"preset": "dpo-tool-calls", "purification": {"share": 0}}},
+        "recipe.purification.share",
+        0.0,
+        "there are none",
+        "greater than 0",
+    ),
+    (
         {"schedule": {"minibatch_trajectories": 7}},
         "schedule.minibatch_trajectories",
         7,
