@@ -92,6 +92,9 @@ def _type_in_words(annotation: Any) -> str:
     if get_origin(annotation) is Annotated:
         return _type_in_words(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
+        tables = models_in(annotation)
+        if len(tables) > 1:
+            return f"a table of kind {' or '.join(str(one.model_fields['kind'].default) for one in tables)}"
         return " or ".join(filter(None, (_type_in_words(one) for one in get_args(annotation) if one is not NoneType)))
     if get_origin(annotation) is Literal:
         return f"one of: {', '.join(map(str, get_args(annotation)))}"

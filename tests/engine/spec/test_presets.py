@@ -84,6 +84,42 @@ def test_the_papers_tables_are_as_printed() -> None:
     assert recipe("paper-agentevolver").kl.beta == 0.001  # type: ignore[union-attr]
 
 
+# task: prompts, group, trajectories per minibatch, steps, temperature, top_p, turns, prompt and response tokens,
+# T_warm-up, omega_lb, omega_ub
+TABLE_8 = {
+    "alfworld": (32, 8, 256, 200, 0.4, 1, 50, 2048, 512, 100, 2, 60),
+    "webshop": (32, 8, 256, 350, 0.4, 1, 15, 4096, 1024, 200, 2, 60),
+    "math": (128, 16, 32 * 16, 300, 1.0, 0.6, 8, 2048, 16384, 300, 1, 40),
+    "sokoban": (32, 8, 64, 200, 0.4, 1, 15, 1024, 1024, 100, 2, 60),
+    "searchr1": (128, 16, 32 * 16, 300, 1.0, 0.6, 32, 2048, 30000, 300, 1, 40),
+}
+
+
+@pytest.mark.parametrize("task", TABLE_8)
+def test_spears_table_8_is_as_printed(task: str) -> None:
+    told, made = preset(f"paper-spear-{task}").paper, recipe(f"paper-spear-{task}")
+    imitation = made.self_imitation
+    assert imitation is not None
+    assert imitation.covariance is not None
+    schedule = [told["schedule"][key] for key in ("prompts_per_step", "group_size", "minibatch_trajectories", "steps")]
+    beside = [told["schedule"]["temperature"], *(told[key] for key in ("top_p", "turns", "prompt_tokens"))]
+    bounds = [imitation.warmup_steps, imitation.covariance.low, imitation.covariance.high]
+    assert (*schedule, *beside, told["response_tokens"], *bounds) == TABLE_8[task]
+    same = (made.optimizer.learning_rate, made.reward.tool_calls_decay_steps, made.kl, made.selection.keep_groups)
+    assert same == (1e-6, 200, None, 0.75)
+    buffers = (imitation.replay_buffer, imitation.baseline_buffer, imitation.covariance.share)
+    assert buffers == (2048, 10240, 0.02)
+    objective = made.objective.model_dump(include={"clip_low", "clip_high", "dual_clip", "aggregation"})
+    assert list(objective.values()) == [0.2, 0.28, 10, "seq-mean-token-sum-norm"]
+    assert made.credit.model_dump() in ({"kind": "dr-grpo"}, {**made.credit.model_dump(), "scale_by_std": False})
+
+
+def test_a_part_that_is_absent_says_of_which_kinds_it_may_be() -> None:
+    by_path = {knob.path: knob for knob in knobs_of(preset("grpo"))}
+    assert by_path["objective.covariance"].range == "a table of kind clip or kl or absent"
+    assert by_path["purification"].range == "a table or absent"
+
+
 def test_a_part_of_a_preset_can_be_taken_away() -> None:
     assert recipe("cleaner", purification=None).purification is None
 
