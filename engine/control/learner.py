@@ -27,6 +27,7 @@ from engine.training.batch import Sample, per_turn, sample_from_trajectory
 from engine.training.crediting import TurnAdvantages, critic_targets, token_advantages
 from engine.training.critic import Critic, with_targets
 from engine.training.lessons import without_lessons
+from engine.training.mismatched import mismatch_bound, with_mismatch_told
 from engine.training.preferences import pairs_of
 from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
 from engine.training.replaying import NO_REPLAY, SelfImitator
@@ -56,7 +57,10 @@ class Learner:
         return fmean(metrics["loss"] for metrics in history)
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Advantages and the frozen policy's log-probs, turn by turn; lessons that are stripped are told."""
+        """Advantages and the frozen policy's log-probs, turn by turn.
+
+        Lessons that are stripped, and tokens that the mismatch mask will keep out of ``update``, are told.
+        """
         if not trajectories:
             return []
         recipe = self._spec.recipe
@@ -69,7 +73,12 @@ class Learner:
             training, environment_id = recipe.experience.training, self._spec.environment.id
             credited = [without_lessons(one, training, environment_id=environment_id) for one in credited]
         old_logprobs = self._trainer.old_logprobs([self._sample(one) for one in credited])
-        return [_with_old_logprobs(*one) for one in zip(credited, old_logprobs, strict=True)]
+        credited = [_with_old_logprobs(*one) for one in zip(credited, old_logprobs, strict=True)]
+        bound = mismatch_bound(recipe)
+        if bound is None:
+            return credited
+        cut = self._trainer.cut_by_mismatch([self._sample(one) for one in credited])
+        return [with_mismatch_told(*one, bound=bound) for one in zip(credited, cut, strict=True)]
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """One step's updates from credited trajectories.

@@ -35,10 +35,13 @@ StopReason = Literal["answered", "done", "no-tool-call", "turn-limit", "truncate
 """Why the episode ended: an answer; the environment's goal was reached or missed for good; neither an answer nor a
 tool call; too many turns; the context was full; its box was frozen because of an alert."""
 
-ChangeKind = Literal["purified", "purification-failed", "stripped", "prefilled", "turn-masked", "resampled"]
+ChangeKind = Literal[
+    "purified", "purification-failed", "stripped", "prefilled", "turn-masked", "mismatch-masked", "resampled"
+]
 """``purified``: a failed call was replaced by its correction; ``purification-failed``: no correction worked, and the
 last failing attempt stays; ``stripped``: lessons that the policy read were taken out of training; ``prefilled``: an
-expert's turns; ``turn-masked``: a turn not learned; ``resampled``: played in place of one that taught nothing."""
+expert's turns; ``turn-masked``: a turn not learned; ``mismatch-masked``: tokens not learned, because the trainer finds
+them far likelier than the generator did; ``resampled``: played in place of one that taught nothing."""
 
 
 class Task(Strict):

@@ -154,6 +154,26 @@ class Trainer:
             answers += rows
         return answers
 
+    def cut_by_mismatch(self, samples: Sequence[Sample]) -> list[list[bool]]:
+        """Which tokens the mismatch mask will keep out of ``update``, aligned with each sample's tokens."""
+        rows = [[False] * len(sample) for sample in samples]
+        for batch in self._cut.microbatches(samples):
+            trained_BT = self._objective.trained_BT(
+                PolicyTokens(
+                    logp_BT=batch.old_logp_BT,
+                    logp_old_BT=batch.old_logp_BT,
+                    advantages_BT=batch.advantages_BT,
+                    mask_BT=batch.mask_BT,
+                    logp_rollout_BT=batch.rollout_logp_BT,
+                    chunk_BT=chunk_numbers(batch.scored_BT) if self._uses_chunks else None,
+                    expert_BT=batch.expert_BT,
+                )
+            )
+            for i, cut_T in zip(batch.rows, (batch.mask_BT & ~trained_BT).tolist(), strict=True):
+                count = min(len(cut_T), len(samples[i]))
+                rows[i][:count] = cut_T[:count]
+        return rows
+
     def update(self, samples: Sequence[Sample], replay: Replay = NO_REPLAY) -> dict[str, float]:
         """One pass over the samples in their order, one optimiser update per minibatch of the schedule.
 

@@ -125,6 +125,13 @@ def test_lessons_are_marked_as_not_trained_on(client: Client, told: Callable[...
     assert "Not trained on." in html
 
 
+def test_tokens_that_the_mismatch_mask_cut_are_told(client: Client, told: Callable[..., Run], story: Story) -> None:
+    cut = {"kind": "mismatch-masked", "turn": 0, "start": 1, "stop": 3, "reason": "mismatch", "details": {"bound": 5.0}}
+    html = page_of(client, told(plain(story, 0, changes=[cut])), 0)
+    assert "2 tokens masked: mismatch of sampling and training" in html
+    assert "tokens 1 to 2 not learned" in html
+
+
 def test_a_trajectory_without_changes_has_no_summary(client: Client, told: Callable[..., Run], story: Story) -> None:
     assert 'id="summary"' not in page_of(client, told(plain(story, 0)), 0)
 
@@ -132,7 +139,7 @@ def test_a_trajectory_without_changes_has_no_summary(client: Client, told: Calla
 def test_what_hostile_changes_say_is_never_markup(client: Client, told: Callable[..., Run], story: Story) -> None:
     details = {"attempts": EVIL, "error_class": EVIL, "similarity": EVIL, "first_output": EVIL, EVIL: EVIL}
     evil = {"turn": 0, "start": 0, "stop": 1, "reason": EVIL, "before": EVIL, "after": EVIL * 2, "details": details}
-    kinds = ("purified", "purification-failed", "stripped", "prefilled", "turn-masked", "resampled")
+    kinds = ("purified", "purification-failed", "stripped", "prefilled", "turn-masked", "mismatch-masked", "resampled")
     resampled = evil | {"kind": "resampled", "details": {"tries": 1}}
     one = plain(story, 0, changes=[evil | {"kind": kind} for kind in kinds if kind != "resampled"] + [resampled])
     one["turns"][0] |= {"masked_because": EVIL, "experience_span": (0, 1), "prefilled": True}

@@ -77,6 +77,8 @@ def summary_of(trajectory: Trajectory) -> list[str]:
         said.append(f"{_count(repaired, 'call')} repaired")
     if failed := changes["purification-failed"]:
         said.append(f"{_count(failed, 'repair')} failed")
+    if cut := sum(one.stop - one.start for one in trajectory.changes if one.kind == "mismatch-masked"):
+        said.append(f"{_count(cut, 'token')} masked: mismatch of sampling and training")
     if masked:
         said.append(f"{_count(masked.total(), 'turn')} masked: {', '.join(sorted(masked))}")
     if trajectory.start and trajectory.start.prefix:
@@ -110,6 +112,7 @@ _TITLES = {
     "purification-failed": "No correction worked",
     "stripped": "Lessons were taken out of training",
     "turn-masked": "This turn is not learned",
+    "mismatch-masked": "Tokens that the trainer finds far likelier are not learned",
     "resampled": "Played in place of another rollout",
 }
 
@@ -149,6 +152,8 @@ def _badge_of_change(change: Change) -> Badge | None:
             return Badge(f"repair failed: {change.reason}", "bad", str(details.get("refusal", "")))
         case "stripped":
             return Badge("lessons stripped", "", change.reason)
+        case "mismatch-masked":
+            return Badge(f"tokens {change.start} to {change.stop - 1} not learned", "warn", change.reason)
         case "resampled":
             return Badge("resampled", "", change.reason)
     return None

@@ -108,6 +108,35 @@ def test_masked_trajectories_count_in_their_group_and_are_not_trained() -> None:
     assert learner.update(credited)["tokens"] == trained
 
 
+IPA = {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa", "imitation_weight": 0}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        ({"mismatch": {"mask": "token"}}, [(1, 1, 2), (1, 3, 4)]),
+        ({"mismatch": {"mask": "chunk"}}, [(1, 0, 4)]),
+        ({"mismatch": {"mask": "sequence"}}, [(0, 0, 2), (1, 0, 4)]),
+        (IPA, [(1, 0, 4)]),
+        ({}, []),
+        ({"mismatch": {"weight": "token"}}, []),
+    ],
+)
+def test_what_the_mismatch_mask_cuts_is_told_and_is_what_update_leaves_out(
+    recipe: dict[str, Any], told: list[tuple[int, int, int]]
+) -> None:
+    """The generator found two tokens impossible that the trainer finds as likely as any."""
+    learner = Learner(run_spec({"credit": {"kind": "grpo"}} | recipe))
+    turns = turn([2, 4, 5], [20, 21]), turn([8, 40, 9], [22, 23, 24, 25], logprobs=[-3.0, -30.0, -3.0, -30.0])
+    played = [trajectory(*turns, reward=1.0), trajectory(turn([2, 4, 5], [20, 21]), reward=0.0, index=1)]
+    credited = learner.credit(played)
+    cut = [(one.kind, one.turn, one.start, one.stop) for one in credited[0].changes]
+    assert cut == [("mismatch-masked", *span) for span in told]
+    assert credited[1].changes == []
+    masked = learner.update(credited)["mismatch_masked"]
+    assert masked == pytest.approx(sum(stop - start for _, start, stop in told) / 8)
+
+
 def test_a_step_without_pairs_is_told_and_makes_no_update() -> None:
     learner = Learner(run_spec(RECIPES["dpo"]))
     before = learner.weights()
