@@ -20,6 +20,7 @@ from sandboxes.backends.remote.wire import (
     Result,
     SnapshotView,
 )
+from sandboxes.bounds import MOST_READ_BYTES
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import ExecResult, Snapshot
 from sandboxes.service.boxes import Boxes as AllOfThem
@@ -31,6 +32,7 @@ router = APIRouter(prefix="/v1/boxes", tags=["boxes"], responses=PROBLEMS)
 BYTES = "application/octet-stream"
 RECORDS = TypeAdapter(list[EgressRecord])
 Path = Annotated[str, Query(min_length=1, max_length=4096)]
+ReadLimit = Annotated[int, Query(ge=0, le=MOST_READ_BYTES)]
 AFile: dict[str, Any] = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
 
 
@@ -94,7 +96,7 @@ async def cancel(call: str, hosted: Mine) -> None:
 
 
 @router.get("/{id}/files", response_class=Response, responses={200: AFile})
-async def read_file(path: Path, hosted: Mine, limit_bytes: Annotated[int, Query(ge=0)] = 2**20) -> Response:
+async def read_file(path: Path, hosted: Mine, limit_bytes: ReadLimit = 2**20) -> Response:
     content = await hosted.busy(hosted.sandbox.read_file(path, limit_bytes=limit_bytes))
     return Response(content, media_type=BYTES)
 

@@ -13,6 +13,7 @@ from sandboxes.backends.namespaces import limits, probe, replies
 from sandboxes.backends.namespaces.inside import frames
 from sandboxes.backends.namespaces.link import Link, Reply
 from sandboxes.backends.namespaces.process import BoxProcess
+from sandboxes.bounds import fits, read_limit, sent, wait_s
 from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.outside import WORLD, World
 from sandboxes.egress.interception.watched import Doorway, NoDoorway, Watched
@@ -145,8 +146,9 @@ class NamespaceBox:
     ) -> ExecResult:
         if not argv:
             raise ValueError("exec needs a program")
-        seconds = self.spec.timeout_s if timeout_s is None else timeout_s
-        return await self._job("exec", (list(argv), bytes(stdin), dict(env or {}), seconds), seconds)
+        seconds = wait_s(timeout_s, self.spec.timeout_s)
+        given = sent("stdin", bytes(stdin))
+        return await self._job("exec", (list(argv), given, dict(env or {}), seconds), seconds)
 
     async def run_python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         return await self._cell("python", code, timeout_s)
@@ -155,15 +157,16 @@ class NamespaceBox:
         return await self._cell("prelude", code, timeout_s)
 
     async def _cell(self, verb: str, code: str, timeout_s: float | None) -> ExecResult:
-        seconds = self.spec.timeout_s if timeout_s is None else timeout_s
+        seconds = wait_s(timeout_s, self.spec.timeout_s)
+        given = sent("code", code.encode("utf-8", "replace"))
         async with self._interpreter:
-            return await self._job(verb, (code.encode("utf-8", "replace"), seconds), seconds)
+            return await self._job(verb, (given, seconds), seconds)
 
     async def write_file(self, path: str, content: bytes) -> None:
-        await self._file("write", path, bytes(content))
+        await self._file("write", path, fits(bytes(content), self.spec.disk_mib, path))
 
     async def read_file(self, path: str, *, limit_bytes: int = 2**20) -> bytes:
-        return await self._file("read", path, limit_bytes, largest_bytes=limit_bytes)
+        return await self._file("read", path, read_limit(limit_bytes), largest_bytes=limit_bytes)
 
     async def snapshot(self) -> Snapshot:
         if not self.spec.snapshots:

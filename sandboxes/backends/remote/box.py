@@ -25,6 +25,7 @@ from sandboxes.backends.remote.wire import (
     Result,
     SnapshotView,
 )
+from sandboxes.bounds import fits, read_limit, sent, wait_s
 from sandboxes.egress.attempt import LABEL_CHARACTERS
 from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.outside import WORLD, World
@@ -89,24 +90,32 @@ class RemoteBox:
             raise ValueError("exec needs a program")
         call = secrets.token_hex(8)
         asked = Exec.model_construct(
-            argv=list(argv), stdin=bytes(stdin), env=dict(env or {}), timeout_s=timeout_s, call=call
+            argv=list(argv),
+            stdin=sent("stdin", bytes(stdin)),
+            env=dict(env or {}),
+            timeout_s=wait_s(timeout_s, self.spec.timeout_s),
+            call=call,
         )
         return await self._run("POST", "exec", asked, call)
 
     async def run_python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        call = secrets.token_hex(8)
-        return await self._run("POST", "python", Code(code=_utf8(code), timeout_s=timeout_s, call=call), call)
+        return await self._cell("POST", "python", code, timeout_s)
 
     async def set_prelude(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
+        return await self._cell("PUT", "prelude", code, timeout_s)
+
+    async def _cell(self, method: str, verb: str, code: str, timeout_s: float | None) -> ExecResult:
         call = secrets.token_hex(8)
-        return await self._run("PUT", "prelude", Code(code=_utf8(code), timeout_s=timeout_s, call=call), call)
+        given = sent("code", code.encode("utf-8", "replace")).decode()  # as a box reads it
+        asked = Code(code=given, timeout_s=wait_s(timeout_s, self.spec.timeout_s), call=call)
+        return await self._run(method, verb, asked, call)
 
     async def write_file(self, path: str, content: bytes) -> None:
-        params = {"path": _sayable(path)}
-        await completed(self._session.ask("PUT", "files", content=bytes(content), params=params))
+        params, given = {"path": _sayable(path)}, fits(bytes(content), self.spec.disk_mib, path)
+        await completed(self._session.ask("PUT", "files", content=given, params=params))
 
     async def read_file(self, path: str, *, limit_bytes: int = 2**20) -> bytes:
-        params: dict[str, str | int | float] = {"path": _sayable(path), "limit_bytes": limit_bytes}
+        params: dict[str, str | int | float] = {"path": _sayable(path), "limit_bytes": read_limit(limit_bytes)}
         return (await completed(self._session.ask("GET", "files", params=params, again=True))).content
 
     async def snapshot(self) -> Snapshot:
@@ -250,11 +259,6 @@ class RemoteBox:
 
 async def _await(task: "asyncio.Task[None]") -> None:
     await asyncio.shield(task)
-
-
-def _utf8(code: str) -> str:
-    """As a box reads it: what is no text is replaced."""
-    return code.encode("utf-8", "replace").decode()
 
 
 def _sayable(path: str) -> str:

@@ -77,4 +77,6 @@ def exception_of(problem: Problem) -> Exception:
     if kind in SIMPLE:
         return SIMPLE[kind][1](problem.detail)
     said = "; ".join((problem.detail, *map(str, problem.problems)))
-    return ValueError(said) if problem.status == 422 else SandboxLost(f"the service says {problem.status}: {said}")
+    return (
+        ValueError(said) if problem.status in (413, 422) else SandboxLost(f"the service says {problem.status}: {said}")
+    )

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
 
+from sandboxes.bounds import LONGEST_S
 from sandboxes.egress.refusal import refused
 from sandboxes.interface import ExecResult, Inspection, Outcome
 from sandboxes.spec import SandboxSpec
@@ -82,14 +83,14 @@ class Exec(Wire):
     argv: list[str] = Field(min_length=1, max_length=10_000)
     stdin: Base64Bytes = b""
     env: dict[str, str] = Field(default={}, max_length=1000)
-    timeout_s: float | None = Field(default=None, gt=0, le=86400)
+    timeout_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
     call: str | None = Field(default=None, max_length=64)
     """A name by which this call can be cancelled while it runs."""
 
 
 class Code(Wire):
     code: str
-    timeout_s: float | None = Field(default=None, gt=0, le=86400)
+    timeout_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
     call: str | None = Field(default=None, max_length=64)
 
 

@@ -72,7 +72,9 @@ async def test_a_fifo_or_device_does_not_hold_the_box_up(box):
             await box.write_file(path, b"x")
 
 
-@pytest.mark.parametrize("path", ["a\0b", "\ud800", "", ".", "/", "d/", "n" * 300, "/work/../../..", "/proc/self/mem"])
+@pytest.mark.parametrize(
+    "path", ["a\0b", "\ud800", "", ".", "/", "d/", "n" * 300, "/work/../../..", "/proc/self/mem", "a/" * 1900 + "b"]
+)
 async def test_what_is_no_path_of_a_file_is_the_callers_oserror(box, path):
     with pytest.raises(OSError):
         await box.read_file(path)
@@ -94,6 +96,14 @@ async def test_empty_files_and_a_limit_of_nothing_are_fine(box):
     await box.write_file("one", b"1")
     with pytest.raises(OSError, match="large"):
         await box.read_file("one", limit_bytes=0)
+
+
+@pytest.mark.parametrize("limit_bytes", [-1, 2**40, 10**30])
+async def test_a_limit_that_is_none_is_the_callers_mistake_and_costs_no_box(box, limit_bytes):
+    await box.write_file("one", b"1")
+    with pytest.raises(ValueError, match="limit_bytes"):
+        await box.read_file("one", limit_bytes=limit_bytes)
+    assert await box.read_file("one") == b"1"
 
 
 async def test_permissions_hold_for_the_host_as_for_the_guest(box):

@@ -1,6 +1,7 @@
 """What every backend promises of programs, their input, output and environment."""
 
 import asyncio
+import math
 import os
 import time
 
@@ -98,6 +99,23 @@ async def test_what_cannot_be_started_is_an_error_of_the_program(box, argv, env)
 async def test_a_program_without_a_name_is_the_callers_mistake(box):
     with pytest.raises(ValueError, match="program"):
         await box.exec([])
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, -math.inf, -1, 0, 1e300, 10**400])
+async def test_what_is_no_time_is_the_callers_mistake_and_costs_no_box(box, timeout_s):
+    for call in (box.exec(["true"], timeout_s=timeout_s), box.run_python("1", timeout_s=timeout_s),
+                 box.set_prelude("1", timeout_s=timeout_s)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"timeout_s = .*more than 0"):
+            await call
+    assert (await box.run_python("1")).stdout == "1\n"
+
+
+async def test_code_and_input_beyond_what_a_box_takes_are_refused_before_they_are_sent(box, monkeypatch):
+    monkeypatch.setattr("sandboxes.bounds.MOST_SENT_BYTES", 1000)
+    for call in (box.exec(["true"], stdin=bytes(1001)), box.run_python("#" * 1001), box.set_prelude("#" * 1001)):
+        with pytest.raises(ValueError, match="1001 bytes"):
+            await call
+    assert (await box.exec(["wc", "-c"], stdin=bytes(1000))).stdout == "1000\n"
 
 
 async def test_an_unread_stdin_and_a_closed_stdout_are_no_fault(box):

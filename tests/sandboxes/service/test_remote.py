@@ -64,6 +64,16 @@ async def test_the_exceptions_of_the_facade_survive_the_way(at_service):
             await box.restore(Snapshot("987654"))
 
 
+async def test_a_file_that_the_service_does_not_take_costs_no_box(serve, monkeypatch):
+    service = await serve(body_bytes=10_000)
+    monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
+    monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", service.token("alice"))
+    async with opened(SandboxSpec(place="service")) as box:
+        with pytest.raises(ValueError, match="more than 10000 bytes"):
+            await box.write_file("f", bytes(10_001))
+        assert (await box.run_python("1")).stdout == "1\n"
+
+
 async def test_a_freeze_by_somebody_else_reaches_calls_under_way(at_service):
     async with opened(AWAY) as box:
         running = asyncio.create_task(box.exec(["sleep", "60"], timeout_s=60))

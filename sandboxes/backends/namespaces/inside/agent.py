@@ -112,6 +112,8 @@ class Agent:
             getattr(self, "do_" + verb)(number, *arguments)
         except OSError as error:
             self.answer(number, frames.FAILED, frames.ERRNO.pack(error.errno or errno.EIO))
+        except RecursionError:  # os.makedirs calls itself for each folder above
+            self.answer(number, frames.FAILED, frames.ERRNO.pack(errno.ENAMETOOLONG))
         except ValueError:  # no path at all: a null byte, half a surrogate pair
             self.answer(number, frames.FAILED, frames.ERRNO.pack(errno.EINVAL))
 
