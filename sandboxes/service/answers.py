@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.exceptions import HTTPException
 
 from sandboxes.backends.remote.faults import MEDIA_TYPE, Fault, Problem, problem_of
@@ -77,7 +78,7 @@ def _fault(details: Any) -> Fault:
         path += context["field"].split(".")
         value = context["value"]
     return Fault(
-        field=".".join(path) or "(body)",
+        field=_sayable(".".join(path)) or "(body)",
         value="(missing)" if kind == "missing" else _shown(value),
         message=details["msg"],
         remedy=context.get("remedy") or _remedy(kind, context),
@@ -100,4 +101,14 @@ def _remedy(kind: str, context: dict[str, Any]) -> str:
 
 def _shown(value: Any) -> Any:
     text = repr(value)
-    return text[:SHOWN_CHARACTERS] + "..." if len(text) > SHOWN_CHARACTERS else value
+    if len(text) > SHOWN_CHARACTERS:
+        return text[:SHOWN_CHARACTERS] + "..."
+    try:
+        to_json(value)
+    except PydanticSerializationError:
+        return text  # half a surrogate pair is no text that JSON could carry
+    return value
+
+
+def _sayable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -103,6 +103,20 @@ async def test_bad_input_is_told_with_field_value_and_remedy(alice, body, field,
     assert remedy in problem["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("body", "field", "value"),
+    [
+        (r'{"user": "\ud800"}', "user", r"'\ud800'"),
+        (r'{"\ud800": 1}', r"\ud800", 1),
+        ('{"idle_s": NaN}', "idle_s", None),
+    ],
+)
+async def test_what_no_text_can_say_is_told_all_the_same(alice, body, field, value):
+    answer = await alice.post("/v1/boxes", content=body, headers={"Content-Type": "application/json"})
+    problem = answer.json()["problems"][0]
+    assert (answer.status_code, problem["field"], problem["value"]) == (422, field, value)
+
+
 async def test_a_body_that_is_too_long_is_not_read(serve):
     service = await serve(body_bytes=1000)
     alice = await service.client("alice")
