@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from sandboxes.egress.gateway.opening import UNREADABLE, read_opening
+from sandboxes.egress.gateway.outside import World
 from sandboxes.egress.policy import EgressPolicy, Quotas, Rule
 from tests.sandboxes.watched_scene import Internet, allowing, scene
 
@@ -186,6 +187,23 @@ except urllib.error.HTTPError as error:
 """)
     assert result.stdout == "502 tcp 203.0.113.80:80: Connection refused\n"
     assert staged.records[-1].ended == "unreachable"
+
+
+async def test_a_connection_that_is_cut_while_it_is_dialled_says_so():
+    async def never(address, port):
+        await asyncio.Event().wait()
+
+    internet = Internet({SITE: ["203.0.113.80"]})
+    world = World(never, internet.world.look_up)
+    async with scene(allowing(SITE), world) as staged:
+        await staged.box.exec(["/usr/bin/python3", "-c", f"""
+import socket
+made = socket.create_connection(("{SITE}", 80)); made.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+"""])  # fmt: skip
+        await staged.until(lambda: any(one.attempt.protocol == "tcp" for one in staged.records))
+        await staged.box.freeze("enough")
+        told = [(one.phase, one.ended) for one in staged.records if one.attempt.protocol == "tcp"]
+    assert told == [("attempt", None), ("traffic", "cut")]
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,9 @@ class Connection:
         try:
             async with asyncio.timeout(DIAL_S):
                 return await self._gateway.dial(str(self._attempt.address), int(self._attempt.port or 0))
+        except asyncio.CancelledError:
+            self._state(Traffic(ended="cut"))
+            raise
         except (OSError, TimeoutError) as error:
             self._state(Traffic(ended="unreachable"))
             why = getattr(error, "strerror", None) or "no answer in time"
