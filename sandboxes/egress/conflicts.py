@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from sandboxes.egress.address import Network, covers
+from sandboxes.egress.address import Network
 from sandboxes.egress.rule_checks import host_matches
 
 if TYPE_CHECKING:
@@ -34,14 +34,27 @@ class _Place:
 
     host: str | None
     network: Network | None
+    first: int = 0
+    """Of the network, as numbers: places are compared by the hundred thousand."""
+    last: int = 0
+
+    @classmethod
+    def of(cls, host: str | None, network: Network | None) -> "_Place":
+        if network is None:
+            return cls(host, None)
+        family = network.version << 128
+        return cls(host, network, family + int(network.network_address), family + int(network.broadcast_address))
 
     @property
     def text(self) -> str:
         return " in ".join(str(part) for part in (self.host, self.network) if part is not None)
 
     def covers(self, other: "_Place") -> bool:
-        host = self.host is None or (other.host is not None and _host_covers(self.host, other.host))
-        return host and (self.network is None or (other.network is not None and covers(self.network, other.network)))
+        if self.host is not None and (other.host is None or not _host_covers(self.host, other.host)):
+            return False
+        if self.network is None:
+            return True
+        return other.network is not None and self.first <= other.first and other.last <= self.last
 
     def meets(self, other: "_Place") -> bool:
         """Whether both are known to have a destination in common."""
@@ -51,7 +64,7 @@ class _Place:
             if not shared:
                 return False
         if self.network is not None and other.network is not None:
-            return covers(self.network, other.network) or covers(other.network, self.network)
+            return self.first <= other.last and other.first <= self.last
         return shared
 
 
@@ -92,7 +105,7 @@ def _unreachable(earlier: Sequence["Rule"], rule: "Rule") -> Conflict | None:
 
 
 def _places(rule: "Rule") -> Iterable[_Place]:
-    return [_Place(host, inside) for host, inside in product(rule.hosts or (None,), rule.networks or (None,))]
+    return [_Place.of(host, inside) for host, inside in product(rule.hosts or (None,), rule.networks or (None,))]
 
 
 def _ways_meet(one: "Rule", other: "Rule") -> bool:
@@ -124,4 +137,4 @@ def _methods_cover(one: "Rule", other: "Rule") -> bool:
 
 def _host_covers(pattern: str, other: str) -> bool:
     """Every name of ``other`` (a host or a wildcard) is one of ``pattern``'s."""
-    return pattern == other or (pattern.startswith("*.") and host_matches(pattern, other.removeprefix("*.")))
+    return pattern == other or (pattern[0] == "*" and host_matches(pattern, other.removeprefix("*.")))

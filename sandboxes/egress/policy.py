@@ -5,7 +5,7 @@ understood in two ways is refused (``conflicts``), as is a rule that can never a
 """
 
 from functools import cached_property
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,7 +13,7 @@ from sandboxes.egress.address import Address, Network, covers, network, special_
 from sandboxes.egress.attempt import Frozen, host_name
 from sandboxes.egress.conflicts import conflict_between
 from sandboxes.egress.refusal import refused
-from sandboxes.egress.rule_checks import cidr_fault, host_fault, host_matches, port_fault, port_range
+from sandboxes.egress.rule_checks import cidr_fault, host_fault, host_matches, method_fault, port_fault, port_range
 
 Action = Literal["allow", "deny"]
 Forwardable = Literal["tcp", "udp"]
@@ -24,6 +24,8 @@ RESOLVED_TYPES: frozenset[str | None] = frozenset({"A", "AAAA"})
 """Record types that the resolver answers: others carry data and no addresses."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}$"
 RULES_LIMIT = 200
+DESTINATIONS_LIMIT = 1000
+"""Of all rules: each is compared with each when a policy is read."""
 
 
 class Rule(Frozen):
@@ -45,6 +47,16 @@ class Rule(Frozen):
     methods: tuple[str, ...] = Field(default=(), max_length=20)
     """HTTP methods.  They can be read in plain HTTP only: with methods, an allow rule denies everything encrypted."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _ports_as_they_were_given(cls, given: Any) -> Any:
+        """Before ``True`` becomes 1."""
+        ports = given.get("ports") if isinstance(given, dict) else None
+        for port in ports if isinstance(ports, list | tuple) else ():
+            if (fault := port_fault(port)) is not None:
+                raise refused("ports", port, *fault)
+        return given
+
     @field_validator("hosts")
     @classmethod
     def _one_spelling(cls, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -60,7 +72,7 @@ class Rule(Frozen):
         faults = (
             *(("hosts", host, host_fault(host)) for host in self.hosts),
             *(("cidrs", cidr, cidr_fault(cidr)) for cidr in self.cidrs),
-            *(("ports", port, port_fault(port)) for port in self.ports),
+            *(("methods", method, method_fault(method)) for method in self.methods),
         )
         for field, value, fault in faults:
             if fault is not None:
@@ -80,6 +92,11 @@ class Rule(Frozen):
     @cached_property
     def networks(self) -> tuple[Network, ...]:
         return tuple(network(cidr) for cidr in self.cidrs)
+
+    @property
+    def destinations(self) -> int:
+        """Hosts, networks, or each host in each network."""
+        return max(1, len(self.hosts)) * max(1, len(self.cidrs))
 
     @cached_property
     def port_ranges(self) -> tuple[tuple[int, int], ...]:
@@ -138,6 +155,9 @@ class EgressPolicy(Frozen):
     @model_validator(mode="after")
     def _can_be_understood_in_one_way(self) -> Self:
         places: dict[str, int] = {}
+        destinations = sum(rule.destinations for rule in self.rules)
+        if destinations > DESTINATIONS_LIMIT:
+            raise refused("rules", destinations, "too many destinations", f"name {DESTINATIONS_LIMIT} at most in all")
         for place, rule in enumerate(self.rules):
             if rule.name in places:
                 raise refused(

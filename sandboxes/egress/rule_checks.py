@@ -9,7 +9,8 @@ Fault = tuple[str, str]
 """(what is wrong, what to do instead)."""
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-_RANGE = re.compile(r"(\d{1,5})-(\d{1,5})")
+_PORTS = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?")
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
 
 ANYBODYS = frozenset({
     "co.uk", "org.uk", "ac.uk", "gov.uk", "com.au", "net.au", "org.au", "co.jp", "ne.jp", "or.jp", "co.nz", "co.za",
@@ -69,9 +70,9 @@ def _cidr_remedy(cidr: str) -> Fault:
     return "bits of the host are set", f"write {meant}, or {alone} for one address"
 
 
-def port_fault(port: int | str) -> Fault | None:
-    match = _RANGE.fullmatch(port) if isinstance(port, str) else None
-    if isinstance(port, str) and not port.isdecimal() and match is None:
+def port_fault(port: object) -> Fault | None:
+    # ``True`` would pass for 1, and 80.0 for 80.
+    if type(port) is not int and not (isinstance(port, str) and _PORTS.fullmatch(port)):
         return "not a port", "give a number, or a range such as 8000-8100"
     first, last = port_range(port)
     if not 1 <= first <= 65535 or not 1 <= last <= 65535:
@@ -81,8 +82,17 @@ def port_fault(port: int | str) -> Fault | None:
 
 def port_range(port: int | str) -> tuple[int, int]:
     """First and last port of what ``port_fault`` accepts."""
-    first, _, last = str(port).partition("-")
+    if isinstance(port, int):
+        return port, port
+    first, _, last = port.partition("-")
     return int(first), int(last or first)
+
+
+def method_fault(method: str) -> Fault | None:
+    """A deny rule with a method that no request has would deny nothing."""
+    if _METHOD.fullmatch(method):
+        return None
+    return "not an HTTP method", "give names such as GET; for all of them leave methods out"
 
 
 def host_matches(pattern: str, name: str) -> bool:

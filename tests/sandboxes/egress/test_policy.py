@@ -43,6 +43,12 @@ ONE_RULE_REFUSED = [
     ({"hosts": ["example.org"], "ports": ["90-80"]}, "ports", "90-80", "80-90"),
     ({"hosts": ["example.org"], "ports": ["https"]}, "ports", "https", "8000-8100"),
     ({"hosts": ["example.org"], "ports": []}, "ports", (), "1-65535"),
+    ({"hosts": ["example.org"], "ports": [-1]}, "ports", -1, "1 to 65535"),
+    ({"hosts": ["example.org"], "ports": [True]}, "ports", True, "8000-8100"),
+    ({"hosts": ["example.org"], "ports": [80.0]}, "ports", 80.0, "8000-8100"),
+    ({"hosts": ["example.org"], "ports": ["\u0664\u0664\u0663"]}, "ports", "\u0664\u0664\u0663", "8000-8100"),
+    ({"hosts": ["example.org"], "methods": ["*"]}, "methods", "*", "leave methods out"),
+    ({"hosts": ["example.org"], "methods": ["GET "]}, "methods", "GET ", "such as GET"),
     ({"hosts": ["example.org"], "protocols": ["udp"]}, "protocols", "udp", "use tcp"),
     ({}, "hosts", (), "give hosts or cidrs"),
 ]
@@ -71,6 +77,8 @@ TOGETHER_REFUSED = [
     ("hidden by a network", rule("a", cidrs=["203.0.113.0/24"]), rule("b", cidrs=["203.0.113.8/29"]), "rules.1.name"),
     ("hidden though narrower", rule("a", hosts=["a.org"]),
      rule("b", hosts=["a.org"], cidrs=["203.0.113.0/24"]), "rules.1.name"),
+    ("of all of IPv6", rule("a", cidrs=["2001:db8::/32"]), rule("b", **DENY, cidrs=["2001:db8:1::/48"]),
+     "rules.1.cidrs"),
 ]  # fmt: skip
 
 
@@ -81,6 +89,16 @@ def test_rules_that_can_be_misread_together_are_refused(_, one, other, field):
     assert error["ctx"]["remedy"]
 
 
+def test_more_destinations_than_can_be_compared_are_refused():
+    names = [f"h{number}.example.org" for number in range(100)]
+    networks = [f"203.0.113.{number}/32" for number in range(5)]
+    rules = [rule(f"r{place}", hosts=names, cidrs=networks, ports=[place + 1]) for place in range(2)]
+    assert len(EgressPolicy(rules=rules).rules) == 2
+    error = complaint(*rules, rule("one more", hosts=["a.org"]))
+    assert (error["ctx"]["field"], error["ctx"]["value"]) == ("rules", 1001)
+    assert "1000 at most" in error["ctx"]["remedy"]
+
+
 ACCEPTED = [
     ("a narrower host before a broader one", rule("a", **DENY, hosts=["x.a.org"]), rule("b", hosts=["*.a.org"])),
     ("fewer ports of the same host", rule("a", **DENY, hosts=["a.org"], ports=[22]),
@@ -89,6 +107,7 @@ ACCEPTED = [
     ("other ports", rule("a", **DENY, cidrs=["203.0.113.0/24"], ports=[25]), rule("b", cidrs=["203.0.113.0/24"])),
     ("other methods", rule("a", hosts=["a.org"], methods=["GET"]), rule("b", **DENY, hosts=["a.org"],
                                                                         methods=["POST"])),
+    ("all of IPv6 is nothing of IPv4", rule("a", cidrs=["::/0"]), rule("b", **DENY, cidrs=["203.0.113.0/24"])),
     ("names and networks are not compared", rule("a", **DENY, cidrs=["0.0.0.0/0"], ports=[25]),
      rule("b", hosts=["a.org"], ports=[25])),
 ]  # fmt: skip
