@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from sandboxes import owner
+from sandboxes.backends.docker.address import socket_path
 from sandboxes.cgroups.group import Group, left_behind
 from sandboxes.cgroups.hierarchies import found
 from sandboxes.interface import SandboxUnavailable
@@ -162,10 +163,12 @@ def _gone(group: Group) -> bool:
 
 
 def _remove_containers(swept: Swept, remove: bool) -> None:
-    # Imported here: Docker's SDK is slow to import.
-    from sandboxes.backends.docker.orphans import orphans, remove_orphans
-
     try:
+        if not os.path.exists(socket_path()):
+            return
+        # Imported here: Docker's SDK is slow to import, and most machines have no use for it.
+        from sandboxes.backends.docker.orphans import orphans, remove_orphans
+
         swept.containers = remove_orphans() if remove else orphans()
     except SandboxUnavailable as error:
         log.debug("no containers are looked for: %s", error)  # without a daemon there are none

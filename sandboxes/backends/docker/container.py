@@ -16,6 +16,7 @@ from docker.types import Ulimit
 
 from sandboxes import owner
 from sandboxes.backends.docker import daemon
+from sandboxes.backends.docker.address import address
 from sandboxes.backends.docker.seccomp import profile
 from sandboxes.backends.namespaces import seen
 from sandboxes.backends.namespaces.arguments import BOOT, HOSTNAME
@@ -139,7 +140,7 @@ class Container:
             await removed(client, name)
             if isinstance(error, NotFound):
                 raise SandboxUnavailable(
-                    f"image {image.reference} is registered, but the Docker daemon at {daemon.address()} does not"
+                    f"image {image.reference} is registered, but the Docker daemon at {address()} does not"
                     f" have {image.digest}: import it again"
                 ) from None
             raise

@@ -12,10 +12,10 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, NotFound
 
+from sandboxes.backends.docker.address import address, socket_path
 from sandboxes.interface import SandboxUnavailable
 from sandboxes.teardown import completed
 
-DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
 ANSWER_S = 60.0
 HEAD_BYTES = 16384
 FAULTS = (DockerException, requests.RequestException)
@@ -24,22 +24,6 @@ REQUIRED = {"MemoryLimit": "memory", "PidsLimit": "pids", "CpuCfsQuota": "cpu"}
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def address() -> str:
-    """``DOCKER_HOST``, or where Docker listens by default."""
-    return os.environ.get("DOCKER_HOST") or DEFAULT_ADDRESS
-
-
-def socket_path() -> str:
-    """Raises ``SandboxUnavailable`` for a daemon that is not reached by a unix socket: it may be another machine's."""
-    scheme, _, path = address().partition("://")
-    if scheme != "unix":
-        raise SandboxUnavailable(
-            f"DOCKER_HOST = {address()!r}: boxes of Docker are made on this machine only;"
-            " set it to unix:///path/to/docker.sock"
-        )
-    return path
 
 
 def client() -> docker.APIClient:

@@ -156,6 +156,13 @@ async def test_a_sweep_says_what_it_removes_and_touches_nothing_of_the_living(ap
     assert groups_of(service.process.pid) == {}
 
 
+def test_where_no_docker_listens_its_sdk_is_not_even_imported(tmp_path):
+    program = "import sys; from sandboxes.sweeper import sweep; sweep(remove=False); print('docker' in sys.modules)"
+    nowhere = os.environ | {"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"}
+    told = subprocess.run([sys.executable, "-c", program], env=nowhere, capture_output=True, check=True)
+    assert told.stdout == b"False\n"
+
+
 async def test_processes_without_a_cgroup_are_found_by_their_mark(tmp_path):
     sleeping = ["sleep", str(SLEEP)]
     dead = subprocess.Popen(["true"])
