@@ -9,7 +9,7 @@ import base64
 import binascii
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -204,10 +204,27 @@ def _texts(node: ast.expr, depth: int = 0) -> list[str]:
             return ["".join(parts)] if parts else []
         case ast.List() | ast.Tuple():
             return [text for item in node.elts for text in _texts(item, depth + 1)]
+        case ast.Dict():
+            pairs = ((key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None)
+            told = (("".join(_texts(key, depth + 1)), _texts(value, depth + 1)) for key, value in pairs)
+            return [f'"{key}": "{text}"' for key, texts in told for text in texts]
         case ast.Call(args=[inner, *_]):
             return _texts(inner, depth + 1)
         case _:
             return []
+
+
+def outermost_calls(tree: ast.AST, wanted: Callable[[ast.Call], bool]) -> Iterator[tuple[ast.Call, list[ast.AST]]]:
+    """Calls with all that stands in their arguments; those within the arguments of another one are told with it.
+
+    So no node is told twice: texts are hostile, and may be nested deeply.
+    """
+    told: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and id(node) not in told and wanted(node):
+            inner = [part for given in (*node.args, *node.keywords) for part in ast.walk(given)]
+            told.update(map(id, inner))
+            yield node, inner
 
 
 def dotted(node: ast.expr) -> str:
@@ -243,3 +260,5 @@ def _add_paths(found: Doings, command: Command) -> None:
         found.reads += [word.partition("@")[2] for word in command.arguments if "@" in word and "://" not in word]
         pairs = zip(command.arguments, command.arguments[1:], strict=False)
         found.reads += [word for flag, word in pairs if flag in {"-T", "--upload-file", "--post-file"}]
+        joined = ("--upload-file=", "--post-file=", "--body-file=")
+        found.reads += [word.partition("=")[2] for word in command.arguments if word.startswith(joined)]

@@ -1,11 +1,12 @@
 """Data that leaves: much more sent than received, drop sites, and commands that send files."""
 
+import ast
 import re
 from collections import OrderedDict
 from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import KEPT, below, hosts_in, is_here, names_of, where
-from sandboxes.egress.detectors.doings import doings
+from sandboxes.egress.detectors.doings import doings, dotted, outermost_calls
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.shell import Command
@@ -28,6 +29,7 @@ DROPS = (
     "hookbin.com", "beeceptor.com", "requestcatcher.com", "dnslog.cn", "ceye.io", "canarytokens.com", "wetransfer.com",
     "paste.rs", "sprunge.us", "clbin.com", "uguu.se", "pixeldrain.com", "filebin.net", "api.telegram.org",
 )  # fmt: skip
+_SENDERS = frozenset({"post", "put", "urlopen", "Request", "request"})
 _SECRET = re.compile(r"\.ssh/|\.aws/|/etc/shadow|\.env\b|id_rsa|id_ed25519|\.netrc|\.kube/config|/proc/\S*environ")
 
 
@@ -75,6 +77,9 @@ class Drops:
             if call.callee.rpartition(".")[2] in {"post", "put", "urlopen", "Request"} and call.strings:
                 if any(below(host, DROPS) for host in hosts_in(" ".join(call.strings))):
                     return finding(DROP, event, call.callee, [" ".join(call.strings)])
+        for tree in did.trees:
+            if (line := _sends_environment(tree)) is not None:
+                return finding(COMMAND, event, "environment", [f"line {line}: os.environ goes out as a whole"])
         return None
 
     def _record(self, record: EgressRecord) -> Finding | None:
@@ -84,6 +89,18 @@ class Drops:
         return None
 
 
+def _sends_environment(tree: ast.Module) -> int | None:
+    """The line that sends all of ``os.environ``, and not one entry of it, to another machine."""
+    for node, inner in outermost_calls(tree, lambda call: dotted(call.func).rpartition(".")[2] in _SENDERS):
+        of_one = {id(part.value) for part in inner if isinstance(part, ast.Subscript | ast.Attribute)}
+        whole = [part for part in inner if isinstance(part, ast.Attribute) and dotted(part) == "os.environ"]
+        texts = [part.value for part in inner if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        hosts = hosts_in(" ".join(texts))
+        if any(id(part) not in of_one for part in whole) and not (hosts and all(is_here(host) for host in hosts)):
+            return node.lineno
+    return None
+
+
 def _sends(command: Command, before: Command | None) -> bool:
     hosts = hosts_in(command.text)
     away = not hosts or not all(is_here(host) for host in hosts)
@@ -91,9 +108,9 @@ def _sends(command: Command, before: Command | None) -> bool:
         data = command.reads or (command.piped and before is not None and _packs(before))
         return bool(data) and not any(is_here(word) for word in command.arguments)
     if command.program in {"curl", "wget", "http"} and away:
-        pairs = zip(command.arguments, command.arguments[1:], strict=False)
+        pairs = zip(command.arguments, (*command.arguments[1:], ""), strict=False)
         whole_file = any(
-            flag in {"-T", "--upload-file", "--post-file", "--body-file"}
+            flag.partition("=")[0] in {"-T", "--upload-file", "--post-file", "--body-file"}
             or word.startswith("@-") and command.piped and before is not None and _packs(before)
             for flag, word in pairs
         )  # fmt: skip

@@ -7,6 +7,7 @@ from sandboxes.egress.detectors.destinations import below, names_of, special_kin
 from sandboxes.egress.detectors.doings import doings
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
 PROGRAM = RuleInfo("mining-program", "a mining program is started", "critical", "Safety & Security", "T1496")
@@ -36,6 +37,8 @@ _OPTIONS = re.compile(
     r"|--(?:algo|coin)=(?:rx/|randomx|monero|cn/|kawpow|ethash)\S*"
 )
 """Arguments, each a whole word: text that speaks of miners has spaces."""
+_ALGORITHM = re.compile(r"(?:rx|cn|cn-lite|argon2)/\S+|randomx|kawpow|ethash|etchash|autolykos2?|monero|ghostrider")
+"""After ``-a``, ``--algo`` or ``--coin``, beside a pool or a user."""
 _METHODS = re.compile(
     rb'"method"\s*:\s*"(?:mining\.(?:subscribe|authorize|configure|extranonce\.subscribe|submit)|eth_submitLogin'
     rb'|eth_submitHashrate|keepalived)"'
@@ -59,7 +62,7 @@ class Mining:
         did = doings(event)
         for command in did.commands:
             told = any(_OPTIONS.fullmatch(word) for word in command.arguments)
-            if told or command.program.lower().removesuffix(".exe") in PROGRAMS:
+            if told or _names_algorithm(command) or command.program.lower().removesuffix(".exe") in PROGRAMS:
                 return finding(PROGRAM, event, command.program, [command.text])
         for call in did.calls:
             sent = " ".join(call.strings).encode("utf-8", "replace")
@@ -78,6 +81,12 @@ class Mining:
             if special_kind(attempt) not in {"loopback", "unspecified"} and not record.verdict.allowed:
                 return finding(PORT, record, where(attempt), [attempt.target])
         return None
+
+
+def _names_algorithm(command: Command) -> bool:
+    pairs = zip(command.arguments, command.arguments[1:], strict=False)
+    named = any(flag in {"-a", "--algo", "--coin"} and _ALGORITHM.fullmatch(word) for flag, word in pairs)
+    return named and bool({"-o", "-u", "--url", "--user", "--pool"} & set(command.arguments))
 
 
 def speaks_stratum(sent: bytes) -> bool:

@@ -4,7 +4,7 @@ import ast
 import re
 from typing import ClassVar
 
-from sandboxes.egress.detectors.doings import doings, dotted
+from sandboxes.egress.detectors.doings import doings, dotted, outermost_calls
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
@@ -79,12 +79,28 @@ class Privileges:
         for path in (*did.reads, *did.writes, *(word for one in did.commands for word in one.arguments)):
             if (match := _WAYS_OUT.search(path)) is not None:
                 return finding(ESCAPE, event, match[0], [path])
+        for path in did.writes:
+            if path.startswith("/etc/sudoers"):
+                return finding(PRIVILEGE, event, path, [f"writes {path}"])
+        for tree in did.trees:
+            if (line := _sets_user_id(tree)) is not None:
+                return finding(PRIVILEGE, event, "chmod", [f"line {line}: a set-user-id bit"])
         for command in did.commands:
             rule_severity = _graver(command)
             if rule_severity is not None:
                 return finding(rule_severity[0], event, command.program, [command.text], rule_severity[1])
         habit = next((command for command in did.commands if {"sudo", "doas"} & set(command.wrappers)), None)
         return finding(PRIVILEGE, event, "sudo", [habit.text], "info") if habit is not None else None
+
+
+def _sets_user_id(tree: ast.Module) -> int | None:
+    changing = {"chmod", "fchmod", "lchmod"}
+    for node, inner in outermost_calls(tree, lambda call: dotted(call.func).rpartition(".")[2] in changing):
+        for part in inner:
+            named = isinstance(part, ast.Name | ast.Attribute) and dotted(part).endswith("S_ISUID")
+            if named or isinstance(part, ast.Constant) and isinstance(part.value, int) and part.value & 0o4000:
+                return node.lineno
+    return None
 
 
 def _graver(command: Command) -> tuple[RuleInfo, Severity] | None:
@@ -110,9 +126,9 @@ def _graver(command: Command) -> tuple[RuleInfo, Severity] | None:
         program == "chmod"
         and len(words) > 1
         and words[1] != "--help"
-        and re.fullmatch(r"[ugo]*\+[rwx]*s[rwx]*|0?[2467][0-7]{3}", words[0])
+        and re.fullmatch(r"(?:[go]*[ua][ugoa]*)?\+[rwx]*s[rwx]*|0?[4567][0-7]{3}", words[0])
     ):
-        return PRIVILEGE, "critical"
+        return PRIVILEGE, "critical"  # set-group-id alone is how folders are shared
     if program in {"setcap", "pkexec", "capsh"} and words:
         return PRIVILEGE, "critical" if program == "setcap" else "warning"
     if program == "find" and re.search(r"-perm\s+[-/]?(?:u=s|[246]000)", command.text):

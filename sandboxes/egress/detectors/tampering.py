@@ -18,7 +18,8 @@ PEEKED = RuleInfo("read-judgement", "hidden tests or rewards are read", "warning
 
 PROTECTED = (
     "/grader/*", "*/.grader/*", "/verifier/*", "/logs/verifier/*", "*/hidden_tests", "*/hidden_tests/*",
-    "/tests/hidden/*", "hidden_tests/*", "/reward.txt", "/reward.json", "/logs/reward*", "*/.palestra/*",
+    "/tests/hidden/*", "*/tests/hidden/*", "hidden_tests/*", "/reward.txt", "/reward.json",
+    "/logs/reward*", "*/.palestra/*",
 )  # fmt: skip
 """Paths as in ``fnmatch``.  An environment gives its own; ordinary tests are the agent's to edit."""
 _FIREWALLS = frozenset({"iptables", "ip6tables", "nft", "ipset", "ebtables", "iptables-restore", "ufw", "firewall-cmd"})

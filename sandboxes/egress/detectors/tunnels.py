@@ -1,12 +1,13 @@
 """Ways in from outside: tunnel programs and services, SSH out of the box, reverse shells, silent long connections."""
 
+import ast
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import KEPT, below, is_here, names_of, where
-from sandboxes.egress.detectors.doings import Doings, doings
+from sandboxes.egress.detectors.doings import Doings, doings, dotted, outermost_calls
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import SHELLS, Command
@@ -169,12 +170,18 @@ def _reverse_shell(did: Doings) -> str | None:
         for path in (*command.writes, *command.reads)
         if (match := _DEVICE.match(path)) is not None and not is_here(match[1])
     ]
-    takes = any("<&" in command.arguments for command in did.commands if command.program in {*SHELLS, "read"})
+    runs_what_it_read = any(command.program.startswith("$") for command in did.commands)
+    takes = any(
+        "<&" in command.arguments and (runs_what_it_read or command.program in {*SHELLS, "read"})
+        for command in did.commands
+    )
     for command, match in devices:
         if command.program in SHELLS or (takes and "exec" in command.wrappers):
             return match[0]
     for before, command in zip(did.commands, did.commands[1:], strict=False):
-        if command.program in NETCATS and command.piped and before.program in SHELLS and "-i" in before.arguments:
+        if command.piped and _talks(command) and before.program in SHELLS and "-i" in before.arguments:
+            return f"{before.text} | {command.text}"
+        if command.piped and command.program in SHELLS and not command.arguments and _talks(before):
             return f"{before.text} | {command.text}"
     for command in did.commands:
         shells = re.search(r"\b(?:EXEC|SYSTEM):", command.text, re.I)
@@ -185,11 +192,42 @@ def _reverse_shell(did: Doings) -> str | None:
             if any(re.fullmatch(r"-[a-z]*[ec]", word) for word in command.arguments) or "--exec" in command.arguments:
                 return command.text
         if command.program in {"perl", "ruby", "php", "lua", "awk", "gawk"} and re.search(
-            r"socket.{0,400}(?:/bin/(?:ba)?sh|exec)|/inet/tcp/0/", command.text, re.I | re.S
+            r"sock(?:et|open).{0,400}(?:/bin/(?:ba)?sh|exec|fdopen.{0,200}system)|/inet/tcp/0/",
+            command.text,
+            re.I | re.S,
         ):
             return command.text
+    return _python_shell(did)
+
+
+def _talks(command: Command) -> bool:
+    """Speaks to another machine over its own input and output."""
+    talks = command.program in NETCATS | {"telnet"} or command.text.startswith("openssl s_client")
+    listens = any(re.fullmatch(r"-[a-z]*l[a-z]*", word) for word in command.arguments)
+    return talks and not listens and not any(is_here(word.partition(":")[0]) for word in command.arguments)
+
+
+def _python_shell(did: Doings) -> str | None:
+    connects = [call for call in did.calls if call.callee.rpartition(".")[2] in {"connect", "create_connection"}]
+    if not connects or all(any(is_here(text) for text in call.strings) for call in connects):
+        return None
     called = {call.callee.rpartition(".")[2] for call in did.calls}
     started = any(command.program in {"sh", "bash", "dash"} for command in did.commands)
-    if "dup2" in called and {"connect", "create_connection"} & called and (started or "spawn" in called):
+    if "dup2" in called and (started or "spawn" in called):
         return "socket.connect, os.dup2 and a shell"
+    for node, inner in (found for tree in did.trees for found in outermost_calls(tree, _starts)):
+        words = {word.arg: dotted(word.value) for word in node.keywords}
+        if started and words.get("stdin", "").split(".")[-1] not in {"", "PIPE", "DEVNULL"}:
+            if words["stdin"] == words.get("stdout"):
+                return f"line {node.lineno}: a shell whose input and output is a socket"
+        if any(isinstance(part, ast.Call) and dotted(part.func).endswith(".recv") for part in inner):
+            return f"line {node.lineno}: what a socket receives is run by a shell"
     return None
+
+
+def _starts(call: ast.Call) -> bool:
+    """With input and output of its own, or by a shell."""
+    words = {word.arg: word.value for word in call.keywords}
+    shell = words.get("shell")
+    by_shell = isinstance(shell, ast.Constant) and shell.value is True
+    return by_shell or "stdin" in words or dotted(call.func) in {"os.system", "os.popen"}
