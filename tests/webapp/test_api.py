@@ -267,6 +267,12 @@ def test_a_key_does_no_more_than_its_scopes(api_of, alice, run) -> None:
     assert launcher.get(f"/runs/{run.id}").status_code == 403
 
 
+@pytest.mark.parametrize("path", ["/runs", "/experiments", "/alerts", "/environments", "/datasets"])
+@pytest.mark.parametrize("scope", ["launch", "review"])
+def test_a_key_that_may_not_read_sees_no_list_either(api_of, alice, run, path: str, scope: str) -> None:
+    assert api_of(alice, scopes=(scope,)).get(path).status_code == 403
+
+
 def test_a_key_ends_with_its_membership(api_of, alice, bob, team) -> None:
     api = api_of(bob)
     remove_member(team.memberships.get(user=bob), acting_user=alice)

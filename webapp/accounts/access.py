@@ -63,6 +63,12 @@ def memberships_of(who: Who) -> QuerySet[Membership]:
     return memberships.filter(team=caller.key.team_id) if caller.key else memberships
 
 
+def readable_memberships_of(who: Who) -> QuerySet[Membership]:
+    """Those through which ``who`` may read lists.  Raises PermissionDenied for a key that may not read."""
+    _refuse_scopes_without(caller_of(who).key, "read")
+    return memberships_of(who)
+
+
 def teams_of(who: Who) -> QuerySet[Team]:
     return Team.objects.filter(id__in=memberships_of(who).values("team_id")).order_by("name")
 
@@ -75,10 +81,13 @@ def allowed(who: Who, team: Team | int, action: Action) -> Membership:
         raise Http404
     if membership.role not in _ROLES[action]:
         raise PermissionDenied(f"your role in {membership.team.name} is {membership.role}, and that may not {action}")
-    key = caller_of(who).key
+    _refuse_scopes_without(caller_of(who).key, action)
+    return membership
+
+
+def _refuse_scopes_without(key: ApiKey | None, action: Action) -> None:
     if key is not None and _SCOPES[action] not in key.scopes:
         raise PermissionDenied(f"this API key may not {action}; its scopes are: {', '.join(key.scopes) or 'none'}")
-    return membership
 
 
 def may(who: Who, team: Team | int, action: Action) -> bool:

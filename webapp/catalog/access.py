@@ -3,14 +3,14 @@
 from django.db.models import QuerySet
 from django.http import Http404
 
-from webapp.accounts.access import Action, Who, allowed, memberships_of
+from webapp.accounts.access import Action, Who, allowed, readable_memberships_of
 from webapp.catalog.models import Dataset, Environment
 
 
 def environments_of(who: Who) -> QuerySet[Environment]:
     return (
         Environment.objects.select_related("team")
-        .filter(team__in=memberships_of(who).values("team_id"))
+        .filter(team__in=readable_memberships_of(who).values("team_id"))
         .order_by("name", "-version")
     )
 
@@ -18,7 +18,7 @@ def environments_of(who: Who) -> QuerySet[Environment]:
 def datasets_of(who: Who) -> QuerySet[Dataset]:
     return (
         Dataset.objects.select_related("team")
-        .filter(team__in=memberships_of(who).values("team_id"))
+        .filter(team__in=readable_memberships_of(who).values("team_id"))
         .order_by("name", "-version")
     )
 

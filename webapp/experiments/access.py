@@ -5,7 +5,7 @@ from uuid import UUID
 from django.db.models import QuerySet
 from django.http import Http404
 
-from webapp.accounts.access import Action, Who, allowed, memberships_of
+from webapp.accounts.access import Action, Who, allowed, readable_memberships_of
 from webapp.experiments.models import Experiment
 
 
@@ -22,5 +22,5 @@ def experiment_for(who: Who, experiment_id: UUID | str, *, to: Action = "read") 
 
 
 def experiments_of(who: Who) -> QuerySet[Experiment]:
-    teams = memberships_of(who).values("team_id")
+    teams = readable_memberships_of(who).values("team_id")
     return Experiment.objects.select_related("team").filter(team__in=teams).order_by("-updated_at", "-id")

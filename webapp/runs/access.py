@@ -5,7 +5,7 @@ from uuid import UUID
 from django.db.models import QuerySet
 from django.http import Http404
 
-from webapp.accounts.access import Action, Who, allowed, memberships_of
+from webapp.accounts.access import Action, Who, allowed, readable_memberships_of
 from webapp.runs.models import Run
 
 
@@ -23,5 +23,5 @@ def run_for(who: Who, run_id: UUID | str, *, to: Action = "read") -> Run:
 
 def runs_of(who: Who) -> QuerySet[Run]:
     """All runs that ``who`` may read, newest first."""
-    teams = memberships_of(who).values("team_id")
+    teams = readable_memberships_of(who).values("team_id")
     return Run.objects.select_related("team").filter(team__in=teams).order_by("-created_at", "-id")

@@ -5,7 +5,7 @@ from uuid import UUID
 from django.db.models import QuerySet
 from django.http import Http404
 
-from webapp.accounts.access import Action, Who, allowed, memberships_of
+from webapp.accounts.access import Action, Who, allowed, readable_memberships_of
 from webapp.runs.access import run_for
 from webapp.security.models import Alert, Quarantine
 
@@ -21,7 +21,7 @@ def alert_for(who: Who, alert_id: int, *, to: Action = "read") -> Alert:
 
 def alerts_of(who: Who) -> QuerySet[Alert]:
     """All alerts that ``who`` may read, newest first."""
-    teams = memberships_of(who).values("team_id")
+    teams = readable_memberships_of(who).values("team_id")
     return Alert.objects.select_related("run", "team").defer("run__spec").filter(team__in=teams).order_by("-id")
 
 
