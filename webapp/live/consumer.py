@@ -4,6 +4,7 @@ They only speak; what a viewer says is ignored.  The frames are the hubs'; the d
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,6 +14,7 @@ from uuid import UUID
 
 import psycopg
 import structlog
+from channels.auth import get_user
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.http import Http404
@@ -20,6 +22,7 @@ from psycopg_pool import PoolTimeout
 
 from webapp.accounts.access import caller_of
 from webapp.accounts.models import Membership
+from webapp.accounts.sessions import SessionStore
 from webapp.live.alerts import Teams, alert_hub
 from webapp.live.hub import hub_for
 from webapp.live.log import RunVanished
@@ -31,7 +34,7 @@ TRY_AGAIN = 4001
 REFUSED = 4404
 """Not there, or not for you: the same answer."""
 RECHECK_S = 30.0
-"""A member who was removed stops seeing the run after at most this long."""
+"""Whoever was removed from the team or has signed out stops seeing the run after at most this long."""
 
 log = structlog.get_logger(__name__)
 
@@ -41,10 +44,12 @@ class _Speaker(AsyncWebsocketConsumer):
     """The hub listens to the channel layer; a viewer without it does not fail when the layer is down."""
 
     pump: asyncio.Task[None] | None = None
+    end = sys.maxsize
+    """No cursor of ours lies beyond; whoever comes with one would wait in silence until the log has got there."""
 
     async def connect(self) -> None:
         after = _cursor_in(self.scope["query_string"])
-        if after is None or not await self.may_look():
+        if after is None or not await self.may_look() or after > self.end:
             await self.close(REFUSED)
             return
         await self.accept()
@@ -61,6 +66,10 @@ class _Speaker(AsyncWebsocketConsumer):
     async def may_look(self) -> bool:
         """Whether the door is (still) open."""
         raise NotImplementedError
+
+    async def user(self) -> Any:
+        """Whoever the session belongs to now: it may have ended since the socket was opened."""
+        return await get_user({"session": SessionStore(self.scope["session"].session_key)})
 
     def frames(self, after: int) -> AsyncGenerator[str, None]:
         raise NotImplementedError
@@ -89,11 +98,20 @@ class _Speaker(AsyncWebsocketConsumer):
         return ENDED
 
 
+class Nowhere(AsyncWebsocketConsumer):
+    """Where every other path leads."""
+
+    channel_layer_alias = "none"
+
+    async def connect(self) -> None:
+        await self.close(REFUSED)
+
+
 class RunConsumer(_Speaker):
     async def may_look(self) -> bool:
         self.run_id: UUID = self.scope["url_route"]["kwargs"]["run_id"]
         try:
-            await database_sync_to_async(run_for)(self.scope["user"], self.run_id)
+            self.end = (await database_sync_to_async(run_for)(await self.user(), self.run_id)).last_seq
         except Http404:
             return False
         return True
@@ -110,7 +128,7 @@ class AlertConsumer(_Speaker):
     teams: Teams | None = None
 
     async def may_look(self) -> bool:
-        teams = await database_sync_to_async(_teams_of)(self.scope["user"])
+        teams = await database_sync_to_async(_teams_of)(await self.user())
         if self.teams is None:
             self.teams = teams
         return bool(teams) and teams == self.teams
@@ -123,7 +141,7 @@ class AlertConsumer(_Speaker):
 
     async def send_frames(self, after: int) -> int:
         code = await super().send_frames(after)
-        still = await database_sync_to_async(_teams_of)(self.scope["user"])
+        still = await database_sync_to_async(_teams_of)(await self.user())
         return TRY_AGAIN if still else code
 
 

@@ -10,6 +10,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from django.conf import settings
+from django.contrib.sessions.models import Session
 from django.db import connection
 from django.test import Client
 
@@ -279,3 +280,27 @@ async def test_a_removed_member_stops_seeing_the_run(
         await viewer.see(3)
         await Membership.objects.filter(user=bob).adelete()
         assert await viewer.closing_code() == consumer.REFUSED
+
+
+async def test_who_signs_out_stops_seeing_the_run(engine: Engine, bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "RECHECK_S", 0.0)
+    monkeypatch.setattr(hub, "KEEPALIVE_S", 0.05)
+    await engine.tell(3)
+    async with Viewer(engine.run, bob) as viewer:
+        await viewer.see(3)
+        await Session.objects.all().adelete()
+        assert await viewer.closing_code() == consumer.REFUSED
+
+
+async def test_a_cursor_beyond_the_log_is_refused(engine: Engine, bob: User) -> None:
+    await engine.tell(3)
+    async with Viewer(engine.run, bob, 4) as viewer:
+        assert (viewer.is_in, viewer.code) == (False, consumer.REFUSED)
+
+
+@pytest.mark.parametrize("path", ["/", "/nowhere", "/live/runs/x/"])
+async def test_a_path_that_leads_nowhere_is_refused(bob: User, path: str) -> None:
+    viewer = Viewer(None, bob)
+    viewer.path = path
+    async with viewer:
+        assert (viewer.is_in, viewer.code) == (False, consumer.REFUSED)

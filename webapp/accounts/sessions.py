@@ -1,0 +1,9 @@
+"""Sessions in the database, looked up only by what could be a key of one."""
+
+from django.contrib.sessions.backends import db
+
+
+class SessionStore(db.SessionStore):
+    def _validate_session_key(self, key: str | None) -> bool:
+        """A cookie may hold anything, and PostgreSQL cannot even be asked for a NUL."""
+        return key is not None and key.isascii() and key.isalnum() and super()._validate_session_key(key)
