@@ -1,7 +1,7 @@
 """Bad input, told so that its author can mend it: field, value, what is wrong, remedy."""
 
 import difflib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -21,7 +21,7 @@ class Problem:
         return f"{self.field or '(document)'} = {_short(self.value)}: {self.message}; {self.remedy}"
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
 
 
 def problems_in(error: ValidationError, model: type[BaseModel]) -> list[Problem]:

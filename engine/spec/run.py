@@ -71,7 +71,7 @@ class Resources(Strict):
 
 
 class Schedule(Strict):
-    steps: int = Field(default=40, ge=1)
+    steps: int = Field(default=40, ge=1, le=2**31 - 1)
     """RL steps, each one batch of rollouts and one or more updates."""
     prompts_per_step: int = Field(default=32, ge=1)
     group_size: int = Field(default=8, ge=1)

@@ -76,7 +76,31 @@ def test_a_new_member_gets_a_password_once_and_a_known_one_does_not(team: Team, 
         services.add_member(team, charlie.email, Role.VIEWER, acting_user=alice)
 
 
-@pytest.mark.parametrize(("email", "role", "field"), [("nobody", "member", "email"), ("a@b.org", "king", "role")])
+@pytest.mark.django_db(transaction=True)
+def test_owners_who_add_the_same_person_at_once_make_one_account(team: Team, alice: User) -> None:
+    barrier, outcomes = threading.Barrier(4), []
+
+    def add() -> None:
+        barrier.wait()
+        try:
+            services.add_member(team, "new@example.org", Role.VIEWER, acting_user=alice)
+            outcomes.append("added")
+        except Refused:
+            outcomes.append("refused")
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["added", "refused", "refused", "refused"]
+
+
+@pytest.mark.parametrize(("email", "role", "field"), [
+    ("nobody", "member", "email"), ("a@b.org", "king", "role"), (f"a@{'b.' * 130}org", "member", "email"),
+])  # fmt: skip
 def test_a_bad_member_is_named(team: Team, alice: User, email: str, role: str, field: str) -> None:
     with pytest.raises(Invalid) as refusal:
         services.add_member(team, email, role, acting_user=alice)
@@ -134,7 +158,8 @@ def test_revoking_twice_is_revoking_once(team: Team, alice: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "scopes", "field"), [("", ["read"], "name"), ("x", [], "scopes"), ("x", ["root"], "scopes")]
+    ("name", "scopes", "field"),
+    [("", ["read"], "name"), ("a\0b", ["read"], "name"), ("x", [], "scopes"), ("x", ["root"], "scopes")],
 )
 def test_a_bad_key_is_named(team: Team, alice: User, name: str, scopes: list[str], field: str) -> None:
     with pytest.raises(Invalid) as refusal:

@@ -1,5 +1,6 @@
 """The REST API: who may, what it answers, what it says about bad input, and sending twice."""
 
+import base64
 import json
 from typing import Any
 
@@ -10,6 +11,8 @@ from engine.spec.presets import preset_names
 from engine.spec.run import RunSpec
 from webapp.accounts.models import ApiKey, AuditEntry, IdempotentAnswer, User
 from webapp.accounts.services import create_api_key, remove_member
+from webapp.api.cursors import encode_cursor
+from webapp.experiments.models import Experiment
 from webapp.experiments.services import create_experiment
 from webapp.runs.models import Desired, Run, State
 from webapp.runs.tokens import attempt_token
@@ -124,6 +127,75 @@ def test_bad_queries_name_their_field(api_of, bob, path: str) -> None:
     answer = api_of(bob).get(path)
     assert answer.status_code == 422
     assert answer.json()["problems"][0]["field"] in path
+
+
+UNREADABLE = {
+    "levels": b'{"name": "x", "recipe": ' + b'{"a": ' * 300 + b"1" + b"}" * 301,
+    "lists": b'{"name": ' + b"[" * 300 + b"]" * 300 + b"}",
+    "NUL": rb'{"name": "x", "team": "a\u0000b"}',
+    "half a pair": rb'{"name": "x", "team": "\ud800"}',
+    "a name": rb'{"name": "x", "\u0000": 1}',
+    "65 bits": b'{"name": "x", "schedule": {"keep_checkpoints": 9223372036854775808}}',
+    "no step": b'{"name": "x", "schedule": {"steps": 2147483648}}',
+    "NaN": b'{"name": "x", "schedule": {"temperature": NaN}}',
+}
+
+
+@pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE.keys())
+@pytest.mark.parametrize("path", ["/runs", "/experiments"])
+def test_what_no_row_can_keep_is_named_in_json_that_anybody_can_read(api_of, bob, path: str, body: bytes) -> None:
+    answer = api_of(bob).client.post(f"/api/v1{path}", body, content_type="application/json")
+    assert answer.status_code == 422
+    told = json.loads(answer.content, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert all(problem["remedy"] and "value" in problem for problem in told["problems"])
+    assert (Run.objects.count(), Experiment.objects.count()) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/runs/{run}/events?kind=%00", "kind"),
+        ("/runs/{run}/metrics?keys=a%00b", "keys"),
+        *((f"/runs?cursor={encode_cursor(*position)}", "cursor") for position in [
+            ("a", "b"), ("2026-01-01", "\0"), ("\ud800", "x"), (1, 2), ("2026-01-01",)]),
+        (f"/runs?cursor={base64.urlsafe_b64encode(b'[' * 9000).decode()}", "cursor"),
+        (f"/runs/{{run}}/trajectories?cursor={encode_cursor(10**30)}", "cursor"),
+        (f"/runs/{{run}}/quarantines?cursor={encode_cursor(chr(0))}", "cursor"),
+    ],
+)  # fmt: skip
+def test_queries_that_no_row_could_match_name_their_field(api_of, bob, run, path: str, field: str) -> None:
+    answer = api_of(bob).get(path.format(run=run.id))
+    assert (answer.status_code, answer.json()["problems"][0]["field"]) == (422, field)
+
+
+@pytest.mark.parametrize("path", ["/?q=a%00b", "/runs/{run}/series?key=%00&first_step=0&last_step=1"])
+@pytest.mark.django_db(transaction=True)
+def test_pages_look_for_nothing_that_no_row_has(client, alice, run, path: str) -> None:
+    client.force_login(alice)
+    assert client.get(path.format(run=run.id)).status_code == 200
+
+
+@pytest.mark.parametrize("key", ['"aaaaaaaaaaaa\\000"', '"' + "x" * 40 + '\\000"', "\u00e9" * 40])
+def test_a_session_cookie_that_no_row_has_is_nobody(key: str) -> None:
+    answer = Client().get("/api/v1/runs", headers={"cookie": f"palestra_session={key}"})
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("page", ["/runs/{run}/trajectories/%00/", "/api/v1/runs/{run}/trajectories/a%00b"])
+def test_a_trajectory_whose_name_no_row_has_is_404(client, alice, run, page: str) -> None:
+    client.force_login(alice)
+    assert client.get(page.format(run=run.id)).status_code == 404
+
+
+def test_an_experiment_that_is_not_valid_any_more_is_refused_and_can_be_mended(api_of, client, bob, experiment) -> None:
+    Experiment.objects.update(spec=experiment.spec | {"gone": 1})
+    answer = api_of(bob).post(f"/experiments/{experiment.id}/runs")
+    assert (answer.status_code, answer.json()["problems"][0]["field"]) == (422, "gone")
+    assert Run.objects.count() == 0
+    client.force_login(bob)
+    form = {"as": "toml", "toml": 'name = "mended"', "action": "save"}
+    assert client.post(f"/experiments/{experiment.id}/", form).status_code == 302
+    assert api_of(bob).post(f"/experiments/{experiment.id}/runs").status_code == 201
 
 
 def test_the_same_key_and_body_act_once_and_answer_the_same(api_of, bob) -> None:

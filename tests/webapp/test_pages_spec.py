@@ -317,6 +317,36 @@ def test_toml_that_cannot_be_read_names_the_line_and_stays(browser: Client, expe
     assert "seed = = 3" in page
 
 
+@pytest.mark.parametrize("toml", [
+    "name = 1979-05-27", "name = 07:32:00", r'name = "a\u0000b"', "a = " + "9" * 5000, "a = " + "[" * 5000 + "]" * 5000,
+    "[" + "a." * 3000 + "b]", 'name = "x"\n[model]\nhidden_size = ' + "9" * 400,
+])  # fmt: skip
+@pytest.mark.parametrize("action", ["save", "show-form", "preset:grpo", "remove:a." + "9" * 5000])
+def test_toml_that_no_spec_could_hold_stays_with_the_reason(
+    browser: Client, experiment: Experiment, toml: str, action: str
+) -> None:
+    answer = browser.post(f"/experiments/{experiment.id}/", {"as": "toml", "toml": toml, "action": action})
+    assert answer.status_code == (422 if action == "save" else 200)
+    assert toml in unescape(answer.content.decode())
+    experiment.refresh_from_db()
+    assert experiment.spec["name"] == experiment.name
+
+
+@pytest.mark.parametrize("base", ["[" * 9000, '{"a": ' * 300 + "1" + "}" * 300, "9" * 5000, '{"name": "\\u0000"}'])
+def test_a_form_that_was_made_for_nothing_readable_is_read_all_the_same(
+    browser: Client, experiment: Experiment, base: str
+) -> None:
+    answer = browser.post(f"/experiments/{experiment.id}/", {"base": base, "action": "show", "name": "x"})
+    assert answer.status_code == 200
+
+
+def test_a_number_beyond_64_bits_is_told_next_to_its_field(browser: Client, experiment: Experiment) -> None:
+    form = {"base": '{"name": "x"}', "action": "save", "name": "x", "model.hidden_size": "9" * 400}
+    answer = browser.post(f"/experiments/{experiment.id}/", form)
+    assert answer.status_code == 422
+    assert "does not fit into 64 bits" in answer.content.decode()
+
+
 def test_switching_to_toml_and_back_keeps_what_was_typed(browser: Client, experiment: Experiment) -> None:
     form = form_of(browser, experiment) | {"schedule.steps": "9"}
     toml = browser.post(

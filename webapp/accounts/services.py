@@ -7,9 +7,10 @@ one transaction.  One-time passwords and key texts are returned once and never s
 import secrets
 from dataclasses import dataclass
 
+from django.contrib.auth.hashers import make_password
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
-from django.core.validators import validate_email
+from django.core.validators import MaxLengthValidator, validate_email
 from django.db import transaction
 from django.utils import timezone
 from django.utils.text import slugify
@@ -57,15 +58,14 @@ def add_member(team: Team, email: str, role: str, *, acting_user: User) -> Added
     """Put a person into the team, with a new account if there is none.  Raises Invalid, Refused."""
     email = _clean_email(email)
     _check_role(role)
-    user, password = User.objects.filter(email=email).first(), None
-    if user is None:
-        password = one_time_password()
-        user = User.objects.create_user(email, password, must_change_password=True)
+    password = one_time_password()
+    fresh = {"password": make_password(password), "must_change_password": True}
+    user, is_new = User.objects.get_or_create(email=email, defaults=fresh)  # two owners may add the same person at once
     membership, added = Membership.objects.get_or_create(team=team, user=user, defaults={"role": role})
     if not added:
         raise Refused(f"{email} is in this team already, as {membership.role}")
     record(team, acting_user, "member.add", f"user {email}", role=role)
-    return AddedMember(membership, password)
+    return AddedMember(membership, password if is_new else None)
 
 
 @transaction.atomic
@@ -122,6 +122,8 @@ def create_api_key(team: Team, name: str, scopes: list[str], *, acting_user: Use
     name = name.strip()
     if not 1 <= len(name) <= 100:
         raise Invalid.field("name", name, "a key needs a name of 1 to 100 characters", "say what will use it")
+    if "\0" in name:
+        raise Invalid.field("name", name, "it has a NUL character, which the database cannot keep", "leave it out")
     if not scopes or not set(scopes) <= set(Scope.values):
         raise Invalid.field("scopes", scopes, "unknown or no scopes", f"use some of: {', '.join(Scope.values)}")
     prefix, digest, text = ApiKey.generate()
@@ -165,6 +167,7 @@ def _clean_email(email: str) -> str:
     email = email.strip().lower()
     try:
         validate_email(email)
+        MaxLengthValidator(User._meta.get_field("email").max_length)(email)
     except ValidationError:
         raise Invalid.field("email", email, "this is not an e-mail address", "write it as name@example.org") from None
     return email

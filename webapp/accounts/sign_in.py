@@ -18,7 +18,7 @@ FAILURES_PER_EMAIL = 50
 
 def sign_in(request: HttpRequest, email: str, password: str) -> User:
     """Start a session.  Raises Invalid for a wrong pair, TooMany after too many of them."""
-    email, address = email.strip().lower()[:254], request.META.get("REMOTE_ADDR") or None
+    email, address = email.strip().lower().replace("\0", "")[:254], request.META.get("REMOTE_ADDR") or None
     _refuse_too_many(email, address)
     user = authenticate(request, username=email, password=password)
     if not isinstance(user, User):

@@ -1,6 +1,7 @@
 """Errors as problem+json (RFC 9457), with ``problems`` that name field, value and remedy."""
 
 import json
+import reprlib
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -19,6 +20,10 @@ def problem(status: int, detail: str, *, problems: Sequence[dict[str, Any]] = ()
 
 
 def _shown(value: Any) -> Any:
-    """The value as it came, unless it is so long that repeating it helps nobody."""
+    """The value as it came, unless JSON has no word for it or it is so long that repeating it helps nobody."""
+    try:
+        json.dumps(value, cls=DjangoJSONEncoder, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return reprlib.repr(value)
     text = repr(value)
     return value if len(text) <= 200 else text[:197] + "..."

@@ -10,6 +10,7 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError, Valida
 from engine.spec.problems import problems_in
 from webapp.api.authentication import KeyAuth, SessionAuth
 from webapp.api.problems import problem
+from webapp.api.requests import StorableParser
 from webapp.catalog.api import router as catalog
 from webapp.experiments.api import router as experiments
 from webapp.experiments.recipes_api import router as recipes
@@ -41,7 +42,14 @@ class Api(NinjaAPI):
 
 
 # No docs page: ninja's loads its scripts from a CDN.
-api = Api(title="Palestra", version="1", docs_url=None, auth=[KeyAuth(), SessionAuth()], urls_namespace="api")
+api = Api(
+    title="Palestra",
+    version="1",
+    docs_url=None,
+    auth=[KeyAuth(), SessionAuth()],
+    parser=StorableParser(),
+    urls_namespace="api",
+)
 api.add_router("", runs)
 api.add_router("", trajectories)
 api.add_router("", security)
@@ -76,5 +84,7 @@ def _unauthenticated(_request: HttpRequest, _error: AuthenticationError) -> Http
 
 
 @api.exception_handler(HttpError)
-def _http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
+def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    if isinstance(error.__cause__, Refused):  # the parser's, who can say what is wrong
+        return _refused(request, error.__cause__)
     return problem(error.status_code, error.message)

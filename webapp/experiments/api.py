@@ -11,6 +11,7 @@ from engine.spec.run import RunSpec
 from webapp.accounts.access import caller_of, team_to_act_in
 from webapp.api.cursors import MOST_PER_PAGE
 from webapp.api.idempotency import once
+from webapp.api.requests import Text
 from webapp.experiments import services
 from webapp.experiments.access import experiment_for, experiments_of
 from webapp.experiments.models import Experiment
@@ -41,7 +42,7 @@ def list_experiments(request: HttpRequest, limit: int = Query(50, ge=1, le=MOST_
 
 
 @router.post("/experiments", response={201: ExperimentOut}, operation_id="create_experiment")
-def create(request: HttpRequest, spec: RunSpec, team: str | None = None) -> Status:
+def create(request: HttpRequest, spec: RunSpec, team: Text | None = None) -> Status:
     owner = team_to_act_in(request, team, to="launch")
     user = caller_of(request).user
     return once(

@@ -16,6 +16,7 @@ from webapp.experiments.baseline import preset_in
 from webapp.experiments.fields import Card, cards_of
 from webapp.experiments.posted import document_in, list_at, with_row, without_row
 from webapp.experiments.toml import as_toml
+from webapp.storable import unstorable
 
 Form = Literal["form", "toml"]
 
@@ -33,6 +34,8 @@ class Draft:
 
     @classmethod
     def of(cls, document: dict[str, Any], shown_as: Form = "form", toml: str = "") -> "Draft":
+        if problems := list(unstorable(document)):
+            return cls(document, shown_as, toml or as_toml(document), problems)
         try:
             spec = RunSpec.model_validate(document)
         except ValidationError as error:
@@ -45,24 +48,26 @@ class Draft:
         if post.get("as") != "toml":
             return cls.of(document_in(post, base))
         text = post.get("toml", "").replace("\r\n", "\n")
-        try:
-            return cls.of(tomllib.loads(text), "toml", text)
-        except tomllib.TOMLDecodeError as error:
-            problem = Problem("", text[:80], f"this is not TOML: {error}", "mend the line named here")
-            return cls(base, "toml", text, [problem])
+        document, problems = _read(text)
+        return cls(base, "toml", text, problems) if problems else cls.of(document, "toml", text)
+
+    @property
+    def is_unreadable(self) -> bool:
+        """What was typed is no document: only its text can be shown."""
+        return self.shown_as == "toml" and any(problem.field == "" for problem in self.problems)
 
     def shown(self, how: Form) -> "Draft":
         """The same in the other way of showing it.  TOML that cannot be read stays TOML."""
-        if self.shown_as == "toml" and any(problem.field == "" for problem in self.problems):
+        if self.is_unreadable:
             return self
         document = self.spec.model_dump(mode="json") if self.spec else self.document
         return Draft.of(document, how)
 
     def with_preset(self, name: str) -> "Draft":
-        """The recipe of the preset instead of the one that was there."""
-        return (
-            Draft.of({**self.document, "recipe": {"preset": name}}, self.shown_as) if name in preset_names() else self
-        )
+        """The recipe of the preset instead of the one that was there.  TOML that cannot be read stays TOML."""
+        if self.is_unreadable or name not in preset_names():
+            return self
+        return Draft.of({**self.document, "recipe": {"preset": name}}, self.shown_as)
 
     def with_row(self, path: str) -> "Draft":
         """Nobody has had time to fill the new row, so what it lacks is not told yet."""
@@ -73,7 +78,8 @@ class Draft:
     def without_row(self, place: str) -> "Draft":
         """``place`` is the list's path and the row's number, e.g. ``recipe.experience.pool.2``."""
         path, _, index = place.rpartition(".")
-        return Draft.of(without_row(self.document, path, int(index))) if index.isdecimal() else self
+        is_row = index.isascii() and index.isdigit() and len(index) < 10
+        return Draft.of(without_row(self.document, path, int(index))) if is_row else self
 
     @cached_property
     def cards(self) -> list[Card]:
@@ -101,12 +107,23 @@ class Draft:
         return preset_in(self.document)
 
 
+def _read(toml: str) -> tuple[dict[str, Any], list[Problem]]:
+    """The document, or why it is none that could be edited any further."""
+    try:
+        document = tomllib.loads(toml)
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+        return {}, [Problem("", toml[:80], f"this is not TOML: {error}", "mend the line named here")]
+    found = unstorable(document)
+    return document, [Problem("", one.value, f"{one.field}: {one.message}", one.remedy) for one in found]
+
+
 def _base_in(post: QueryDict) -> dict[str, Any]:
+    """What the form was made for; empty for what none was made for."""
     try:
         base = json.loads(post.get("base", "{}"))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
-    return base if isinstance(base, dict) else {}
+    return base if isinstance(base, dict) and not any(unstorable(base)) else {}
 
 
 @dataclass(frozen=True)

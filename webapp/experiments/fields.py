@@ -347,7 +347,7 @@ def _text(value: Any) -> str:
         return ",".join(map(str, value))
     try:
         return repr(float(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return "" if value is None else str(value)
 
 

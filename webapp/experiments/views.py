@@ -69,7 +69,7 @@ def detail(request: HttpRequest, experiment_id: UUID) -> HttpResponse:
     if answer := _other_than_saving(request, draft, experiment):
         return answer
     assert draft.spec is not None
-    if draft.spec != experiment.run_spec:
+    if draft.spec.model_dump(mode="json") != experiment.spec:
         experiment = services.change_experiment(experiment, draft.spec, acting_user=request.user)
     return _saved(request, experiment)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from django.http import HttpRequest
@@ -14,6 +14,7 @@ from webapp.accounts.access import caller_of, team_to_act_in
 from webapp.accounts.models import Team, User
 from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
 from webapp.api.idempotency import once
+from webapp.api.requests import Text
 from webapp.experiments.access import experiment_for
 from webapp.experiments.models import Experiment
 from webapp.refusals import Invalid
@@ -152,7 +153,7 @@ def list_runs(
     if cursor is not None:
         runs = runs.extra(
             where=["(runs_run.created_at, runs_run.id) < (%s::timestamptz, %s::uuid)"],
-            params=decode_cursor(cursor, (str, str)),
+            params=decode_cursor(cursor, (datetime, UUID)),
         )
     page = list(runs[: limit + 1])
     more = len(page) > limit
@@ -195,7 +196,7 @@ def _told(request: HttpRequest, run_id: UUID, verb: Callable[..., Run]) -> Any:
 def metrics(
     request: HttpRequest,
     run_id: UUID,
-    names: str | None = Query(None, alias="keys", description="Comma-separated; all when left out"),
+    names: Annotated[Text | None, Query(alias="keys", description="Comma-separated; all when left out")] = None,
     first_step: int = Query(0, ge=0, lt=2**31, description="Only this step and later ones"),
     last_step: int = Query(LAST_STEP, ge=0, lt=2**31, description="Only this step and earlier ones"),
     after: int = Query(-1, ge=-1, lt=2**31, description="Only steps beyond this one"),
@@ -223,7 +224,7 @@ def events(
     request: HttpRequest,
     run_id: UUID,
     after: int = Query(0, ge=0, lt=2**63),
-    kind: str | None = None,
+    kind: Text | None = None,
     limit: int = Query(200, ge=1, le=1000),
 ) -> EventsOut:
     found = run_for(request, run_id).events.filter(seq__gt=after).order_by("seq")

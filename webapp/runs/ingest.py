@@ -83,12 +83,12 @@ def _batch_in(body: bytes) -> Batch:
         if b"\\u0000" in body:
             body = json.dumps(_without_nul(json.loads(body))).encode()
         batch = Batch.model_validate_json(body)
-    except json.JSONDecodeError as error:
-        raise NotABatch(f"the body is not JSON: {error}") from None
     except ValidationError as error:
         raise NotABatch(
             "the batch is not what the spec says", [one.as_dict() for one in problems_in(error, Batch)]
         ) from None
+    except (ValueError, RecursionError) as error:
+        raise NotABatch(f"the body is not JSON that can be read: {error}") from None
     if len(batch.events) > MOST_EVENTS:
         raise NotABatch(f"a batch may have {MOST_EVENTS} events; this one has {len(batch.events)}")
     for expected, event in enumerate(batch.events, start=batch.first_seq):

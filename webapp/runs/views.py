@@ -43,7 +43,7 @@ class StepRange(forms.Form):
 @require_GET
 def overview(request: HttpRequest) -> HttpResponse:
     """The runs of all teams of the reader; as a fragment for filters and for keeping the table true."""
-    state, text = request.GET.get("state", ""), request.GET.get("q", "").strip()[:100]
+    state, text = request.GET.get("state", ""), request.GET.get("q", "").replace("\0", "").strip()[:100]
     context = {
         "section": "runs",
         "listing": listing(runs_of(request), state=state, text=text, page=request.GET.get("page", "1")),
@@ -111,7 +111,8 @@ def zoomed(request: HttpRequest, run_id: UUID) -> JsonResponse:
     asked = StepRange(request.GET)
     if not asked.is_valid():
         return JsonResponse({"problems": asked.errors.get_json_data()}, status=422)
-    return JsonResponse(close_look(run.id, request.GET.getlist("key"), **asked.cleaned_data))
+    keys = [key for key in request.GET.getlist("key") if "\0" not in key]
+    return JsonResponse(close_look(run.id, keys, **asked.cleaned_data))
 
 
 def _run_url(run_id: UUID) -> str:

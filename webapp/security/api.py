@@ -5,13 +5,13 @@ from uuid import UUID
 
 from django.http import HttpRequest
 from ninja import Query, Router, Status
-from pydantic import AfterValidator
 
 from sandboxes.egress.address import normalised
 from sandboxes.egress.attempt import Protocol
 from webapp.accounts.access import caller_of
 from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
 from webapp.api.idempotency import once
+from webapp.api.requests import Text
 from webapp.refusals import Invalid
 from webapp.runs.access import run_for
 from webapp.security import services
@@ -31,15 +31,6 @@ from webapp.security.schemas import (
 )
 
 router = Router(tags=["security"])
-
-
-def _without_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("it has a NUL character, which no stored text has")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_without_nul)]
 
 
 @router.get("/alerts", response=AlertPage, operation_id="list_alerts")
@@ -147,7 +138,7 @@ def list_quarantines(
     """The run's trajectories that alerts have quarantined, by name."""
     found = quarantines_where(run_for(request, run_id), state=state).order_by("trajectory_id")
     if cursor is not None:
-        found = found.filter(trajectory_id__gt=decode_cursor(cursor, (str,))[0].replace("\0", ""))
+        found = found.filter(trajectory_id__gt=decode_cursor(cursor, (str,))[0])
     page = list(found[: limit + 1])
     items = [QuarantineOut.of(one) for one in page[:limit]]
     return QuarantinePage(items=items, next_cursor=encode_cursor(items[-1].trajectory) if len(page) > limit else None)

@@ -197,7 +197,10 @@ def test_numbers_that_are_not_consecutive_are_refused(engine: Any) -> None:
     assert engine.post(engine.started(), engine.log("x") | {"seq": 7}).status_code == 422
 
 
-@pytest.mark.parametrize("body", ["", "[]", "{", '{"attempt": 1, "x": "\\u0000"'])
+@pytest.mark.parametrize("body", [
+    "", "[]", "{", '{"attempt": 1, "x": "\\u0000"', '{"x": "\\u0000", "y": ' + "9" * 5000 + "}",
+    '{"x": "\\u0000", "y": ' + "[" * 9000 + "]" * 9000 + "}", "[" * 9000,
+])  # fmt: skip
 def test_a_body_that_is_no_batch_is_422(engine: Any, body: str) -> None:
     assert engine.post_raw(body).status_code == 422
 
