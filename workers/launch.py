@@ -29,6 +29,9 @@ from workers.ray_jobs import Jobs, RayUnreachable
 
 START_LEASE = timedelta(seconds=120)
 """How long an attempt may take to say its first word: Ray starts its processes and torch is imported."""
+BACKOFF_S = (0, 0, 0, 5, 10, 20, 40, 60)
+"""Waits before the 1st, 2nd ... attempt; the last one goes on.  A killed process is made good at once; what kills every
+attempt, e.g. a full disk, gets some minutes to pass before all are used up."""
 _NOT_FOR_THE_ENGINE = ("PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL")
 """The cluster may have inherited them; code near a sandbox must not."""
 
@@ -37,14 +40,20 @@ log = structlog.get_logger(__name__)
 
 @app.task(name=queue.LAUNCH)
 def launch(run_id: str) -> None:
-    """Start the next attempt of a queued run.  A second message for the same run does nothing."""
+    """Start the next attempt of a queued run.  A second message for the same run does nothing, nor does an early one:
+    reconcile sends another.
+    """
     run = Run.objects.filter(id=UUID(run_id), state=State.QUEUED, desired=Desired.RUN).first()
-    if run is None:
+    if run is None or timezone.now() < run.state_since + back_off(run.attempt):
         return
     try:
         start_attempt(run, ray_jobs.connect())
     except RayUnreachable as error:
         log.warning("Ray cannot be reached; reconcile tries again", run=run_id, error=str(error))
+
+
+def back_off(attempts: int) -> timedelta:
+    return timedelta(seconds=BACKOFF_S[min(attempts, len(BACKOFF_S) - 1)])
 
 
 def start_attempt(run: Run, jobs: Jobs) -> bool:

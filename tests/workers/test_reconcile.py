@@ -11,7 +11,7 @@ from django.utils import timezone
 from webapp import queue
 from webapp.runs.models import Desired, Run, State
 from workers import reconcile as module
-from workers.launch import launch
+from workers.launch import BACKOFF_S, launch
 from workers.ray_jobs import Job, RayUnreachable
 from workers.reconcile import MOST_DOUBTS, reconcile
 
@@ -96,6 +96,22 @@ def test_a_dead_job_is_restarted_with_the_reason(running: Run, cluster: Any, sen
     launch(str(running.id))
     running.refresh_from_db()
     assert (running.state, running.attempt, running.pulse) == (State.LAUNCHING, 2, None)
+
+
+def test_attempts_that_all_die_are_not_used_up_in_a_minute(running: Run, cluster: Any) -> None:
+    for attempt in (1, 2):
+        cluster.die(running)
+        reconcile()
+        launch(str(running.id))  # at once
+        assert (state_of(running), running.attempt) == (State.LAUNCHING, attempt + 1)
+    cluster.die(running)
+    reconcile()
+    launch(str(running.id))
+    assert (state_of(running), running.attempt) == (State.QUEUED, 3)
+    Run.objects.update(state_since=seconds_ago(BACKOFF_S[3]))
+    launch(str(running.id))
+    assert (state_of(running), running.attempt) == (State.LAUNCHING, 4)
+    assert sum(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)] for attempt in range(1, 10)) > 180
 
 
 def test_a_killed_job_is_called_killed(running: Run, cluster: Any) -> None:
