@@ -5,6 +5,7 @@ a second, short-lived folder under the system's temporary directory, because the
 socket may not exceed 107 bytes and a home may lie deep.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -65,22 +66,23 @@ class Home:
         make_private(self.temporary)
 
     def secret(self, name: str) -> str:
-        """A random secret of this home, made on first use and readable by its owner only."""
+        """A random secret of this home, made on first use and readable by its owner only.
+
+        It is there as a whole or not at all: an empty one is what a power cut left, and is made anew.
+        """
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return path.read_text()
-        with os.fdopen(handle, "w") as file:
-            file.write(secrets.token_hex(32))
+        if path.exists() and not path.read_text():
+            path.unlink()
+        if not path.exists():
+            _create_private(path, secrets.token_hex(32))
         return path.read_text()
 
     def state(self) -> dict[str, Any]:
-        """The last state that a supervisor wrote; empty before the first."""
+        """The last state that a supervisor wrote; empty before the first, and after a power cut in mid-write."""
         try:
             return json.loads(self.state_file.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, json.JSONDecodeError):
             return {}
 
 
@@ -95,6 +97,18 @@ def make_private(folder: Path) -> None:
         raise Unfit(f"{folder} belongs to somebody else; set PALESTRA_HOME to a folder of yours")
     if stat.S_IMODE(found.st_mode) & 0o077:
         folder.chmod(0o700)
+
+
+def _create_private(path: Path, content: str) -> None:
+    """Whoever comes second keeps the first one's file, and nobody ever reads half of it."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    with contextlib.suppress(FileExistsError):
+        os.link(fresh, path)
+    fresh.unlink()
 
 
 def socket_folder_of(folder: Path) -> Path:

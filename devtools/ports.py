@@ -34,7 +34,7 @@ def hold_web_port(remembered: Path, *, say: Callable[[str], None] = print) -> so
     asked = os.environ.get("PALESTRA_PORT")
     if asked:
         return _exactly(asked)
-    wanted = int(remembered.read_text()) if remembered.exists() else DEFAULT_PORT
+    wanted = _remembered(remembered)
     ports = (wanted, *range(DEFAULT_PORT, DEFAULT_PORT + 200))
     held = next((held for port in ports if (held := _listening(port)) is not None), None)
     if held is None:
@@ -44,6 +44,12 @@ def hold_web_port(remembered: Path, *, say: Callable[[str], None] = print) -> so
         say(f"port {wanted} is taken; using {port}")
     remembered.write_text(str(port))
     return held
+
+
+def _remembered(file: Path) -> int:
+    """A power cut may leave the file empty."""
+    text = file.read_text() if file.exists() else ""
+    return int(text) if text.isdigit() else DEFAULT_PORT
 
 
 def _exactly(asked: str) -> socket.socket:

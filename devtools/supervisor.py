@@ -98,6 +98,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """The engines first, who may still say what they did; then the web, then its stores.  Nothing is left."""
+        if not self._lock.is_mine:
+            return  # nothing was started, and the state file is the other supervisor's
         self.phase = "stopping"
         self._write_state()
         for group in ({"beat", "worker", "ray"}, {"web"}, {"valkey", "postgres"}):
@@ -110,10 +112,9 @@ class Supervisor:
         if self._web_socket is not None:
             self._web_socket.close()
         self.phase = "stopped"
-        if self._lock.is_mine:
-            self._write_state()
-            shutil.rmtree(self.home.sockets, ignore_errors=True)
-            self._lock.release()
+        self._write_state()
+        shutil.rmtree(self.home.sockets, ignore_errors=True)
+        self._lock.release()
 
     def troubled_services(self) -> list[str]:
         return [one.service.name for one in self._services if not one.ready]

@@ -53,6 +53,10 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
     for path in (options.json.parent if options.json else None, options.spec):
         if path is not None and not path.exists():
             raise Unfit(f"{path} does not exist")
+    if options.json and (options.json.is_dir() or not os.access(options.json.parent, os.W_OK)):
+        raise Unfit(f"--json {options.json} cannot be written; name a file in a folder of yours")
+    if options.spec and not options.spec.is_file():
+        raise Unfit(f"--spec {options.spec} is no file; give the path of a run's TOML file")
 
 
 # --- until stopped ----------------------------------------------------------------------------------

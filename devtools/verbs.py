@@ -129,6 +129,8 @@ def run_command(options: argparse.Namespace) -> int:
         os.execvpe(command[0], command, _environment_of(home))
     except FileNotFoundError:
         raise Unfit(f"there is no command '{command[0]}'") from None
+    except OSError as error:
+        raise Unfit(f"'{command[0]}' cannot be run: {error.strerror}") from None
 
 
 def _environment_of(home: Home) -> dict[str, str]:

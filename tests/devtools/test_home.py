@@ -50,6 +50,18 @@ def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) 
     assert (tmp_path / "secret_key").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("left", ["", '{"pid": 1'])
+def test_what_a_power_cut_left_half_written_is_made_anew(tmp_path: Path, left: str) -> None:
+    home = home_in(tmp_path)
+    home.state_file.write_text(left)
+    (tmp_path / "secret_key").write_text("")
+    assert home.state() == {}
+    secret = home.secret("secret_key")
+    assert len(secret) >= 50
+    assert home.secret("secret_key") == secret
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret_key", "supervisor.json"]
+
+
 def test_the_lock_admits_one_and_is_free_when_its_holder_was_killed(tmp_path: Path) -> None:
     home = home_in(tmp_path)
     holder = subprocess.Popen(

@@ -57,6 +57,15 @@ def test_a_home_keeps_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert held.getsockname()[1] == wanted
 
 
+def test_a_port_file_that_a_power_cut_left_empty_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PALESTRA_PORT", raising=False)
+    (tmp_path / "port").write_text("")
+    with hold_web_port(tmp_path / "port", say=lambda _: None) as held:
+        assert (tmp_path / "port").read_text() == str(held.getsockname()[1])
+
+
 def test_two_homes_that_start_in_the_same_moment_get_different_ports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from devtools import checks
 from devtools.errors import Unfit
-from devtools.home import ROOT, socket_folder_of
+from devtools.home import ROOT, Home, HomeLock, socket_folder_of
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +51,12 @@ def test_no_verb_shows_the_help(tmp_path: Path) -> None:
         (["up", "--once", "--detach"], "exclude each other"),
         (["up", "--once", "--json", "/no/such/folder/out.json"], "/no/such/folder does not exist"),
         (["up", "--once", "--spec", "missing.toml"], "missing.toml does not exist"),
+        (["up", "--once", "--json", "/"], "--json / cannot be written"),
+        (["up", "--once", "--spec", "/"], "--spec / is no file"),
         (["up", "--seed", "one"], "invalid int value: 'one'"),
         (["exec"], "say what to run"),
         (["exec", "no-such-command"], "there is no command 'no-such-command'"),
+        (["exec", "/"], "'/' cannot be run: Permission denied"),
         (["bench", "nothing"], "there is no benchmark 'nothing'; there are: "),
         (["logs", "nothing"], "there is no log 'nothing'"),
     ],
@@ -63,6 +66,25 @@ def test_nonsense_is_refused_before_anything_starts(words: list[str], complaint:
     assert done.returncode == 1
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_home_that_is_a_file_is_one_line_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    done = dev(tmp_path / "home", "up")
+    assert done.returncode == 1
+    assert done.stderr == f"dev: cannot make {tmp_path / 'home'}: File exists; set PALESTRA_HOME to a folder of yours\n"
+
+
+def test_an_up_that_is_refused_leaves_the_state_of_the_one_that_runs(tmp_path: Path) -> None:
+    home = Home(tmp_path, socket_folder_of(tmp_path))
+    lock = HomeLock(home)
+    assert lock.acquire()
+    home.state_file.write_text('{"pid": 4711, "url": "http://127.0.0.1:8700"}')
+    done = dev(tmp_path, "up")
+    lock.release()
+    assert done.returncode == 1
+    assert "already up" in done.stderr
+    assert home.state()["pid"] == 4711, "./dev down would signal somebody else"
 
 
 def test_exec_passes_options_on_and_knows_the_home(tmp_path: Path) -> None:

@@ -63,6 +63,23 @@ def test_a_run_goes_on_after_down_and_up_even_if_the_supervisor_was_killed(empty
     assert_complete(stack, run_id, steps=150)
 
 
+def test_a_detached_up_returns_when_everything_is_up_and_down_ends_it(empty_stack: Stack) -> None:
+    stack = empty_stack
+    up = stack.dev("up", "--detach", "--no-sample", timeout_s=240)
+    assert (up.returncode, up.stderr) == (0, "")
+    assert up.stdout.endswith("running in the background; ./dev status shows it, ./dev down stops it\n")
+    password = up.stdout.partition("owner@palestra.local with ")[2].split()[0]
+    assert stack.status()["phase"] == "ready"
+    log = (stack.home / "logs" / "supervisor.log").read_text()
+    assert "runs in the background" in log
+    assert password not in log
+    again = stack.dev("up", "--detach")
+    assert again.returncode == 1
+    assert "already up in" in again.stdout
+    assert stack.dev("down").returncode == 0
+    assert processes_of(stack.home) == []
+
+
 def test_a_taken_port_is_named_and_nothing_is_started(empty_stack: Stack) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
