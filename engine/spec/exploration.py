@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.spec.strict import Strict
+from engine.spec.strict import LARGEST_NUMBER, MOST_THINGS, Strict
 
 
 class Purification(Strict):
@@ -38,7 +38,7 @@ class Experience(Strict):
     """eta: the share of a group's rollouts that is shown them.  0 is its absence."""
     training: Literal["strip", "keep", "hybrid"] = "strip"
     """``strip``: taken out of what is trained on.  ``keep``: left in.  ``hybrid``: left in where A <= 0."""
-    boosted_clip_high: float = Field(default=0.6, ge=0)
+    boosted_clip_high: float = Field(default=0.6, ge=0, le=LARGEST_NUMBER)
     """The upper clip where lessons were stripped and A > 0 (eq. 17)."""
 
     @property
@@ -77,7 +77,7 @@ class ExpertStarts(Strict):
     """The share of a step's groups that may start from an expert, if their task has one."""
     demonstrations: bool = True
     """Also take scripted solutions of the environment as experts, for tasks that the policy never solved."""
-    experts: int = Field(default=1024, ge=1)
+    experts: int = Field(default=1024, ge=1, le=MOST_THINGS)
     """Tasks for which an expert is kept, latest first."""
     crucial_level: float = Field(default=0.05, gt=0, lt=1)
     """Significance at which a turn counts as crucial: imitation covers the expert up to and including it."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from engine.spec.strict import Strict
+from engine.spec.strict import MOST_THINGS, Strict
 
 HTTP_ADDRESS = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!\"$->@-~]*)?$"
 """A name or a number, a port, and a path of printable ASCII without ? and #."""
@@ -32,7 +32,7 @@ class LlmJudge(Strict):
     """Requests at once."""
     retries: int = Field(default=3, ge=0, le=20)
     """Further tries after a failed one, with growing pauses.  After the last one the group's verdicts are neutral."""
-    max_tokens: int = Field(default=1024, ge=16)
+    max_tokens: int = Field(default=1024, ge=16, le=MOST_THINGS)
     """Room for the judge's own words."""
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from engine.spec.impossible import impossible
-from engine.spec.strict import Strict
+from engine.spec.strict import LARGEST_NUMBER, Strict
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 """How token losses become one number; the last divides by the longest possible response (Dr. GRPO)."""
@@ -44,7 +44,7 @@ class CovarianceKl(Strict):
     kind: Literal["kl"] = "kl"
     share: float = Field(default=0.0002, ge=0, lt=1)
     """The share of all tokens that is penalised."""
-    beta: float = Field(default=1.0, ge=0)
+    beta: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER)
     """Weight of the penalty."""
 
 
@@ -57,9 +57,9 @@ class Clipped(Strict):
     kind: Literal["clipped"] = "clipped"
     clip_low: float = Field(default=0.2, ge=0, lt=1)
     """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(default=0.28, ge=0)
+    clip_high: float = Field(default=0.28, ge=0, le=LARGEST_NUMBER)
     """The ratio is clipped above at 1 + clip_high."""
-    dual_clip: float | None = Field(default=None, gt=1)
+    dual_clip: float | None = Field(default=None, gt=1, le=LARGEST_NUMBER)
     """Bound c on the loss of tokens with a negative advantage (arXiv:1912.09729); off when absent."""
     covariance: Covariance | None = None
     """What is done about tokens that collapse entropy; absent: nothing."""
@@ -73,7 +73,7 @@ class Gspo(Strict):
     kind: Literal["gspo"] = "gspo"
     clip_low: float = Field(default=3e-4, ge=0, lt=1)
     """Small, because the ratio is a geometric mean (5.1)."""
-    clip_high: float = Field(default=4e-4, ge=0)
+    clip_high: float = Field(default=4e-4, ge=0, le=LARGEST_NUMBER)
     aggregation: Aggregation = "seq-mean-token-mean"
     """How token losses become one number."""
 
@@ -84,7 +84,7 @@ class Cispo(Strict):
     kind: Literal["cispo"] = "cispo"
     clip_low: float | None = Field(default=None, ge=0, le=1)
     """The weight is at least 1 - clip_low; absent: no lower bound."""
-    clip_high: float = Field(default=0.28, ge=0)
+    clip_high: float = Field(default=0.28, ge=0, le=LARGEST_NUMBER)
     """The weight is at most 1 + clip_high."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
@@ -95,7 +95,7 @@ class Tis(Strict):
 
     kind: Literal["tis"] = "tis"
     ratio: RatioSize = "sequence"
-    bound: float = Field(default=1.0, gt=0)
+    bound: float = Field(default=1.0, gt=0, le=LARGEST_NUMBER)
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
 
@@ -105,7 +105,7 @@ class Topr(Strict):
 
     kind: Literal["topr"] = "topr"
     ratio: RatioSize = "sequence"
-    bound: float = Field(default=1.0, gt=0)
+    bound: float = Field(default=1.0, gt=0, le=LARGEST_NUMBER)
     """Of the weight of what is not positive."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
@@ -118,11 +118,11 @@ class Ipa(Strict):
     """
 
     kind: Literal["ipa"] = "ipa"
-    mismatch_bound: float | None = Field(default=5.0, gt=1)
+    mismatch_bound: float | None = Field(default=5.0, gt=1, le=LARGEST_NUMBER)
     """H: chunks whose train/inference ratio is above it are masked; absent: none is."""
-    imitation_weight: float = Field(default=0.1, ge=0)
+    imitation_weight: float = Field(default=0.1, ge=0, le=LARGEST_NUMBER)
     """lambda_IL."""
-    reinforcement_weight: float = Field(default=1.0, ge=0)
+    reinforcement_weight: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER)
     """lambda_RL."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
@@ -135,7 +135,7 @@ class Dpo(Strict):
     """
 
     kind: Literal["dpo"] = "dpo"
-    beta: float = Field(default=0.1, gt=0)
+    beta: float = Field(default=0.1, gt=0, le=LARGEST_NUMBER)
     """How strongly the policy is held to its reference.  The paper gives no value."""
 
 
@@ -151,7 +151,7 @@ Objective = Clipped | Gspo | Cispo | Tis | Topr | Ipa | Dpo | NoObjective
 class Kl(Strict):
     """A penalty for leaving the policy that RL began with."""
 
-    beta: float = Field(default=0.001, ge=0)
+    beta: float = Field(default=0.001, ge=0, le=LARGEST_NUMBER)
     """Its weight; 0 is its absence."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman, "Approximating KL divergence", 2020."""
@@ -162,8 +162,8 @@ class Mismatch(Strict):
 
     mask: RatioSize | None = None
     """Leave out tokens, turns or trajectories whose ratio is above ``mask_bound``; absent: none."""
-    mask_bound: float = Field(default=5.0, gt=1)
+    mask_bound: float = Field(default=5.0, gt=1, le=LARGEST_NUMBER)
     """H.  ALE gives no value."""
     weight: RatioSize | None = None
     """Weigh losses by the ratio, cut at ``weight_bound``; absent: by 1."""
-    weight_bound: float = Field(default=2.0, gt=0)
+    weight_bound: float = Field(default=2.0, gt=0, le=LARGEST_NUMBER)

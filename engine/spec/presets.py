@@ -53,10 +53,11 @@ def preset_names() -> tuple[str, ...]:
 def preset(name: str) -> Preset:
     """Raises PydanticCustomError, which names what there is, for an unknown name."""
     if name not in preset_names():
+        shown = ascii(name)[1:-1]  # pydantic cannot show half a surrogate pair, which JSON can carry
         raise PydanticCustomError(
             "unknown_preset",
             "there is no preset '{name}'",
-            {"field": "preset", "value": name, "name": name, "remedy": f"use one of: {', '.join(preset_names())}"},
+            {"field": "preset", "value": shown, "name": shown, "remedy": f"use one of: {', '.join(preset_names())}"},
         )
     text = resources.files("engine.spec").joinpath("presets", f"{name}.toml").read_text()
     return Preset(name=name, **tomllib.loads(text))

@@ -140,5 +140,8 @@ def _choices(model: type[BaseModel], name: str) -> tuple[Any, ...]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"(a {type(value).__name__} nested too deeply)"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -18,35 +18,35 @@ from engine.spec.objective import Clipped, Kl, Mismatch, Objective
 from engine.spec.presets import preset
 from engine.spec.selection import Selection
 from engine.spec.self_imitation import SelfImitation
-from engine.spec.strict import Strict
+from engine.spec.strict import LARGEST_NUMBER, MOST_STEPS, Strict
 from engine.spec.supervised import ColdStart
 
 
 class Reward(Strict):
     """What an episode earns.  The components are kept apart on the trajectory."""
 
-    correct: float = 1.0
+    correct: float = Field(default=1.0, ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
     """For the right answer."""
-    wrong: float = 0.0
+    wrong: float = Field(default=0.0, ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
     """For a wrong answer, and for none."""
-    tool_error: float = Field(default=0.0, le=0)
+    tool_error: float = Field(default=0.0, ge=-LARGEST_NUMBER, le=0)
     """Added for each tool call that failed."""
-    tool_calls: float = Field(default=0.0, ge=0)
+    tool_calls: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)
     """Weight of min(1, 0.1 n) for n tool calls that worked (SPEAR, eq. 15)."""
-    tool_calls_decay_steps: int = Field(default=0, ge=0)
+    tool_calls_decay_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
     """T_decay: steps over which that weight falls to 0 on half a cosine (SPEAR, eq. 14); 0: it is constant."""
-    well_formed: float = Field(default=0.0, ge=0)
+    well_formed: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)
     """Added where every turn was a tool call or an answer in the right form (SPEAR, eq. 17)."""
 
 
 class Optimizer(Strict):
     """AdamW."""
 
-    learning_rate: float = Field(default=3e-4, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    grad_clip: float = Field(default=1.0, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0, le=1)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    grad_clip: float = Field(default=1.0, gt=0, le=LARGEST_NUMBER)
     """Largest global gradient norm."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
     """Updates over which the learning rate rises linearly from 0."""
 
 

@@ -12,7 +12,7 @@ from engine.spec.credit import compares_a_group
 from engine.spec.environment import Environment, PythonMath
 from engine.spec.impossible import impossible
 from engine.spec.recipe import Recipe
-from engine.spec.strict import Strict
+from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[\w][\w .:+-]*$")]
 
@@ -20,9 +20,9 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"
 class Dataset(Strict):
     """Tasks are generated from their number: the same number is the same task everywhere; splits never overlap."""
 
-    train_tasks: int = Field(default=20000, ge=1)
-    heldout_tasks: int = Field(default=510, ge=1)
-    seed: int = Field(default=0, ge=0)
+    train_tasks: int = Field(default=20000, ge=1, le=MOST_TASKS)
+    heldout_tasks: int = Field(default=510, ge=1, le=MOST_TASKS)
+    seed: int = Field(default=0, ge=0, lt=2**31)
     """Of the task generator; runs with equal dataset seeds see equal tasks."""
 
 
@@ -31,12 +31,12 @@ class Model(Strict):
 
     architecture: Literal["qwen3"] = "qwen3"
     layers: int = Field(default=2, ge=1, le=64)
-    hidden_size: int = Field(default=96, ge=8)
-    heads: int = Field(default=4, ge=1)
-    kv_heads: int = Field(default=2, ge=1)
-    head_dim: int = Field(default=24, ge=2)
-    intermediate_size: int = Field(default=256, ge=8)
-    context_tokens: int = Field(default=128, ge=16)
+    hidden_size: int = Field(default=96, ge=8, le=65536)
+    heads: int = Field(default=4, ge=1, le=1024)
+    kv_heads: int = Field(default=2, ge=1, le=1024)
+    head_dim: int = Field(default=24, ge=2, le=1024)
+    intermediate_size: int = Field(default=256, ge=8, le=2**20)
+    context_tokens: int = Field(default=128, ge=16, le=2**20)
     """Prompt, sampled tokens and tool outputs of one episode must fit in here."""
 
     @model_validator(mode="after")
@@ -61,7 +61,7 @@ class Resources(Strict):
     trainer: Literal["torch"] = "torch"
     generator: Literal["torch"] = "torch"
     device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = Field(default=2, ge=1)
+    threads: int = Field(default=2, ge=1, le=1024)
     """CPU threads of the trainer and of the generator (they take turns).  1 makes a run exactly repeatable."""
     rollout_workers: int = Field(default=1, ge=1, le=256)
     kv_slots: int = Field(default=64, ge=1, le=4096)
@@ -71,31 +71,31 @@ class Resources(Strict):
 
 
 class Schedule(Strict):
-    steps: int = Field(default=40, ge=1, le=2**31 - 1)
+    steps: int = Field(default=40, ge=1, le=MOST_STEPS)
     """RL steps, each one batch of rollouts and one or more updates."""
-    prompts_per_step: int = Field(default=32, ge=1)
-    group_size: int = Field(default=8, ge=1)
+    prompts_per_step: int = Field(default=32, ge=1, le=MOST_THINGS)
+    group_size: int = Field(default=8, ge=1, le=MOST_THINGS)
     """Rollouts per prompt."""
-    minibatch_trajectories: int = Field(default=256, ge=1)
+    minibatch_trajectories: int = Field(default=256, ge=1, le=MOST_THINGS)
     """Trajectories per optimiser update; must divide prompts_per_step x group_size."""
     temperature: float = Field(default=1.0, gt=0, le=10)
-    checkpoint_every: int = Field(default=10, ge=1)
+    checkpoint_every: int = Field(default=10, ge=1, le=MOST_STEPS)
     """Steps between checkpoints.  The last step always makes one."""
-    keep_checkpoints: int = Field(default=3, ge=1)
-    stall_timeout_s: float = Field(default=300.0, gt=0)
+    keep_checkpoints: int = Field(default=3, ge=1, le=MOST_STEPS)
+    stall_timeout_s: float = Field(default=300.0, gt=0, le=30 * 86400)
     """A phase that lasts longer is a stall: the attempt is ended and the reason names the phase."""
-    max_attempts: int = Field(default=10, ge=1)
+    max_attempts: int = Field(default=10, ge=1, le=1000)
     """How often the run is started at most, the first time included."""
 
 
 class Evaluation(Strict):
     """Held-out tasks, solved greedily and by sampling at temperature 1."""
 
-    every: int = Field(default=10, ge=0)
+    every: int = Field(default=10, ge=0, le=MOST_STEPS)
     """Steps between evaluations; 0 evaluates only before the first and after the last step."""
-    tasks: int = Field(default=510, ge=1)
+    tasks: int = Field(default=510, ge=1, le=MOST_THINGS)
     """Held-out tasks per evaluation before and after RL."""
-    interim_tasks: int = Field(default=90, ge=1)
+    interim_tasks: int = Field(default=90, ge=1, le=MOST_THINGS)
     """Held-out tasks per evaluation in between."""
 
 
@@ -131,6 +131,13 @@ class RunSpec(Strict):
                 self.schedule.group_size,
                 f"{credit} compares the rollouts of a group, and a group of 1 has nothing to compare",
                 "use at least 2, 8 is usual",
+            )
+        if batch > MOST_THINGS:
+            raise impossible(
+                "schedule.prompts_per_step",
+                self.schedule.prompts_per_step,
+                f"{batch} trajectories per step (prompts_per_step x group_size) are more than {MOST_THINGS}",
+                f"use at most {MOST_THINGS // self.schedule.group_size}",
             )
         if batch % minibatch:
             raise impossible(

@@ -19,7 +19,7 @@ class DynamicSampling(Strict):
 class Resampling(Strict):
     """Replace a rollout that teaches nothing by another from the same start (ALE: dynamic trajectory filtering)."""
 
-    repeated_errors: int | None = Field(default=3, ge=2)
+    repeated_errors: int | None = Field(default=3, ge=2, le=64)
     """A rollout with this many failed tool calls in a row is replaced; absent: only lost ones are."""
     max_tries: int = Field(default=2, ge=1, le=16)
     """Rollouts played in place of one at most.  After the last one, what there is stays, or is discarded if lost."""

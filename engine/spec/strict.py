@@ -1,6 +1,18 @@
-"""The one base class of everything that is published: unknown fields are errors."""
+"""The one base class of everything that is published: unknown fields are errors; and how much is too much.
+
+A number without an upper bound is a hang, an allocation that fails or a row that the database refuses, long after the
+spec was taken.  The bounds leave room for whatever a run can really do.
+"""
 
 from pydantic import BaseModel, ConfigDict
+
+MOST_STEPS = 10**7
+"""Of any kind: a step is a row of every curve."""
+MOST_THINGS = 10**6
+"""Demonstrations, rollouts, buffered trajectories: what is kept in memory."""
+MOST_TASKS = 2**31 - 1
+LARGEST_NUMBER = 10**6
+"""Of rewards, weights and bounds of ratios: beyond it 32-bit floats lose what they are added to."""
 
 
 class Strict(BaseModel):

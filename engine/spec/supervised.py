@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from engine.spec.strict import Strict
+from engine.spec.strict import MOST_STEPS, MOST_THINGS, Strict
 
 RelativePath = Annotated[str, StringConstraints(pattern=r"^\w[\w-]*(\.[\w-]+)*(/\w[\w-]*(\.[\w-]+)*)*$")]
 """Neither absolute nor upwards: no part begins with a dot."""
@@ -17,16 +17,16 @@ class ColdStart(Strict):
     the policy's most likely behaviour, which RL then has to change.
     """
 
-    demonstrations: int = Field(default=12288, ge=1)
+    demonstrations: int = Field(default=12288, ge=1, le=MOST_THINGS)
     """Scripted ones.  Not used with ``recorded``."""
     wrong_fraction: float = Field(default=0.6, ge=0, le=1)
     """The share of demonstrations that answer without using the tool."""
     tool_error_fraction: float = Field(default=0.2, ge=0, le=1)
     """The share of the other demonstrations in which one tool call is broken and then repaired."""
-    steps: int = Field(default=600, ge=0)
+    steps: int = Field(default=600, ge=0, le=MOST_STEPS)
     """0 leaves the cold start out."""
-    batch_size: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=2e-3, gt=0)
+    batch_size: int = Field(default=64, ge=1, le=MOST_THINGS)
+    learning_rate: float = Field(default=2e-3, gt=0, le=1)
     mask_errors: bool = False
     """Do not learn turns whose tool call failed: m_k = not Err(k) (ALE, eq. 1, 2)."""
     mask_irrelevant: bool = False

@@ -232,3 +232,7 @@ def test_the_remedies_of_a_short_context_work(recipe: dict[str, Any]) -> None:
         except ValidationError as error:
             tokens = int(re.findall(r"\d+", problems_in(error, RunSpec)[0].remedy)[0])
     RunSpec.model_validate({"name": "mended", "recipe": recipe, "model": {"context_tokens": tokens}})
+
+
+def test_half_a_surrogate_pair_in_a_presets_name_is_shown_escaped() -> None:
+    assert problem(recipe={"preset": "\ud800"}).value == "\\ud800"

@@ -1,6 +1,7 @@
 """The documents of the repository are valid, and a spec survives the ways it travels."""
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,36 @@ def test_a_cold_start_of_0_steps_is_left_out_and_asks_nothing_of_the_context() -
     assert Recipe(cold_start=None).cold_start_steps == 0
     with pytest.raises(ValidationError, match="longest demonstration"):
         RunSpec.model_validate({"name": "one", "recipe": {"cold_start": {"steps": 1}}, **short})
+
+
+HUGE = 10**30
+
+
+def _numbers(document: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, (*path, key))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield (*path, key)
+
+
+def _with(document: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    if not path:
+        return value
+    return {**document, path[0]: _with(document[path[0]], path[1:], value)}
+
+
+@pytest.mark.parametrize("preset", ["grpo", "ppo", "spear-gigpo", "cleaner", "ipa", "agentevolver-attributing"])
+def test_no_number_may_be_beyond_all_measure(preset: str) -> None:
+    document = RunSpec.model_validate({"name": "huge", "recipe": {"preset": preset}}).model_dump(mode="json")
+    paths = list(_numbers(document))
+    assert ("schedule", "steps") in paths
+    for path in paths:
+        with pytest.raises(ValidationError):
+            RunSpec.model_validate(_with(document, path, HUGE))
+
+
+def test_a_step_of_more_rollouts_than_fit_anywhere_is_refused() -> None:
+    schedule = {"prompts_per_step": 10**6, "group_size": 2, "minibatch_trajectories": 2}
+    with pytest.raises(ValidationError, match="more than 1000000"):
+        RunSpec.model_validate({"name": "wide", "schedule": schedule})
