@@ -23,6 +23,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from engine.control.crew import ActorLost, Waiting
+from engine.control.failures import NO_GPU, RunFailed
 from engine.control.journal import Level
 from engine.control.link import Answer, GeneratorLink, GeneratorLost, Question, Switchboard
 from engine.rollout.requests import EpisodeRequest, shares
@@ -169,6 +170,8 @@ class RayCrew:
     async def start(self) -> None:
         with self._waiting.on("ray"):
             self._open.enter_context(self._connection)
+        if self._spec.resources.device == "cuda" and not ray.cluster_resources().get("GPU"):
+            raise RunFailed(NO_GPU)  # actors that ask for one would be waited for until the run stalls
         for name in ("learner", "generator", *self._rollouts):
             self._actors[name] = self._made(name)
         for name in self._actors:

@@ -78,10 +78,10 @@ class Checkpoints:
         path = self.path(steps[-1]) / "state.json"
         try:
             return RunState.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({error}); remove its folder to go on from the checkpoint before it"
-            ) from error
+        except OSError as error:
+            raise _unreadable(path, error.strerror) from error
+        except ValidationError as error:
+            raise _unreadable(path, error.errors(include_input=False)[0]["msg"]) from error
 
     def announced(self, step: int) -> bool:
         """Whether the event of this checkpoint stands in the spool."""
@@ -89,6 +89,12 @@ class Checkpoints:
 
     def mark_announced(self, step: int) -> None:
         (self.path(step) / "announced").touch()
+
+
+def _unreadable(path: Path, why: str | None) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be read ({why}); remove {path.parent} to go on from the checkpoint before it"
+    )
 
 
 def _sync_tree(folder: Path) -> None:

@@ -20,6 +20,9 @@ class Cancelled(Exception):
     """The run was cancelled."""
 
 
+NO_GPU = "resources.device = 'cuda': there is no GPU that torch or Ray could use; use cpu, or run it where there is one"
+
+
 @contextmanager
 def divergence_named(what: str, remedy: str) -> Iterator[None]:
     """A gradient that is not finite comes again in every attempt: RunFailed, which names the remedy."""

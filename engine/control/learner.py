@@ -15,8 +15,10 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from engine.control.failures import NO_GPU, RunFailed
 from engine.rollout.demonstrations import demonstrations
 from engine.rollout.environments import environment_for
 from engine.spec.credit import Gae
@@ -38,10 +40,12 @@ from engine.training.trainer import NothingToTrain, Trainer
 class Learner:
     """``recordings`` is the folder below which recorded trajectories lie, by default that of the environment.
 
-    Raises BadRecording if the recipe names some that cannot be learned from.
+    Raises BadRecording if the recipe names some that cannot be learned from, RunFailed if the device is missing.
     """
 
     def __init__(self, spec: RunSpec, recordings: Path | None = None) -> None:
+        if spec.resources.device == "cuda" and not torch.cuda.is_available():
+            raise RunFailed(NO_GPU)
         self._spec = spec
         self._recorded = recorded_trajectories(spec, recordings or recordings_folder())
         if self._recorded and not any(sample.learned_length for sample in self._shown()):

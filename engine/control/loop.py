@@ -34,7 +34,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from engine.control.checkpoint import Checkpoints
+from engine.control.checkpoint import CheckpointError, Checkpoints
 from engine.control.crew import Crew
 from engine.control.failures import AttemptFailed, AttemptRefused, Cancelled, RunFailed, divergence_named
 from engine.control.journal import Journal
@@ -56,6 +56,7 @@ from engine.spec import event
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.recordings import BadRecording
+from engine.training.saving import DamagedFile
 from sandboxes.interface import SandboxUnavailable
 
 COLD_START_SLICE = 10
@@ -155,10 +156,17 @@ class Loop:
                 raise RunFailed(str(error)) from error
             self.position.ruled_through = self._state.quarantine.ruled_through
             if resumed is not None:
-                await self._crew.load(self._checkpoints.path(done))
+                await self._load_checkpoint(done)
                 self._journal.log("info", "loop", f"resumed after step {done}")
                 self._announce(done, seconds=0.0)
         await self._boundary()
+
+    async def _load_checkpoint(self, step: int) -> None:
+        try:
+            await self._crew.load(self._checkpoints.path(step))
+        except DamagedFile as error:
+            folder = self._checkpoints.path(step)
+            raise CheckpointError(f"{error}; remove {folder} to go on from the checkpoint before it") from error
 
     async def _cold_start(self) -> None:
         steps = self._spec.recipe.cold_start_steps

@@ -40,7 +40,7 @@ class Spool:
         self._lock_file = _locked(folder / "lock", lock_timeout_s)
         self.acked = _read_number(folder / "acked")
         """The highest number that the service has."""
-        self._segments = [_Segment.opened(path) for path in sorted(folder.glob("*.jsonl"))]
+        self._segments = [_Segment.opened(path) for path in sorted(folder.glob("[0-9]*.jsonl"))]
         self._check_consecutive()
         if not self._segments:
             self._begin_segment(self.acked + 1)
@@ -216,7 +216,10 @@ def _locked(path: Path, timeout_s: float) -> BinaryIO:
 
 
 def _read_number(path: Path) -> int:
-    return int(path.read_text()) if path.exists() else 0
+    text = path.read_text() if path.exists() else "0"
+    if not text.isdigit():
+        raise SpoolError(f"{path} holds no number ({text[:20]!r}); remove it, and what the service has is sent again")
+    return int(text)
 
 
 def _write_durably(path: Path, content: bytes) -> None:

@@ -42,6 +42,7 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
         raise BadSpec([f"{file}: {problem}" for problem in problems])
     _check_recordings(spec, file.parent)
     folder = run_dir or default_run_dir(spec)
+    _refuse_unwritable(json_file)
     checkpoints = _checkpoints_for(spec, folder, resume=resume)
     try:
         asyncio.run(probe(spec))
@@ -52,7 +53,7 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
     ended = _Ended()
     with display_for(Console(), spec.rl_steps) as display:
         steering = Steering()
-        journal = Journal(spool, _next_attempt(folder), listeners=(display, ended))
+        journal = Journal(spool, _next_attempt(spool), listeners=(display, ended))
         crew = _crew(spec, folder, journal, in_process=in_process, recordings=file.parent)
         quarantine = Quarantine()
         sightings = Sightings(folder / SIGHTINGS, journal, quarantine.alerted)
@@ -85,11 +86,19 @@ def _checkpoints_for(spec: RunSpec, folder: Path, *, resume: bool) -> Checkpoint
     return checkpoints
 
 
-def _next_attempt(folder: Path) -> int:
-    file = folder / "attempt"
-    attempt = int(file.read_text()) + 1 if file.exists() else 1
-    file.write_text(str(attempt))
-    return attempt
+def _refuse_unwritable(json_file: Path | None) -> None:
+    """Found out before the run and not after it."""
+    if json_file is None:
+        return
+    folder = json_file.parent
+    if json_file.is_dir() or not os.access(json_file if json_file.exists() else folder, os.W_OK):
+        raise BadSpec([f"--json {json_file} cannot be written; name a file in a folder that exists and is yours"])
+
+
+def _next_attempt(spool: Spool) -> int:
+    """One more than the last that has said anything."""
+    newest = spool.read(spool.last_seq, max_events=1, max_bytes=1)
+    return json.loads(newest[0])["attempt"] + 1 if newest else 1
 
 
 def _check_recordings(spec: RunSpec, folder: Path) -> None:

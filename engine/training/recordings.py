@@ -44,11 +44,14 @@ def recorded_trajectories(spec: RunSpec, folder: Path) -> list[Trajectory]:
 def file_below(folder: Path, relative: str) -> Path:
     """The file, links followed.  Raises BadRecording unless it lies below the folder and is a regular file."""
     root = folder.resolve()
-    path = (root / relative).resolve()
-    if not path.is_relative_to(root):
-        raise BadRecording(f"recipe.cold_start.recorded = {relative!r} leads out of {root}")
-    if not path.is_file():
-        raise BadRecording(f"recipe.cold_start.recorded = {relative!r}: there is no such file in {root}")
+    try:
+        path = (root / relative).resolve()
+        if not path.is_relative_to(root):
+            raise BadRecording(f"recipe.cold_start.recorded = {relative!r} leads out of {root}")
+        if not path.is_file():
+            raise BadRecording(f"recipe.cold_start.recorded = {relative!r}: there is no such file in {root}")
+    except OSError as error:  # a name too long for the file system, a folder that may not be entered
+        raise BadRecording(f"recipe.cold_start.recorded = {relative[:80]!r}: {error.strerror} in {root}") from error
     return path
 
 

@@ -34,7 +34,7 @@ from engine.training.policy import token_logprobs
 from engine.training.preferences import Pair, PreferenceMetrics, pair_batches, preference_loss
 from engine.training.reference import frozen_copy, needs_reference, penalises
 from engine.training.replaying import NO_REPLAY, Replay, add_imitation_gradient, evenly, imitation_clips
-from engine.training.saving import whole_folder
+from engine.training.saving import read_back, whole_folder
 from engine.training.supervised import batch_of_step
 
 __all__ = ["NonFiniteGradient", "NothingToTrain", "Trainer"]
@@ -353,12 +353,15 @@ class Trainer:
     def load(self, folder: Path) -> dict[str, Any]:
         """Take over what ``save`` wrote; what follows is bit-identical to never having stopped.
 
-        The answer is what was saved ``beside`` it.
+        The answer is what was saved ``beside`` it.  Raises DamagedFile.
         """
         self.use_threads()
-        folder, device = Path(folder), self._cut.device
-        self.model.load_state_dict(load_file(folder / "model" / "model.safetensors", device=str(device)))
-        state: dict[str, Any] = torch.load(folder / "trainer.pt", map_location=device, weights_only=True)
+        device = self._cut.device
+        weights, rest = Path(folder) / "model" / "model.safetensors", Path(folder) / "trainer.pt"
+        with read_back(weights):
+            self.model.load_state_dict(load_file(weights, device=str(device)))
+        with read_back(rest):
+            state: dict[str, Any] = torch.load(rest, map_location=device, weights_only=True)
         self._stage, self._updates = state["stage"], state["updates"]
         self._optimizer = adamw(self.model.parameters())
         self._optimizer.load_state_dict(state["optimizer"])

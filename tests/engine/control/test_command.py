@@ -31,6 +31,9 @@ BAD = [
     ),
     ('name = "x"\nlearning_rate = 1\n', "learning_rate = 1: Extra inputs are not permitted"),
     ('name = "x"\nseed = "one"\n', "seed = 'one': Input should be a valid integer"),
+    ('name = "x"\nseed = ' + "9" * 5000, "not TOML: Exceeds the limit (4300 digits)"),
+    ('name = "x"\nseed = ' + "[" * 5000 + "]" * 5000, "nested too deeply"),
+    ('name = "x"\n[' + ".".join("a" * 5000) + "]\n", "a = (a dict nested too deeply): Extra inputs are not permitted"),
 ]
 
 
@@ -61,6 +64,43 @@ def test_a_missing_file_is_one_clear_line() -> None:
     done = engine("train", "/nowhere/run.toml")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "/nowhere/run.toml: there is no such file; give the path of a run's TOML file\n"
+
+
+def test_a_summary_that_could_not_be_written_is_refused_before_the_run(run_toml: Path, tmp_path: Path) -> None:
+    for json_file in (tmp_path, tmp_path / "missing" / "out.json"):
+        done = engine("train", run_toml, "--run-dir", tmp_path / "run", "--json", json_file)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"--json {json_file} cannot be written")
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("how", [["--in-process"], []])
+def test_a_missing_gpu_fails_the_run_at_once_and_is_named(
+    run_toml: Path, tmp_path: Path, how: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "run.toml").write_text(run_toml.read_text().replace("[resources]", '[resources]\ndevice = "cuda"'))
+    done = engine("train", tmp_path / "run.toml", "--run-dir", tmp_path / "run", *how)
+    assert done.returncode == 1
+    assert "error: resources.device = 'cuda': there is no GPU" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("file", ["model/model.safetensors", "trainer.pt"])
+def test_a_damaged_checkpoint_is_named_with_the_remedy(
+    undisturbed: Any, run_toml: Path, tmp_path: Path, file: str
+) -> None:
+    shutil.copytree(undisturbed.folder, tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "step-000005"
+    os.truncate(newest / file, (newest / file).stat().st_size // 2)
+    resume = ["train", run_toml, "--run-dir", tmp_path / "run", "--resume", "--in-process"]
+    done = engine(*resume)
+    assert done.returncode == 1
+    assert f"error: {newest / file} cannot be read (" in done.stderr
+    assert f"remove {newest} to go on from the checkpoint before it" in done.stderr
+    assert "Traceback" not in done.stderr
+    shutil.rmtree(newest)
+    assert engine(*resume).returncode == 0
 
 
 def test_a_good_spec_is_told_in_a_line(run_toml: Path) -> None:
