@@ -284,11 +284,12 @@ HOSTILE = {
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_text_neither_raises_nor_takes_long(text):
     suite = Suite(POLICY)
-    started = time.perf_counter()
+    started_s = time.thread_time()
     suite.feed(ExecEvent(box="b", at=0.0, code=text))
     suite.feed(shell(text))
     suite.feed(shell(f"python3 -c '{text}'"))
-    assert time.perf_counter() - started < 6.0  # a few hundred ms on an idle core
+    # Of the processor, so that a busy machine changes nothing: a few hundred ms, where quadratic work takes minutes.
+    assert time.thread_time() - started_s < 10.0
 
 
 def test_what_is_padded_on_one_side_is_still_seen():
