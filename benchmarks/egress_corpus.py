@@ -18,8 +18,9 @@ from sandboxes.egress.attempt import Attempt
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding
 from sandboxes.egress.detectors.suite import Suite
-from sandboxes.egress.policy import EgressPolicy, Rule
+from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
+from sandboxes.egress.rule import Rule
 from sandboxes.egress.verdict import Verdict
 
 FOLDER = Path(__file__).parents[1] / "tests" / "sandboxes" / "egress" / "corpus"

@@ -14,7 +14,8 @@ from functools import partial
 from benchmarks.sandbox_report import GATEWAY
 from sandboxes.egress.gateway.outside import World
 from sandboxes.egress.gateway.relay import PIECE_BYTES
-from sandboxes.egress.policy import EgressPolicy, Quotas, Rule
+from sandboxes.egress.policy import EgressPolicy, Quotas
+from sandboxes.egress.rule import Rule
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
 

@@ -10,13 +10,10 @@ network is not known here.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 from sandboxes.egress.address import Network
+from sandboxes.egress.rule import Rule
 from sandboxes.egress.rule_checks import host_matches
-
-if TYPE_CHECKING:
-    from sandboxes.egress.policy import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +65,14 @@ class _Place:
         return shared
 
 
-def conflict_between(earlier: Sequence["Rule"], rule: "Rule") -> Conflict | None:
+def conflict_between(earlier: Sequence[Rule], rule: Rule) -> Conflict | None:
     for other in earlier:
         if other.action != rule.action and (found := _contradiction(other, rule)) is not None:
             return found
     return _unreachable(earlier, rule)
 
 
-def _contradiction(earlier: "Rule", rule: "Rule") -> Conflict | None:
+def _contradiction(earlier: Rule, rule: Rule) -> Conflict | None:
     if not _ways_meet(earlier, rule):
         return None
     for one, other in product(_places(earlier), _places(rule)):
@@ -92,7 +89,7 @@ def _contradiction(earlier: "Rule", rule: "Rule") -> Conflict | None:
     return None
 
 
-def _unreachable(earlier: Sequence["Rule"], rule: "Rule") -> Conflict | None:
+def _unreachable(earlier: Sequence[Rule], rule: Rule) -> Conflict | None:
     covering = [other for other in earlier if _ways_cover(other, rule)]
     hiding = {
         next((other.name for other in covering if any(one.covers(place) for one in _places(other))), None)
@@ -104,11 +101,11 @@ def _unreachable(earlier: Sequence["Rule"], rule: "Rule") -> Conflict | None:
     return Conflict("name", rule.name, f"never reached: {names} match all of it before", "remove it or move it up")
 
 
-def _places(rule: "Rule") -> Iterable[_Place]:
+def _places(rule: Rule) -> Iterable[_Place]:
     return [_Place.of(host, inside) for host, inside in product(rule.hosts or (None,), rule.networks or (None,))]
 
 
-def _ways_meet(one: "Rule", other: "Rule") -> bool:
+def _ways_meet(one: Rule, other: Rule) -> bool:
     """Protocols, ports and methods have something in common."""
     pairs = product(one.port_ranges, other.port_ranges)
     ports = any(low <= last and first <= high for (first, last), (low, high) in pairs)
@@ -116,22 +113,22 @@ def _ways_meet(one: "Rule", other: "Rule") -> bool:
     return ports and methods and bool(set(one.protocols) & set(other.protocols))
 
 
-def _ways_cover(one: "Rule", other: "Rule") -> bool:
+def _ways_cover(one: Rule, other: Rule) -> bool:
     """Protocols, ports and methods of ``other`` are all in ``one``."""
     return _ports_cover(one, other) and _methods_cover(one, other) and set(other.protocols) <= set(one.protocols)
 
 
-def _ways_nest(one: "Rule", other: "Rule") -> bool:
+def _ways_nest(one: Rule, other: Rule) -> bool:
     """Of the ports one has all of the other's, and of the methods too, be it the other way round."""
     ports = _ports_cover(one, other) or _ports_cover(other, one)
     return ports and (_methods_cover(one, other) or _methods_cover(other, one))
 
 
-def _ports_cover(one: "Rule", other: "Rule") -> bool:
+def _ports_cover(one: Rule, other: Rule) -> bool:
     return all(any(first <= low and high <= last for first, last in one.port_ranges) for low, high in other.port_ranges)
 
 
-def _methods_cover(one: "Rule", other: "Rule") -> bool:
+def _methods_cover(one: Rule, other: Rule) -> bool:
     return not one.methods or (bool(other.methods) and set(other.methods) <= set(one.methods))
 
 

@@ -10,7 +10,8 @@ from typing import Literal, get_args
 
 from sandboxes.egress.address import Address, ip, special_range
 from sandboxes.egress.attempt import Attempt, Frozen, Label, Name
-from sandboxes.egress.policy import FORWARDED, RESOLVED_TYPES, EgressPolicy, Quotas, Rule
+from sandboxes.egress.policy import RESOLVED_TYPES, EgressPolicy, Quotas
+from sandboxes.egress.rule import FORWARDED, Rule
 from sandboxes.egress.rule_checks import is_host_name
 
 Reason = Literal[

@@ -15,7 +15,8 @@ from cryptography.x509.oid import NameOID
 
 from sandboxes.egress.gateway.opening import UNREADABLE, read_opening
 from sandboxes.egress.gateway.outside import World
-from sandboxes.egress.policy import EgressPolicy, Quotas, Rule
+from sandboxes.egress.policy import EgressPolicy, Quotas
+from sandboxes.egress.rule import Rule
 from tests.sandboxes.watched_scene import Internet, allowing, scene
 
 SITE = "files.example.org"

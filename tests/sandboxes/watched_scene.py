@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from sandboxes.egress.gateway.outside import World
-from sandboxes.egress.policy import EgressPolicy, Rule
+from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
+from sandboxes.egress.rule import Rule
 from sandboxes.interface import ExecResult, Sandbox
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec

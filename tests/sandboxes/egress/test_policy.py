@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from sandboxes.egress.policy import EgressPolicy, Rule
+from sandboxes.egress.policy import EgressPolicy
+from sandboxes.egress.rule import Rule
 
 
 def rule(name="web", action="allow", **more):

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from sandboxes.egress.address import normalised
 from sandboxes.egress.attempt import Attempt
-from sandboxes.egress.policy import EgressPolicy, Quotas, Rule
+from sandboxes.egress.policy import EgressPolicy, Quotas
+from sandboxes.egress.rule import Rule
 from sandboxes.egress.verdict import REASONS, WHY, Usage, decide, failed_closed, may_resolve, quota_reason, sentence
 
 HERE = "203.0.113.7"
