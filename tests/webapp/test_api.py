@@ -122,6 +122,14 @@ def test_a_body_that_is_not_json_is_refused(api_of, bob) -> None:
     assert (answer.status_code, answer["Content-Type"]) == (400, "application/problem+json")
 
 
+@pytest.mark.parametrize(("method", "path", "status"), [("get", "/nowhere", 404), ("delete", "/runs", 405)])
+def test_errors_of_no_endpoint_are_problems_as_well(api_of, bob, method: str, path: str, status: int) -> None:
+    answer = getattr(api_of(bob).client, method)(f"/api/v1{path}")
+    assert (answer.status_code, answer["Content-Type"]) == (status, "application/problem+json")
+    assert answer.json()["status"] == status
+    assert status == 404 or set(answer["Allow"].split(", ")) == {"GET", "POST"}
+
+
 @pytest.mark.parametrize("path", ["/runs?limit=0", "/runs?state=happy", "/runs?cursor=nonsense"])
 def test_bad_queries_name_their_field(api_of, bob, path: str) -> None:
     answer = api_of(bob).get(path)
