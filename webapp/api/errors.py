@@ -1,4 +1,4 @@
-"""Errors below ``/api/`` that no endpoint made are problem+json too: unknown paths and methods, a server that failed."""
+"""Errors below ``/api/`` that no endpoint made are problem+json too: unknown paths, wrong methods, failures."""
 
 from collections.abc import Callable
 from http import HTTPStatus
