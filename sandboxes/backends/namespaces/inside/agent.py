@@ -56,8 +56,8 @@ class Agent:
     def run(self) -> None:
         self.events.on(self.host, self.receive)
         self.events.on(self.child_ended, self.child_signalled)
+        self.answer(0, frames.HELLO)  # first: the host has things to do as well
         self.start_interpreter()
-        self.answer(0, frames.HELLO)
         import _ast  # noqa: F401  the first interpreter loads it meanwhile on its own; all later ones are born with it
 
         while True:

@@ -33,7 +33,8 @@ def serve() -> None:
     own_pid = os.getpid()
     display_traceback = sys.__excepthook__
     variables = fresh_main()
-    evaluate(b"None", "<rehearsal>", {})  # what every cell needs is loaded, and its pages are ours, before anyone waits
+    # What every cell needs is loaded, and its pages are ours, before anyone waits.
+    run_cell(b"None", "<rehearsal>", {}, display_traceback)
     number = 0
     cells = _socket.socket(fileno=CELL_FD)
     while True:
