@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from engine.spec.judge import Judge, RuleJudge
-from engine.spec.strict import LARGEST_NUMBER, MOST_STEPS, Strict
+from engine.spec.strict import LARGEST_NUMBER, LONGEST_SCHEDULE, OUT_OF_REACH, Strict
 
 
 class Grpo(Strict):
@@ -48,7 +48,7 @@ class Gae(Strict):
     whiten: bool = True
     """Bring the advantages of a step to mean 0 and std 1, as PPO's reference code does."""
     critic_learning_rate: float = Field(default=1e-3, gt=0, le=1)
-    value_clip: float | None = Field(default=0.5, gt=0, le=LARGEST_NUMBER)
+    value_clip: float | None = Field(default=0.5, gt=0, le=OUT_OF_REACH)
     """The critic's value may move this far per step before its loss stops rewarding it; absent: plain regression."""
 
 
@@ -80,7 +80,7 @@ class Attribution(Strict):
     kind: Literal["attribution"] = "attribution"
     alpha: float = Field(default=0.1, ge=0, le=1)
     """Weight of the verdicts; 0.1 to 0.2 is best, 0.3 overfits to the judge (5.3).  0 is the outcome alone."""
-    decay_steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    decay_steps: int | None = Field(default=None, ge=1, le=LONGEST_SCHEDULE)
     """Steps over which alpha falls to 0 on half a cosine; absent: constant."""
     judge: Annotated[Judge, Field(discriminator="kind")] = RuleJudge()
     """Who says GOOD or BAD."""

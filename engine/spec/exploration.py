@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.spec.strict import LARGEST_NUMBER, MOST_THINGS, Strict
+from engine.spec.strict import MOST_THINGS, OUT_OF_REACH, Strict
 
 
 class Purification(Strict):
@@ -38,7 +38,7 @@ class Experience(Strict):
     """eta: the share of a group's rollouts that is shown them.  0 is its absence."""
     training: Literal["strip", "keep", "hybrid"] = "strip"
     """``strip``: taken out of what is trained on.  ``keep``: left in.  ``hybrid``: left in where A <= 0."""
-    boosted_clip_high: float = Field(default=0.6, ge=0, le=LARGEST_NUMBER)
+    boosted_clip_high: float = Field(default=0.6, ge=0, le=OUT_OF_REACH)
     """The upper clip where lessons were stripped and A > 0 (eq. 17)."""
 
     @property

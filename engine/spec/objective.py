@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from engine.spec.impossible import impossible
-from engine.spec.strict import LARGEST_NUMBER, Strict
+from engine.spec.strict import LARGEST_NUMBER, OUT_OF_REACH, Strict
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 """How token losses become one number; the last divides by the longest possible response (Dr. GRPO)."""
@@ -57,9 +57,9 @@ class Clipped(Strict):
     kind: Literal["clipped"] = "clipped"
     clip_low: float = Field(default=0.2, ge=0, lt=1)
     """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(default=0.28, ge=0, le=LARGEST_NUMBER)
+    clip_high: float = Field(default=0.28, ge=0, le=OUT_OF_REACH)
     """The ratio is clipped above at 1 + clip_high."""
-    dual_clip: float | None = Field(default=None, gt=1, le=LARGEST_NUMBER)
+    dual_clip: float | None = Field(default=None, gt=1, le=OUT_OF_REACH)
     """Bound c on the loss of tokens with a negative advantage (arXiv:1912.09729); off when absent."""
     covariance: Covariance | None = None
     """What is done about tokens that collapse entropy; absent: nothing."""
@@ -73,7 +73,7 @@ class Gspo(Strict):
     kind: Literal["gspo"] = "gspo"
     clip_low: float = Field(default=3e-4, ge=0, lt=1)
     """Small, because the ratio is a geometric mean (5.1)."""
-    clip_high: float = Field(default=4e-4, ge=0, le=LARGEST_NUMBER)
+    clip_high: float = Field(default=4e-4, ge=0, le=OUT_OF_REACH)
     aggregation: Aggregation = "seq-mean-token-mean"
     """How token losses become one number."""
 
@@ -84,7 +84,7 @@ class Cispo(Strict):
     kind: Literal["cispo"] = "cispo"
     clip_low: float | None = Field(default=None, ge=0, le=1)
     """The weight is at least 1 - clip_low; absent: no lower bound."""
-    clip_high: float = Field(default=0.28, ge=0, le=LARGEST_NUMBER)
+    clip_high: float = Field(default=0.28, ge=0, le=OUT_OF_REACH)
     """The weight is at most 1 + clip_high."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
@@ -95,7 +95,7 @@ class Tis(Strict):
 
     kind: Literal["tis"] = "tis"
     ratio: RatioSize = "sequence"
-    bound: float = Field(default=1.0, gt=0, le=LARGEST_NUMBER)
+    bound: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
 
@@ -105,7 +105,7 @@ class Topr(Strict):
 
     kind: Literal["topr"] = "topr"
     ratio: RatioSize = "sequence"
-    bound: float = Field(default=1.0, gt=0, le=LARGEST_NUMBER)
+    bound: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)
     """Of the weight of what is not positive."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
@@ -118,7 +118,7 @@ class Ipa(Strict):
     """
 
     kind: Literal["ipa"] = "ipa"
-    mismatch_bound: float | None = Field(default=5.0, gt=1, le=LARGEST_NUMBER)
+    mismatch_bound: float | None = Field(default=5.0, gt=1, le=OUT_OF_REACH)
     """H: chunks whose train/inference ratio is above it are masked; absent: none is."""
     imitation_weight: float = Field(default=0.1, ge=0, le=LARGEST_NUMBER)
     """lambda_IL."""
@@ -162,8 +162,8 @@ class Mismatch(Strict):
 
     mask: RatioSize | None = None
     """Leave out tokens, turns or trajectories whose ratio is above ``mask_bound``; absent: none."""
-    mask_bound: float = Field(default=5.0, gt=1, le=LARGEST_NUMBER)
+    mask_bound: float = Field(default=5.0, gt=1, le=OUT_OF_REACH)
     """H.  ALE gives no value."""
     weight: RatioSize | None = None
     """Weigh losses by the ratio, cut at ``weight_bound``; absent: by 1."""
-    weight_bound: float = Field(default=2.0, gt=0, le=LARGEST_NUMBER)
+    weight_bound: float = Field(default=2.0, gt=0, le=OUT_OF_REACH)

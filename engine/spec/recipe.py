@@ -18,7 +18,7 @@ from engine.spec.objective import Clipped, Kl, Mismatch, Objective
 from engine.spec.presets import preset
 from engine.spec.selection import Selection
 from engine.spec.self_imitation import SelfImitation
-from engine.spec.strict import LARGEST_NUMBER, MOST_STEPS, Strict
+from engine.spec.strict import LARGEST_NUMBER, LONGEST_SCHEDULE, OUT_OF_REACH, Strict
 from engine.spec.supervised import ColdStart
 
 
@@ -33,7 +33,7 @@ class Reward(Strict):
     """Added for each tool call that failed."""
     tool_calls: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)
     """Weight of min(1, 0.1 n) for n tool calls that worked (SPEAR, eq. 15)."""
-    tool_calls_decay_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
+    tool_calls_decay_steps: int = Field(default=0, ge=0, le=LONGEST_SCHEDULE)
     """T_decay: steps over which that weight falls to 0 on half a cosine (SPEAR, eq. 14); 0: it is constant."""
     well_formed: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)
     """Added where every turn was a tool call or an answer in the right form (SPEAR, eq. 17)."""
@@ -44,9 +44,9 @@ class Optimizer(Strict):
 
     learning_rate: float = Field(default=3e-4, gt=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    grad_clip: float = Field(default=1.0, gt=0, le=LARGEST_NUMBER)
+    grad_clip: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)
     """Largest global gradient norm."""
-    warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
+    warmup_steps: int = Field(default=0, ge=0, le=LONGEST_SCHEDULE)
     """Updates over which the learning rate rises linearly from 0."""
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from engine.spec.objective import CovarianceClip
-from engine.spec.strict import MOST_STEPS, MOST_THINGS, Strict
+from engine.spec.strict import LONGEST_SCHEDULE, MOST_THINGS, Strict
 
 
 class SelfImitation(Strict):
@@ -15,9 +15,9 @@ class SelfImitation(Strict):
     """N_D: trajectories that are collected and then replayed at once; 0 replays none."""
     baseline_buffer: int = Field(default=10240, ge=0, le=MOST_THINGS)
     """N_DR: latest group means whose median is the baseline; 0 keeps each trajectory's own advantage."""
-    max_age_steps: int = Field(default=10, ge=1, le=MOST_STEPS)
+    max_age_steps: int = Field(default=10, ge=1, le=LONGEST_SCHEDULE)
     """Older entries leave the replay buffer."""
-    warmup_steps: int = Field(default=200, ge=0, le=MOST_STEPS)
+    warmup_steps: int = Field(default=200, ge=0, le=LONGEST_SCHEDULE)
     """T_warmup: steps over which the weight of the replay rises to 1 (eq. 13); 0: full weight at once."""
     mode: Literal["sum", "after"] = "sum"
     """``sum``: added to the loss of the on-policy batch (eq. 5).  ``after``: updates of its own after it."""

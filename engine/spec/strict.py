@@ -11,8 +11,12 @@ MOST_STEPS = 10**7
 MOST_THINGS = 10**6
 """Demonstrations, rollouts, buffered trajectories: what is kept in memory."""
 MOST_TASKS = 2**31 - 1
+LONGEST_SCHEDULE = 10**15
+"""Updates over which something rises or falls: so many that it stays what it is."""
 LARGEST_NUMBER = 10**6
-"""Of rewards, weights and bounds of ratios: beyond it 32-bit floats lose what they are added to."""
+"""Of rewards and weights: beyond it 32-bit floats lose what they are added to."""
+OUT_OF_REACH = 1e30
+"""Of clips and bounds of ratios, which may be meant never to apply; still a 32-bit float."""
 
 
 class Strict(BaseModel):

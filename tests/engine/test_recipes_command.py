@@ -29,8 +29,8 @@ def test_the_list_for_programs_holds_the_recipes() -> None:
 def test_one_recipe_is_told_with_defaults_ranges_and_source() -> None:
     told = engine("recipes", "show", "spear-grpo").stdout
     assert "source: SPEAR, section 4" in told
-    assert "* self_imitation.replay_buffer = 2048  (at least 0)" in told
-    assert "* reward.wrong = -1.0  default 0.0  (any number)" in told
+    assert "* self_imitation.replay_buffer = 2048  (at least 0, at most 1000000)" in told
+    assert "* reward.wrong = -1.0  default 0.0  (at least -1000000, at most 1000000)" in told
 
 
 def test_one_recipe_for_programs_has_its_knobs() -> None:

@@ -1,6 +1,7 @@
 """One container: how it is made, which is the security policy of a box of Docker, and how it ends."""
 
 import asyncio
+import logging
 import os
 import secrets
 import select
@@ -27,6 +28,7 @@ from sandboxes.interface import FileSeen, ProcessSeen, SandboxUnavailable
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
+log = logging.getLogger(__name__)
 OWNER = "palestra.owner"
 """The label that says whose a container is (``sandboxes.owner``)."""
 STREAMS = ("3", "4")
@@ -48,6 +50,10 @@ PLACES = {"work": "0755", "tmp": "1777", "dev/shm": "1777"}
 """What can be written, with its permissions."""
 EMPTY = "ro,size=4k,nr_inodes=64,mode=0555,nosuid,nodev,noexec"
 BOX_CPUS = 1.0
+STARTS = 3
+DIED_EARLY = "stopped process"
+"""Docker's runtime begins as a member of the box: under load it may need more threads for a moment than a small box has
+processes, and then it dies before it has become the box."""
 
 
 def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
@@ -122,6 +128,17 @@ class Container:
     @classmethod
     async def start(cls, spec: SandboxSpec, image: Image) -> "Container":
         """Runs an interpreter of the image that waits for the agent's code.  Raises ``SandboxUnavailable``."""
+        for _ in range(STARTS - 1):
+            try:
+                return await cls._start(spec, image)
+            except SandboxUnavailable as refusal:
+                if DIED_EARLY not in str(refusal):
+                    raise
+                log.warning("a container is started again: %s", refusal)
+        return await cls._start(spec, image)
+
+    @classmethod
+    async def _start(cls, spec: SandboxSpec, image: Image) -> "Container":
         client = await asyncio.to_thread(daemon.client)
         own_ids = await daemon.asked(daemon.capabilities, client)
         # A user of the machine that nothing else has, if containers' users are the machine's.

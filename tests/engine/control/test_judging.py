@@ -124,4 +124,4 @@ def test_other_credit_has_no_judge_and_a_model_needs_its_key() -> None:
     judging = judging_for(spec_with(llm), {"PALESTRA_JUDGE_KEY": "abc\n"})
     assert judging is not None
     assert isinstance(judging._judge, LanguageModelJudge)
-    assert judging._judge._headers == {"Authorization": "Bearer abc"}
+    assert judging._judge._headers["Authorization"] == "Bearer abc"

