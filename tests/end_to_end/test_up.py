@@ -77,7 +77,7 @@ def test_a_detached_up_returns_when_everything_is_up_and_down_ends_it(empty_stac
     assert again.returncode == 1
     assert "already up in" in again.stdout
     assert stack.dev("down").returncode == 0
-    assert processes_of(stack.home) == []
+    stack.until("everything has ended", lambda: processes_of(stack.home) == [], timeout_s=10)
 
 
 def test_a_taken_port_is_named_and_nothing_is_started(empty_stack: Stack) -> None:
