@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.measurement import Run
+from benchmarks.measurement import Run, Spread
 from benchmarks.policies import start_policy
 from benchmarks.throughput import run_of
 from benchmarks.workload import LEARNING_RATE, Workload
@@ -118,14 +118,9 @@ def _table(told: dict[str, Any]) -> Table:
     for column in ("part", "seconds", "processor time", "at work per step", "pairs", "published"):
         table.add_column(column)
     for name, part in told.items():
-        spreads = (_spread(part, key) for key in ("seconds", "cpu", "uses"))
-        table.add_row(name, *spreads, str(len(part["pairs"])), part["paper"])
+        spreads = (Spread.of([pair[key] for pair in part["pairs"]]) for key in ("seconds", "cpu", "uses"))
+        table.add_row(name, *map(str, spreads), str(len(part["pairs"])), part["paper"])
     return table
-
-
-def _spread(part: dict[str, Any], key: str) -> str:
-    values = [pair[key] for pair in part["pairs"]]
-    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 if __name__ == "__main__":

@@ -76,12 +76,15 @@ class Learner:
         if recipe.experience is not None:
             training, environment_id = recipe.experience.training, self._spec.environment.id
             credited = [without_lessons(one, training, environment_id=environment_id) for one in credited]
-        old_logprobs = self._trainer.old_logprobs([self._sample(one) for one in credited])
+        samples = [self._sample(one) for one in credited]
+        old_logprobs = self._trainer.old_logprobs(samples)
         credited = [_with_old_logprobs(*one) for one in zip(credited, old_logprobs, strict=True)]
         bound = mismatch_bound(recipe)
         if bound is None:
             return credited
-        cut = self._trainer.cut_by_mismatch([self._sample(one) for one in credited])
+        cut = self._trainer.cut_by_mismatch(
+            [sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)]
+        )
         return [with_mismatch_told(*one, bound=bound) for one in zip(credited, cut, strict=True)]
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:

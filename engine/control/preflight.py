@@ -31,23 +31,13 @@ def spec_from_file(path: Path) -> RunSpec:
     except (OSError, UnicodeDecodeError) as error:
         raise BadSpec([f"{path}: cannot be read: {error}; give a run's TOML file, in UTF-8"]) from error
     try:
-        return RunSpec.model_validate(_document_in(text))
-    except tomllib.TOMLDecodeError as error:
-        raise BadSpec([f"{path}: not TOML: {error}; mend that line"]) from error
+        return RunSpec.model_validate(tomllib.loads(text))
     except ValidationError as error:
         raise BadSpec([f"{path}: {problem}" for problem in problems_in(error, RunSpec)]) from error
     except RecursionError:
         raise BadSpec([f"{path}: nested too deeply; no run's field lies deeper than a few tables"]) from None
-
-
-def _document_in(text: str) -> dict[str, Any]:
-    """Raises TOMLDecodeError, also for a number of so many digits that Python takes it for an attack."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        raise
-    except ValueError as error:
-        raise tomllib.TOMLDecodeError(str(error)) from None
+    except ValueError as error:  # a TOMLDecodeError, or a number of so many digits that Python takes it for an attack
+        raise BadSpec([f"{path}: not TOML: {error}; mend that line"]) from error
 
 
 def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Problem]:

@@ -8,6 +8,7 @@ weights come from the run's seed, the cold start's batches from (seed, step).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -148,9 +149,7 @@ class Trainer:
             rows = [[0.0] * len(sample) for sample in minibatch]
             for batch in self._cut.microbatches(minibatch):
                 logp_BT, _ = token_logprobs(self.model, batch.token_ids_BT, batch.scored_BT)
-                for i, logp_T in zip(batch.rows, logp_BT.where(batch.mask_BT, 0.0).tolist(), strict=True):
-                    count = min(len(logp_T), len(minibatch[i]))
-                    rows[i][:count] = logp_T[:count]
+                _put_back(rows, batch, logp_BT.where(batch.mask_BT, 0.0))
             answers += rows
         return answers
 
@@ -158,20 +157,8 @@ class Trainer:
         """Which tokens the mismatch mask will keep out of ``update``, aligned with each sample's tokens."""
         rows = [[False] * len(sample) for sample in samples]
         for batch in self._cut.microbatches(samples):
-            trained_BT = self._objective.trained_BT(
-                PolicyTokens(
-                    logp_BT=batch.old_logp_BT,
-                    logp_old_BT=batch.old_logp_BT,
-                    advantages_BT=batch.advantages_BT,
-                    mask_BT=batch.mask_BT,
-                    logp_rollout_BT=batch.rollout_logp_BT,
-                    chunk_BT=chunk_numbers(batch.scored_BT) if self._uses_chunks else None,
-                    expert_BT=batch.expert_BT,
-                )
-            )
-            for i, cut_T in zip(batch.rows, (batch.mask_BT & ~trained_BT).tolist(), strict=True):
-                count = min(len(cut_T), len(samples[i]))
-                rows[i][:count] = cut_T[:count]
+            trained_BT = self._objective.trained_BT(self._tokens(batch, batch.old_logp_BT))
+            _put_back(rows, batch, batch.mask_BT & ~trained_BT)
         return rows
 
     def update(self, samples: Sequence[Sample], replay: Replay = NO_REPLAY) -> dict[str, float]:
@@ -254,6 +241,8 @@ class Trainer:
         for batch in self._cut.microbatches(self._entropy.chosen(samples, old_logprobs, update=self._updates)):
             logp_BT, entropy_N = token_logprobs(self.model, batch.token_ids_BT, batch.scored_BT)
             tokens = self._tokens(batch, logp_BT)
+            if self._penalised:
+                tokens = replace(tokens, logp_reference_BT=self._reference_logp_BT(batch))
             loss_sum, loss_weight = self._objective.loss(tokens)
             loss_sum.backward()
             total, weight = total + loss_sum.item(), weight + loss_weight.item()
@@ -267,7 +256,6 @@ class Trainer:
             advantages_BT=batch.advantages_BT,
             mask_BT=batch.mask_BT,
             logp_rollout_BT=batch.rollout_logp_BT,
-            logp_reference_BT=self._reference_logp_BT(batch) if self._penalised else None,
             chunk_BT=chunk_numbers(batch.scored_BT) if self._uses_chunks else None,
             expert_BT=batch.expert_BT,
             boosted_BT=batch.boosted_BT,
@@ -401,6 +389,13 @@ class Trainer:
         if self._policy_objective is None:
             raise RuntimeError(f"the objective {self._spec.recipe.objective.kind} has no loss on sampled tokens")
         return self._policy_objective
+
+
+def _put_back(rows: list[list[Any]], batch: MicroBatch, values_BT: Tensor) -> None:
+    """Values of a micro-batch to the samples they belong to, without the padding."""
+    for i, values_T in zip(batch.rows, values_BT.tolist(), strict=True):
+        count = min(len(values_T), len(rows[i]))
+        rows[i][:count] = values_T[:count]
 
 
 def _objective(spec: RunSpec) -> PolicyObjective | None:
