@@ -124,6 +124,11 @@ async def test_a_broken_stdout_is_the_cells_own_error(box):
     assert (await box.run_python("import sys\nsys.stderr.write('x')")).outcome in ("ok", "error")
 
 
+async def test_a_cell_that_breaks_importing_leaves_later_cells_their_values(box):
+    await box.run_python("import builtins, sys\ndel builtins.__import__\nsys.modules['_ast'] = None")
+    assert (await box.run_python("6 * 7")).stdout == "42\n"
+
+
 async def test_a_broken_report_costs_the_interpreter_and_not_the_box(box):
     result = await box.run_python("import os; os.write(4, b'forged and far too long' * 20)")
     assert result.outcome == "killed"

@@ -29,6 +29,10 @@ OWN_PACKAGE = "sandboxes"
 
 def serve() -> None:
     """Run cells until the agent closes the pipe.  Never returns."""
+    # A millisecond, the first time: not before the agent's first fork (agent.run), and not once a cell can interfere.
+    global _ast
+    import _ast
+
     gc.enable()
     own_pid = os.getpid()
     display_traceback = sys.__excepthook__
@@ -123,8 +127,6 @@ def run_cell(code: bytes, filename: str, variables: dict[str, object], display_t
 
 def evaluate(code: bytes, filename: str, variables: dict[str, object]) -> None:
     """Run the statements; show the value of the last one if it is an expression."""
-    import _ast  # a millisecond, the first time: not before the agent's first fork (agent.run)
-
     tree = compile(code.decode("utf-8", "replace"), filename, "exec", ONLY_AST)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     exec(compile(tree, filename, "exec"), variables)
