@@ -112,7 +112,7 @@ async def test_a_fork_bomb_stays_in_its_box(spec):
         for _ in range(5):
             assert (await other.run_python("2 + 2")).stdout == "4\n"
             assert (await shell(other, "echo $((2 + 2))")).stdout == "4\n"
-        assert (await explosion).outcome == "timeout"
+        assert (await explosion).outcome in ("timeout", "killed")  # killed: refused forks filled its memory
         assert (await bombed.run_python("'alive'")).stdout == "'alive'\n"
         assert len((await shell(bombed, "ls -d /proc/[0-9]*")).stdout.split()) <= 4
 
