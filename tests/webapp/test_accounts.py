@@ -1,16 +1,17 @@
 """People, teams, keys and signing in."""
 
-import threading
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.core.exceptions import PermissionDenied
-from django.db import connections
 from django.http import Http404
 from django.test import RequestFactory
 from django.utils import timezone
 
+from tests.webapp.at_once import at_once
 from webapp.accounts import services
 from webapp.accounts.access import allowed, may, team_for, team_to_act_in
 from webapp.accounts.models import ApiKey, AuditEntry, Membership, Role, SignInFailure, Team, User
@@ -78,24 +79,14 @@ def test_a_new_member_gets_a_password_once_and_a_known_one_does_not(team: Team, 
 
 @pytest.mark.django_db(transaction=True)
 def test_owners_who_add_the_same_person_at_once_make_one_account(team: Team, alice: User) -> None:
-    barrier, outcomes = threading.Barrier(4), []
-
-    def add() -> None:
-        barrier.wait()
+    def add() -> str:
         try:
             services.add_member(team, "new@example.org", Role.VIEWER, acting_user=alice)
-            outcomes.append("added")
         except Refused:
-            outcomes.append("refused")
-        finally:
-            connections.close_all()
+            return "refused"
+        return "added"
 
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcomes) == ["added", "refused", "refused", "refused"]
+    assert sorted(at_once(*[add] * 4)) == ["added", "refused", "refused", "refused"]
 
 
 @pytest.mark.parametrize(("email", "role", "field"), [
@@ -122,23 +113,13 @@ def test_a_team_keeps_an_owner(team: Team, alice: User, bob: User) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_two_owners_who_remove_each_other_leave_one(team: Team, alice: User, bob: User) -> None:
     team.memberships.update(role=Role.OWNER)
-    barrier = threading.Barrier(2)
+    alices, bobs = (Membership.objects.get(user=user) for user in (alice, bob))
 
-    def remove(victim: User, by: User) -> None:
-        membership = Membership.objects.get(user=victim)
-        barrier.wait()
-        try:
-            services.remove_member(membership, acting_user=by)
-        except Refused:
-            pass
-        finally:
-            connections.close_all()
+    def remove(victim: Membership, by: User) -> None:
+        with suppress(Refused):
+            services.remove_member(victim, acting_user=by)
 
-    threads = [threading.Thread(target=remove, args=pair) for pair in ((alice, bob), (bob, alice))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(partial(remove, alices, by=bob), partial(remove, bobs, by=alice))
     assert team.memberships.filter(role=Role.OWNER).count() == 1
 
 

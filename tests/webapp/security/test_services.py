@@ -1,11 +1,11 @@
 """Rulings are numbered, kept and replaced; two reviewers at once get two numbers."""
 
-import threading
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connections
 
+from tests.webapp.at_once import at_once
 from webapp.accounts.models import AuditEntry, User
 from webapp.refusals import Invalid, Refused
 from webapp.runs.models import Run
@@ -69,24 +69,12 @@ def test_bad_rulings_name_the_field(alarming_run: Run, rita: User, verdict: Any,
 
 @pytest.mark.django_db(transaction=True)
 def test_reviewers_at_the_same_time_get_numbers_without_gap_or_double(alarming_run: Run, rita: User) -> None:
-    wrong: list[Exception] = []
-
     def review(name: str) -> None:
-        try:
-            for index in range(10):
-                verdict = "benign" if index % 2 else "malicious"
-                rule(alarming_run, "train-1-0-0", verdict, f"{name} {index}", acting_user=rita)
-        except Exception as error:
-            wrong.append(error)
-        finally:
-            connections.close_all()
+        for index in range(10):
+            verdict = "benign" if index % 2 else "malicious"
+            rule(alarming_run, "train-1-0-0", verdict, f"{name} {index}", acting_user=rita)
 
-    threads = [threading.Thread(target=review, args=(name,)) for name in "abc"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    at_once(*(partial(review, name) for name in "abc"))
     assert list(Ruling.objects.order_by("number").values_list("number", flat=True)) == list(range(1, 31))
     assert Quarantine.objects.get().number == Run.objects.get().rulings == 30
 
