@@ -50,6 +50,9 @@ PLACES = {"work": "0755", "tmp": "1777", "dev/shm": "1777"}
 """What can be written, with its permissions."""
 EMPTY = "ro,size=4k,nr_inodes=64,mode=0555,nosuid,nodev,noexec"
 BOX_CPUS = 1.0
+FREEZE_S = 5.0
+NOT_YET = "unable to freeze"
+"""What Docker's runtime says when it gave up while a process was still running, as it does on a busy machine."""
 STARTS = 3
 DIED_EARLY = "stopped process"
 """Docker's runtime begins as a member of the box: under load it may need more threads for a moment than a small box has
@@ -165,10 +168,14 @@ class Container:
 
     async def stop(self) -> None:
         """No process of it runs any more when this returns.  Raises ``OSError``."""
-        try:
-            await daemon.asked(self.client.pause, self.name)
-        except (SandboxUnavailable, NotFound) as error:
-            raise OSError(str(error)) from None
+        give_up_s = time.monotonic() + FREEZE_S
+        while True:
+            try:
+                await daemon.asked(self.client.pause, self.name)
+                return
+            except (SandboxUnavailable, NotFound) as error:
+                if NOT_YET not in str(error) or time.monotonic() > give_up_s:
+                    raise OSError(str(error)) from None
 
     async def inspected(self) -> tuple[list[ProcessSeen], list[FileSeen], bool]:
         """Processes, files, and whether those are all.  Raises ``OSError`` once it is gone."""
@@ -191,12 +198,16 @@ class Container:
         if self._ending is None:
             self._ending = asyncio.ensure_future(removed(self.client, self.name))
 
-    async def gone(self) -> None:
-        """Wait until no process of it is left, and no container.  Raises ``SandboxUnavailable``.  Call once."""
-        self.kill()
+    async def dead(self) -> None:
+        """After ``kill``: wait until no process of it is left, and no container.  Raises ``SandboxUnavailable``."""
         assert self._ending is not None
+        await asyncio.shield(self._ending)
+
+    async def gone(self) -> None:
+        """The same, and forget it.  Call once."""
+        self.kill()
         try:
-            await self._ending
+            await self.dead()
         finally:
             if self.init >= 0:
                 os.close(self.init)

@@ -9,22 +9,25 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from docker.errors import APIError
 
 from sandboxes import owner
 from sandboxes.backends.docker import daemon
 from sandboxes.backends.docker.box import DockerBox
-from sandboxes.backends.docker.container import OWNER, Container
+from sandboxes.backends.docker.container import NOT_YET, OWNER, Container
 from sandboxes.backends.docker.orphans import orphans, remove_orphans
 from sandboxes.images.registry import Registry
-from sandboxes.interface import SandboxLost, SandboxUnavailable
+from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.opened import open_box, opened
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 from tests.sandboxes.asking import errno_of, host_processes, printed, python, said
 
 ROOT = Path(__file__).parents[3]
+NOT_STILL = APIError(f"Cannot pause container 1: OCI runtime pause failed: {NOT_YET}: unknown")
 
 
 @pytest.fixture
@@ -206,6 +209,32 @@ async def test_a_frozen_box_is_closed_like_any_other(spec):
     await box.close()
     assert host_processes(b"654321") == []
     assert containers() == []
+
+
+async def test_a_freeze_that_the_runtime_gives_up_is_asked_for_again(box, monkeypatch):
+    pause, refusals = box._process.client.pause, [NOT_STILL, NOT_STILL]
+
+    def hesitant(name):
+        if refusals:
+            raise refusals.pop()
+        pause(name)
+
+    monkeypatch.setattr(box._process.client, "pause", hesitant)
+    await box.freeze("to be looked at")
+    assert (refusals, container_of(box)["State"]["Paused"]) == ([], True)
+
+
+@pytest.mark.parametrize("refusal", [NOT_STILL, APIError("no space left on device")])
+async def test_a_box_that_cannot_be_frozen_is_killed(spec, refusal, monkeypatch):
+    monkeypatch.setattr("sandboxes.backends.docker.container.FREEZE_S", 0.1)
+    box = await open_box(spec)
+    await box.exec(["/bin/sh", "-c", "setsid sleep 345678 &"])
+    monkeypatch.setattr(box._process.client, "pause", Mock(side_effect=refusal))
+    await box.freeze("it mines")
+    assert (host_processes(b"345678"), containers()) == ([], [])
+    with pytest.raises(SandboxFrozen, match="it mines"):
+        await box.run_python("1")
+    await box.close()
 
 
 async def test_a_container_that_was_killed_is_a_lost_box(box):
