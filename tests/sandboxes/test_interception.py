@@ -100,8 +100,8 @@ async def test_records_name_the_call_during_which_they_were_made():
 
 async def test_records_can_be_read_after_the_box_is_closed():
     async with opened(SPEC, world=NOWHERE) as box:
-        running = asyncio.create_task(box.run_python("import socket\nmade = socket.create_connection(('203.0.113.5', 9))\n"
-                                                     "open('/work/there', 'w')\nwhile True: pass"))  # fmt: skip
+        running = asyncio.create_task(box.run_python("import socket\nmade = socket.socket()\n"
+                                                     "made.connect_ex(('203.0.113.5', 9))\nopen('/work/there', 'w')\nwhile True: pass"))  # fmt: skip
         while True:
             try:
                 await box.read_file("there")

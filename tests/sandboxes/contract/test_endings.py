@@ -90,7 +90,7 @@ async def test_close_leaves_no_process_and_no_descriptor(spec):
 
 async def test_a_cancelled_program_is_dead_when_the_cancellation_arrives(box):
     running = asyncio.create_task(shell(box, "echo begun > /tmp/begun; sleep 876543"))
-    while not host_processes(b"876543"):
+    while not host_processes(b"sleep\x00876543"):
         await asyncio.sleep(0.02)
     running.cancel()
     running.cancel()

@@ -52,11 +52,14 @@ def groups_of(box: NamespaceBox) -> list[Path]:
 
 
 async def standing_still(box: NamespaceBox) -> bool:
-    await asyncio.sleep(0.2)  # the kernel ends whom it was ending already; that runs no code of a guest
-    first = await box.inspect()
-    await asyncio.sleep(0.4)
-    second = await box.inspect()
-    return first == second and len(first.processes) > 2
+    """Or comes to: a busy kernel takes its time with whom it was ending already, and that runs no code of a guest."""
+    for _ in range(10):
+        first = await box.inspect()
+        await asyncio.sleep(0.4)
+        second = await box.inspect()
+        if first == second:
+            return len(first.processes) > 2
+    return False
 
 
 async def begun(box: NamespaceBox) -> None:
