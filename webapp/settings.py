@@ -71,6 +71,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "webapp.pages.pieces.Pieces",
     "webapp.pages.first_password.FirstPassword",
     "django_prometheus.middleware.PrometheusAfterMiddleware",
 ]

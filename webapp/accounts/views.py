@@ -28,7 +28,7 @@ AUDIT_ROWS = 50
 def sign_in(request: HttpRequest) -> HttpResponse:
     if request.method == "GET":
         if request.user.is_authenticated:
-            return redirect("/")
+            return redirect(_safe_next(request))
         return render(request, "accounts/sign_in.html", {"next": request.GET.get("next", "")})
     email = request.POST.get("email", "")
     try:
@@ -41,7 +41,7 @@ def sign_in(request: HttpRequest) -> HttpResponse:
 
 def _safe_next(request: HttpRequest) -> str:
     """Only addresses of our own: a link with ``?next=`` must not lead elsewhere."""
-    target = request.POST.get("next", "")
+    target = (request.POST or request.GET).get("next", "")
     is_ours = url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure())
     return target if is_ours else "/"
 

@@ -174,7 +174,9 @@ async def read_alerts(teams: Teams, after: int, until: int) -> tuple[int, str]:
 
 
 def encode(alerts: str, cursor: int, now: Standing) -> str:
-    return f'{{"alerts":[{alerts}],"after":{cursor},"open":{now.open},"pending":{now.pending},"change":{now.audited}}}'
+    """``now`` is the clock by which pages say how long ago something happened."""
+    standing = f'"open":{now.open},"pending":{now.pending},"change":{now.audited}'
+    return f'{{"alerts":[{alerts}],"after":{cursor},{standing},"now":{time.time():.3f}}}'
 
 
 _HUBS: WeakKeyDictionary[asyncio.AbstractEventLoop, AlertHub] = WeakKeyDictionary()

@@ -31,6 +31,8 @@ from webapp.runs.access import run_for
 ENDED = 4000
 """The run is over and everything was sent: do not come back."""
 TRY_AGAIN = 4001
+SIGNED_OUT = 4401
+"""The session has ended: sign in again."""
 REFUSED = 4404
 """Not there, or not for you: the same answer."""
 RECHECK_S = 30.0
@@ -48,11 +50,13 @@ class _Speaker(AsyncWebsocketConsumer):
     """No cursor of ours lies beyond; whoever comes with one would wait in silence until the log has got there."""
 
     async def connect(self) -> None:
+        """A browser is told the code of a socket that was open; a refused handshake looks to it like a dead server."""
         after = _cursor_in(self.scope["query_string"])
-        if after is None or not await self.may_look() or after > self.end:
-            await self.close(REFUSED)
-            return
+        refusal = await self.refusal()
         await self.accept()
+        if refusal or after is None or after > self.end:
+            await self.close(refusal or REFUSED)
+            return
         self.pump = asyncio.create_task(self.speak(after))
 
     async def disconnect(self, code: int) -> None:
@@ -63,8 +67,8 @@ class _Speaker(AsyncWebsocketConsumer):
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None, **_: Any) -> None:
         """Viewers have nothing to say."""
 
-    async def may_look(self) -> bool:
-        """Whether the door is (still) open."""
+    async def refusal(self) -> int | None:
+        """With which code to close; None while the door is open."""
         raise NotImplementedError
 
     async def user(self) -> Any:
@@ -91,8 +95,8 @@ class _Speaker(AsyncWebsocketConsumer):
         async with aclosing(self.frames(after)) as frames:
             async for text in frames:
                 if time.monotonic() - checked_at > RECHECK_S:
-                    if not await self.may_look():
-                        return REFUSED
+                    if refusal := await self.refusal():
+                        return refusal
                     checked_at = time.monotonic()
                 await self.send(text_data=text)
         return ENDED
@@ -108,13 +112,16 @@ class Nowhere(AsyncWebsocketConsumer):
 
 
 class RunConsumer(_Speaker):
-    async def may_look(self) -> bool:
+    async def refusal(self) -> int | None:
         self.run_id: UUID = self.scope["url_route"]["kwargs"]["run_id"]
+        user = await self.user()
+        if not user.is_authenticated:
+            return SIGNED_OUT
         try:
-            self.end = (await database_sync_to_async(run_for)(await self.user(), self.run_id)).last_seq
+            self.end = (await database_sync_to_async(run_for)(user, self.run_id)).last_seq
         except Http404:
-            return False
-        return True
+            return REFUSED
+        return None
 
     async def frames(self, after: int) -> AsyncGenerator[str, None]:
         async with hub_for(self.run_id) as hub:
@@ -127,22 +134,22 @@ class AlertConsumer(_Speaker):
 
     teams: Teams | None = None
 
-    async def may_look(self) -> bool:
-        teams = await database_sync_to_async(_teams_of)(await self.user())
+    async def refusal(self) -> int | None:
+        user = await self.user()
+        if not user.is_authenticated:
+            return SIGNED_OUT
+        teams = await database_sync_to_async(_teams_of)(user)
         if self.teams is None:
             self.teams = teams
-        return bool(teams) and teams == self.teams
+        if not teams:
+            return REFUSED
+        return None if teams == self.teams else TRY_AGAIN
 
     async def frames(self, after: int) -> AsyncGenerator[str, None]:
         assert self.teams is not None
         async with alert_hub(self.teams) as hub:
             async for text in hub.frames(self.teams, after):
                 yield text
-
-    async def send_frames(self, after: int) -> int:
-        code = await super().send_frames(after)
-        still = await database_sync_to_async(_teams_of)(await self.user())
-        return TRY_AGAIN if still else code
 
 
 def _teams_of(user: Any) -> Teams:

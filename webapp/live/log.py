@@ -47,8 +47,8 @@ ORDER BY event.seq LIMIT %s
 """
 
 _HEADER = """
-SELECT last_seq, state, desired, attempt, phase, step, total_steps, pulse, heartbeat_at, started_at, ended_at,
-       failure_reason
+SELECT last_seq, state, state_since, desired, attempt, phase, step, total_steps, pulse, heartbeat_at, started_at,
+       ended_at, failure_reason
 FROM runs_run WHERE id = %s
 """
 
@@ -85,13 +85,14 @@ async def read_header(run_id: UUID) -> Header:
 
 
 def header_of(
-    state: str, desired: str, attempt: int, phase: str, step: int, total_steps: int, pulse: dict[str, Any] | None,
-    heartbeat_at: Any, started_at: Any, ended_at: Any, failure_reason: str,
+    state: str, state_since: Any, desired: str, attempt: int, phase: str, step: int, total_steps: int,
+    pulse: dict[str, Any] | None, heartbeat_at: Any, started_at: Any, ended_at: Any, failure_reason: str,
 ) -> dict[str, Any]:  # fmt: skip
     """The ``run`` object of frames and snapshots; times are ISO 8601 text or null."""
     pulse = (pulse or {}) if state in LIVE else {}
     return {
         "state": state,
+        "state_since": _iso(state_since),
         "desired": desired,
         "attempt": attempt,
         "phase": phase,

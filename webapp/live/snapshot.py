@@ -26,7 +26,7 @@ def snapshot(run_id: UUID) -> dict[str, Any]:
         return {
             "seq": run.last_seq,
             "run": header_of(
-                run.state, run.desired, run.attempt, run.phase, run.step, run.total_steps, run.pulse,
+                run.state, run.state_since, run.desired, run.attempt, run.phase, run.step, run.total_steps, run.pulse,
                 run.heartbeat_at, run.started_at, run.ended_at, run.failure_reason,
             ),
             "series": curves_of(run_id),

@@ -4,7 +4,9 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -253,10 +255,12 @@ async def test_trajectories_come_as_summaries(engine: Engine, bob: User) -> None
     assert {"id", "purpose", "step", "reward", "success", "tool_errors", "tokens"} <= set(told[0])
 
 
-@pytest.mark.parametrize("who", ["nobody", "charlie"])
-async def test_strangers_are_refused_at_the_door(run: Run, charlie: User, who: str) -> None:
-    async with Viewer(run, charlie if who == "charlie" else None) as viewer:
-        assert (viewer.is_in, viewer.code) == (False, consumer.REFUSED)
+@pytest.mark.parametrize(("who", "code"), [("nobody", consumer.SIGNED_OUT), ("charlie", consumer.REFUSED)])
+async def test_strangers_are_told_to_stay_away_and_nothing_else(run: Run, charlie: User, who: str, code: int) -> None:
+    """A browser learns the code only of a socket that was accepted."""
+    for run_ in (run, SimpleNamespace(id=uuid4())):
+        async with Viewer(run_, charlie if who == "charlie" else None) as viewer:
+            assert (await viewer.socket.receive_output(PATIENCE_S)) == {"type": "websocket.close", "code": code}
 
 
 async def test_pages_of_other_sites_are_refused(valkey_server: str, run: Run, bob: User) -> None:
@@ -267,7 +271,7 @@ async def test_pages_of_other_sites_are_refused(valkey_server: str, run: Run, bo
 @pytest.mark.parametrize("after", ["-1", "x", "1.5", "9" * 30, "²"])
 async def test_a_cursor_that_is_no_number_is_refused(run: Run, bob: User, after: str) -> None:
     async with Viewer(run, bob, after) as viewer:
-        assert not viewer.is_in
+        assert await viewer.closing_code() == consumer.REFUSED
 
 
 async def test_a_removed_member_stops_seeing_the_run(
@@ -289,13 +293,13 @@ async def test_who_signs_out_stops_seeing_the_run(engine: Engine, bob: User, mon
     async with Viewer(engine.run, bob) as viewer:
         await viewer.see(3)
         await Session.objects.all().adelete()
-        assert await viewer.closing_code() == consumer.REFUSED
+        assert await viewer.closing_code() == consumer.SIGNED_OUT
 
 
 async def test_a_cursor_beyond_the_log_is_refused(engine: Engine, bob: User) -> None:
     await engine.tell(3)
     async with Viewer(engine.run, bob, 4) as viewer:
-        assert (viewer.is_in, viewer.code) == (False, consumer.REFUSED)
+        assert await viewer.closing_code() == consumer.REFUSED
 
 
 @pytest.mark.parametrize("path", ["/", "/nowhere", "/live/runs/x/"])

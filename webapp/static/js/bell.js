@@ -1,6 +1,8 @@
 /* The number of open alerts, live on every page, and the event that lists of alerts follow: `alerts-changed`. */
 
 import { LiveRun } from "./live.js";
+import { saySignedOut } from "./session.js";
+import { setClock } from "./times.js";
 
 /** Reconnects as a run's connection does; its frames carry alerts, counts and the cursor to come back with. */
 class LiveAlerts extends LiveRun {
@@ -10,6 +12,7 @@ class LiveAlerts extends LiveRun {
     const isNews = frame.alerts.length || frame.change !== this.change;
     this.change = frame.change;
     this.cursor = Math.max(this.cursor, frame.after);
+    setClock(frame.now);
     this.say("live");
     if (isNews) this.onFrame(frame);
   }
@@ -31,6 +34,9 @@ export function ring() {
     url: `${scheme}://${location.host}/ws/alerts`,
     after: Number(bell.dataset.bell),
     onFrame: show,
-    onStatus: (status) => { document.documentElement.dataset.alerts = status; },
+    onStatus: (status) => {
+      document.documentElement.dataset.alerts = status;
+      if (status === "signed-out") saySignedOut();
+    },
   }).start();
 }

@@ -6,11 +6,10 @@
 const FIRST_DELAY_MS = 300;
 const LONGEST_DELAY_MS = 8000;
 const SILENCE_MS = 45000; // the server speaks at least every 20 s
-const ENDED = 4000;
-const REFUSED = 4404;
+const LAST_WORDS = { 4000: "ended", 4401: "signed-out", 4404: "refused" }; // codes after which nobody comes back
 
 export class LiveRun {
-  /** `onFrame(events, run)` gets new events only, in order; `onStatus` gets connecting, live, reconnecting, ended or refused. */
+  /** `onFrame(events, run)` gets new events only, in order; `onStatus` gets connecting, live, reconnecting, or the last words. */
   constructor({ url, after, onFrame, onStatus, socketFor = (address) => new WebSocket(address) }) {
     Object.assign(this, { url, cursor: after, onFrame, onStatus, socketFor });
     this.attempts = 0;
@@ -53,8 +52,7 @@ export class LiveRun {
 
   closed(code) {
     this.socket = null;
-    if (code === ENDED) return this.stop("ended");
-    if (code === REFUSED) return this.stop("refused");
+    if (code in LAST_WORDS) return this.stop(LAST_WORDS[code]);
     this.attempts += 1;
     const delay = Math.min(LONGEST_DELAY_MS, FIRST_DELAY_MS * 2 ** (this.attempts - 1));
     this.say("reconnecting");

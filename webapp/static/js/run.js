@@ -9,10 +9,14 @@ import { SecurityTab } from "./securitytab.js";
 import { format } from "./numbers.js";
 import { SeriesStore } from "./series.js";
 import { switchTabs } from "./tabs.js";
-import { duration, timeElement } from "./times.js";
+import { saySignedOut } from "./session.js";
+import { duration, now, timeElement } from "./times.js";
 
 const ENDED = ["succeeded", "failed", "cancelled"];
-const LINK = { connecting: "Connecting", live: "Live", reconnecting: "Reconnecting", refused: "Access ended" };
+const LINK = {
+  connecting: "Connecting", live: "Live", reconnecting: "Reconnecting", "signed-out": "Signed out",
+  refused: "Access ended: it is gone, or you are not in its team any more",
+};
 const element = (id) => document.getElementById(id);
 
 const page = JSON.parse(element("page-data").textContent);
@@ -52,12 +56,14 @@ function showRun(run) {
 
 /* What changes by itself: how long a phase and the run have lasted. */
 function tick() {
-  const now = Date.now() / 1000;
   const ended = ENDED.includes(shown.state);
-  const since = shown.phase_since && !ended ? ` · ${duration(Math.max(0, now - shown.phase_since))}` : "";
+  const lasts = (since) => ` · ${duration(Math.max(0, now() - since))}`;
+  const since = shown.phase_since && !ended ? lasts(shown.phase_since) : "";
   const waiting = shown.waiting_for && !ended ? `, waits for ${shown.waiting_for}` : "";
-  write("phase", shown.phase && !ended ? shown.phase + since + waiting : "–");
-  const end = shown.ended_at ? new Date(shown.ended_at) / 1000 : now;
+  const queued = shown.desired === "pause" ? "paused in the queue" : "waits for a worker";
+  const phase = shown.phase && !ended ? shown.phase + since + waiting : "–";
+  write("phase", shown.state === "queued" ? queued + lasts(new Date(shown.state_since) / 1000) : phase);
+  const end = shown.ended_at ? new Date(shown.ended_at) / 1000 : now();
   write("elapsed", shown.started_at ? duration(Math.max(0, end - new Date(shown.started_at) / 1000)) : "–");
 }
 
@@ -133,12 +139,18 @@ function showLink(status) {
   link.dataset.link = status;
   link.textContent = LINK[status] ?? "";
   root.dataset.link = status;
+  if (status === "signed-out") saySignedOut();
 }
 
 async function begin() {
-  const answer = await fetch(page.snapshot, { headers: { Accept: "application/json" } });
-  if (!answer.ok) return setTimeout(begin, 2000);
-  const first = await answer.json();
+  const answer = await fetch(page.snapshot, { headers: { Accept: "application/json" } }).catch(() => null);
+  if (answer?.status === 404) return showLink("refused");
+  if (answer?.redirected) return showLink("signed-out"); // to the sign-in page
+  const first = answer?.ok ? await answer.json().catch(() => null) : null;
+  if (!first) {
+    showLink("reconnecting");
+    return setTimeout(begin, 2000);
+  }
   store.load(first.series);
   for (const [step, phase, took] of first.phases) addPhase(step, phase, took);
   stored = first.trajectories;
@@ -190,4 +202,5 @@ function toggleLog() {
   grid.set("log", on);
 }
 
+showLink("connecting");
 begin();

@@ -2,8 +2,11 @@
 
 import { ring } from "./bell.js";
 import { listenToKeys, onKey, showHelp } from "./keys.js";
+import { watchSession } from "./session.js";
 import { toggleTheme, watchTheme } from "./theme.js";
 import { keepTimesTrue } from "./times.js";
+
+const RESEND_MS = 10000;
 
 function followNav(letter, name) {
   const link = document.querySelector(`[data-go="${letter}"]`);
@@ -32,18 +35,27 @@ function copyOnClick() {
   });
 }
 
-/* Selects that are filters apply at once; without scripts the form has its button. */
-function submitOnChange() {
-  document.addEventListener("change", (event) => {
-    if (event.target.closest("form[data-submits-on-change]") && !event.target.closest("[hx-get]")) event.target.form.requestSubmit();
+/* A form that is on its way is not sent a second time; after a while one may, should the first be lost. */
+function sendOnce() {
+  const sent = new Set();
+  document.addEventListener("submit", (event) => {
+    const { target: form, submitter } = event;
+    if (form.getAttribute("method") !== "post" || event.defaultPrevented) return;
+    if (sent.has(form)) return event.preventDefault();
+    sent.add(form);
+    submitter?.setAttribute("aria-busy", "true");
+    const release = () => { sent.delete(form); submitter?.removeAttribute("aria-busy"); };
+    setTimeout(release, RESEND_MS);
+    addEventListener("pageshow", release, { once: true }); // back from the page that the form led to
   });
 }
 
 watchTheme();
+watchSession();
 keepTimesTrue();
 openDialogs();
 copyOnClick();
-submitOnChange();
+sendOnce();
 followNav("r", "runs");
 followNav("a", "alerts");
 followNav("e", "experiments");

@@ -1,4 +1,15 @@
-/* Keeps every <time> on the page relative and true: "3 min ago" becomes "4 min ago". */
+/* Keeps every <time> on the page relative and true: "3 min ago" becomes "4 min ago".
+
+   What the server wrote is true for now; by the first time that this looks, it knows the server's clock. */
+
+let skew = 0; // seconds by which the server's clock is ahead of this machine's
+
+/** The server's time, in Unix seconds; everything that pages show happened on its clock. */
+export const now = () => Date.now() / 1000 + skew;
+
+export function setClock(serverSeconds) {
+  skew = serverSeconds - Date.now() / 1000;
+}
 
 const STEPS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
@@ -25,18 +36,17 @@ export function timeElement(moment) {
   const element = document.createElement("time");
   element.dateTime = date.toISOString();
   element.title = date.toUTCString();
-  element.textContent = distance((Date.now() - date) / 1000);
+  element.textContent = distance(now() - date / 1000);
   return element;
 }
 
 function refresh() {
   for (const element of document.querySelectorAll("time[datetime]:not([data-fixed])")) {
-    const text = distance((Date.now() - new Date(element.dateTime)) / 1000);
+    const text = distance(now() - new Date(element.dateTime) / 1000);
     if (element.textContent !== text) element.textContent = text;
   }
 }
 
 export function keepTimesTrue() {
-  refresh();
   setInterval(refresh, 5000);
 }

@@ -58,5 +58,5 @@ export class CloseLook {
 
 async function fetchedJson(url) {
   const answer = await fetch(url, { headers: { Accept: "application/json" } }).catch(() => null);
-  return answer?.ok ? answer.json() : null; // the whole run's points are in sight all the while
+  return answer?.ok && !answer.redirected ? answer.json().catch(() => null) : null; // the whole run's points are in sight all the while
 }
