@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.sessions.models import Session
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import ROOT, Engine, Web, sign_in
+from tests.browser.conftest import PASSWORD, ROOT, Engine, Web, sign_in
 from tests.browser.story import Story
 from webapp.experiments.sample import Sample
 from webapp.experiments.services import launch_experiment
@@ -99,6 +100,79 @@ def test_sign_in_launch_watch_look_inside_and_cancel(
     engine.tell([engine.story.event("finished", outcome="cancelled", reason="told to")], 6)
     expect(page.locator("#state")).to_have_text("Cancelled", timeout=PATIENCE_MS)
     assert complaints == []
+
+
+def test_filters_stand_in_the_address_a_form_is_sent_once_and_an_ended_session_is_told(
+    web: Web, sample: Sample, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = tab()
+    sign_in(page, web, sample.owner)
+    page.goto(f"{web.url}/experiments/{sample.experiment.id}/")
+    posts: list[str] = []
+    page.on("request", lambda request: posts.append(request.url) if request.method == "POST" else None)
+    page.evaluate("""() => {
+      const launch = document.getElementById("launch");
+      launch.click();
+      queueMicrotask(() => launch.click());
+      setTimeout(() => launch.click(), 20);
+    }""")
+    page.wait_for_url("**/runs/*/")
+    assert len(posts) == 1
+    run = Run.objects.get()
+    expect(page.locator("#phase")).to_contain_text("waits for a worker", timeout=PATIENCE_MS)
+    engine = Engine(web, run, Story(steps=12, groups=2, group_size=4, begin_at=time.time()))
+    engine.tell(engine.story.beginning())
+    engine.tell(engine.story.step(1), 1)
+
+    # In the tab of the live page, and on the list's own page.
+    rows = page.locator("#trajectories tbody tr[data-step]")
+    page.goto(f"{web.url}/runs/{run.id}/?tab=trajectories&purpose=eval-greedy")
+    expect(rows).to_have_count(6, timeout=PATIENCE_MS)
+    page.get_by_label("Purpose").select_option("train")
+    expect(rows).to_have_count(8, timeout=PATIENCE_MS)
+    page.wait_for_url("**/?tab=trajectories&purpose=train")
+    page.locator('[data-tab="logs"]').click()
+    page.locator('[data-tab="trajectories"]').click()
+    page.reload()
+    expect(rows).to_have_count(8, timeout=PATIENCE_MS)
+    page.goto(f"{web.url}/runs/{run.id}/trajectories/")
+    expect(rows).to_have_count(14)
+    page.get_by_label("Purpose").select_option("train")
+    expect(rows).to_have_count(8, timeout=PATIENCE_MS)
+    rows.last.get_by_role("link").click()
+    page.wait_for_url("**/trajectories/train-1-*/")
+    page.go_back()
+    expect(rows).to_have_count(8, timeout=PATIENCE_MS)
+    expect(page.get_by_label("Purpose")).to_have_value("train")
+    page.go_back()
+    expect(rows).to_have_count(14, timeout=PATIENCE_MS)
+    before = page.locator("html").get_attribute("data-theme")
+    page.get_by_role("button", name="Dark theme").click()
+    assert page.locator("html").get_attribute("data-theme") != before
+
+    # The session ends in another tab, while the server restarts; the list of runs asks by itself.
+    page.goto(f"{web.url}/runs/{run.id}/?tab=logs")
+    expect(page.locator("#link-state")).to_have_text("Live", timeout=PATIENCE_MS)
+    overview = page.context.new_page()
+    overview.goto(web.url)
+    table = overview.locator("#runs").inner_text()
+    Session.objects.all().delete()
+    web.stop(signal.SIGKILL)
+    web.start()
+    for told in (page, overview):
+        expect(told.locator("#signed-out")).to_contain_text("You are signed out.", timeout=PATIENCE_MS)
+    expect(page.locator("#link-state")).to_have_text("Signed out")
+    assert overview.locator("#runs").inner_text().split("\n")[0] == table.split("\n")[0]
+    page.get_by_role("link", name="Sign in again").click()
+    page.get_by_label("E-mail").fill(sample.owner.email)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"**/runs/{run.id}/?tab=logs")
+    expect(page.locator("#link-state")).to_have_text("Live", timeout=PATIENCE_MS)
+    expect(page.locator("#signed-out")).to_be_hidden()
+    overview.get_by_role("link", name="Sign in again").click()
+    overview.wait_for_url(f"{web.url}/")
+    assert [text for text in complaints if "401" not in text] == []
 
 
 def test_a_killed_web_process_leaves_no_gap_and_no_double_in_the_curve(

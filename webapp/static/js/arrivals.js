@@ -13,15 +13,24 @@ export class Arrivals {
     this.box = box;
     this.recent = [];
     document.body.addEventListener("htmx:afterSwap", (event) => {
+      if (event.detail.target === box) this.note(event.detail.pathInfo.finalRequestPath);
       if (event.target === box || box.contains(event.target) || event.target.contains(box)) this.catchUp();
     });
   }
 
   /** Fetch the list when its tab is opened for the first time. */
   open() {
-    if (this.opened) return;
+    if (this.opened) return this.path && this.note();
     this.opened = true;
-    htmx.ajax("GET", this.box.dataset.url, { target: this.box, swap: "innerHTML" });
+    htmx.ajax("GET", this.box.dataset.url + location.search, { target: this.box, swap: "innerHTML" });
+  }
+
+  /** The filter stands in the address, so that whoever comes back, or is sent it, sees the same list. */
+  note(path = this.path) {
+    this.path = path;
+    if (this.box.closest("[data-panel]").hidden) return; // another tab was opened since: it has the address
+    const chosen = [...new URLSearchParams(path.split("?")[1])].filter(([name, value]) => value && name !== "tab");
+    history.replaceState(null, "", `?${new URLSearchParams([["tab", "trajectories"], ...chosen])}`);
   }
 
   add(trajectories) {
