@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Page
 
 from tests.browser.conftest import Web
+from webapp.pages.display import number
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -48,6 +49,28 @@ SOCKET = """async () => {
   sockets.at(-1).onclose({ code: 4000 });
   await new Promise((done) => setTimeout(done, 600));
   return { urls: sockets.map((socket) => socket.url), seen, statuses };
+}"""
+
+WORDS = """async () => {
+  const { format } = await import("/static/js/numbers.js");
+  const { distance, now, setClock, timeElement } = await import("/static/js/times.js");
+  const { LiveRun } = await import("/static/js/live.js");
+  const values = [3e-4, 1e-12, -4e-5, 0.001, 0.0123, 1.5, 1e9, 1e300, 999999, 0, NaN, null];
+  const numbers = values.map((value) => format(value));
+  const happened = Date.now() / 1000 + 3600;  // on a server whose clock is an hour and a minute ahead
+  setClock(happened + 60);
+  const ago = [timeElement(happened).textContent, distance(now() - happened)];
+  const ends = [4000, 4001, 4401, 4404, 1006].map((code) => {
+    const sockets = [];
+    const socketFor = () => { sockets.push({ readyState: 1 }); return sockets.at(-1); };
+    const run = new LiveRun({ url: "ws", after: 0, socketFor, onFrame() {}, onStatus() {} });
+    run.start();
+    sockets[0].onclose({ code });
+    const [status, stopped] = [run.status, Boolean(run.stopped)];
+    dispatchEvent(new Event("focus"));  // the page is looked at again
+    return [status, stopped, sockets.length];
+  });
+  return { numbers, ago, ends };
 }"""
 
 LOOK = """async () => {
@@ -102,6 +125,23 @@ def test_the_socket_drops_doubles_asks_for_gaps_and_goes_on_from_its_cursor(page
     assert told["seen"] == [5, 6, 7, 8, 9, 10]
     assert told["urls"] == ["ws?after=4", "ws?after=7", "ws?after=9"]
     assert told["statuses"] == ["connecting", "live", "reconnecting", "live", "reconnecting", "live", "ended"]
+
+
+def test_small_numbers_wrong_clocks_and_closed_doors_are_put_in_true_words(page: Page) -> None:
+    told = page.evaluate(WORDS)
+    assert told["numbers"] == [
+        "3.00e-4", "1.00e-12", "-4.00e-5", "0.001", "0.012", "1.500", "1.00e9", "1.00e300", "999,999", "0", "–", "–",
+    ]  # fmt: skip
+    values = [3e-4, 1e-12, -4e-5, 0.001, 0.0123, 1.5, 1e9, 1e300, 999999.0, 0, float("nan"), None]
+    assert told["numbers"] == [number(value) for value in values]
+    assert told["ago"] == ["1 min ago", "1 min ago"]
+    assert told["ends"] == [
+        ["ended", True, 1],
+        ["reconnecting", False, 2],
+        ["signed-out", True, 1],
+        ["refused", True, 1],
+        ["reconnecting", False, 2],
+    ]
 
 
 def test_a_close_look_holds_each_step_once_whatever_comes_while_it_is_fetched(page: Page) -> None:

@@ -59,9 +59,12 @@ def duration(seconds: float | None) -> str:
 
 @register.filter
 def number(value: float | None, digits: int = 3) -> str:
-    """Whole numbers and large ones without places, others with ``digits``."""
+    """Whole numbers and large ones without places, others with ``digits``; 3.00e-4 where places would hide it."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return NOTHING  # also for "", which a template passes for what is not there
+    if isinstance(value, float) and value and not 0.001 <= abs(value) < 1e9:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
     if isinstance(value, int) or abs(value) >= 1000 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.{digits}f}"

@@ -31,6 +31,17 @@ function baseLayout() {
   };
 }
 
+/* A flat curve of 3e-4 stands between 0 and its double: Plotly's own ±1 would show it as 0.  And 1e-6 is not called 1µ. */
+function scaleOf(traces, type) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const { y } of traces) for (const value of y) { low = Math.min(low, value); high = Math.max(high, value); }
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  const isOdd = size && size !== Infinity && (size < 1e-3 || size >= 1e15);
+  const isFlat = type === "linear" && size > 0 && size < 1e300 && high - low <= 1e-9 * size;
+  return { exponentformat: isOdd ? "e" : "SI", ...(isFlat ? { range: [0, 2 * low].sort((a, b) => a - b) } : { autorange: true }) };
+}
+
 class CurveChart {
   constructor(card, definition, store, options) {
     Object.assign(this, { card, definition, store, options });
@@ -110,9 +121,10 @@ class CurveChart {
     const share = this.definition.unit === "share";
     const scale = this.options.log ? "log" : "linear";
     const format = { share: ".0%", count: "~s" }[this.definition.unit] ?? "";
-    const yaxis = { ...axis, nticks: 5, type: scale, tickformat: format };
+    const y = (side) => ({ ...axis, nticks: 5, type: scale, ...scaleOf(traces.filter((trace) => trace.yaxis === side), scale) });
+    const yaxis = { ...y("y"), tickformat: format };
     if (share && !this.options.log) Object.assign(yaxis, { rangemode: "tozero" });
-    const yaxis2 = { ...axis, nticks: 5, overlaying: "y", side: "right", showgrid: false, type: scale, tickmode: "auto" };
+    const yaxis2 = { ...y("y2"), overlaying: "y", side: "right", showgrid: false, tickmode: "auto" };
     const hasRight = this.curves.some((curve) => curve.right);
     return {
       ...layout, margin: { ...layout.margin, r: hasRight ? 36 : 12 }, uirevision: scale,
