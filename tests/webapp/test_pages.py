@@ -4,6 +4,7 @@ import time
 from html.parser import HTMLParser
 
 import pytest
+from django.conf import settings
 from django.test import Client
 
 from engine.spec.event import Batch
@@ -12,6 +13,7 @@ from tests.browser.story import Story
 from webapp.accounts.models import Membership, Team, User
 from webapp.experiments.models import Experiment
 from webapp.experiments.services import create_experiment
+from webapp.runs.charts import PHASES
 from webapp.runs.ingest import accept
 from webapp.runs.models import Run
 
@@ -88,6 +90,32 @@ def test_visitors_are_sent_to_the_sign_in_and_back(pages: list[str], bob: User) 
     assert Client().post("/sign-in", form)["Location"] == pages[0]
 
 
+def test_a_piece_of_a_page_is_refused_without_a_session_instead_of_becoming_the_sign_in(pages: list[str]) -> None:
+    for page in [*pages, *COMMON]:
+        answer = Client().get(page, headers={"HX-Request": "true"})
+        assert (answer.status_code, answer.content) == (401, b""), page
+
+
+def test_no_browser_keeps_a_piece_that_has_the_address_of_its_page(told_run: Run, bob: User) -> None:
+    """It would be shown in place of the page by "back"."""
+    for page in ("/", f"/runs/{told_run.id}/trajectories/"):
+        assert signed_in(bob).get(page, headers={"HX-Request": "true"})["Cache-Control"] == "no-store"
+
+
+def test_who_signed_in_in_another_tab_is_led_back_to_the_page(bob: User) -> None:
+    client = signed_in(bob)
+    assert client.get("/sign-in?next=/experiments/?q=1")["Location"] == "/experiments/?q=1"
+    assert client.get("/sign-in?next=https://evil.example/")["Location"] == "/"
+
+
+def test_a_form_that_is_out_of_date_says_so(bob: User) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(bob)
+    answer = client.post("/password", {"current": "x"})
+    assert answer.status_code == 403
+    assert "This form is out of date" in answer.content.decode()
+
+
 def test_signing_in_never_leads_to_another_site(bob: User) -> None:
     form = {"email": bob.email, "password": "correct horse battery", "next": "https://evil.example/"}
     assert Client().post("/sign-in", form)["Location"] == "/"
@@ -146,6 +174,19 @@ def test_viewers_get_no_buttons(told_run: Run, experiment: Experiment, victor: U
     assert "/cancel" not in client.get(f"/runs/{told_run.id}/").content.decode()
     assert 'value="launch"' not in client.get(f"/experiments/{experiment.id}/").content.decode()
     assert client.post(f"/experiments/{experiment.id}/", {"action": "launch"}).status_code == 403
+
+
+@pytest.mark.parametrize("has_runs", [True, False])
+def test_only_who_may_launch_is_invited_to(
+    has_runs: bool, experiment: Experiment, run: Run, bob: User, victor: User
+) -> None:
+    if not has_runs:
+        Run.objects.all().delete()
+        Experiment.objects.all().delete()
+    for headers in ({}, {"HX-Request": "true"}):
+        pages = {user: signed_in(user).get("/", headers=headers).content.decode() for user in (bob, victor)}
+        assert "primary" not in pages[victor], headers
+        assert ("primary" in pages[bob]) == (not has_runs or not headers)
 
 
 def test_only_owners_manage_members_and_read_the_audit_log(team: Team, alice: User, bob: User, charlie: User) -> None:
@@ -222,6 +263,11 @@ def test_every_field_has_a_label_and_nothing_is_inline(pages: list[str], alice: 
         parser.feed(client.get(page).content.decode())
         assert parser.nameless() == [], page
         assert parser.inline == [], page
+
+
+def test_every_phase_has_a_colour() -> None:
+    named = (settings.ROOT / "webapp/static/css/tokens.css").read_text()
+    assert [phase for phase in PHASES if f"--phase-{phase}:" not in named] == []
 
 
 def test_the_theme_cookie_is_rendered_and_nothing_else_can_be_put_there(bob: User) -> None:

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from webapp.accounts.access import may
+from webapp.accounts.access import may, teams_of
 from webapp.experiments.access import experiments_of
 from webapp.experiments.toml import as_toml
 from webapp.live.snapshot import close_look, snapshot
@@ -52,9 +52,11 @@ def overview(request: HttpRequest) -> HttpResponse:
         "text": text,
         "is_filtered": bool(state or text),
     }
-    if request.htmx and not request.htmx.history_restore_request:
-        return render(request, "runs/table.html", context)
-    return render(request, "runs/overview.html", context | {"first_experiment": experiments_of(request).first()})
+    is_piece = request.htmx and not request.htmx.history_restore_request
+    if not is_piece or not context["listing"].rows:
+        context["first_experiment"] = experiments_of(request).first()
+        context["launches"] = any(may(request, team, "launch") for team in teams_of(request))
+    return render(request, "runs/table.html" if is_piece else "runs/overview.html", context)
 
 
 @login_required
