@@ -8,16 +8,26 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 _SECRET_NAME = re.compile(r"password|secret|token|authorization|cookie|api_?key", re.IGNORECASE)
-_SECRET_TEXT = re.compile(r"(Bearer\s+|pal_[a-z0-9]+_|://[^/\s:@]*:(?=[^\s/@]+@))[^\s\"'@]+", re.IGNORECASE)
+_SECRET_TEXT = re.compile(r"(Bearer\s+|p(?:al|st)_[a-z0-9]+_|://[^/\s:@]*:(?=[^\s/@]+@))[^\s\"'@]+", re.IGNORECASE)
 
 
 def redact(_logger: WrappedLogger | None, _method: str, event: EventDict) -> EventDict:
-    """Values whose name or shape says that they are secret never reach a log."""
-    return {key: "[redacted]" if _SECRET_NAME.search(key) else _redacted(value) for key, value in event.items()}
+    """Values whose name or shape says that they are secret never reach a log, however deep they lie."""
+    return {
+        str(key): "[redacted]" if _SECRET_NAME.search(str(key)) else _redacted(value) for key, value in event.items()
+    }
 
 
 def _redacted(value: Any) -> Any:
-    return _SECRET_TEXT.sub(r"\1[redacted]", value) if isinstance(value, str) else value
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case dict():
+            return redact(None, "", value)
+        case list() | tuple() | set() | frozenset():
+            return [_redacted(one) for one in value]
+        case _:  # what is no text yet is logged as its text
+            return _SECRET_TEXT.sub(r"\1[redacted]", str(value))
 
 
 _SHARED = [
@@ -46,7 +56,7 @@ def logging_config(level: str) -> None:
         "processors": [
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             redact,
-            structlog.processors.JSONRenderer(default=str),
+            structlog.processors.JSONRenderer(),
         ],
     }
     logging.config.dictConfig(
