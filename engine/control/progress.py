@@ -1,7 +1,6 @@
 """A run in the terminal: a live bar on a terminal, plain lines elsewhere.  Fed with the run's own events."""
 
 import sys
-import time
 from typing import Protocol, Self
 
 from rich.console import Console
@@ -95,7 +94,6 @@ class LiveDisplay:
         )
         self._total = total_steps
         self._task = self._progress.add_task("", total=total_steps, phase="start", numbers="", left="")
-        self._step_began = time.monotonic()
         self._pace_s: float | None = None
 
     def __enter__(self) -> Self:

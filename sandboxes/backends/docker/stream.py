@@ -7,7 +7,7 @@ from sandboxes.backends.namespaces.link import Link
 
 HEAD = struct.Struct(">BxxxI")
 """Docker's own frame: which stream, and how many bytes of it follow."""
-STDOUT, STDERR = 1, 2
+STDOUT = 1
 COMPLAINT_BYTES = 2000
 
 

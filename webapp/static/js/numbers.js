@@ -1,6 +1,6 @@
 /* Numbers as the server writes them (webapp/pages/display.py). */
 
-export const NOTHING = "–";
+const NOTHING = "–";
 
 export function format(value, unit = "number") {
   if (value == null || !Number.isFinite(value)) return NOTHING;

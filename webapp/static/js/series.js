@@ -1,9 +1,9 @@
 /* The points of all curves of a run, each (key, step) once, in the order of steps. */
 
 /* These keys count the steps of the supervised start, not those of RL. */
-export const isColdStart = (key) => key.startsWith("sft/");
+const isColdStart = (key) => key.startsWith("sft/");
 
-export class Series {
+class Series {
   constructor(steps = [], values = [], low = null, high = null) {
     Object.assign(this, { steps, values, low, high });
   }

@@ -4,7 +4,7 @@
 const YEAR_SECONDS = 31536000;
 const system = matchMedia("(prefers-color-scheme: dark)");
 
-export function currentTheme() {
+function currentTheme() {
   return document.documentElement.dataset.theme || (system.matches ? "dark" : "light");
 }
 
