@@ -12,6 +12,7 @@ from engine.spec.run import RunSpec
 from webapp.accounts.models import ApiKey, AuditEntry, IdempotentAnswer, User
 from webapp.accounts.services import create_api_key, remove_member
 from webapp.api.cursors import encode_cursor
+from webapp.api.document import ProblemOut
 from webapp.experiments.models import Experiment
 from webapp.experiments.services import create_experiment
 from webapp.runs.models import Desired, Run, State
@@ -387,6 +388,25 @@ def test_the_description_lists_every_path_with_the_specs_own_schema(client) -> N
     body = document["paths"]["/api/v1/runs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["$ref"].endswith("RunRequest")
     assert "group_size" in document["components"]["schemas"]["Schedule"]["properties"]
+
+
+def test_the_description_names_every_error_and_the_key_of_every_post(client) -> None:
+    document = client.get("/api/v1/openapi.json").json()
+    assert all(f"`{scope}`" in document["info"]["description"] for scope in ("read", "launch", "review"))
+    for operations in document["paths"].values():
+        for method, one in operations.items():
+            answers = one["responses"].items()
+            told = {status for status, answer in answers if "application/problem+json" in answer["content"]}
+            assert told == {"401", "403", "404", "422"} | ({"409"} if method == "post" else set())
+            named = [parameter["name"] for parameter in one.get("parameters", [])]
+            assert named.count("Idempotency-Key") == (1 if method == "post" else 0)
+
+
+@pytest.mark.parametrize("path", ["/runs/none", "/runs?limit=0"])
+def test_errors_are_what_the_description_says(api_of: Any, victor: User, path: str) -> None:
+    api = api_of(victor, scopes=("read",))
+    told = api.get(path).json()
+    assert ProblemOut.model_validate(told).model_dump(exclude_unset=True) == told
 
 
 def test_presets_are_listed_with_their_sources_and_told_knob_by_knob(api_of: Any, victor: User) -> None:

@@ -9,6 +9,7 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError, Valida
 
 from engine.spec.problems import problems_in
 from webapp.api.authentication import KeyAuth, SessionAuth
+from webapp.api.document import ABOUT, completed
 from webapp.api.problems import problem
 from webapp.api.requests import StorableParser
 from webapp.catalog.api import router as catalog
@@ -40,11 +41,15 @@ class Api(NinjaAPI):
     def validation_error_from_error_contexts(self, error_contexts: list[ValidationErrorContext]) -> ValidationError:
         return Unprocessable(error_contexts)
 
+    def get_openapi_schema(self, **options: Any) -> Any:
+        return completed(super().get_openapi_schema(**options))
+
 
 # No docs page: ninja's loads its scripts from a CDN.
 api = Api(
     title="Palestra",
     version="1",
+    description=ABOUT,
     docs_url=None,
     auth=[KeyAuth(), SessionAuth()],
     parser=StorableParser(),
