@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="train here, without database and web")
     train.add_argument("file", type=Path, help="the run's TOML file")
     train.add_argument(
-        "--run-dir", type=Path, help="where checkpoints and events go (default: .palestra/engine/<name>)"
+        "--run-dir", type=Path, help="where checkpoints and events go (default: $PALESTRA_HOME/engine/<name>)"
     )
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the folder")
     train.add_argument("--in-process", action="store_true", help="no Ray: everything in this process")
