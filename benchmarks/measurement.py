@@ -6,8 +6,6 @@ pair are compared; they are given as median, minimum and maximum over the pairs.
 """
 
 import json
-import statistics
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -82,27 +80,6 @@ class Run:
     def read(cls, path: Path) -> "Run":
         content = json.loads(path.read_text())
         return cls(**content | {"steps": [Step(**step) for step in content["steps"]]})
-
-
-@dataclass(frozen=True)
-class Spread:
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """Raises ValueError when there are no values."""
-        if not values:
-            raise ValueError("a spread needs at least one value")
-        return cls(statistics.median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{_short(self.median)} ({_short(self.low)} to {_short(self.high)})"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.measurement import Run, Spread
+from benchmarks.distribution import Distribution
+from benchmarks.measurement import Run
 from benchmarks.policies import start_policy
 from benchmarks.throughput import run_of
 from benchmarks.workload import LEARNING_RATE, Workload
@@ -118,8 +119,8 @@ def _table(told: dict[str, Any]) -> Table:
     for column in ("part", "seconds", "processor time", "at work per step", "pairs", "published"):
         table.add_column(column)
     for name, part in told.items():
-        spreads = (Spread.of([pair[key] for pair in part["pairs"]]) for key in ("seconds", "cpu", "uses"))
-        table.add_row(name, *map(str, spreads), str(len(part["pairs"])), part["paper"])
+        found = (Distribution.of([pair[key] for pair in part["pairs"]]) for key in ("seconds", "cpu", "uses"))
+        table.add_row(name, *map(str, found), str(len(part["pairs"])), part["paper"])
     return table
 
 

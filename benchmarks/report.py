@@ -6,7 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.measurement import PHASES, Comparison, Run, Spread, seconds_per_trajectory
+from benchmarks.distribution import Distribution
+from benchmarks.measurement import PHASES, Comparison, Run, seconds_per_trajectory
 
 
 def as_json(comparisons: Sequence[Comparison], *, machine: dict[str, Any], target: float) -> dict[str, Any]:
@@ -22,8 +23,8 @@ def as_json(comparisons: Sequence[Comparison], *, machine: dict[str, Any], targe
 def _setting_as_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "pairs": len(comparison.ours),
-        "ratio": asdict(Spread.of(comparison.ratios())) | {"of_pairs": comparison.ratios()},
-        "cost_ratios": {part: asdict(Spread.of(comparison.cost_ratios(part))) for part in (*PHASES, "cpu")},
+        "ratio": asdict(Distribution.of(comparison.ratios())) | {"of_pairs": comparison.ratios()},
+        "cost_ratios": {part: asdict(Distribution.of(comparison.cost_ratios(part))) for part in (*PHASES, "cpu")},
         "others_share": comparison.others_share(),
         "pairs_set_aside": len(comparison.set_aside),
         "palestra": _side_as_json(comparison.ours),
@@ -33,11 +34,11 @@ def _setting_as_json(comparison: Comparison) -> dict[str, Any]:
 
 def _side_as_json(runs: Sequence[Run]) -> dict[str, Any]:
     return {
-        "trajectories_per_s": asdict(_spread(runs, "trajectories_per_s")),
-        "tokens_per_s": asdict(_spread(runs, "tokens_per_s")),
-        "tokens_per_trajectory": asdict(_spread(runs, "tokens_per_trajectory")),
-        "turns_per_trajectory": asdict(_spread(runs, "turns_per_trajectory")),
-        "shares": {phase: asdict(Spread.of([run.shares()[phase] for run in runs])) for phase in runs[0].shares()},
+        "trajectories_per_s": asdict(_distribution(runs, "trajectories_per_s")),
+        "tokens_per_s": asdict(_distribution(runs, "tokens_per_s")),
+        "tokens_per_trajectory": asdict(_distribution(runs, "tokens_per_trajectory")),
+        "turns_per_trajectory": asdict(_distribution(runs, "turns_per_trajectory")),
+        "shares": {phase: asdict(Distribution.of([run.shares()[phase] for run in runs])) for phase in runs[0].shares()},
         "versions": runs[0].versions,
         "threads": runs[0].threads,
         "runs": [asdict(run) for run in runs],
@@ -59,14 +60,14 @@ def _summary_rows(comparison: Comparison) -> list[list[str]]:
         [
             comparison.setting,
             name,
-            str(_spread(runs, "trajectories_per_s")),
-            str(_spread(runs, "tokens_per_s")),
-            f"{_spread(runs, 'tokens_per_trajectory').median:.1f}",
-            f"{_spread(runs, 'turns_per_trajectory').median:.2f}",
+            str(_distribution(runs, "trajectories_per_s")),
+            str(_distribution(runs, "tokens_per_s")),
+            f"{_distribution(runs, 'tokens_per_trajectory').median:.1f}",
+            f"{_distribution(runs, 'turns_per_trajectory').median:.2f}",
         ]
         for name, runs in sides
     ]
-    return [*rows, [comparison.setting, "ratio", str(Spread.of(comparison.ratios()))]]
+    return [*rows, [comparison.setting, "ratio", str(Distribution.of(comparison.ratios()))]]
 
 
 def cost_table(comparisons: Sequence[Comparison]) -> Table:
@@ -85,20 +86,20 @@ def _cost_rows(comparison: Comparison) -> list[list[str]]:
             phase,
             f"{_milliseconds(comparison.ours, phase)} ({_share(comparison.ours, phase)})",
             f"{_milliseconds(comparison.theirs, phase)} ({_share(comparison.theirs, phase)})",
-            str(Spread.of(comparison.cost_ratios(phase))),
+            str(Distribution.of(comparison.cost_ratios(phase))),
         ]
         for phase in PHASES
     ]
     processor = [_milliseconds(comparison.ours, "cpu"), _milliseconds(comparison.theirs, "cpu")]
-    return [*phases, [comparison.setting, "processor", *processor, str(Spread.of(comparison.cost_ratios("cpu")))]]
+    return [*phases, [comparison.setting, "processor", *processor, str(Distribution.of(comparison.cost_ratios("cpu")))]]
 
 
 def _milliseconds(runs: Sequence[Run], part: str) -> str:
-    return f"{Spread.of([1000 * seconds_per_trajectory(run, part) for run in runs]).median:.2f}"
+    return f"{Distribution.of([1000 * seconds_per_trajectory(run, part) for run in runs]).median:.2f}"
 
 
 def _share(runs: Sequence[Run], phase: str) -> str:
-    return f"{Spread.of([run.shares()[phase] for run in runs]).median:.0%}"
+    return f"{Distribution.of([run.shares()[phase] for run in runs]).median:.0%}"
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -110,5 +111,5 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     return table
 
 
-def _spread(runs: Sequence[Run], name: str) -> Spread:
-    return Spread.of([getattr(run, name) for run in runs])
+def _distribution(runs: Sequence[Run], name: str) -> Distribution:
+    return Distribution.of([getattr(run, name) for run in runs])

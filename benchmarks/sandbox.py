@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import machine, sandbox_room
+from benchmarks.distribution import Distribution
 from benchmarks.sandbox_alive import alive
 from benchmarks.sandbox_docker import Docker, DockerMissing, docker
 from benchmarks.sandbox_report import (
@@ -25,7 +26,6 @@ from benchmarks.sandbox_report import (
     PEER,
     STATEMENTS,
     WANTED_ALIVE,
-    Distribution,
     rates_table,
     ratios,
     targets,

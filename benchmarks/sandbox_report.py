@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+from benchmarks.distribution import Distribution
+
 PEER = "docker run"
 CYCLES = "life cycles/s"
 GATEWAY = "gateway, Gbit/s"
@@ -15,31 +17,6 @@ STATEMENTS = (
 )  # fmt: skip
 """The kinds that run the statement: only those can be compared."""
 WANTED_ALIVE = 1000
-
-
-@dataclass(frozen=True)
-class Distribution:
-    median: float
-    p10: float
-    p90: float
-    min: float
-    max: float
-    n: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Distribution":
-        """Quantiles are interpolated between neighbours.  Raises ValueError when there are no values."""
-        if not values:
-            raise ValueError("a distribution needs at least one value")
-        ranked = sorted(values)
-        middle, low, high = (_quantile(ranked, share) for share in (0.5, 0.1, 0.9))
-        return cls(middle, low, high, ranked[0], ranked[-1], len(ranked))
-
-
-def _quantile(ranked: Sequence[float], share: float) -> float:
-    below, part = divmod(share * (len(ranked) - 1), 1)
-    low, high = ranked[int(below)], ranked[min(int(below) + 1, len(ranked) - 1)]
-    return low + (high - low) * part
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> Distribution:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.machine import CoreTime
-from benchmarks.measurement import Comparison, Run, Spread, Step
+from benchmarks.measurement import Comparison, Run, Step
 
 
 def step(
@@ -47,16 +47,6 @@ def test_cost_ratios_are_above_one_where_the_peer_takes_longer() -> None:
 def test_what_no_phase_claims_is_shown_as_other() -> None:
     measured = Run("some", [step(seconds=10.0, rollout=5.0, score=1.0, update=2.0)], {}, 2)
     assert measured.shares() == pytest.approx({"rollout": 0.5, "score": 0.1, "update": 0.2, "other": 0.2})
-
-
-def test_a_spread_is_median_and_extremes() -> None:
-    assert Spread.of([5.0, 1.0, 2.0, 100.0]) == Spread(median=3.5, low=1.0, high=100.0)
-    assert str(Spread(1234.4, 0.5, 99.999)) == "1,234 (0.50 to 100.00)"
-
-
-def test_a_spread_of_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        Spread.of([])
 
 
 def test_a_run_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:

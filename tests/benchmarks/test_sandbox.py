@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import sandbox_alive, sandbox_docker, sandbox_room
+from benchmarks.distribution import Distribution
 from benchmarks.sandbox_docker import DockerMissing, docker
 from benchmarks.sandbox_gateway import transfers
-from benchmarks.sandbox_report import Distribution, ratios, targets
+from benchmarks.sandbox_report import ratios, targets
 from benchmarks.sandbox_room import DESCRIPTORS, MEMORY_BYTES, PROCESSES, Room, room
 from benchmarks.sandbox_times import PYTHON
 from sandboxes.interface import Sandbox, SandboxLost
@@ -35,15 +36,6 @@ def judged(**changed: float) -> dict[str, str]:
         {"boxes": given["boxes"], "share_answered": given["share"]},
     )
     return {target.name: target.verdict for target in found}
-
-
-def test_a_distribution_by_hand() -> None:
-    assert Distribution.of([5.0, 1.0, 3.0, 2.0, 4.0]) == Distribution(
-        median=3.0, p10=pytest.approx(1.4), p90=pytest.approx(4.6), min=1.0, max=5.0, n=5
-    )
-    assert Distribution.of([7.0]) == Distribution(7.0, 7.0, 7.0, 7.0, 7.0, 1)
-    with pytest.raises(ValueError, match="at least one"):
-        Distribution.of([])
 
 
 def test_ratios_are_taken_turn_by_turn() -> None:
