@@ -18,8 +18,8 @@ async def listen(group: str, poked: asyncio.Event, *, retry_s: float) -> None:
             channel = await layer.new_channel()
             await layer.group_add(group, channel)
             while True:
+                poked.set()  # also when it has just joined: what was said before did not reach it
                 await layer.receive(channel)
-                poked.set()
         except (RedisError, OSError) as error:
             log.warning("live.no_pokes", group=group, error=str(error))
             await asyncio.sleep(retry_s)

@@ -14,6 +14,7 @@ from tests.webapp.live.test_hub import Viewer
 from tests.webapp.runs.conftest import Engine, egress_record
 from webapp.accounts.models import Membership, User
 from webapp.live import alerts, consumer
+from webapp.live.pokes import listen
 from webapp.live.pool import close_pool
 from webapp.runs.models import Run
 from webapp.runs.services import submit_run
@@ -112,9 +113,16 @@ async def test_a_poke_wakes_the_reader_without_its_poll(
     monkeypatch.setattr(alerts, "POLL_S", 3600.0)
     async with Bell(bob) as bell:
         await bell.hear(open=0)
-        await asyncio.sleep(0.5)  # the listener has to be in its group, and nothing tells when it is
         await tell(engine, "a/1")
         await bell.hear(open=1)
+
+
+async def test_who_has_just_joined_looks_once_for_what_was_said_before(valkey_server: str) -> None:
+    poked = asyncio.Event()
+    listening = asyncio.create_task(listen("nobody-pokes", poked, retry_s=1.0))
+    async with asyncio.timeout(60):
+        await poked.wait()
+    listening.cancel()
 
 
 async def test_a_follower_hears_nothing_of_another_team(engine: Engine, charlie: User, spec: Any) -> None:
