@@ -79,14 +79,16 @@ async def test_groups_of_which_nothing_is_trained_on_are_not_judged(rollout: Rol
 
 
 async def test_it_shows_that_it_is_alive_as_long_as_it_lasts(rollout: Rollout) -> None:
+    beats = list[None]()
+
     class Slow(ByName):
         async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
-            await asyncio.sleep(1.2)
+            while len(beats) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             return await super().verdicts(trajectory)
 
-    beats = list[None]()
-    await Judging(Attribution(), Slow({})).judge([rollout()], alive=lambda: beats.append(None))
-    assert len(beats) >= 3
+    async with asyncio.timeout(60):
+        await Judging(Attribution(), Slow({})).judge([rollout()], alive=lambda: beats.append(None))
     count = len(beats)
     await asyncio.sleep(0.6)
     assert len(beats) == count

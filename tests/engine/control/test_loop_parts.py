@@ -128,13 +128,11 @@ def test_a_judge_that_talks_nonsense_is_told_and_costs_only_its_verdicts(rig: Ma
 
 def test_a_cancel_ends_judging_at_once(rig: Made, service: Any, court: Court) -> None:
     court.says = lambda _: None
-    running = rig(credit=judged_by(court)).start()
+    running = rig(credit=judged_by(court, timeout_s=600.0)).start()  # far longer than ``ended`` waits
     service.wait_for(entered("judge", 1))
     service.wait_for(lambda service: service.pulses[-1].waiting_for == "judge")
-    began = time.monotonic()
     service.desired = "cancel"
     assert running.ended() == outcome.ENDED
-    assert time.monotonic() - began < 5
     assert service.events[-1]["outcome"] == "cancelled"
 
 

@@ -320,7 +320,7 @@ async def test_a_cancel_hangs_up_at_once() -> None:
         judging = asyncio.create_task(judge.verdicts(trajectory()))
         await asked.wait()
         judging.cancel()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):  # half of what the endpoint sleeps
             with pytest.raises(asyncio.CancelledError):
                 await judging
 

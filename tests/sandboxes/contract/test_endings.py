@@ -44,8 +44,9 @@ async def test_reset_says_nothing_of_the_former_users_interpreter(box):
 
 
 async def test_reset_ends_programs_under_way(box):
-    program = asyncio.create_task(shell(box, "sleep 60"))
-    await asyncio.sleep(0.2)
+    program = asyncio.create_task(shell(box, "sleep 765432", timeout_s=60))
+    while not host_processes(b"765432"):
+        await asyncio.sleep(0.02)
     await box.reset()
     assert (await program).outcome == "killed"
 
@@ -102,8 +103,9 @@ async def test_a_cancelled_program_is_dead_when_the_cancellation_arrives(box):
 
 async def test_a_cancelled_cell_leaves_a_fresh_interpreter(box):
     await box.run_python("x = 1")
-    running = asyncio.create_task(box.run_python("while True: pass"))
-    await asyncio.sleep(0.2)
+    running = asyncio.create_task(box.run_python("open('/tmp/begun', 'w')\nwhile True: pass", timeout_s=60))
+    while (await shell(box, "test -e /tmp/begun")).exit_code:
+        await asyncio.sleep(0.02)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

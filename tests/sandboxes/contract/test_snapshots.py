@@ -385,7 +385,7 @@ async def test_a_copy_that_does_not_answer_loses_the_box_in_bounded_time(box, si
     await said(box, "x = 1")
     snapshot = await box.snapshot()
     await said(box, f"import signal\n{KILL_OTHERS.replace('9)', f'signal.{signal})')}")
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(60):
         with pytest.raises(SandboxLost):
             await box.restore(snapshot)
 
@@ -408,7 +408,7 @@ async def test_an_interpreter_that_poses_as_its_copy_is_not_believed(box):
 
 async def test_an_interpreter_that_does_not_fork_cannot_be_kept_and_goes_on(box):
     await said(box, "import os, time\nx = 1\nos.fork = lambda: time.sleep(3) or 1 / 0")
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(60):
         with pytest.raises(SnapshotUnavailable):
             await box.snapshot()
     assert box.alive
