@@ -83,11 +83,13 @@ def guests() -> list[int]:
     return found
 
 
-def networks() -> set[int]:
+def inhabitants(networks: set[int]) -> set[tuple[int, int | None]]:
+    """Processes in these network namespaces, each with its start: the kernel gives a freed number to somebody else."""
     found = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):
-            found.add(os.stat(f"/proc/{pid}/ns/net").st_ino)
+            if os.stat(f"/proc/{pid}/ns/net").st_ino in networks:
+                found.add((pid, owner.started_ticks(pid)))
     return found
 
 
@@ -99,8 +101,8 @@ def groups_of(pid: int) -> dict[str, list]:
     return {mark: boxes for mark, boxes in left_behind().items() if mark.startswith(f"{pid}:")}
 
 
-async def with_boxes(service: Apart, tmp_path: Path) -> set[int]:
-    """Three boxes with grandchildren that sleep: plain, watched, frozen.  Returns the guests' network namespaces."""
+async def with_boxes(service: Apart, tmp_path: Path) -> set[tuple[int, int | None]]:
+    """Three boxes with grandchildren that sleep: plain, watched, frozen.  Returns all processes of their networks."""
     async with client(service, tmp_path) as alice:
         for spec in (WATCHED, WATCHED, {"timeout_s": 10}):
             path = await create(alice, spec=spec)
@@ -110,19 +112,18 @@ async def with_boxes(service: Apart, tmp_path: Path) -> set[int]:
         await alice.post(f"{path}/freeze", json={"reason": "for the test"})
     sleeping = guests()
     assert len(sleeping) >= 6
-    return {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in sleeping}
+    return inhabitants({os.stat(f"/proc/{pid}/ns/net").st_ino for pid in sleeping})
 
 
 async def test_after_a_kill_the_next_service_leaves_nothing(apart, tmp_path):
     mounts_before = mounts()
     service = apart()
     inside = await with_boxes(service, tmp_path)
-    assert inside <= networks()
     assert groups_of(service.process.pid)
     service.kill()
     again = apart()
     assert guests() == []
-    assert not inside & networks()
+    assert [pid for pid, started in inside if owner.started_ticks(pid) == started] == []
     assert groups_of(service.process.pid) == {}
     assert mounts() == mounts_before
     async with client(again, tmp_path) as alice:
