@@ -105,7 +105,7 @@ def _with_verdicts(one: Trajectory, answer: Answer | None, neutral: set[int]) ->
 
 
 def _metrics(judged: Sequence[Trajectory], counts: JudgeCounts, seconds: float) -> dict[str, float]:
-    verdicts = [turn.verdict for one in judged for turn in one.turns if turn.verdict is not None]
+    verdicts = [turn.verdict for one in judged for turn in one.turns if turn.verdict is not None and not turn.prefilled]
     values = {
         "judge/calls": counts.calls,
         "judge/cached": counts.cached,

@@ -248,5 +248,6 @@ def _start(request: EpisodeRequest) -> Start | None:
 
 def _first_attempt_errors(ending: _Ending) -> int:
     """A failed call is still there, or a change tells of its repair."""
-    failed = sum(turn.tool_call is not None and turn.tool_call.status == "error" for turn in ending.turns)
+    own = [turn.tool_call for turn in ending.turns if turn.tool_call is not None and not turn.prefilled]
+    failed = sum(call.status == "error" for call in own)
     return failed + sum(change.kind == "purified" for change in ending.changes)

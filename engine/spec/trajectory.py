@@ -164,7 +164,8 @@ class Trajectory(Strict):
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        return [turn.tool_call for turn in self.turns if turn.tool_call is not None]
+        """Likewise the policy's own."""
+        return [turn.tool_call for turn in self.turns if turn.tool_call is not None and not turn.prefilled]
 
     @property
     def tool_errors(self) -> int:

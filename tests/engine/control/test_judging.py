@@ -56,6 +56,16 @@ async def test_one_failure_leaves_its_whole_group_without_verdicts_and_no_other(
     ]
 
 
+async def test_what_the_judge_says_of_an_experts_turns_is_not_in_the_policys_share_of_good_ones(rollout: Rollout) -> None:
+    class OfExperts(ByName):
+        async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
+            return ["good" if turn.prefilled else "bad" for turn in trajectory.turns]
+
+    judged = await Judging(Attribution(), OfExperts({})).judge([rollout(turns=4, prefilled=2)], alive=nobody)
+    assert verdicts_of(judged.trajectories[0]) == ["good", "good", "bad", "bad"]
+    assert judged.metrics["judge/good"] == 0
+
+
 async def test_each_kind_of_failure_is_told_once(rollout: Rollout) -> None:
     played = [rollout(index=index) for index in range(4)]
     failing: dict[str, Exception] = {one.id: JudgeTimeout("late") for one in played[:3]}

@@ -85,6 +85,18 @@ def test_starts_tell_how_much_was_given_and_how_good_the_policy_is_without(rollo
     assert (values["train/success_fresh"], values["train/success"]) == (0.5, 5 / 6)
 
 
+def test_an_experts_calls_are_not_in_the_policys_error_rates(rollout: Rollout) -> None:
+    """Else a recipe whose rollouts begin far inside an expert's trajectory looks as if its policy erred less."""
+    played = [rollout(index=index, turns=5, prefilled=3, first_attempt_errors=1) for index in range(2)]
+    for one in played:
+        call = one.turns[3].tool_call
+        assert call is not None
+        one.turns[3] = one.turns[3].model_copy(update={"tool_call": call.model_copy(update={"status": "error"})})
+    values = metrics(played, {"expert_starts": {}, "purification": {}})
+    names = ("tool_calls", "tool_error_rate", "first_attempt_error_rate")
+    assert [values[f"train/{name}"] for name in names] == [1, 1, 1]
+
+
 def test_the_summary_tells_purified_success_only_of_runs_that_evaluate_with_it() -> None:
     sandbox = {"environment": {"sandbox": {"snapshots": True}}}
     measured = {0: {"eval/success_purified": 0.25}, 40: {"eval/success_purified": 0.5}}
