@@ -22,14 +22,17 @@ def anchor_prefixes(
 ) -> list[int]:
     """Parallelised initialisation: prefixes, rising, to start several rollouts from each.
 
-    Uniform ones divide 0 .. K - 1 evenly, both ends among them where there are two or more; random ones are
-    drawn without replacement.  With fewer chunks than anchors every prefix is one.
+    Uniform ones divide 0 .. K - 1 evenly, both ends among them where there are two or more, and one alone stands
+    in the middle: at 0 it would be no more than a fresh start.  Random ones are drawn without replacement.  With
+    fewer chunks than anchors every prefix is one.
     """
     if anchors >= chunks:
         return list(range(chunks))
     if how == "random":
         return sorted(Random(seed).sample(range(chunks), anchors))
-    return [round(i * (chunks - 1) / max(1, anchors - 1)) for i in range(anchors)]
+    if anchors == 1:
+        return [chunks // 2]
+    return [round(i * (chunks - 1) / (anchors - 1)) for i in range(anchors)]
 
 
 def is_crucial(

@@ -21,7 +21,7 @@ def test_a_policy_that_always_succeeds_reaches_a_fresh_start_in_k_minus_1_steps(
 
 @pytest.mark.parametrize(
     ("chunks", "anchors", "prefixes"),
-    [(9, 3, [0, 4, 8]), (5, 2, [0, 4]), (5, 1, [0]), (3, 8, [0, 1, 2]), (0, 3, []), (5, 0, [])],
+    [(9, 3, [0, 4, 8]), (5, 2, [0, 4]), (5, 1, [2]), (2, 1, [1]), (3, 8, [0, 1, 2]), (0, 3, []), (5, 0, [])],
 )
 def test_uniform_anchors_by_hand(chunks, anchors, prefixes):
     assert anchor_prefixes(chunks, anchors, seed=0) == prefixes

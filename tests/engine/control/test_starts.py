@@ -76,7 +76,7 @@ def test_parallel_anchors_give_a_task_a_group_for_each_prefix_the_fresh_start_am
     spec = spec_with(expert_starts={"share": 0.5, "how": {"kind": "parallel", "anchors": 4}})
     groups = planned(spec)  # a scripted solution of level 3 has three turns
     assert [(group.number, group.task, len(group.replayed)) for group in groups] == [
-        (0, 0, 0), (1, 0, 1), (2, 0, 2), (3, 1, 0), (4, 2, 0), (5, 3, 0), (6, 4, 0), (7, 5, 0),
+        (0, 0, 0), (1, 0, 1), (2, 0, 2), (3, 1, 1), (4, 2, 0), (5, 3, 0), (6, 4, 0), (7, 5, 0),
     ]  # fmt: skip
     assert groups[1].prefill is not None
     assert (groups[1].prefill.of_turns, groups[1].prefill.expert, groups[1].prefill.imitated) == (
@@ -84,13 +84,22 @@ def test_parallel_anchors_give_a_task_a_group_for_each_prefix_the_fresh_start_am
         "solution-train-0",
         0,
     )
-    assert [group.from_expert for group in groups] == [True] * 3 + [False] * 5
+    assert [group.from_expert for group in groups] == [True] * 4 + [False] * 4
 
 
 def test_the_share_bounds_the_groups_and_a_narrow_one_the_anchors() -> None:
     spec = spec_with(expert_starts={"share": 0.25})
     assert [len(group.replayed) for group in planned(spec)] == [0, 2, 0, 0, 0, 0, 0, 0]
-    assert {len(planned(spec_with(expert_starts={"share": share}))) for share in (0.1, 0.5, 1.0)} == {8}
+    assert {len(planned(spec_with(expert_starts={"share": share}))) for share in (0.125, 0.5, 1.0)} == {8}
+
+
+@pytest.mark.parametrize(
+    "starts", [{"share": 0.125}, {"share": 0.25, "how": {"kind": "parallel", "anchors": 1}}], ids=["share", "anchors"]
+)
+def test_a_single_anchor_is_no_fresh_start(starts: dict[str, Any]) -> None:
+    """Else such a recipe would never start from an expert."""
+    groups = planned(spec_with(expert_starts=starts))
+    assert [len(group.replayed) for group in groups if group.from_expert] == [1] * round(8 * starts["share"])
 
 
 def test_own_successes_go_before_scripted_ones(rollout: Rollout) -> None:
