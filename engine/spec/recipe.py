@@ -149,9 +149,23 @@ def _senseless(recipe: Recipe) -> Iterator[tuple[str, Any, bool, str, str]]:
     yield (
         "credit.kind",
         credit,
-        objective == "dpo" and credit == "gae",
-        "dpo learns from pairs alone, and the critic of gae would never be asked",
+        objective == "dpo" and credit in ("gae", "attribution"),
+        f"dpo learns from pairs alone: it would never ask the {'critic' if credit == 'gae' else 'judge'} of {credit}",
         'use credit.kind = "grpo"',
+    )
+    yield (
+        "expert_starts",
+        "set",
+        objective == "none" and recipe.expert_starts is not None,
+        "none has no RL, and so no rollouts that could begin anywhere",
+        "remove expert_starts",
+    )
+    yield (
+        "selection",
+        "set",
+        objective == "none" and recipe.selection != Selection(),
+        "none has no RL, and so no rollouts to select from",
+        "remove selection",
     )
     yield (
         "self_imitation",
