@@ -1,4 +1,4 @@
-"""Which lessons a rollout is shown: those written for tasks most like its own (AgentEvolver, 4.2).
+"""Which lessons a rollout is shown: those written for tasks most like its own (AgentEvolver, 4.1, eq. 14).
 
 Likeness is lexical: the cosine of the counts of character trigrams of the question and of a lesson's
 ``when_to_use``, both in lower case and with runs of white space made one.  It is deterministic and

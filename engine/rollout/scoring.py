@@ -10,7 +10,7 @@ from engine.spec.recipe import Reward
 from engine.spec.trajectory import Turn
 
 ENOUGH_TOOL_CALLS = 10
-"""Successful calls beyond these are not paid: min(1, 0.1 n) (SPEAR, eq. 15)."""
+"""Successful calls beyond these are not paid: min(1, 0.1 n) (SPEAR, eq. 16)."""
 
 
 def rewards_of(reward: Reward, *, success: bool, turns: Sequence[Turn], answered: bool, step: int) -> dict[str, float]:

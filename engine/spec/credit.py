@@ -79,7 +79,7 @@ class Attribution(Strict):
 
     kind: Literal["attribution"] = "attribution"
     alpha: float = Field(default=0.1, ge=0, le=1)
-    """Weight of the verdicts; 0.1 to 0.2 is best, 0.3 overfits to the judge (5.3).  0 is the outcome alone."""
+    """Weight of the verdicts; 0.1 to 0.2 is best, 0.3 overfits to the judge (7.5.3).  0 is the outcome alone."""
     decay_steps: int | None = Field(default=None, ge=1, le=LONGEST_SCHEDULE)
     """Steps over which alpha falls to 0 on half a cosine; absent: constant."""
     judge: Annotated[Judge, Field(discriminator="kind")] = RuleJudge()

@@ -32,7 +32,7 @@ class Reward(Strict):
     tool_error: float = Field(default=0.0, ge=-LARGEST_NUMBER, le=0)
     """Added for each tool call that failed."""
     tool_calls: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)
-    """Weight of min(1, 0.1 n) for n tool calls that worked (SPEAR, eq. 15)."""
+    """Weight of min(1, 0.1 n) for n tool calls that worked (SPEAR, eq. 16)."""
     tool_calls_decay_steps: int = Field(default=0, ge=0, le=LONGEST_SCHEDULE)
     """T_decay: steps over which that weight falls to 0 on half a cosine (SPEAR, eq. 14); 0: it is constant."""
     well_formed: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)
