@@ -97,6 +97,7 @@ class Loop:
         self._state = RunState(spec=spec)
         self._planner = Planner(spec)
         self._judging: Judging | None = None
+        self._told_of_expiry = False
         self.position = Position(spec.rl_steps, crew)
 
     async def run(self) -> Ending:
@@ -197,6 +198,7 @@ class Loop:
             selected, judged = await self._judge(step, selected)
             selected = await self._credit(step, selected, release)
             learned, update_s = await self._update(step, selected, release)
+            self._tell_expired(step, learned)
             learned = learner_metrics(learned) | judged
         else:
             self._leave_out_update(step, selected)
@@ -303,6 +305,18 @@ class Loop:
             self._journal.trajectories(since)
             release.held = hold(release.held, step, marked[: len(selected.kept)])
         return marked
+
+    def _tell_expired(self, step: int, learned: dict[str, float]) -> None:
+        """The first time: a replay buffer that loses trajectories before it is full may never be."""
+        if learned.get("sil/expired", 0) > 0 and not self._told_of_expiry:
+            self._told_of_expiry = True
+            self._journal.log(
+                "warning",
+                "loop",
+                f"step {step}: {learned['sil/expired']:.0f} good trajectories became too old to be replayed, with "
+                f"{learned['sil/buffer']:.0f} in the buffer; it is replayed only when it is full, so that a smaller "
+                "recipe.self_imitation.replay_buffer would be replayed sooner",
+            )
 
     def _hear_rulings(self) -> None:
         self._state.quarantine = self._quarantine.heard(self._state.quarantine)

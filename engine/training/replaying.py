@@ -106,11 +106,13 @@ class SelfImitator:
 
         ``samples`` are those of the trajectories, with advantages and behaviour log-probs.  Metrics: replayed
         (trajectories), baseline (P50, 0 while there is none), weight (gamma_t), buffer (trajectories kept after
-        the step).
+        the step), expired (those that became too old before there were enough to replay).
         """
         self._baselines.push(_group_means(trajectories))
         baseline = self._baselines.median()
+        before = len(self._good)
         self._good.let_go(step=step)  # steps may have passed in which nothing was learned and nobody asked
+        expired = before - len(self._good)
         if self._good.full:
             replayed = [_replayable(entry.payload, a) for entry, a in recalibrated(self._good.take(), baseline)]
         else:
@@ -122,6 +124,7 @@ class SelfImitator:
             "baseline": 0.0 if baseline is None else baseline,
             "weight": strength,
             "buffer": float(len(self._good)),
+            "expired": float(expired),
         }
         return Replay(replayed, strength, self._spec.mode), metrics
 

@@ -117,7 +117,7 @@ CHARTS = (
         "self-imitation",
         "Self-imitation",
         {"sil/weight": "Weight", "sil/baseline": "Baseline reward"},
-        right={"sil/buffer": "Kept", "sil/replayed": "Replayed"},
+        right={"sil/buffer": "Kept", "sil/replayed": "Replayed", "sil/expired": "Expired"},
         is_optional=True,
     ),
     Chart(

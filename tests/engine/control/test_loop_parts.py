@@ -214,6 +214,17 @@ def test_the_loops_own_process_needs_no_torch() -> None:
     assert "torch" not in loaded
 
 
+class Forgetful(LocalCrew):
+    async def update(self, trajectories: Sequence[Any]) -> dict[str, float]:
+        return {"updates": 0.0, "sil/expired": 3.0, "sil/buffer": 40.0}
+
+
+def test_a_replay_buffer_that_loses_trajectories_before_it_is_full_is_told_once(rig: Made, service: Any) -> None:
+    assert rig(Forgetful).start().ended() == outcome.ENDED
+    [warning] = [one for one in warnings(service) if "replay_buffer" in one]
+    assert warning.startswith("step 1: 3 good trajectories became too old to be replayed, with 40 in the buffer")
+
+
 class Diverging(LocalCrew):
     async def update(self, trajectories: Sequence[Any]) -> dict[str, float]:
         raise NonFiniteGradient("the gradient of the policy has the norm nan")

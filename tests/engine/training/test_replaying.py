@@ -51,7 +51,9 @@ def test_a_full_buffer_is_replayed_in_the_next_step_and_then_empty() -> None:
 def test_what_is_now_ordinary_is_not_replayed() -> None:
     """P50 has risen above the reward that was good once."""
     told = replays(spear(replay_buffer=1, baseline_buffer=1), (0.4, 0), (1, 1))
-    assert told[1][1] | {"weight": 0} == {"replayed": 0, "baseline": 1, "weight": 0, "buffer": 0}
+    assert told[1][1] | {"weight": 0} == {
+        "replayed": 0, "baseline": 1, "weight": 0, "buffer": 0, "expired": 0
+    }  # fmt: skip
     assert not told[1][0].active
 
 
@@ -70,6 +72,7 @@ def test_nobody_who_is_masked_is_imitated_but_counts_in_the_baseline() -> None:
 def test_too_old_entries_leave() -> None:
     told = replays(spear(max_age_steps=1), (1, 0), (1, 1), (1, 1))
     assert [one["buffer"] for _, one in told] == [1, 1, 0]
+    assert [one["expired"] for _, one in told] == [0, 0, 1]
 
 
 def test_a_full_buffer_that_steps_without_learning_made_too_old_is_not_replayed() -> None:
