@@ -35,6 +35,13 @@ class CovarianceClip(Strict):
             raise impossible("low", self.low, "one bound without the other", "give both low and high, or neither")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise impossible("low", self.low, f"no covariance lies between {self.low} and {self.high}", "low < high")
+        if self.low is None and self.low_share <= self.high_share:
+            raise impossible(
+                "low_share",
+                self.low_share,
+                f"the mean of so few is no lower bound beside that of high_share = {self.high_share}",
+                "low_share > high_share",
+            )
         return self
 
 
@@ -65,6 +72,11 @@ class Clipped(Strict):
     """What is done about tokens that collapse entropy; absent: nothing."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
+
+    @property
+    def clips(self) -> bool:
+        """KL-Cov has a penalty instead."""
+        return not isinstance(self.covariance, CovarianceKl) or self.covariance.share == 0
 
 
 class Gspo(Strict):

@@ -188,6 +188,7 @@ def _senseless(recipe: Recipe) -> Iterator[tuple[str, Any, bool, str, str]]:
         f"selective boosting widens the upper clip, and {objective} has none of that form",
         'use objective.kind = "clipped", or remove experience',
     )
+    yield from _senseless_beside_clips(recipe)
     yield (
         "experience",
         "set",
@@ -217,6 +218,36 @@ def _senseless(recipe: Recipe) -> Iterator[tuple[str, Any, bool, str, str]]:
         recipe.selection.dynamic_sampling is not None and credit in ("gae", "reinforce-pp", "chunk-return"),
         f"dynamic sampling keeps groups of mixed success, and {credit} also learns from all others",
         "remove dynamic_sampling, or use a credit that compares a group",
+    )
+
+
+def _senseless_beside_clips(recipe: Recipe) -> Iterator[tuple[str, Any, bool, str, str]]:
+    """What is said about clips that the objective does not have, or has wider already."""
+    objective, experience = recipe.objective, recipe.experience
+    if not isinstance(objective, Clipped):
+        return
+    yield (
+        "objective.dual_clip",
+        objective.dual_clip,
+        not objective.clips and objective.dual_clip is not None,
+        "a covariance penalty (KL-Cov) takes the place of all clips",
+        "use false, or another objective.covariance",
+    )
+    if experience is None or experience.training == "keep":
+        return
+    yield (
+        "experience",
+        "set",
+        not objective.clips,
+        "selective boosting widens the upper clip, and a covariance penalty (KL-Cov) takes the place of all clips",
+        'use experience.training = "keep", or another objective.covariance',
+    )
+    yield (
+        "experience.boosted_clip_high",
+        experience.boosted_clip_high,
+        experience.boosted_clip_high < objective.clip_high,
+        f"what was stripped would be clipped more narrowly than the rest, at {objective.clip_high:g}",
+        f"use at least {objective.clip_high:g}",
     )
 
 

@@ -56,7 +56,9 @@ async def test_one_failure_leaves_its_whole_group_without_verdicts_and_no_other(
     ]
 
 
-async def test_what_the_judge_says_of_an_experts_turns_is_not_in_the_policys_share_of_good_ones(rollout: Rollout) -> None:
+async def test_what_the_judge_says_of_an_experts_turns_is_not_in_the_policys_share_of_good_ones(
+    rollout: Rollout,
+) -> None:
     class OfExperts(ByName):
         async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
             return ["good" if turn.prefilled else "bad" for turn in trajectory.turns]

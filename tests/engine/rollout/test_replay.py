@@ -114,7 +114,9 @@ async def test_an_experts_failed_call_is_not_purified(boxes):
     trajectory = await run_episode(started(expert, 1, purify=True), arena(policy, boxes))
     assert [turn.tool_call and turn.tool_call.status for turn in trajectory.turns] == ["error", "ok", None]
     assert [change.kind for change in trajectory.changes] == ["prefilled", "purified"]
-    assert (trajectory.tool_errors, trajectory.first_attempt_errors) == (0, 1), "the expert's failure is not the policy's"
+    assert (trajectory.tool_errors, trajectory.first_attempt_errors) == (0, 1), (
+        "the expert's failure is not the policy's"
+    )
     assert trajectory.rewards["tool_errors"] == 0.0
 
 

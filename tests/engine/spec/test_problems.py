@@ -222,11 +222,47 @@ CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
         "at least 0.334",
     ),
     (
-        {"recipe": {"preset": "agentevolver-navigating", "experience": {"share": 0.1}}, "model": {"context_tokens": 256}},
+        {
+            "recipe": {"preset": "agentevolver-navigating", "experience": {"share": 0.1}},
+            "model": {"context_tokens": 256},
+        },
         "recipe.experience.share",
         0.1,
         "none of the 8 rollouts",
         "at least 0.125",
+    ),
+    (
+        {"recipe": {"preset": "cleaner", "objective": {"covariance": {"kind": "kl"}}}},
+        "recipe.objective.dual_clip",
+        10.0,
+        "takes the place of all clips",
+        "use false",
+    ),
+    (
+        {
+            "recipe": {
+                "preset": "agentevolver-navigating",
+                "objective": {"dual_clip": False, "covariance": {"kind": "kl"}},
+            }
+        },
+        "recipe.experience",
+        "set",
+        "takes the place of all clips",
+        "keep",
+    ),
+    (
+        {"recipe": {"preset": "agentevolver-navigating", "objective": {"clip_high": 0.7}}},
+        "recipe.experience.boosted_clip_high",
+        0.6,
+        "more narrowly than the rest, at 0.7",
+        "at least 0.7",
+    ),
+    (
+        {"recipe": {"objective": {"covariance": {"kind": "clip", "low_share": 0.0001}}}},
+        "recipe.objective.covariance.low_share",
+        0.0001,
+        "no lower bound",
+        "low_share > high_share",
     ),
     ({"recipe": {"cold_start": {"recorded": "../x"}}}, "recipe.cold_start.recorded", "../x", "pattern", "relative"),
     ({"name": "-x"}, "name", "-x", "pattern", "begin with a letter or digit"),
