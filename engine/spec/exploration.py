@@ -24,7 +24,9 @@ class ExperienceItem(Strict):
     """One lesson of earlier rollouts (AgentEvolver, 4.1)."""
 
     when_to_use: str = Field(min_length=1, max_length=2000)
+    """What a question is compared with."""
     content: str = Field(min_length=1, max_length=4000)
+    """What the policy reads."""
 
 
 class Experience(Strict):
@@ -63,6 +65,7 @@ class ParallelAnchors(Strict):
     anchors: int = Field(default=4, ge=1, le=64)
     """Turns to start from; a fresh start is one of them where there are two or more."""
     how: Literal["uniform", "random"] = "uniform"
+    """Evenly over the expert's turns, or drawn anew in each step (ALE, 3.2.4.4)."""
 
 
 class ExpertStarts(Strict):
@@ -73,6 +76,7 @@ class ExpertStarts(Strict):
     """
 
     how: Annotated[SequentialRollback | ParallelAnchors, Field(discriminator="kind")] = ParallelAnchors()
+    """From which of its turns."""
     share: float = Field(default=0.5, gt=0, le=1)
     """The share of a step's groups that may start from an expert, if their task has one."""
     demonstrations: bool = True

@@ -38,10 +38,11 @@ class Knob:
 
 def knobs_of(preset: Preset) -> list[Knob]:
     """In the order of the models; a part that the preset leaves out is one knob whose value is None."""
-    return list(_knobs(Recipe.model_validate({"preset": preset.name}), "", preset.recipe))
+    return list(_knobs(Recipe.model_validate({"preset": preset.name}), "", preset.recipe, [Recipe]))
 
 
-def _knobs(model: BaseModel, prefix: str, given: Any) -> Iterator[Knob]:
+def _knobs(model: BaseModel, prefix: str, given: Any, variants: list[type[BaseModel]]) -> Iterator[Knob]:
+    """``variants`` are the models that may stand where ``model`` stands."""
     for name, info in type(model).model_fields.items():
         path, value = prefix + name, getattr(model, name)
         if path == "preset":
@@ -49,11 +50,10 @@ def _knobs(model: BaseModel, prefix: str, given: Any) -> Iterator[Knob]:
         inner = given.get(name) if isinstance(given, dict) else None
         is_set = isinstance(given, dict) and name in given
         if isinstance(value, BaseModel):
-            yield from _knobs(value, path + ".", inner)
+            yield from _knobs(value, path + ".", inner, models_in(info.annotation))
         else:
-            yield Knob(
-                path, _plain(value), _plain(_default(info)), _range(model, name, info), is_set, _help(model, name)
-            )
+            told = _kinds(variants) if name == "kind" else _range(info)
+            yield Knob(path, _plain(value), _plain(_default(info)), told, is_set, _help(model, name))
 
 
 def _help(model: BaseModel, name: str) -> str:
@@ -73,9 +73,11 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
-def _range(model: BaseModel, name: str, info: FieldInfo) -> str:
-    if name == "kind":
-        return f"one of: {', '.join(_sibling_kinds(model))}"
+def _kinds(variants: list[type[BaseModel]]) -> str:
+    return f"one of: {', '.join(str(one.model_fields['kind'].default) for one in variants)}"
+
+
+def _range(info: FieldInfo) -> str:
     bounds = [
         f"{word} {getattr(rule, key)}"
         for key, word in BOUNDS_IN_WORDS.items()
@@ -103,20 +105,3 @@ def _type_in_words(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a table"
     return {bool: "true or false", int: "any whole number", float: "any number", str: "a text"}.get(annotation, "")
-
-
-def _sibling_kinds(model: BaseModel) -> list[str]:
-    """The kinds of the union that this variant belongs to, wherever a recipe has that union."""
-    for union in _unions(Recipe):
-        if type(model) in union:
-            return [str(one.model_fields["kind"].default) for one in union]
-    return [str(type(model).model_fields["kind"].default)]
-
-
-def _unions(model: type[BaseModel]) -> Iterator[list[type[BaseModel]]]:
-    for info in model.model_fields.values():
-        variants = models_in(info.annotation)
-        if len(variants) > 1:
-            yield variants
-        for variant in variants:
-            yield from _unions(variant)

@@ -86,6 +86,7 @@ class Gspo(Strict):
     clip_low: float = Field(default=3e-4, ge=0, lt=1)
     """Small, because the ratio is a geometric mean (5.1)."""
     clip_high: float = Field(default=4e-4, ge=0, le=OUT_OF_REACH)
+    """Likewise."""
     aggregation: Aggregation = "seq-mean-token-mean"
     """How token losses become one number."""
 
@@ -107,7 +108,9 @@ class Tis(Strict):
 
     kind: Literal["tis"] = "tis"
     ratio: RatioSize = "sequence"
+    """Of what it is taken; larger than a token: the geometric mean."""
     bound: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)
+    """The largest weight."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
 
@@ -117,6 +120,7 @@ class Topr(Strict):
 
     kind: Literal["topr"] = "topr"
     ratio: RatioSize = "sequence"
+    """Of what it is taken; larger than a token: the geometric mean."""
     bound: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)
     """Of the weight of what is not positive."""
     aggregation: Aggregation = "token-mean"
@@ -179,3 +183,4 @@ class Mismatch(Strict):
     weight: RatioSize | None = None
     """Weigh losses by the ratio, cut at ``weight_bound``; absent: by 1."""
     weight_bound: float = Field(default=2.0, gt=0, le=OUT_OF_REACH)
+    """The largest weight: truncated importance sampling."""

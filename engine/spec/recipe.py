@@ -43,7 +43,9 @@ class Optimizer(Strict):
     """AdamW."""
 
     learning_rate: float = Field(default=3e-4, gt=0, le=1)
+    """Of RL; constant after the warm-up."""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
+    """AdamW's, in RL alone."""
     grad_clip: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)
     """Largest global gradient norm."""
     warmup_steps: int = Field(default=0, ge=0, le=LONGEST_SCHEDULE)
@@ -62,6 +64,7 @@ class Recipe(Strict):
     objective: Annotated[Objective, Field(discriminator="kind")] = Clipped()
     """The loss of the policy."""
     reward: Reward = Reward()
+    """What an episode earns."""
     selection: Selection = Selection()
     """Which rollouts are worth an update."""
     purification: Purification | None = None
@@ -77,6 +80,7 @@ class Recipe(Strict):
     mismatch: Mismatch = Mismatch()
     """Correction of the gap between sampling and training; off by default."""
     optimizer: Optimizer = Optimizer()
+    """How the policy's weights move in RL."""
 
     @property
     def reinforces(self) -> bool:

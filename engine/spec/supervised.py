@@ -26,7 +26,9 @@ class ColdStart(Strict):
     steps: int = Field(default=600, ge=0, le=MOST_STEPS)
     """0 leaves the cold start out."""
     batch_size: int = Field(default=64, ge=1, le=MOST_THINGS)
+    """Demonstrations per supervised step."""
     learning_rate: float = Field(default=2e-3, gt=0, le=1)
+    """Its peak: 5 % of the steps up to it, then half a cosine down to a tenth."""
     mask_errors: bool = False
     """Do not learn turns whose tool call failed: m_k = not Err(k) (ALE, eq. 1, 2)."""
     mask_irrelevant: bool = False

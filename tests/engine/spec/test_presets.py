@@ -3,8 +3,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import engine.spec
+from engine.spec.annotations import models_in
 from engine.spec.knobs import knobs_of
 from engine.spec.presets import FAMILIES, preset, preset_names
 from engine.spec.recipe import Recipe
@@ -118,6 +120,38 @@ def test_a_part_that_is_absent_says_of_which_kinds_it_may_be() -> None:
     by_path = {knob.path: knob for knob in knobs_of(preset("grpo"))}
     assert by_path["objective.covariance"].range == "a table of kind clip or kl or absent"
     assert by_path["purification"].range == "a table or absent"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "kinds"),
+    [
+        ("spear-grpo", "self_imitation.covariance.kind", "clip"),
+        ("ipa", "expert_starts.how.kind", "sequential, parallel"),
+        ("agentevolver-attributing", "credit.judge.kind", "rules, llm"),
+    ],
+)
+def test_of_a_kind_only_those_are_told_that_are_taken_there(name: str, path: str, kinds: str) -> None:
+    [knob] = [one for one in knobs_of(preset(name)) if one.path == path]
+    assert knob.range == f"one of: {kinds}"
+    part, table = path.split(".")[:2]
+    for kind in kinds.split(", "):
+        needs = {"endpoint": "http://judge/v1", "model": "m"} if kind == "llm" else {}
+        assert recipe(name, **{part: {table: {"kind": kind, **needs}}})
+
+
+def test_every_field_of_a_recipe_says_what_it_does() -> None:
+    told: set[type[BaseModel]] = set()
+
+    def silent(model: type[BaseModel]) -> list[str]:
+        if model in told:
+            return []
+        told.add(model)
+        fields = model.model_fields.items()
+        here = [f"{model.__name__}.{name}" for name, info in fields if name != "kind" and not info.description]
+        return [*here, *(one for _, info in fields for inner in models_in(info.annotation) for one in silent(inner))]
+
+    assert silent(Recipe) == []
+    assert all(model.__doc__ for model in told)
 
 
 def test_a_part_of_a_preset_can_be_taken_away() -> None:
