@@ -54,8 +54,8 @@ class StartPlanner:
         ``share`` bounds their groups, in which a fresh anchor counts too.
         """
         wanted = self._spec.schedule.prompts_per_step
-        # 1e-9: 0.7 * 10 is 6.999... in floating point and means 7.
-        room = floor(self._starts.share * wanted + 1e-9)
+        # At least one; 1e-9: 0.7 * 10 is 6.999... in floating point and means 7.
+        room = max(1, floor(self._starts.share * wanted + 1e-9))
         groups: list[Group] = []
         place = first_place
         while len(groups) < wanted:

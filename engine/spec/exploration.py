@@ -37,7 +37,7 @@ class Experience(Strict):
     top_k: int = Field(default=5, ge=1, le=64)
     """How many are shown, those first whose ``when_to_use`` is nearest to the question."""
     share: float = Field(default=0.5, ge=0, le=1)
-    """eta: the share of a group's rollouts that is shown them.  0 is its absence."""
+    """eta: the share of a group's rollouts that is shown them, at least one rollout.  0 is its absence."""
     training: Literal["strip", "keep", "hybrid"] = "strip"
     """``strip``: taken out of what is trained on.  ``keep``: left in.  ``hybrid``: left in where A <= 0."""
     boosted_clip_high: float = Field(default=0.6, ge=0, le=OUT_OF_REACH)
@@ -78,7 +78,7 @@ class ExpertStarts(Strict):
     how: Annotated[SequentialRollback | ParallelAnchors, Field(discriminator="kind")] = ParallelAnchors()
     """From which of its turns."""
     share: float = Field(default=0.5, gt=0, le=1)
-    """The share of a step's groups that may start from an expert, if their task has one."""
+    """The share of a step's groups that may start from an expert, if their task has one; at least one group."""
     demonstrations: bool = True
     """Also take scripted solutions of the environment as experts, for tasks that the policy never solved."""
     experts: int = Field(default=1024, ge=1, le=MOST_THINGS)

@@ -230,13 +230,6 @@ def _senseless_beside_clips(recipe: Recipe) -> Iterator[tuple[str, Any, bool, st
     objective, experience = recipe.objective, recipe.experience
     if not isinstance(objective, Clipped):
         return
-    yield (
-        "objective.dual_clip",
-        objective.dual_clip,
-        not objective.clips and objective.dual_clip is not None,
-        "a covariance penalty (KL-Cov) takes the place of all clips",
-        "use false, or another objective.covariance",
-    )
     if experience is None or experience.training == "keep":
         return
     yield (

@@ -4,7 +4,6 @@ Every field has its default, its range and its reason next to it; the pages and 
 generated from them.  Combinations that cannot work are refused here, with the remedy.
 """
 
-from math import ceil
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -159,7 +158,6 @@ class RunSpec(Strict):
                 f"use at least {room}",
             )
         self._lessons_fit_beside(room)
-        self._shares_reach_somebody()
         longest = self.environment.longest_demonstration_tokens
         if self.recipe.cold_start_steps > 0 and self.model.context_tokens < longest:
             raise impossible(
@@ -188,22 +186,6 @@ class RunSpec(Strict):
                 f"the longest lessons ({lessons} tokens) do not fit beside the longest prompt and one turn ({room})",
                 f"use at least {room + lessons}, or fewer or shorter lessons in recipe.experience",
             )
-
-    def _shares_reach_somebody(self) -> None:
-        """Shares are rounded down: one that is too small would leave its part of the recipe out without a word."""
-        starts, experience = self.recipe.expert_starts, self.recipe.experience
-        prompts, rollouts = self.schedule.prompts_per_step, self.schedule.group_size
-        for field, share, count, whom in (
-            ("expert_starts", starts.share if starts else 0.0, prompts, "groups of a step would start from an expert"),
-            ("experience", experience.share if experience else 0.0, rollouts, "rollouts of a group would see a lesson"),
-        ):
-            if 0 < share * count < 1 - 1e-9:  # 1e-9: floating point
-                raise impossible(
-                    f"recipe.{field}.share",
-                    share,
-                    f"none of the {count} {whom}",
-                    f"use at least {ceil(1000 / count) / 1000:g}, or remove {field}",
-                )
 
     @property
     def rl_steps(self) -> int:

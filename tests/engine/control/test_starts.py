@@ -94,12 +94,14 @@ def test_the_share_bounds_the_groups_and_a_narrow_one_the_anchors() -> None:
 
 
 @pytest.mark.parametrize(
-    "starts", [{"share": 0.125}, {"share": 0.25, "how": {"kind": "parallel", "anchors": 1}}], ids=["share", "anchors"]
+    "starts",
+    [{"share": 0.125}, {"share": 0.01}, {"share": 0.25, "how": {"kind": "parallel", "anchors": 1}}],
+    ids=["share", "at least one", "anchors"],
 )
 def test_a_single_anchor_is_no_fresh_start(starts: dict[str, Any]) -> None:
     """Else such a recipe would never start from an expert."""
     groups = planned(spec_with(expert_starts=starts))
-    assert [len(group.replayed) for group in groups if group.from_expert] == [1] * round(8 * starts["share"])
+    assert [len(group.replayed) for group in groups if group.from_expert] == [1] * max(1, round(8 * starts["share"]))
 
 
 def test_own_successes_go_before_scripted_ones(rollout: Rollout) -> None:

@@ -38,7 +38,7 @@ def test_equally_near_lessons_come_in_the_order_of_the_pool() -> None:
     assert Lessons(Experience(pool=twins, top_k=2)).for_question("anything") == ("first", "second")
 
 
-@pytest.mark.parametrize(("share", "shown"), [(0.0, 0), (0.5, 4), (0.3, 2), (1.0, 8)])
+@pytest.mark.parametrize(("share", "shown"), [(0.0, 0), (0.1, 1), (0.5, 4), (0.3, 2), (1.0, 8)])
 def test_a_share_of_each_group_is_shown_them(share: float, shown: int) -> None:
     assert Lessons(Experience(pool=POOL, share=share)).shown(8) == shown
 

@@ -213,33 +213,6 @@ CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
     ),
     (
         {
-            "recipe": {"preset": "ipa", "expert_starts": {"share": 0.3}},
-            "schedule": {"prompts_per_step": 3, "minibatch_trajectories": 24},
-        },
-        "recipe.expert_starts.share",
-        0.3,
-        "none of the 3 groups",
-        "at least 0.334",
-    ),
-    (
-        {
-            "recipe": {"preset": "agentevolver-navigating", "experience": {"share": 0.1}},
-            "model": {"context_tokens": 256},
-        },
-        "recipe.experience.share",
-        0.1,
-        "none of the 8 rollouts",
-        "at least 0.125",
-    ),
-    (
-        {"recipe": {"preset": "cleaner", "objective": {"covariance": {"kind": "kl"}}}},
-        "recipe.objective.dual_clip",
-        10.0,
-        "takes the place of all clips",
-        "use false",
-    ),
-    (
-        {
             "recipe": {
                 "preset": "agentevolver-navigating",
                 "objective": {"dual_clip": False, "covariance": {"kind": "kl"}},
