@@ -16,7 +16,7 @@ PATHS = re.compile(
     r"/etc/(?:g?shadow-?|sudoers)$|\.ssh/(?:id_(?:rsa|dsa|ecdsa|ed25519)|identity|\*)$|\.ssh/?$|\.aws/(?:credentials|config)?$"
     r"|\.netrc$|\.git-credentials$|\.docker/config\.json$|\.kube/config$|\.config/gcloud|\.azure/|\.pypirc$|\.huggingface/token$"
     r"|huggingface/token$|secrets/kubernetes\.io/serviceaccount|\.vault-token$|\.gnupg/|\.config/gh/hosts\.yml|\.pgpass$"
-    r"|^/proc/(?:\d+|\*|self|\?)/environ$|\.mozilla/.*logins\.json|Login Data$|\.bash_history$|/run/secrets/"
+    r"|^/proc/(?:\d+|\*|self|\?)/environ$|\.mozilla/.{0,200}logins\.json|Login Data$|\.bash_history$|/run/secrets/"
     r"|\.bitcoin/wallet|\.ethereum/keystore"
 )
 _SEARCHED = re.compile(r"id_rsa|id_ed25519|\.pem\b|\.aws|\.netrc|credential|\.kdbx|wallet\.dat|\.key\b", re.I)

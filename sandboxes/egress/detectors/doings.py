@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.shell import Command, command_of, commands, nested
+from sandboxes.egress.detectors.reading import CALL, COMMAND, TOO_DEEP, Reading
+from sandboxes.egress.detectors.shell import Command, command_of, commands, nested, takes_code
 
 _RUNNERS = frozenset({
     "os.system", "os.popen", "os.execv", "os.execvp", "os.execl", "os.execlp", "os.execve", "os.spawnl", "os.spawnlp",
@@ -29,8 +30,10 @@ _READERS = frozenset({
     "hexdump", "grep", "egrep", "rg", "awk", "sed", "cut", "sort", "scp", "rsync", "dd", "nl", "tac", "source", ".",
     "jq", "tee", "openssl", "ln", "7z", "aws", "gsutil", "rclone", "diff",
 })  # fmt: skip
-CALLS = 2000
 EXPRESSION_DEPTH = 100
+DOTS = 16
+"""Of a name; what stands before them does not matter."""
+_PYTHON = re.compile(r"python[\d.]*|pypy3?|ipython3?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,15 @@ class Call:
     """Its string arguments; the constant parts of f-strings."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Of Python code, walked once for all who look at it: what stands inside another node comes after it."""
+
+    nodes: list[ast.AST]
+    callees: dict[ast.AST, str]
+    """Calls, and whom as ``dotted``."""
+
+
 @dataclass(slots=True)
 class Doings:
     commands: list[Command] = field(default_factory=list)
@@ -48,9 +60,10 @@ class Doings:
     imports: set[str] = field(default_factory=set)
     reads: list[str] = field(default_factory=list)
     writes: list[str] = field(default_factory=list)
-    trees: list[ast.Module] = field(default_factory=list)
+    trees: list[Tree] = field(default_factory=list)
     scripts: list[str] = field(default_factory=list)
     """Shell texts as they were given."""
+    reading: Reading = field(default_factory=Reading)
 
     @property
     def words(self) -> Iterator[str]:
@@ -78,27 +91,36 @@ def doings(event: ExecEvent) -> Doings:
 
 def _add_argv(found: Doings, argv: list[str], stdin: str) -> None:
     command = command_of(argv)
-    if command is None:
+    if command is None or not found.reading.may(COMMAND + sum(map(len, argv))):
         return
     if stdin:
         command = Command(command.program, command.arguments, stdin=stdin, wrappers=command.wrappers)
-    found.scripts += [text for text in argv[1:] if " " in text or "\n" in text]
+    scripts = [text for text in argv[1:] if " " in text or "\n" in text]
+    found.scripts += scripts
     _add_command(found, command)
-    for inner in nested(command):
+    for inner in nested(command, found.reading):
         _add_command(found, inner)
-    for text in found.scripts:
+    for text in scripts:
         _add_decoded(found, text)
 
 
 def _add_command(found: Doings, command: Command) -> None:
     found.commands.append(command)
-    if re.fullmatch(r"python[\d.]*|pypy3?|ipython3?", command.program):
-        given = zip(command.arguments, command.arguments[1:], strict=False)
-        for text in (command.stdin, *(text for flag, text in given if flag == "-c")):
+    if not _PYTHON.fullmatch(command.program):
+        return
+    for flag, text in zip(command.arguments, command.arguments[1:], strict=False):
+        if flag == "-c":
             _add_python(found, text)
+    if takes_code(command):
+        _add_python(found, command.stdin)
+    elif command.stdin:
+        with found.reading.guessing():
+            _add_python(found, command.stdin)
 
 
 def _add_python(found: Doings, code: str) -> None:
+    if not code.strip() or not found.reading.may(len(code)):
+        return
     lines = code.split("\n")
     for line in lines:
         if line.lstrip().startswith("!"):
@@ -111,19 +133,24 @@ def _add_python(found: Doings, code: str) -> None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         _add_script(found, plain)  # perhaps a shell script that was written through the facade
         return
-    found.trees.append(tree)
+    walked = Tree([], {})
+    found.trees.append(walked)
     for node in ast.walk(tree):
+        if not found.reading.may(CALL if isinstance(node, ast.Call) else 1):
+            return
+        walked.nodes.append(node)
         if isinstance(node, ast.Import):
             found.imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found.imports |= {f"{node.module or ''}.{alias.name}" for alias in node.names} | {node.module or ""}
-        elif isinstance(node, ast.Call) and len(found.calls) < CALLS:
-            _add_call(found, node)
+        elif isinstance(node, ast.Call):
+            walked.callees[node] = dotted(node.func)
+            _add_call(found, node, walked.callees[node])
 
 
 def _add_script(found: Doings, script: str) -> None:
     found.scripts.append(script)
-    for command in commands(script):
+    for command in commands(script, found.reading):
         _add_command(found, command)
     _add_decoded(found, script)
 
@@ -132,18 +159,20 @@ def _add_decoded(found: Doings, text: str) -> None:
     """Base64 in a text that speaks of base64 was meant to be decoded, and perhaps run."""
     if "base64" not in text and "b64decode" not in text:
         return
-    for match in list(_BASE64.finditer(text))[:16]:
+    for match in _BASE64.finditer(text):
+        if not found.reading.may(COMMAND):
+            return
         try:
             plain = base64.b64decode(match[0] + "=" * (-len(match[0]) % 4)).decode("ascii")
         except (binascii.Error, UnicodeDecodeError):
             continue
-        for command in commands(plain, depth=1):
+        for command in commands(plain, found.reading, depth=1):
             _add_command(found, command)
 
 
-def _add_call(found: Doings, node: ast.Call) -> None:
-    callee = dotted(node.func)
-    texts = [text for given in (*node.args, *(word.value for word in node.keywords)) for text in _texts(given)]
+def _add_call(found: Doings, node: ast.Call, callee: str) -> None:
+    given = (*node.args, *(word.value for word in node.keywords))
+    texts = [text for value in given for text in _texts(value, found.reading)]
     found.calls.append(Call(callee, tuple(texts)))
     if callee in _RUNNERS or callee.rpartition(".")[2] in {"system", "popen", "exec_command", "check_output"}:
         _add_started(found, node, texts)
@@ -156,7 +185,7 @@ def _add_call(found: Doings, node: ast.Call) -> None:
 def _add_started(found: Doings, node: ast.Call, texts: list[str]) -> None:
     first = node.args[0] if node.args else None
     if isinstance(first, ast.List | ast.Tuple):
-        words = ["".join(_texts(item)) or "?" for item in first.elts]
+        words = ["".join(_texts(item, found.reading)) or "?" for item in first.elts]
         _add_argv(found, words, "")
     elif texts and isinstance(first, ast.Constant | ast.JoinedStr | ast.BinOp):
         _add_script(found, texts[0])
@@ -168,9 +197,9 @@ def _add_file(found: Doings, node: ast.Call, callee: str, texts: list[str]) -> N
         written = len(texts) > 1 and bool(set(texts[-1]) & set("wax+")) and len(texts[-1]) <= 3
         (found.writes if written else found.reads).append(texts[0])
     elif last in {"write_text", "write_bytes", "unlink", "touch"}:
-        found.writes += _inner_texts(node.func) if last != "unlink" or not texts else texts[:1]
+        found.writes += _inner_texts(node.func, found.reading) if last != "unlink" or not texts else texts[:1]
     elif last in {"read_text", "read_bytes"}:
-        found.reads += _inner_texts(node.func)
+        found.reads += _inner_texts(node.func, found.reading)
     elif last in {"remove", "rmtree", "truncate", "chmod", "rename", "replace"} and callee.startswith(
         ("os.", "shutil.")
     ):
@@ -180,57 +209,70 @@ def _add_file(found: Doings, node: ast.Call, callee: str, texts: list[str]) -> N
         found.writes += texts[1:]
 
 
-def _inner_texts(node: ast.expr) -> list[str]:
+def _inner_texts(node: ast.expr, reading: Reading) -> list[str]:
     """The strings of the expression on which a method is called: ``(Path("a") / "b").read_text``."""
-    strings = [
-        inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
-    ]
+    strings = []
+    for inner in ast.walk(node):
+        if not reading.may(1):
+            break
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            strings.append(inner.value)
     return ["/".join(reversed(strings)), *strings] if len(strings) > 1 else strings
 
 
-def _texts(node: ast.expr, depth: int = 0) -> list[str]:
-    """The strings of an expression, as far as they stand there.  Each node is looked at once."""
+def _texts(node: ast.expr, reading: Reading, depth: int = 0) -> list[str]:
+    """The strings of an expression, as far as they stand there.  The same ones again for each call round it."""
     if depth > EXPRESSION_DEPTH:
+        reading.unread[TOO_DEEP] = None
+        return []
+    if not reading.may(1):
         return []
     match node:
         case ast.Constant(value=str(text)):
-            return [text]
+            return [text] if reading.may(len(text)) else []
         case ast.Constant(value=bytes(raw)):
-            return [raw.decode("latin-1")]
+            return [raw.decode("latin-1")] if reading.may(len(raw)) else []
         case ast.JoinedStr():
-            return ["".join(text for part in node.values for text in _texts(part, depth + 1) or ["?"])]
+            return ["".join(text for part in node.values for text in _texts(part, reading, depth + 1) or ["?"])]
         case ast.BinOp(left=left, right=right):
-            parts = [*_texts(left, depth + 1), *_texts(right, depth + 1)]
+            parts = [*_texts(left, reading, depth + 1), *_texts(right, reading, depth + 1)]
             return ["".join(parts)] if parts else []
         case ast.List() | ast.Tuple():
-            return [text for item in node.elts for text in _texts(item, depth + 1)]
+            return [text for item in node.elts for text in _texts(item, reading, depth + 1)]
         case ast.Dict():
-            pairs = ((key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None)
-            told = (("".join(_texts(key, depth + 1)), _texts(value, depth + 1)) for key, value in pairs)
-            return [f'"{key}": "{text}"' for key, texts in told for text in texts]
+            return [text for key, value in zip(node.keys, node.values, strict=True) if key is not None
+                    for text in _pair(key, value, reading, depth)]  # fmt: skip
         case ast.Call(args=[inner, *_]):
-            return _texts(inner, depth + 1)
+            return _texts(inner, reading, depth + 1)
         case _:
             return []
 
 
-def outermost_calls(tree: ast.AST, wanted: Callable[[ast.Call], bool]) -> Iterator[tuple[ast.Call, list[ast.AST]]]:
+def _pair(key: ast.expr, value: ast.expr, reading: Reading, depth: int) -> list[str]:
+    name = "".join(_texts(key, reading, depth + 1))
+    texts = _texts(value, reading, depth + 1)
+    return [f'"{name}": "{text}"' for text in texts] if reading.may(len(name) * len(texts)) else texts
+
+
+def outermost_calls(tree: Tree, wanted: Callable[[ast.Call, str], bool]) -> Iterator[tuple[ast.Call, list[ast.AST]]]:
     """Calls with all that stands in their arguments; those within the arguments of another one are told with it.
 
     So no node is told twice: texts are hostile, and may be nested deeply.
     """
-    told: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and id(node) not in told and wanted(node):
+    told: set[ast.AST] = set()
+    for node, callee in tree.callees.items():
+        if isinstance(node, ast.Call) and node not in told and wanted(node, callee):
             inner = [part for given in (*node.args, *node.keywords) for part in ast.walk(given)]
-            told.update(map(id, inner))
+            told.update(inner)
             yield node, inner
 
 
 def dotted(node: ast.expr) -> str:
     """``a.b.c`` of an expression, and ``b.c`` where it begins with something that has no name."""
     parts: list[str] = []
-    while isinstance(node, ast.Attribute | ast.Call) and len(parts) < EXPRESSION_DEPTH:
+    for _ in range(2 * DOTS):
+        if not isinstance(node, ast.Attribute | ast.Call):
+            break
         if isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value

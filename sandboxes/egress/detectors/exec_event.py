@@ -1,32 +1,14 @@
 """What a box was told to run.  As told by whoever called ``exec`` or ``run_python``, not by the box."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, model_validator
 
 from sandboxes.egress.attempt import Frozen, Label
 
-ARGUMENT_CHARACTERS = 64 * 1024
-ARGUMENTS = 256
 CODE_CHARACTERS = 256 * 1024
-
-
-def _ends(limit: int) -> BeforeValidator:
-    """Both ends are kept: padding in front or behind hides nothing, only padding on both sides does."""
-
-    def cut(given: Any) -> Any:
-        if isinstance(given, str) and len(given) > limit:
-            return given[: limit // 2] + "\n" + given[-(limit // 2) + 1 :]
-        return given
-
-    return BeforeValidator(cut)
-
-
-def _few(given: Any) -> Any:
-    return tuple(given)[:ARGUMENTS] if isinstance(given, list | tuple) else given
-
-
-Argument = Annotated[str, _ends(ARGUMENT_CHARACTERS)]
+ARGV_CHARACTERS = 256 * 1024
+"""Of all arguments together."""
 
 
 class ExecEvent(Frozen):
@@ -34,11 +16,43 @@ class ExecEvent(Frozen):
     at: float
     label: Label | None = None
     """The tool call."""
-    argv: Annotated[tuple[Argument, ...], BeforeValidator(_few)] = ()
-    stdin: Annotated[str, _ends(CODE_CHARACTERS)] = ""
-    code: Annotated[str, _ends(CODE_CHARACTERS)] = ""
+    argv: tuple[str, ...] = ()
+    stdin: str = ""
+    code: str = ""
     """Python that the box's interpreter runs."""
     writes: Label | None = None
     """The path of a file that is written through the facade; its content, if it is a text, is ``code`` or ``stdin``."""
     forks_refused: int = Field(default=0, ge=0)
     """How often the box was denied a further process since the event before, where that is counted."""
+    cut: frozenset[str] = frozenset()
+    """Which of these were longer than what is kept of them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, given: Any) -> Any:
+        """Both ends of a text are kept: padding in front or behind hides nothing, only padding on both sides does."""
+        if not isinstance(given, dict):
+            return given
+        kept = {
+            name: _ends(value, CODE_CHARACTERS) if name in {"stdin", "code"} and isinstance(value, str) else value
+            for name, value in given.items()
+        }
+        if isinstance(given.get("argv"), list | tuple):
+            kept["argv"] = _first(given["argv"], ARGV_CHARACTERS)
+        cut = {name for name in ("argv", "stdin", "code") if name in given and kept[name] != given[name]}
+        return kept | {"cut": cut} if cut else kept
+
+
+def _ends(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit // 2] + "\n" + text[-(limit // 2) + 1 :]
+
+
+def _first(words: Any, limit: int) -> Any:
+    """As many words as there is room for, and both ends of the one that is too long."""
+    kept: list[Any] = []
+    for word in words:
+        if limit < 2:
+            break
+        kept.append(_ends(word, limit) if isinstance(word, str) else word)
+        limit -= len(kept[-1]) + 1 if isinstance(word, str) else 1
+    return words if len(kept) == len(words) and kept == list(words) else tuple(kept)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import KEPT, below, hosts_in, is_here, names_of, where
-from sandboxes.egress.detectors.doings import doings, dotted, outermost_calls
+from sandboxes.egress.detectors.doings import Tree, doings, dotted, outermost_calls
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.shell import Command
@@ -30,7 +30,9 @@ DROPS = (
     "paste.rs", "sprunge.us", "clbin.com", "uguu.se", "pixeldrain.com", "filebin.net", "api.telegram.org",
 )  # fmt: skip
 _SENDERS = frozenset({"post", "put", "urlopen", "Request", "request"})
-_SECRET = re.compile(r"\.ssh/|\.aws/|/etc/shadow|\.env\b|id_rsa|id_ed25519|\.netrc|\.kube/config|/proc/\S*environ")
+_SECRET = re.compile(
+    r"\.ssh/|\.aws/|/etc/shadow|\.env\b|id_rsa|id_ed25519|\.netrc|\.kube/config|/proc/\S{0,100}environ"
+)
 
 
 class Volume:
@@ -89,9 +91,9 @@ class Drops:
         return None
 
 
-def _sends_environment(tree: ast.Module) -> int | None:
+def _sends_environment(tree: Tree) -> int | None:
     """The line that sends all of ``os.environ``, and not one entry of it, to another machine."""
-    for node, inner in outermost_calls(tree, lambda call: dotted(call.func).rpartition(".")[2] in _SENDERS):
+    for node, inner in outermost_calls(tree, lambda _, callee: callee.rpartition(".")[2] in _SENDERS):
         of_one = {id(part.value) for part in inner if isinstance(part, ast.Subscript | ast.Attribute)}
         whole = [part for part in inner if isinstance(part, ast.Attribute) and dotted(part) == "os.environ"]
         texts = [part.value for part in inner if isinstance(part, ast.Constant) and isinstance(part.value, str)]

@@ -57,9 +57,8 @@ class Installs:
                     fetched[name] = command
         for command in found:
             started = {command.program, *(word.rsplit("/", 1)[-1] for word in command.arguments[:1])}
-            run = command.program in fetched or (command.program in _RUNNERS and started & set(fetched))
-            if run:
-                source = fetched[next(iter(started & set(fetched)))]
+            source = next((fetched[name] for name in started if name in fetched), None)
+            if source is not None and (command.program in fetched or command.program in _RUNNERS):
                 return finding(PIPED, event, self._stranger(source.text) or "?", [source.text, command.text])
         for script in doings(event).scripts:
             if (inner := _SUBSTITUTED.search(script)) is not None and (host := self._stranger(inner[0])) is not None:

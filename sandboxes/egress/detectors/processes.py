@@ -2,9 +2,9 @@
 
 import ast
 import re
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
-from sandboxes.egress.detectors.doings import doings, dotted, outermost_calls
+from sandboxes.egress.detectors.doings import Tree, doings, dotted, outermost_calls
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
@@ -15,7 +15,7 @@ ESCAPE = RuleInfo("escape-attempt", "a way out of the box is tried", "critical",
 
 REFUSED_FORKS = 20
 _BOMB = re.compile(r"([:\w.]{1,40})\s*\(\)\s*\{[^{}]{0,200}?\1\s*\|\s*\1\s*&[^{}]{0,80}\}")
-_SELF = re.compile(r"while\s+(?:true|:|\[ 1 \])\s*;?\s*do\s+(?:\./)?(?:\$0|\"\$0\")[^;\n]{0,40}&")
+_SELF = re.compile(r"while\s+(?:true|:|\[ 1 \])\s*+;?\s*+do\s+(?:\./)?(?:\$0|\"\$0\")[^;\n]{0,40}&")
 _ONELINER = re.compile(
     r"\bfork\s+while\s+(?:fork|1|true)\b|\bfork\(?\)?\s+while\b|loop\s*\{\s*fork|while\s*\(1\)\s*\{\s*fork"
 )
@@ -51,20 +51,37 @@ class ForkBombs:
         return None
 
 
-def endless_fork(tree: ast.AST) -> int | None:
-    """The line of a ``while True`` that makes processes and neither ends nor waits."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.While) or not isinstance(node.test, ast.Constant) or not node.test.value:
-            continue
-        inner = [part for statement in node.body for part in ast.walk(statement)]
-        called = {dotted(part.func) for part in inner if isinstance(part, ast.Call)}
-        makes = bool(called & {"os.fork", "fork", "os.forkpty"})
-        spawns = bool(called & {"subprocess.Popen", "Popen", "multiprocessing.Process", "Process"})
-        last = {name.rpartition(".")[2] for name in called}
-        waits = last & {"wait", "waitpid", "_exit", "join", "sleep", "accept", "communicate", "get", "recv", "exit"}
-        if (makes or spawns) and not waits and not any(isinstance(part, ast.Break | ast.Return) for part in inner):
-            return node.lineno
-    return None
+def endless_fork(tree: Tree) -> int | None:
+    """The line of the outermost ``while True`` that makes processes and neither ends nor waits."""
+    if not any(_is_endless(node) for node in tree.nodes):
+        return None
+    line = None
+    does: dict[int, frozenset[str]] = {}
+    for node in reversed(tree.nodes):  # what stands inside comes first, so that each is looked at once
+        if _is_endless(node):
+            inner = _NOTHING.union(*(does.get(id(statement), _NOTHING) for statement in node.body))
+            line = node.lineno if inner == {"makes"} else line
+        inside = [does[id(child)] for child in ast.iter_child_nodes(node) if does.get(id(child))]
+        does[id(node)] = _NOTHING.union(_done_by(node, tree.callees.get(node, "")), *inside)
+    return line
+
+
+_NOTHING: frozenset[str] = frozenset()
+_MAKES = frozenset({
+    "os.fork", "fork", "os.forkpty", "subprocess.Popen", "Popen", "multiprocessing.Process", "Process",
+})  # fmt: skip
+_WAITS = frozenset({"wait", "waitpid", "_exit", "join", "sleep", "accept", "communicate", "get", "recv", "exit"})
+
+
+def _is_endless(node: ast.AST) -> TypeGuard[ast.While]:
+    return isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and bool(node.test.value)
+
+
+def _done_by(node: ast.AST, callee: str) -> frozenset[str]:
+    if callee in _MAKES:
+        return frozenset({"makes"})
+    ends = isinstance(node, ast.Break | ast.Return) or callee.rpartition(".")[2] in _WAITS
+    return frozenset({"ends"}) if ends else _NOTHING
 
 
 class Privileges:
@@ -93,9 +110,9 @@ class Privileges:
         return finding(PRIVILEGE, event, "sudo", [habit.text], "info") if habit is not None else None
 
 
-def _sets_user_id(tree: ast.Module) -> int | None:
+def _sets_user_id(tree: Tree) -> int | None:
     changing = {"chmod", "fchmod", "lchmod"}
-    for node, inner in outermost_calls(tree, lambda call: dotted(call.func).rpartition(".")[2] in changing):
+    for node, inner in outermost_calls(tree, lambda _, callee: callee.rpartition(".")[2] in changing):
         for part in inner:
             named = isinstance(part, ast.Name | ast.Attribute) and dotted(part).endswith("S_ISUID")
             if named or isinstance(part, ast.Constant) and isinstance(part.value, int) and part.value & 0o4000:

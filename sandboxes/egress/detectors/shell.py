@@ -4,12 +4,13 @@ It never runs anything, and what it cannot read (variables, functions, arithmeti
 """
 
 import re
-import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from sandboxes.egress.detectors.reading import COMMAND, TOO_DEEP, Reading
 
 DEPTH = 4
 """How deep ``bash -c``, ``$(...)`` and here-documents may be nested."""
-COMMANDS = 400
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash"})
 _WRAPPERS = {
@@ -19,9 +20,15 @@ _WRAPPERS = {
     "until": "", "!": "", "{": "", "elif": "", "screen": "S", "parallel": "j",
 }  # fmt: skip
 """Words before the program proper, each with the letters of its options that take a value."""
-_SEPARATORS = frozenset({";", "&", "&&", "|", "||", "|&", ";;", "(", ")", "\n"})
 _HERE = re.compile(r"<<-?[ \t]*(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\1")
-_SUBSTITUTION = re.compile(r"\$\(([^()]{1,4000})\)|`([^`]{1,4000})`")
+_SUBSTITUTION = re.compile(r"\$\(([^()]++)\)|`([^`]++)`")
+_TOKEN = re.compile(
+    r"""[ \t\r]++ | (?P<comment>\#[^\n]*+) | (?P<mark>[;&|()<>\n]++)
+    | (?P<word>(?: [^ \t\r\n;&|()<>'"\\]++ | \\. | '[^']*+' | "(?:[^"\\]++|\\.)*" | ['"\\] )+)""",
+    re.X | re.S,
+)
+"""A quote that is never closed is a letter like any other."""
+_QUOTED = re.compile(r"""'(?P<single>[^']*+)'|"(?P<double>(?:[^"\\]++|\\.)*)"|\\(?P<escaped>.)""", re.S)
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 
 
@@ -44,58 +51,85 @@ class Command:
         return " ".join((self.program, *self.arguments))
 
 
-def commands(script: str, depth: int = 0) -> list[Command]:
+def commands(script: str, reading: Reading | None = None, depth: int = 0) -> list[Command]:
     """In order of appearance, those inside substitutions and ``bash -c`` included."""
-    if depth > DEPTH or not script.strip():
+    reading = Reading() if reading is None else reading
+    if not script.strip():
+        return []
+    if depth > DEPTH:
+        reading.unread[TOO_DEEP] = None
+        return []
+    if not reading.may(len(script)):
         return []
     plain, documents = _without_documents(script.replace("\\\n", " "))
     found: list[Command] = []
     for words, piped in _simple(plain):
         command = command_of(words, piped=piped, documents=documents)
-        if command is not None and len(found) < COMMANDS:
-            found.append(command)
-            found += nested(command, depth)
+        if command is None:
+            continue
+        if not reading.may(COMMAND):
+            return found
+        found.append(command)
+        found += nested(command, reading, depth)
     for match in _SUBSTITUTION.finditer(plain):
-        found += commands(match[1] or match[2] or "", depth + 1)
-    found += _run_later(found, depth)
-    return found[:COMMANDS]
+        found += commands(match[1] or match[2], reading, depth + 1)
+    return found + _run_later(found, reading, depth)
 
 
-def nested(command: Command, depth: int = 0) -> list[Command]:
+def nested(command: Command, reading: Reading, depth: int = 0) -> list[Command]:
     """What ``bash -c TEXT`` or a here-document for a shell runs."""
     if command.program not in SHELLS:
         return []
-    inner = commands(command.stdin, depth + 1)
+    inner: list[Command] = []
     for flag, text in zip(command.arguments, command.arguments[1:], strict=False):
         if re.fullmatch(r"-[a-z]*c", flag):
-            inner += commands(text, depth + 1)
-    return inner
+            inner += commands(text, reading, depth + 1)
+    if takes_code(command):
+        return inner + commands(command.stdin, reading, depth + 1)
+    with reading.guessing():
+        return inner + commands(command.stdin, reading, depth + 1)
+
+
+def takes_code(command: Command) -> bool:
+    """Whether the input of a shell or of Python is what it runs, for certain.  Else it may be data of what it runs."""
+    words, place = command.arguments, 0
+    while place < len(words) and words[place].startswith("-"):
+        word = words[place]
+        if word in {"-", "-s", "-i"}:
+            return True
+        if word == "-m" or re.fullmatch(r"-[a-z]*c", word):
+            return False
+        place += 2 if word in {"-W", "-X", "-o", "-O"} else 1
+    return place >= len(words) or words[place].startswith(("/dev/", "/proc/"))
 
 
 def command_of(words: list[str], *, piped: bool = False, documents: dict[str, str] | None = None) -> Command | None:
     """One command from its words: assignments and wrappers skipped, redirections taken out."""
     kept, writes, reads, stdin = _redirected(words, documents or {})
     wrappers: list[str] = []
-    while kept:
-        head = kept[0].rsplit("/", 1)[-1]
-        if _ASSIGNMENT.match(head) and "/" not in kept[0].partition("=")[0]:
-            kept = kept[1:]
-        elif head in _WRAPPERS and len(kept) > 1:
+    place = 0
+    while place < len(kept):
+        head = kept[place].rsplit("/", 1)[-1]
+        if _ASSIGNMENT.match(head) and "/" not in kept[place].partition("=")[0]:
+            place += 1
+        elif head in _WRAPPERS and place + 1 < len(kept):
             wrappers.append(head)
-            kept = _after_options(kept[1:], _WRAPPERS[head], counts=head == "timeout")
+            place = _after_options(kept, place + 1, _WRAPPERS[head], counts=head == "timeout")
         else:
             break
-    if not kept:
+    if place >= len(kept):
         return Command("", (), writes, reads, piped, tuple(wrappers), stdin) if writes or wrappers else None
-    program = kept[0].rsplit("/", 1)[-1]
-    return Command(program, tuple(kept[1:]), writes, reads, piped, tuple(wrappers), stdin)
+    program = kept[place].rsplit("/", 1)[-1]
+    return Command(program, tuple(kept[place + 1 :]), writes, reads, piped, tuple(wrappers), stdin)
 
 
-def _after_options(words: list[str], valued: str, *, counts: bool) -> list[str]:
-    while words and words[0].startswith("-") and len(words[0]) > 1:
-        takes_value = len(words[0]) == 2 and words[0][1] in valued
-        words = words[2:] if takes_value else words[1:]
-    return words[1:] if counts and words and re.fullmatch(r"[\d.]+[smhd]?", words[0]) else words
+def _after_options(words: list[str], place: int, valued: str, *, counts: bool) -> int:
+    while place < len(words) and words[place].startswith("-") and len(words[place]) > 1:
+        takes_value = len(words[place]) == 2 and words[place][1] in valued
+        place += 2 if takes_value else 1
+    if counts and place < len(words) and re.fullmatch(r"[\d.]+[smhd]?", words[place]):
+        place += 1
+    return place
 
 
 def _redirected(words: list[str], documents: dict[str, str]) -> tuple[list[str], tuple[str, ...], tuple[str, ...], str]:
@@ -145,30 +179,31 @@ def _without_documents(script: str) -> tuple[str, dict[str, str]]:
     return "\n".join(kept), documents
 
 
-def _simple(script: str) -> list[tuple[list[str], bool]]:
+def _simple(script: str) -> Iterator[tuple[list[str], bool]]:
     """(words, whether piped into) of each simple command."""
-    lexer = shlex.shlex(script, posix=True, punctuation_chars=";&|()<>\n")
-    lexer.whitespace = " \t\r"
-    lexer.whitespace_split = True
-    lexer.commenters = "#"
-    try:
-        words = list(lexer)
-    except ValueError:  # an open quote: read it as well as may be
-        words = script.replace(";", " ; ").replace("|", " | ").split()
-    found: list[tuple[list[str], bool]] = []
     current: list[str] = []
     piped = False
-    for word in words:
-        if word in _SEPARATORS or (word and set(word) <= set(";&|()\n")):
+    for token in _TOKEN.finditer(script):
+        mark = token["mark"]
+        if mark is not None and not set(mark) & {"<", ">"}:
             if current:
-                found.append((current, piped))
-            current, piped = [], word.startswith("|") and word != "||"
-        else:
-            current.append(word)
-    return [*found, (current, piped)] if current else found
+                yield current, piped
+            current, piped = [], mark.startswith("|") and mark != "||"
+        elif mark is not None:
+            current.append(mark)
+        elif token["word"] is not None:
+            current.append(_QUOTED.sub(_plain, token["word"]))
+    if current:
+        yield current, piped
 
 
-def _run_later(found: list[Command], depth: int) -> list[Command]:
+def _plain(quoted: re.Match[str]) -> str:
+    if quoted["double"] is not None:
+        return re.sub(r'\\(["\\])', r"\1", quoted["double"])
+    return quoted["single"] if quoted["single"] is not None else quoted["escaped"]
+
+
+def _run_later(found: list[Command], reading: Reading, depth: int) -> list[Command]:
     """Here-documents that were written to a file which the same script then runs by a shell, or as a program."""
     texts = {path.removeprefix("./"): one.stdin for one in found for path in one.writes if one.stdin}
     started: list[Command] = []
@@ -176,5 +211,5 @@ def _run_later(found: list[Command], depth: int) -> list[Command]:
         names = [command.program, *(command.arguments[:1] if command.program in SHELLS else ())]
         for name in names:
             if (text := texts.pop(name.removeprefix("./"), None)) is not None:
-                started += commands(text, depth + 1)
+                started += commands(text, reading, depth + 1)
     return started

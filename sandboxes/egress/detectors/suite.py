@@ -14,6 +14,7 @@ from sandboxes.egress.detectors.processes import ForkBombs, Privileges
 from sandboxes.egress.detectors.scans import Metadata, Scanners, Scans
 from sandboxes.egress.detectors.tampering import PROTECTED, Interception, Judgement
 from sandboxes.egress.detectors.tunnels import Tunnels
+from sandboxes.egress.detectors.unread import Unread
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.verdict import may_resolve
 
@@ -48,7 +49,7 @@ class Suite:
         self._detectors: tuple[Detector, ...] = (
             Mining(), Tunnels(), Scans(), Scanners(), Metadata(), Names(), Volume(uploads), Drops(), Beacons(),
             Credentials(), ForkBombs(), Privileges(), Installs(lambda host: may_resolve(policy, host)), Interception(),
-            Judgement(protected),
+            Judgement(protected), Unread(),
         )  # fmt: skip
 
     def feed(self, event: Event) -> list[Finding]:

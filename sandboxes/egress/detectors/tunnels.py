@@ -225,9 +225,9 @@ def _python_shell(did: Doings) -> str | None:
     return None
 
 
-def _starts(call: ast.Call) -> bool:
+def _starts(call: ast.Call, callee: str) -> bool:
     """With input and output of its own, or by a shell."""
     words = {word.arg: word.value for word in call.keywords}
     shell = words.get("shell")
     by_shell = isinstance(shell, ast.Constant) and shell.value is True
-    return by_shell or "stdin" in words or dotted(call.func) in {"os.system", "os.popen"}
+    return by_shell or "stdin" in words or callee in {"os.system", "os.popen"}

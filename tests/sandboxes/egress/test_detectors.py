@@ -207,6 +207,8 @@ def test_refused_processes_are_a_bomb_from_the_bound_on(refused, found):
         ("echo 'a; b | c' \"d && e\" # f", ["echo"]),
         ("if true; then x; else y; fi", ["true", "x", "y", "fi"]),
         ("echo 'open quote; xmrig", ["echo", "xmrig"]),
+        ("echo a # it's b\nc#d\n#e\nf", ["echo", "c#d", "f"]),
+        ('./a\\ b "c\\"d"\'e f\'; g', ["a b", "g"]),
     ],
 )
 def test_a_script_is_read_as_the_programs_that_it_runs(script, programs):
@@ -278,6 +280,17 @@ HOSTILE = {
     "nested calls": "f(" * 5_000 + ")" * 5_000,
     "f-string": "f'" + "{x}" * 30_000 + "'",
     "commands": "echo a;" * 30_000,
+    "nested calls round a list": "run(" * 90 + "[" + "'a'," * 60_000 + "]" + ")" * 90,
+    "scripts of a program": "run(['x', 'a base64 QUFBQUFBQUFBQUFBQUFBQQ=='])\n" * 5_000,
+    "chains of calls": ("x" + ".read_text('a')" * 90 + "\n") * 150,
+    "calls of calls of calls": ("x" + "()" * 900 + "\n") * 130,
+    "nested loops": "".join(" " * n + "while 1:\n" for n in range(90)) + (" " * 90 + "a()\n") * 2500,
+    "wrappers": "sudo -u x " * 25_000,
+    "assignments": "a=1 " * 60_000,
+    "loops and spaces": "while true" + " " * 250_000,
+    "downloads": ";".join(f"curl -o x{n} http://a{n}.example;bash y" for n in range(6000)),
+    "browsers": "cat " + ".mozilla/" * 27_000,
+    "processes": "curl @x" + "/proc/" * 40_000,
 }
 
 
@@ -292,11 +305,60 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
     assert time.thread_time() - started_s < 10.0
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        ExecEvent(box="b", at=0.0, code="#" * 2**20 + "\n!./xmrig\n" + "#" * 2**20),
+        ExecEvent(box="b", at=0.0, argv=("bash", "-c", ":" * 2**20 + "; ./xmrig; " + ":" * 2**20)),
+        ExecEvent(box="b", at=0.0, argv=("bash", *["-v"] * 200_000, "-c", "./xmrig")),
+        ExecEvent(box="b", at=0.0, argv=("bash", "-s"), stdin="#" * 2**20 + "\n./xmrig\n" + "#" * 2**20),
+        ExecEvent(box="b", at=0.0, argv=("bash", "-c", ":;" * 60_000 + "./xmrig")),
+        ExecEvent(box="b", at=0.0, code="f(" * 90 + "[" + "'a'," * 60_000 + "]" + ")" * 90),
+        ExecEvent(box="b", at=0.0, code="f()\n" * 60_000 + "os.system('./xmrig')"),
+        shell("".join(f"bash <<A{n}\n" for n in range(9)) + "./xmrig\n" + "".join(f"A{n}\n" for n in range(8, -1, -1))),
+    ],
+    ids=[
+        "padded code",
+        "padded script",
+        "many arguments",
+        "padded input",
+        "commands",
+        "nested calls",
+        "calls",
+        "depth",
+    ],
+)
+def test_what_is_not_read_is_said(event):
+    (found,) = [found for found in Suite(POLICY).feed(event) if found.rule == "unread-command"]
+    assert found.severity == "critical"
+    assert found.evidence
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ExecEvent(box="b", at=0.0, argv=("python3", "solution.py"), stdin="1 2 3\n" * 200_000),
+        ExecEvent(box="b", at=0.0, argv=("bash", "-c", "sort | uniq -c"), stdin="1 2 3\n" * 200_000),
+        ExecEvent(box="b", at=0.0, code="x = " + repr(list(range(30_000)))),
+        ExecEvent(box="b", at=0.0, code="print(sum(sorted(list(" + repr([1] * 60_000) + "))))"),
+        ExecEvent(box="b", at=0.0, argv=("git", "add", *(f"src/file{n}.py" for n in range(5000)))),
+        shell("\n".join(f"if test -f conf{n}; then echo yes; fi" for n in range(1500))),
+    ],
+    ids=["data for a program", "data for a script", "a table", "a table in calls", "many files", "a long script"],
+)
+def test_much_ordinary_work_is_read_or_is_no_code(event):
+    assert Suite(POLICY).feed(event) == []
+
+
+def test_a_long_file_that_is_written_is_said_and_alarms_nobody():
+    written = ExecEvent(box="b", at=0.0, writes="data.csv", code="1,2,3\n" * 200_000)
+    assert [(found.rule, found.severity) for found in Suite(POLICY).feed(written)] == [("unread-command", "info")]
+
+
 def test_what_is_padded_on_one_side_is_still_seen():
     for padded in ("./xmrig\n" + "#" * 2 * CODE_CHARACTERS, "#" * 2 * CODE_CHARACTERS + "\n!./xmrig"):
-        assert [found.rule for found in Suite(POLICY).feed(ExecEvent(box="b", at=0.0, code=padded))] == [
-            "mining-program"
-        ]
+        found = Suite(POLICY).feed(ExecEvent(box="b", at=0.0, code=padded))
+        assert [one.rule for one in found] == ["mining-program", "unread-command"]
 
 
 PIECES = st.sampled_from(

@@ -1,0 +1,32 @@
+"""What is not looked at: commands that are too long, or nested too deeply, to be read whole."""
+
+from typing import ClassVar
+
+from sandboxes.egress.detectors.doings import doings
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.shell import command_of, takes_code
+from sandboxes.egress.record import EgressRecord
+
+UNREAD = RuleInfo("unread-command", "a command is too much to be read whole", "critical", "Controllability", "T1027")
+
+
+class Unread:
+    """Such a command could hide anything, so it is as severe as what it could hide.  A file may be data: info."""
+
+    rules: ClassVar[tuple[RuleInfo, ...]] = (UNREAD,)
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, EgressRecord):
+            return None
+        why = [f"{name} is longer than is kept" for name in sorted(event.cut) if name != "stdin" or _runs_stdin(event)]
+        why += doings(event).reading.unread
+        if not why:
+            return None
+        began = " ".join(event.argv) or event.code
+        return finding(UNREAD, event, why[0], [*why, began], "critical" if event.writes is None else "info")
+
+
+def _runs_stdin(event: ExecEvent) -> bool:
+    command = command_of(list(event.argv))
+    return command is not None and takes_code(command)
