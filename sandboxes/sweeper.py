@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from sandboxes import owner
 from sandboxes.backends.docker.address import socket_path
 from sandboxes.cgroups.group import Group, left_behind
-from sandboxes.cgroups.hierarchies import found
+from sandboxes.cgroups.hierarchies import Hierarchy, all_over
 from sandboxes.interface import SandboxUnavailable
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,10 @@ class Swept:
 def sweep(*, remove: bool = True) -> Swept:
     """Find what dead owners left, and remove it.  What resists is told in ``failed``, and does not stop the rest."""
     swept = Swept()
-    groups = {mark: boxes for mark, boxes in left_behind().items() if owner.is_dead(mark)}
+    trees = all_over()
+    groups = {mark: boxes for mark, boxes in left_behind(trees).items() if owner.is_dead(mark)}
     _end_processes(swept, groups, remove)
-    _remove_groups(swept, groups, remove)
+    _remove_groups(swept, groups, trees, remove)
     _remove_containers(swept, remove)
     return swept
 
@@ -141,16 +142,17 @@ def _pids() -> list[int]:
 # -- cgroups and containers ------------------------------------------------------------------------
 
 
-def _remove_groups(swept: Swept, groups: dict[str, list[Group]], remove: bool) -> None:
+def _remove_groups(swept: Swept, groups: dict[str, list[Group]], trees: tuple[Hierarchy, ...], remove: bool) -> None:
     for mark, boxes in groups.items():
         for group in boxes:
             swept.cgroups += [str(folder) for _, folder in group.folders]
             if remove and not _gone(group):
                 swept.failed.append(f"cgroup {group.folders[0][1]} has processes that do not end")
         if remove:
-            for tree in found().hierarchies:  # an owner who was killed before his first box
+            for tree in trees:  # an owner who was killed before his first box
                 with suppress(OSError):
                     (tree.folder / mark).rmdir()
+                    tree.folder.rmdir()
 
 
 def _gone(group: Group) -> bool:

@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -121,10 +122,10 @@ class Group:
         return folder, tree.version
 
 
-def left_behind() -> dict[str, list[Group]]:
-    """Groups of boxes by the marks of their owners, living and dead."""
+def left_behind(trees: Iterable[Hierarchy] | None = None) -> dict[str, list[Group]]:
+    """Groups of boxes by the marks of their owners, living and dead; where this process would make its own."""
     seen: dict[str, dict[str, list[tuple[Hierarchy, Path]]]] = {}
-    for tree in found().hierarchies:
+    for tree in found().hierarchies if trees is None else trees:
         for mark in _below(tree.folder):
             boxes = seen.setdefault(mark.name, {})
             for box in _below(mark):

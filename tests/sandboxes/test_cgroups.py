@@ -22,6 +22,7 @@ from sandboxes.cgroups.hierarchies import Found, Hierarchy, found, look
 from sandboxes.interface import SandboxUnavailable
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
+from sandboxes.sweeper import sweep
 from tests.sandboxes.asking import python, said
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +161,28 @@ async def test_what_a_killed_owner_left_is_found_by_his_mark_and_can_be_ended():
         while any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
             await asyncio.sleep(0.01)
     assert mark not in left_behind()
+
+
+@needs_cgroups
+async def test_what_an_owner_in_another_group_left_is_swept():
+    """As where a service manager or a container gives each process a group of its own."""
+    tree = found().hierarchies[0]
+    apart = tree.folder.parent / f"apart-{os.getpid()}"
+    apart.mkdir()
+    joining = ["/bin/sh", "-c", group.JOIN, "sh", str(apart / "cgroup.procs"), "--"]
+    embedder = subprocess.Popen([*joining, sys.executable, "-c", EMBEDDER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        pids = eval(await asyncio.to_thread(embedder.stdout.readline))
+        assert not set(pids) & set(sweep(remove=False).processes), "its owner lives"
+    finally:
+        embedder.kill()
+        embedder.wait()
+        embedder.stdout.close()
+        swept = await asyncio.to_thread(sweep)
+        apart.rmdir()
+    assert swept.failed == []
+    assert any(folder.startswith(f"{apart}/palestra/{embedder.pid}:") for folder in swept.cgroups)
+    assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)
 
 
 @needs_cgroups
