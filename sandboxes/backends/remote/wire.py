@@ -1,8 +1,10 @@
 """What client and service say to each other: JSON of these models, files as they are.  docs/sandbox-service.md."""
 
-from typing import Annotated, Literal, Self
+import binascii
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from sandboxes.bounds import LONGEST_S
 from sandboxes.egress.refusal import refused
@@ -20,6 +22,26 @@ MOST_RECORDS = 1000
 """In one answer."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/@-]{0,99}$")]
 Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for a change.")]
+
+
+def _decoded(given: Any) -> Any:
+    """Of bytes nothing: it is only text that is base64."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return binascii.a2b_base64(given, strict_mode=True)
+    except ValueError as error:
+        remedy = "encode it with the standard alphabet and padding, without line breaks"
+        problem = f"it is not base64: {error}"
+        raise PydanticCustomError("base64", "{problem}", {"problem": problem, "remedy": remedy}) from error
+
+
+Base64 = Annotated[
+    bytes,
+    BeforeValidator(_decoded),
+    PlainSerializer(lambda raw: binascii.b2a_base64(raw, newline=False).decode(), when_used="json"),
+    WithJsonSchema({"type": "string", "format": "base64", "contentEncoding": "base64"}),
+]
 
 
 class Wire(BaseModel):
@@ -81,7 +103,7 @@ class Inspected(Wire):
 
 class Exec(Wire):
     argv: list[str] = Field(min_length=1, max_length=10_000)
-    stdin: Base64Bytes = b""
+    stdin: Base64 = b""
     env: dict[str, str] = Field(default={}, max_length=1000)
     timeout_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
     call: str | None = Field(default=None, max_length=64)

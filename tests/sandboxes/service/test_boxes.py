@@ -103,6 +103,15 @@ async def test_bad_input_is_told_with_field_value_and_remedy(alice, body, field,
     assert remedy in problem["remedy"]
 
 
+@pytest.mark.parametrize("stdin", ["aGk", "a!Gk=", "aGk=\n", "é", "===="])
+async def test_input_that_is_not_base64_is_refused(alice, stdin):
+    answer = await alice.post(f"{await create(alice)}/exec", json={"argv": ["cat"], "stdin": stdin})
+    (problem,) = answer.json()["problems"]
+    assert (answer.status_code, problem["field"], problem["value"]) == (422, "stdin", stdin)
+    assert "not base64" in problem["message"]
+    assert "standard alphabet" in problem["remedy"]
+
+
 @pytest.mark.parametrize(
     ("body", "field", "value"),
     [
