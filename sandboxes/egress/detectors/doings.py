@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.reading import CALL, COMMAND, TOO_DEEP, Reading
+from sandboxes.egress.detectors.reading import CALL, COMMAND, FIELD, TOO_DEEP, Reading
 from sandboxes.egress.detectors.shell import Command, command_of, commands, nested, takes_code
 
 _RUNNERS = frozenset({
@@ -33,6 +33,7 @@ _READERS = frozenset({
 EXPRESSION_DEPTH = 100
 DOTS = 16
 """Of a name; what stands before them does not matter."""
+_FORMATTED = re.compile(r"""[fF][rR]?['"]""")
 _PYTHON = re.compile(r"python[\d.]*|pypy3?|ipython3?")
 
 
@@ -119,7 +120,8 @@ def _add_command(found: Doings, command: Command) -> None:
 
 
 def _add_python(found: Doings, code: str) -> None:
-    if not code.strip() or not found.reading.may(len(code)):
+    fields = code.count("{") if _FORMATTED.search(code) else 0
+    if not code.strip() or not found.reading.may(len(code) + FIELD * fields):
         return
     lines = code.split("\n")
     for line in lines:
