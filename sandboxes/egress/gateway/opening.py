@@ -20,6 +20,8 @@ REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32})[ \t]+(\S+)[ \t]+
 VERSION = re.compile(rb"HTTP/\d", re.IGNORECASE)
 FIRST_WORD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}([ \t]|$)")
 AUTHORITY = re.compile(rb"(?:[a-z][a-z0-9+.-]*:)?//([^/?#]*)", re.IGNORECASE)
+FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*\r?")
+"""RFC 9112, 5.  Servers differ in what they make of all else: folded lines, a space before the colon, a lone CR."""
 HEAD_END = re.compile(rb"\r?\n\r?\n")
 
 
@@ -176,18 +178,26 @@ def _host(method: bytes, target: bytes, fields: bytes) -> str | None:
         named.add(absolute[1].rpartition(b"@")[2])
     if method.upper() == b"PRI":
         raise Unreadable  # HTTP/2 without TLS: its hosts are compressed
-    for field in fields.split(b"\n"):
-        key, colon, value = field.partition(b":")
-        if field[:1] in (b" ", b"\t"):
-            raise Unreadable  # a folded line: servers disagree on what it belongs to
-        if colon and key.strip().lower() == b"host":
-            named.add(value.strip())
-            if value.strip() == b"":
+    for key, value in fields_of(fields):
+        if key == b"host":
+            named.add(value)
+            if value == b"":
                 raise Unreadable
     hosts = {_without_default_port(value.decode("ascii").lower()) for value in named}
     if len(hosts) > 1 or any(len(host) > 255 for host in hosts):
         raise Unreadable
     return hosts.pop() if hosts else None
+
+
+def fields_of(lines: bytes) -> list[tuple[bytes, bytes]]:
+    """Names in lower case, and values.  Raises ``Unreadable``."""
+    found = []
+    for line in lines.split(b"\n"):
+        if line.rstrip(b"\r"):
+            if (field := FIELD.fullmatch(line)) is None:
+                raise Unreadable
+            found.append((field[1].lower(), field[2]))
+    return found
 
 
 def _without_default_port(host: str) -> str:

@@ -7,7 +7,7 @@ understand in two ways ends the connection: that is how a second request is hidd
 import re
 from collections.abc import Awaitable, Callable
 
-from sandboxes.egress.gateway.opening import LONGEST_BYTES, Opening, Unreadable, read_opening
+from sandboxes.egress.gateway.opening import LONGEST_BYTES, Opening, Unreadable, fields_of, read_opening
 
 CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(;[^\r\n]*)?\r\n")
 Allowed = Callable[[Opening], Awaitable[bool]]
@@ -101,10 +101,8 @@ async def _next(source: Source) -> Opening | None:
 
 def _fields(head: bytes) -> dict[bytes, list[bytes]]:
     found: dict[bytes, list[bytes]] = {}
-    for line in head.lstrip(b"\r\n").split(b"\n")[1:]:
-        key, colon, value = line.partition(b":")
-        if colon:
-            found.setdefault(key.strip().lower(), []).append(value.strip().lower())
+    for key, value in fields_of(head.lstrip(b"\r\n").partition(b"\n")[2]):
+        found.setdefault(key, []).append(value.lower())
     return found
 
 
