@@ -1,16 +1,18 @@
 """How an image gets into the registry: from a tar or a folder to a digest, checked, or not at all."""
 
 import hashlib
-import io
 import json
+import lzma
 import re
 import tarfile
+import zlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import docker
 from docker.errors import NotFound
+from pydantic import TypeAdapter, ValidationError
 
 from sandboxes.backends.docker import daemon
 from sandboxes.images import dockerfile
@@ -19,6 +21,8 @@ from sandboxes.images.reference import ImageRefused, checked_name, checked_tag
 from sandboxes.images.registry import Image, Registry
 
 MANIFEST = "manifest.json"
+MANIFEST_BYTES = 2**20
+SAVED = TypeAdapter(list[dict[str, Any]])
 LOADED = re.compile(r"Loaded image(?: ID)?: (\S+)")
 REPOSITORY = "palestra"
 A_TAR = "name a tar of a root file system, or of `docker save`"
@@ -33,7 +37,7 @@ def import_tar(registry: Registry, path: Path, name: str, tag: str | None, owner
     try:
         with tarfile.open(path) as tar:
             manifest = _manifest(tar)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         problem = f"this is no tar ({error})"
         raise ImageRefused("tar", path, problem, A_TAR) from None
     before = _ids(client)
@@ -147,12 +151,20 @@ def _ids(client: docker.APIClient) -> set[str]:
 
 
 def _manifest(tar: tarfile.TarFile) -> list[dict[str, Any]] | None:
-    """Of ``docker save``; None for a root file system."""
+    """Of ``docker save``; None for a root file system, in which a file of that name may be anything.
+
+    Keys without case, as Docker reads them.
+    """
     try:
-        member = tar.extractfile(MANIFEST)
+        member = tar.getmember(MANIFEST)
     except KeyError:
         return None
-    return None if member is None else json.load(io.TextIOWrapper(member, "utf-8"))
+    file = tar.extractfile(member) if member.isreg() and member.size <= MANIFEST_BYTES else None
+    try:
+        images = SAVED.validate_json(file.read()) if file is not None else None
+    except ValidationError:
+        return None
+    return images and [{key.casefold(): value for key, value in image.items()} for image in images]
 
 
 def _check_tags(client: docker.APIClient, path: Path, manifest: list[dict[str, Any]]) -> None:
@@ -161,8 +173,11 @@ def _check_tags(client: docker.APIClient, path: Path, manifest: list[dict[str, A
         raise ImageRefused(
             "tar", path, f"it holds {len(manifest)} images", "save one image: `docker save NAME -o FILE`"
         )
-    config = re.search(r"[0-9a-f]{64}", str(manifest[0].get("Config", "")))
-    for tag in manifest[0].get("RepoTags") or ():
+    config = re.search(r"[0-9a-f]{64}", str(manifest[0].get("config", "")))
+    tags = manifest[0].get("repotags") or []
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise ImageRefused("tar", path, f"the tags in its {MANIFEST} are no list of texts", A_TAR)
+    for tag in tags:
         try:
             there = client.inspect_image(tag)["Id"]
         except NotFound:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -74,9 +75,11 @@ def test_a_tar_of_docker_save_is_the_same_image_again(images, tmp_path):
     assert digest in ids(), "another name still means it"
 
 
-def test_a_tar_that_would_give_a_tag_of_the_daemon_another_meaning_is_refused(images, tmp_path):
+@pytest.mark.parametrize("key", ["RepoTags", "repotags", "RepoTag\u017f"], ids=["as saved", "small", "long s"])
+def test_a_tar_that_would_give_a_tag_of_the_daemon_another_meaning_is_refused(images, tmp_path, key):
+    """However its key is written: Docker reads keys without case."""
     config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}).encode()
-    manifest = json.dumps([{"Config": "f" * 64 + ".json", "RepoTags": ["palestra/host:1"], "Layers": []}]).encode()
+    manifest = json.dumps([{"Config": "f" * 64 + ".json", key: ["palestra/host:1"], "Layers": []}]).encode()
     with tarfile.open(tmp_path / "evil.tar", "w") as tar:
         for name, content in (("f" * 64 + ".json", config), ("manifest.json", manifest)):
             entry = tarfile.TarInfo(name)
@@ -87,6 +90,28 @@ def test_a_tar_that_would_give_a_tag_of_the_daemon_another_meaning_is_refused(im
     assert not fine
     assert "another meaning" in said
     assert daemon.client().inspect_image("palestra/host:1")["Id"] == before
+
+
+@pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b'{"name": "a web app"}', b'["a"]', b"\xff"])
+def test_a_root_file_system_may_have_any_file_named_like_dockers(images, tmp_path, content):
+    with tarfile.open(tmp_path / "root.tar", "w") as tar:
+        entry = tarfile.TarInfo("manifest.json")
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    said, fine = images("import", tmp_path / "root.tar", "--name", "named")
+    assert not fine
+    assert "it has no /bin/sh" in said
+
+
+def test_a_tar_that_is_cut_is_refused(images, tmp_path):
+    with tarfile.open(tmp_path / "whole.tgz", "w:gz") as tar:
+        entry = tarfile.TarInfo("file")
+        entry.size = 100_000
+        tar.addfile(entry, io.BytesIO(os.urandom(entry.size)))
+    (tmp_path / "cut.tgz").write_bytes((tmp_path / "whole.tgz").read_bytes()[:50_000])
+    said, fine = images("import", tmp_path / "cut.tgz", "--name", "cut")
+    assert not fine
+    assert "this is no tar" in said
 
 
 @pytest.mark.parametrize(
