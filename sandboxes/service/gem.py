@@ -5,6 +5,7 @@ observation is what it printed.  It sets no task, so every reward is 0 and no ep
 it is truncated after ``max_steps``.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -157,8 +158,13 @@ async def reset(asked: Reset, token: Caller, all_: All) -> ResetAnswer:
 async def step(asked: Step, token: Caller, all_: All, boxes: AllBoxes) -> StepAnswer:
     session = all_.find(asked.instance, token)
     boxes.usage.check_exec(token)
-    result, truncated = await session.step(asked.action)
-    boxes.usage.count_exec(token, result.seconds)
+    started = time.monotonic()
+    spent_s: float | None = None
+    try:
+        result, truncated = await session.step(asked.action)
+        spent_s = result.seconds
+    finally:  # a step that costs the box its life has run all the same
+        boxes.usage.count_exec(token, time.monotonic() - started if spent_s is None else spent_s)
     info: Info = {"outcome": result.outcome, "exception": result.exception, "step": session.steps}
     return StepAnswer(
         observation=result.stdout + result.stderr, reward=0.0, terminated=False, truncated=truncated, info=info

@@ -1,5 +1,6 @@
 """Who may do what, and how much of it."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from sandboxes.service.quotas import Window
 from sandboxes.service.serving import NotStarted, serve
 from sandboxes.service.settings import Settings
 from sandboxes.service.tokens import Quota, Tokens
-from tests.sandboxes.service.cast import create
+from tests.sandboxes.service.cast import create, until
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
@@ -114,6 +115,25 @@ def test_a_window_forgets_after_a_minute(monkeypatch):
     assert (window.used(), window.until_below(6), window.until_below(5), window.until_below(3)) == (5, 0, 40, 60)
     now += 41
     assert (window.used(), window.until_below(5)) == (3, 0)
+
+
+async def test_a_gem_step_that_loses_its_box_counts_as_well(service):
+    carol = await service.client("carol", exec_s_per_minute=0.2)
+    instance, again = [(await carol.post("/gem/make", json={"env_id": "python"})).json()["instance"] for _ in range(2)]
+    for one in (instance, again):
+        await carol.post("/gem/reset", json={"instance": one})
+    sleeping = {"instance": instance, "action": "import time; time.sleep(25)"}
+    step = asyncio.create_task(carol.post("/gem/step", json=sleeping))
+
+    async def has_begun() -> bool:
+        return (await carol.get(f"/v1/boxes/{instance}/inspect")).json()["execs"] > 0
+
+    await until(has_begun)
+    await asyncio.sleep(0.3)
+    await carol.post("/gem/close", json={"instance": instance})
+    assert (await step).status_code == 410
+    refused = await carol.post("/gem/step", json={"instance": again, "action": "1"})
+    assert (refused.status_code, "exec_s_per_minute" in refused.json()["detail"]) == (429, True)
 
 
 @pytest.mark.parametrize("cidr", ["127.0.0.1/32", "10.1.0.0/16", "169.254.169.254/32", "::1/128"])
