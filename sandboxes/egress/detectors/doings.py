@@ -132,7 +132,10 @@ def _add_python(found: Doings, code: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an invalid escape in their string is not our concern
             tree = ast.parse(plain)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (RecursionError, MemoryError):
+        found.reading.unread[TOO_DEEP] = None
+        return
+    except (SyntaxError, ValueError):
         _add_script(found, plain)  # perhaps a shell script that was written through the facade
         return
     walked = Tree([], {})
@@ -236,9 +239,9 @@ def _texts(node: ast.expr, reading: Reading, depth: int = 0) -> list[str]:
             return [raw.decode("latin-1")] if reading.may(len(raw)) else []
         case ast.JoinedStr():
             return ["".join(text for part in node.values for text in _texts(part, reading, depth + 1) or ["?"])]
-        case ast.BinOp(left=left, right=right):
-            parts = [*_texts(left, reading, depth + 1), *_texts(right, reading, depth + 1)]
-            return ["".join(parts)] if parts else []
+        case ast.BinOp():
+            operands = [text for part in _operands(node) for text in _texts(part, reading, depth + 1)]
+            return ["".join(operands)] if operands else []
         case ast.List() | ast.Tuple():
             return [text for item in node.elts for text in _texts(item, reading, depth + 1)]
         case ast.Dict():
@@ -248,6 +251,15 @@ def _texts(node: ast.expr, reading: Reading, depth: int = 0) -> list[str]:
             return _texts(inner, reading, depth + 1)
         case _:
             return []
+
+
+def _operands(node: ast.expr) -> list[ast.expr]:
+    """From left to right.  A sum of a thousand terms is as many nodes deep and no nesting that anybody wrote."""
+    operands = []
+    while isinstance(node, ast.BinOp):
+        operands.append(node.right)
+        node = node.left
+    return [node, *reversed(operands)]
 
 
 def _pair(key: ast.expr, value: ast.expr, reading: Reading, depth: int) -> list[str]:

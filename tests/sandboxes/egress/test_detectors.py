@@ -315,6 +315,7 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
         ExecEvent(box="b", at=0.0, argv=("bash", "-c", ":;" * 60_000 + "./xmrig")),
         ExecEvent(box="b", at=0.0, code="f(" * 90 + "[" + "'a'," * 60_000 + "]" + ")" * 90),
         ExecEvent(box="b", at=0.0, code="f()\n" * 60_000 + "os.system('./xmrig')"),
+        ExecEvent(box="b", at=0.0, argv=("python3", "-c", "x = " + "+".join("1" * 3000) + "\nos.system('./xmrig')")),
         shell("".join(f"bash <<A{n}\n" for n in range(9)) + "./xmrig\n" + "".join(f"A{n}\n" for n in range(8, -1, -1))),
     ],
     ids=[
@@ -325,6 +326,7 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
         "commands",
         "nested calls",
         "calls",
+        "a sum too deep for a syntax tree",
         "depth",
     ],
 )
@@ -341,10 +343,21 @@ def test_what_is_not_read_is_said(event):
         ExecEvent(box="b", at=0.0, argv=("bash", "-c", "sort | uniq -c"), stdin="1 2 3\n" * 200_000),
         ExecEvent(box="b", at=0.0, code="x = " + repr(list(range(30_000)))),
         ExecEvent(box="b", at=0.0, code="print(sum(sorted(list(" + repr([1] * 60_000) + "))))"),
+        ExecEvent(
+            box="b", at=0.0, code="print(" + " + ".join(map(str, range(300))) + ", " + " + ".join(["'a'"] * 300) + ")"
+        ),
         ExecEvent(box="b", at=0.0, argv=("git", "add", *(f"src/file{n}.py" for n in range(5000)))),
         shell("\n".join(f"if test -f conf{n}; then echo yes; fi" for n in range(1500))),
     ],
-    ids=["data for a program", "data for a script", "a table", "a table in calls", "many files", "a long script"],
+    ids=[
+        "data for a program",
+        "data for a script",
+        "a table",
+        "a table in calls",
+        "long sums",
+        "many files",
+        "a long script",
+    ],
 )
 def test_much_ordinary_work_is_read_or_is_no_code(event):
     assert Suite(POLICY).feed(event) == []
