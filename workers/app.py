@@ -36,6 +36,7 @@ app.conf.update(
     # Longer than any task may last; otherwise a slow task would be started a second time beside itself.
     broker_transport_options={"visibility_timeout": 300},
     task_ignore_result=True,
+    result_expires=None,  # there are none to expire, and no task of Celery's own that would see to it
     broker_connection_retry=True,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
@@ -44,6 +45,7 @@ app.conf.update(
     worker_hijack_root_logger=False,
     worker_redirect_stdouts=False,
     timezone="UTC",
+    beat_scheduler="workers.beat.SteadyScheduler",
     beat_schedule={
         # A tick that nobody took in time is useless: the next one does its work.
         "reconcile": {

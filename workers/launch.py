@@ -11,7 +11,7 @@ What a kill -9 leaves behind, and who mends it:
 import os
 import shlex
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -44,12 +44,17 @@ def launch(run_id: str) -> None:
     reconcile sends another.
     """
     run = Run.objects.filter(id=UUID(run_id), state=State.QUEUED, desired=Desired.RUN).first()
-    if run is None or timezone.now() < run.state_since + back_off(run.attempt):
+    if run is None or not is_over(run.state_since, back_off(run.attempt)):
         return
     try:
         start_attempt(run, ray_jobs.connect())
     except RayUnreachable as error:
         log.warning("Ray cannot be reached; reconcile tries again", run=run_id, error=str(error))
+
+
+def is_over(since: datetime, wait: timedelta) -> bool:
+    """Also where ``since`` lies ahead: then the clock was set back, and nobody knows how long it has been."""
+    return not timedelta() <= timezone.now() - since < wait
 
 
 def back_off(attempts: int) -> timedelta:

@@ -30,7 +30,7 @@ from webapp import queue
 from webapp.runs.models import ENDED, LIVE, Desired, Run, State
 from workers import ray_jobs
 from workers.app import app
-from workers.launch import submit
+from workers.launch import is_over, submit
 from workers.ray_jobs import Job, Jobs, RayUnreachable
 
 RESEND_AFTER = timedelta(seconds=4)
@@ -74,9 +74,10 @@ def _only_one() -> Iterator[bool]:
 
 
 def resend_lost_messages() -> None:
-    waiting = Run.objects.filter(state=State.QUEUED, desired=Desired.RUN, state_since__lt=timezone.now() - RESEND_AFTER)
-    for run_id in waiting.order_by("state_since").values_list("id", flat=True):
-        queue.send(queue.LAUNCH, str(run_id))
+    waiting = Run.objects.filter(state=State.QUEUED, desired=Desired.RUN).order_by("state_since")
+    for run_id, since in waiting.values_list("id", "state_since"):
+        if is_over(since, RESEND_AFTER):
+            queue.send(queue.LAUNCH, str(run_id))
 
 
 def follow_jobs(jobs: Jobs) -> None:
@@ -99,7 +100,7 @@ def _follow(run: Run, job: Job | None, jobs: Jobs, *, web_answers: bool) -> None
         reason = "the engine did not obey in time and was stopped" if is_alive else "its job has ended"
         _give_up(run, jobs, State.CANCELLED, reason, stop=is_alive)
     elif job is None and run.state == State.LAUNCHING:
-        if now - run.state_since > RESUBMIT_AFTER:
+        if is_over(run.state_since, RESUBMIT_AFTER):
             submit(run, jobs)
     elif job is None or job.state != "alive":
         _restart_or_fail(run, jobs, *_why_ended(job), stop=False)

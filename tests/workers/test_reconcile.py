@@ -68,6 +68,19 @@ def test_a_lost_message_is_sent_again(run: Run, cluster: Any, sent: list[Any]) -
     assert sent == [(queue.LAUNCH, (str(run.id),))]
 
 
+def test_a_clock_that_was_set_back_holds_no_run_up(run: Run, cluster: Any, sent: list[Any]) -> None:
+    sent.clear()
+    Run.objects.update(state_since=seconds_ago(-3600))
+    reconcile()
+    assert sent == [(queue.LAUNCH, (str(run.id),))]
+    launch(str(run.id))
+    cluster.restart()
+    assert state_of(run) == State.LAUNCHING
+    Run.objects.update(state_since=seconds_ago(-3600))
+    reconcile()
+    assert list(cluster.jobs) == [f"run-{run.id}-1"]
+
+
 def test_a_paused_queued_run_is_kept_back(run: Run, cluster: Any, sent: list[Any]) -> None:
     sent.clear()
     Run.objects.update(state_since=seconds_ago(10), desired=Desired.PAUSE)
