@@ -1,10 +1,12 @@
-"""A folder that is there as a whole or not at all, and what is said of one that the disk has spoilt since."""
+"""Files and folders that are there as a whole or not at all, and what is said of one that the disk has spoilt since."""
 
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 
 class DamagedFile(Exception):
@@ -22,22 +24,50 @@ def read_back(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Around the writing of ``path``.  Raises OSError for what its format makes of one, e.g. of a full disk."""
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        first: BaseException = error
+        while first.__context__ is not None:
+            first = first.__context__
+        raise OSError(f"{path}: {first}") from error
+
+
+@contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A folder to write into; it becomes ``folder``, fsynced and in one rename, unless something is raised.
 
-    Raises OSError if ``folder`` exists and is not empty.
+    Then nothing is left of it: a full disk has its space back.  Raises OSError if ``folder`` exists and is not empty.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
-    for path in [*partial.rglob("*"), partial]:
-        _fsync(path)
-    partial.rename(folder)
-    _fsync(folder.parent)
+    try:
+        yield partial
+        for path in [*partial.rglob("*"), partial]:
+            fsync(path)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    fsync(folder.parent)
 
 
-def _fsync(path: Path) -> None:
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a small file so that after a power cut it is the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Of a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -35,7 +35,7 @@ from engine.training.policy import token_logprobs
 from engine.training.preferences import Pair, PreferenceMetrics, pair_batches, preference_loss
 from engine.training.reference import frozen_copy, needs_reference, penalises
 from engine.training.replaying import NO_REPLAY, Replay, add_imitation_gradient, evenly, imitation_clips
-from engine.training.saving import read_back, whole_folder
+from engine.training.saving import read_back, whole_folder, written
 from engine.training.supervised import batch_of_step
 
 __all__ = ["NonFiniteGradient", "NothingToTrain", "Trainer"]
@@ -332,11 +332,14 @@ class Trainer:
     def save(self, folder: Path, *, beside: Mapping[str, Any] | None = None) -> None:
         """Write ``model/`` (loadable by transformers) and ``trainer.pt`` (everything else, and ``beside``).
 
-        All or nothing.  Raises OSError if ``folder`` exists and is not empty.
+        All or nothing.  Raises OSError, also if ``folder`` exists and is not empty.
         """
-        with whole_folder(Path(folder)) as partial:
-            save_pretrained(self.model, partial / "model", tokenizer_for(self._spec.environment.id))
-            torch.save(self._state() | {"beside": dict(beside or {})}, partial / "trainer.pt")
+        with whole_folder(folder) as partial:
+            with written(folder / "model"):
+                save_pretrained(self.model, partial / "model", tokenizer_for(self._spec.environment.id))
+            # Through a file of Python's, whose errors say what happened; torch's own say "iostream error".
+            with written(folder / "trainer.pt"), (partial / "trainer.pt").open("wb") as file:
+                torch.save(self._state() | {"beside": dict(beside or {})}, file)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Take over what ``save`` wrote; what follows is bit-identical to never having stopped.

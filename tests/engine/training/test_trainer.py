@@ -1,6 +1,7 @@
 """The trainer on a tiny policy, one thread: there every claim is about bits."""
 
 import random
+import resource
 
 import numpy as np
 import pytest
@@ -355,6 +356,21 @@ def test_a_crash_while_saving_leaves_no_folder_and_the_next_save_works(tmp_path,
         "tokenizer.json",
         "trainer.pt",
     ]
+
+
+@pytest.mark.parametrize("file", ["model/model.safetensors", "trainer.pt"])
+def test_a_full_disk_is_an_os_error_with_its_reason_and_has_its_space_back(tmp_path, file):
+    trainer = Trainer(run_spec())
+    trainer.cold_start(demonstrations(), steps=1, first_step=0)  # with an optimiser that is larger than the weights
+    trainer.save(tmp_path / "here")
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "here" / file).stat().st_size - 1000, most))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            trainer.save(tmp_path / "there")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
 def test_saving_over_another_checkpoint_is_refused(tmp_path):
