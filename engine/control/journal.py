@@ -39,6 +39,11 @@ class Journal:
     def last_seq(self) -> int:
         return self._spool.last_seq
 
+    def admit_losses(self) -> None:
+        """Say how many events of earlier attempts the disk has spoilt before the service had them."""
+        if lost := self._spool.cut_lines:
+            self.log("warning", "spool", f"{lost} events of earlier attempts are lost: the disk has spoilt them")
+
     def say(self, kind: type[Any], **fields: Any) -> None:
         """One event of ``kind`` (a class of ``engine.spec.event``); number, attempt and time are added here."""
         self.say_all([(kind, fields)])

@@ -145,6 +145,7 @@ class Loop:
             total_steps=self._spec.rl_steps,
             from_cold_start_step=self._state.cold_start_steps,
         )
+        self._journal.admit_losses()
         async with self._phase("start", done):
             if problems := lacking(self._spec):
                 raise RunFailed("; ".join(map(str, problems)))

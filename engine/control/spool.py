@@ -14,9 +14,12 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
+
+from engine.training.saving import fsync, write_durably
 
 LONGEST_EVENT_BYTES = 3 * 2**20
 """Shorter than the largest batch (4 MiB), so every event can be sent."""
@@ -40,11 +43,18 @@ class Spool:
         self._lock_file = _locked(folder / "lock", lock_timeout_s)
         self.acked = _read_number(folder / "acked")
         """The highest number that the service has."""
-        self._segments = [_Segment.opened(path) for path in sorted(folder.glob("[0-9]*.jsonl"))]
+        self._segments = [_Segment.opened(path, self.acked) for path in sorted(folder.glob("[0-9]*.jsonl"))]
         self._check_consecutive()
-        if not self._segments:
-            self._begin_segment(self.acked + 1)
-        self._writer = self._opened_for_append()
+        self.cut_lines = sum(segment.cut_lines for segment in self._segments)
+        """Whole lines that were no events when it was opened, and what came after them: a kill only tears the last."""
+        if self._segments and self.last_seq < self.acked:  # what is lost the service has: its numbers are taken
+            for segment in self._segments:
+                segment.path.unlink()
+            self._segments = []
+        if self._segments:
+            self._writer = self._segments[-1].path.open("ab", buffering=0)
+        else:
+            self._writer = self._begun_segment(self.acked + 1)
 
     @property
     def last_seq(self) -> int:
@@ -67,8 +77,7 @@ class Spool:
             old = self._segments
             self._segments = []
             self.acked = next_seq - 1
-            self._begin_segment(next_seq)
-            self._writer = self._opened_for_append()
+            self._writer = self._begun_segment(next_seq)
             for segment in old:
                 if segment.path != self._segments[-1].path:
                     segment.path.unlink()
@@ -90,7 +99,8 @@ class Spool:
             segment.add(lines)
             last_seq = self.last_seq
             if segment.size >= self._segment_bytes:
-                self._roll(segment)
+                with suppress(OSError):  # the batch stands in the full segment, and the next one tries again
+                    self._roll(segment)
             return last_seq
 
     def read(self, first_seq: int, *, max_events: int, max_bytes: int) -> list[bytes]:
@@ -111,7 +121,7 @@ class Spool:
             if seq <= self.acked:
                 return
             self.acked = seq
-            _write_durably(self._folder / "acked", str(seq).encode())
+            write_durably(self._folder / "acked", str(seq).encode())
             while len(self._segments) > 1 and self._segments[0].next_seq - 1 <= seq:
                 self._segments.pop(0).path.unlink(missing_ok=True)
 
@@ -132,18 +142,22 @@ class Spool:
             raise SpoolError(f"events cannot be written to {segment.path}: {error.strerror or error}") from error
 
     def _roll(self, full: "_Segment") -> None:
-        self._begin_segment(full.next_seq)
+        writer = self._begun_segment(full.next_seq)
         self._writer.close()
-        self._writer = self._opened_for_append()
+        self._writer = writer
 
-    def _opened_for_append(self) -> FileIO:
-        return self._segments[-1].path.open("ab", buffering=0)
-
-    def _begin_segment(self, first_seq: int) -> None:
+    def _begun_segment(self, first_seq: int) -> FileIO:
+        """Make the last segment, open for appending.  Raises OSError; then there is none."""
         path = self._folder / f"{first_seq:012d}.jsonl"
-        path.touch()
-        _sync_folder(self._folder)
+        writer = path.open("ab", buffering=0)
+        try:
+            fsync(self._folder)
+        except OSError:
+            writer.close()
+            path.unlink()
+            raise
         self._segments.append(_Segment(path, first_seq))
+        return writer
 
     def _check_consecutive(self) -> None:
         for left, right in zip(self._segments, self._segments[1:], strict=False):
@@ -158,14 +172,19 @@ class _Segment:
         self.path = path
         self.first_seq = first_seq
         self._ends = [0]
+        self.cut_lines = 0
 
     @classmethod
-    def opened(cls, path: Path) -> "_Segment":
-        """Read a segment of an earlier attempt and cut off a torn tail: what is no event of the expected number."""
+    def opened(cls, path: Path, acked: int) -> "_Segment":
+        """Read a segment of an earlier attempt and cut off a torn tail: what is no event of the expected number.
+
+        Lines up to ``acked`` only count: nobody reads them any more.
+        """
         segment = cls(path, int(path.stem))
         with path.open("rb") as file:
             for line in file:
-                if not line.endswith(b"\n") or _seq_of(line) != segment.next_seq:
+                if not line.endswith(b"\n") or (segment.next_seq > acked and _seq_of(line) != segment.next_seq):
+                    segment.cut_lines = sum(one.endswith(b"\n") for one in (line, *file))
                     break
                 segment.add([line])
         if segment.size != path.stat().st_size:
@@ -220,22 +239,3 @@ def _read_number(path: Path) -> int:
     if not text.isdigit():
         raise SpoolError(f"{path} holds no number ({text[:20]!r}); remove it, and what the service has is sent again")
     return int(text)
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    """Replace a small file so that after a power cut it is the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,12 +1,15 @@
 """The numbers of a run survive whatever ends the process that wrote them."""
 
+import errno
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from engine.control.journal import Journal
 from engine.control.spool import Spool, SpoolError
 
 
@@ -95,6 +98,70 @@ def test_missing_segments_are_told_not_skipped(tmp_path: Path) -> None:
     (tmp_path / "000000000002.jsonl").unlink()
     with pytest.raises(SpoolError, match="events 2 to 2 are missing"):
         Spool(tmp_path)
+
+
+def damaged(folder: Path, change: Callable[[bytearray], None]) -> Spool:
+    """Ten events, of which the service has eight, in one segment that the disk has changed."""
+    spool = Spool(folder)
+    spool.append(lines(1, 10), first_seq=1)
+    spool.acknowledge(8)
+    spool.close()
+    [segment] = folder.glob("*.jsonl")
+    content = bytearray(segment.read_bytes())
+    change(content)
+    segment.write_bytes(content)
+    return Spool(folder)
+
+
+def test_damage_to_what_the_service_has_costs_nothing(tmp_path: Path) -> None:
+    def spoil(content: bytearray) -> None:
+        content[5] ^= 0xFF
+
+    spool = damaged(tmp_path, spoil)
+    assert (spool.last_seq, spool.cut_lines) == (10, 0)
+    assert numbers(spool, 9) == [9, 10]
+
+
+def test_a_spool_cut_below_what_the_service_has_goes_on_above_it(tmp_path: Path) -> None:
+    def cut(content: bytearray) -> None:
+        del content[len(content) // 2 :]
+
+    spool = damaged(tmp_path, cut)
+    assert (spool.last_seq, spool.oldest_seq) == (8, 9)
+    spool.append(lines(9, 1), first_seq=9)
+    spool.close()
+    assert numbers(Spool(tmp_path), 9) == [9]
+
+
+def test_events_that_nobody_has_any_more_are_told_as_lost(tmp_path: Path) -> None:
+    def spoil(content: bytearray) -> None:
+        content[-len(lines(9, 1)[0]) - len(lines(10, 1)[0]) + 3] ^= 0xFF
+
+    spool = damaged(tmp_path, spoil)
+    assert spool.last_seq == 8
+    Journal(spool, attempt=2).admit_losses()
+    [told] = [json.loads(line) for line in spool.read(9, max_events=9, max_bytes=10_000)]
+    assert (told["seq"], told["level"]) == (9, "warning")
+    assert told["message"].startswith("2 events of earlier attempts are lost")
+
+
+def test_a_segment_that_cannot_be_begun_loses_nothing_of_the_full_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path, segment_bytes=10)
+
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("engine.control.spool.fsync", refuse)
+    spool.append(lines(1, 2), first_seq=1)
+    spool.append(lines(3, 1), first_seq=3)
+    monkeypatch.undo()
+    spool.append(lines(4, 1), first_seq=4)
+    spool.close()
+    again = Spool(tmp_path)
+    assert numbers(again) == [1, 2, 3, 4]
+    assert again.last_seq == 4
 
 
 FULL_DISK = """
