@@ -73,7 +73,7 @@ class Sightings(threading.Thread):
             lines, _, _ = file.read(BYTES_AT_ONCE).rpartition(b"\n")
         if not lines:
             return False
-        seen = [SIGHTING.validate_json(line) for line in lines.split(b"\n")]
+        seen = [one for line in lines.split(b"\n") if (one := self._read_back(line, path)) is not None]
         self._journal.say_all(list(_events(seen)))
         for one in seen:
             if isinstance(one, AlertSeen):
@@ -81,6 +81,18 @@ class Sightings(threading.Thread):
         self._read[path.name] = self._read.get(path.name, 0) + len(lines) + 1
         self._remember()
         return True
+
+    def _read_back(self, line: bytes, path: Path) -> RecordSeen | AlertSeen | None:
+        """None for a line that the disk has spoilt: the others, and the run, do not wait for it."""
+        try:
+            return SIGHTING.validate_json(line)
+        except ValidationError:
+            self._journal.log(
+                "warning",
+                "sightings",
+                f"{path} has a damaged line of {len(line)} bytes: what a box tried there is lost",
+            )
+            return None
 
     def _remember(self) -> None:
         beside = self._progress.with_suffix(".new")

@@ -130,3 +130,17 @@ def test_a_run_whose_boxes_try_nothing_has_no_folder(run: Run) -> None:
     run.reader.close()
     assert run.events() == []
     assert not (run.folder / "sightings").exists()
+
+
+def test_a_damaged_line_is_told_and_costs_nothing_but_itself(run: Run) -> None:
+    for seq in (1, 2, 3):
+        run.log.write(record(seq))
+    run.log.close()
+    [file] = (run.folder / "sightings").glob("*.jsonl")
+    first, second, third = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + b"\0" * (len(second) - 1) + b"\n" + third)
+    run.reader.close()
+    run.reader.drain()
+    assert run.numbers() == [("box", 1), ("box", 3)]
+    [warning] = [event["message"] for event in run.events() if event["kind"] == "log"]
+    assert warning.startswith(f"{file} has a damaged line of {len(second) - 1} bytes")
