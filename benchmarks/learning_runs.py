@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning_plan import Arm, Plan
+from engine.control.checkpoint import Checkpoints
 from engine.control.spool import Spool
 from engine.control.state import RunState
 from engine.spec.run import RunSpec
@@ -86,13 +87,13 @@ def _run(plan: Plan, folder: Path, arm: Arm, seed: int, say: Callable[[str], Non
 
 def _start_from(cold: Path, place: Path, spec: RunSpec) -> None:
     """The checkpoint of the shared cold start, as if this run had made it; its evaluation is made anew."""
-    checkpoints = place / "checkpoints"
-    shutil.copytree(cold / "checkpoints", checkpoints)
+    shutil.copytree(cold / "checkpoints", place / "checkpoints")
     (place / "spool").mkdir()
-    for file in checkpoints.glob("step-*/state.json"):
-        state = RunState.model_validate_json(file.read_bytes())
-        fresh = RunState(spec=spec, cold_started=True, cold_start_steps=state.cold_start_steps)
-        file.write_text(fresh.model_dump_json())
+    checkpoints = Checkpoints(place / "checkpoints", keep=1)
+    state = checkpoints.newest().state
+    if state is None:
+        raise RunFailed(f"{cold} has no whole checkpoint; remove {cold} to make it anew")
+    checkpoints.amend(RunState(spec=spec, cold_started=True, cold_start_steps=state.cold_start_steps))
 
 
 def _train(spec: RunSpec, place: Path, *, resume: bool) -> None:

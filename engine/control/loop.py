@@ -29,12 +29,12 @@ boxes tried is told by a thread (sightings.py) while it happens; the last of it 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from engine.control.checkpoint import CheckpointError, Checkpoints
+from engine.control.checkpoint import CheckpointError, Checkpoints, Damaged
 from engine.control.crew import Crew
 from engine.control.failures import AttemptFailed, AttemptRefused, Cancelled, RunFailed, divergence_named
 from engine.control.journal import Journal
@@ -135,9 +135,9 @@ class Loop:
         await self._finish()
 
     async def _start(self) -> None:
-        resumed = self._checkpoints.latest()
-        if resumed is not None:
-            self._state = resumed
+        found = self._checkpoints.newest()
+        if found.state is not None:
+            self._state = found.state
         done = self._state.finished_steps
         self._journal.say(
             event.Started,
@@ -147,6 +147,9 @@ class Loop:
         )
         self._journal.admit_losses()
         async with self._phase("start", done):
+            onward = "the run begins anew" if found.state is None else f"the run goes on after step {done}"
+            for damaged in found.damaged:
+                self._set_aside(damaged, onward)
             if problems := lacking(self._spec):
                 raise RunFailed("; ".join(map(str, problems)))
             self._judging = judging_for(self._spec)
@@ -157,18 +160,38 @@ class Loop:
             except BadRecording as error:
                 raise RunFailed(str(error)) from error
             self.position.ruled_through = self._state.quarantine.ruled_through
-            if resumed is not None:
-                await self._load_checkpoint(done)
+            if found.state is not None:
+                await self._load_checkpoint(done, verified=found.verified)
                 self._journal.log("info", "loop", f"resumed after step {done}")
                 self._announce(done, seconds=0.0)
         await self._boundary()
 
-    async def _load_checkpoint(self, step: int) -> None:
+    async def _load_checkpoint(self, step: int, *, verified: bool) -> None:
+        if not verified:
+            self._journal.log(
+                "warning",
+                "checkpoint",
+                f"the checkpoint after step {step} has no manifest, so nobody can tell whether it is what was written",
+            )
         try:
             await self._crew.load(self._checkpoints.path(step))
         except DamagedFile as error:
-            folder = self._checkpoints.path(step)
-            raise CheckpointError(f"{error}; remove {folder} to go on from the checkpoint before it") from error
+            if verified:
+                raise CheckpointError(
+                    f"{error}, although it is what was written: by another version of Palestra?"
+                ) from error
+            self._set_aside(Damaged(step, str(error)), "the next attempt goes on from the one before")
+            raise AttemptFailed(f"the checkpoint after step {step} is damaged: {error}") from error
+
+    def _set_aside(self, damaged: Damaged, onward: str) -> None:
+        """Told first: who is killed in between tells it again."""
+        self._journal.log(
+            "warning",
+            "checkpoint",
+            f"the checkpoint after step {damaged.step} is damaged: {damaged.how}; "
+            f"it is set aside as damaged-{damaged.step:06d}, and {onward}",
+        )
+        self._checkpoints.set_aside(damaged.step)
 
     async def _cold_start(self) -> None:
         steps = self._spec.recipe.cold_start_steps
@@ -376,7 +399,8 @@ class Loop:
             self._state.evaluations[done] = values
             self._state.trajectories += len(collected.trajectories)
             if done in self._checkpoints.steps():
-                self._checkpoints.amend(self._state)
+                with self._writing_checkpoint():
+                    self._checkpoints.amend(self._state)
         await self._boundary()
 
     async def _checkpoint_if_due(self) -> None:
@@ -387,13 +411,19 @@ class Loop:
     async def _checkpoint(self) -> None:
         done, began = self._state.finished_steps, time.monotonic()
         async with self._phase("checkpoint", done):
-            try:
+            with self._writing_checkpoint():
                 partial = self._checkpoints.begin()
                 await self._crew.save(partial)
                 self._checkpoints.complete(partial, self._state)
-            except OSError as error:
-                raise AttemptFailed(f"the checkpoint after step {done} cannot be written: {error}") from error
-            self._announce(done, seconds=time.monotonic() - began)
+                self._announce(done, seconds=time.monotonic() - began)
+
+    @contextmanager
+    def _writing_checkpoint(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            step = self._state.finished_steps
+            raise AttemptFailed(f"the checkpoint after step {step} cannot be written: {error}") from error
 
     async def _finish(self) -> None:
         async with self._phase("finish", self._state.finished_steps):

@@ -78,7 +78,7 @@ def _checkpoints_for(spec: RunSpec, folder: Path, *, resume: bool) -> Checkpoint
         raise BadSpec([f"{folder} holds no run to resume: leave --resume out, or give the --run-dir of the run"])
     try:
         checkpoints = Checkpoints(folder / "checkpoints", keep=spec.schedule.keep_checkpoints)
-        before = checkpoints.latest()
+        before = checkpoints.newest().state
     except (OSError, CheckpointError) as error:
         raise BadSpec([f"{folder}: {error}"]) from error
     if before is not None and (problems := differing_fields(before.spec, spec)):

@@ -86,21 +86,24 @@ def test_a_missing_gpu_fails_the_run_at_once_and_is_named(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("file", ["model/model.safetensors", "trainer.pt"])
-def test_a_damaged_checkpoint_is_named_with_the_remedy(
-    undisturbed: Any, run_toml: Path, tmp_path: Path, file: str
+def test_a_checkpoint_without_a_manifest_is_read_with_a_warning_and_set_aside_if_that_fails(
+    undisturbed: Any, run_toml: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(undisturbed.folder, tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "step-000005"
-    os.truncate(newest / file, (newest / file).stat().st_size // 2)
+    for manifest in newest.parent.glob("*/manifest.json"):
+        manifest.unlink()
+    os.truncate(newest / "trainer.pt", 1000)
     resume = ["train", run_toml, "--run-dir", tmp_path / "run", "--resume", "--in-process"]
     done = engine(*resume)
     assert done.returncode == 1
-    assert f"error: {newest / file} cannot be read (" in done.stderr
-    assert f"remove {newest} to go on from the checkpoint before it" in done.stderr
+    assert "the checkpoint after step 5 has no manifest" in done.stdout
+    assert f"error: the checkpoint after step 5 is damaged: {newest / 'trainer.pt'} cannot be read (" in done.stderr
     assert "Traceback" not in done.stderr
-    shutil.rmtree(newest)
-    assert engine(*resume).returncode == 0
+    again = engine(*resume)
+    assert again.returncode == 0
+    assert "the checkpoint after step 4 has no manifest" in again.stdout
+    assert (newest / "model" / "model.safetensors").read_bytes() == undisturbed.weights(5)
 
 
 def test_a_good_spec_is_told_in_a_line(run_toml: Path) -> None:

@@ -1,14 +1,17 @@
 """A run that was killed, whoever was killed and when, ends as if nothing had happened."""
 
 import os
+import shutil
 import signal
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.algorithms.filters import sampling_verdict
 from tests.engine.control.dying import begin_of
+from tests.engine.control.trainings import Training
 
 pytestmark = pytest.mark.timeout(900)
 """Whole runs: half a minute on a quiet machine, ten times as long on a busy one."""
@@ -46,6 +49,12 @@ def assert_same_run(training: Any, undisturbed: Any) -> None:
     assert [event["seq"] for event in training.events()] == list(range(1, finished["summary"]["events_emitted"] + 1))
     for measure in ("success_sampled", "success_greedy", "tool_error_rate", "steps"):
         assert finished["summary"][measure] == undisturbed.of_kind("finished")[0]["summary"][measure]
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 def in_phase(phase: str, step: int) -> Any:
@@ -122,6 +131,45 @@ def test_a_run_on_ray_killed_and_resumed_ends_with_the_same_weights(training: An
     training.die("collect", 4)
     training.finish("--resume")
     assert_same_run(training, undisturbed)
+
+
+@pytest.fixture(scope="module")
+def killed(run_toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was killed in its last step, with checkpoints after 0, 2 and 4."""
+    with Training(run_toml, tmp_path_factory.mktemp("killed") / "run") as training:
+        training.die("collect", 5, "--in-process")
+    return training.folder
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_that_the_disk_gives_back_as_it_was_written(
+    killed: Path, training: Any, undisturbed: Any
+) -> None:
+    shutil.copytree(killed, training.folder)
+    checkpoints = training.folder / "checkpoints"
+    flip_a_bit(checkpoints / "step-000004" / "model" / "model.safetensors")
+    (checkpoints / "step-000002" / "trainer.pt").unlink()
+    training.finish("--in-process", "--resume")
+    assert_same_run(training, undisturbed)
+    warnings = [event["message"] for event in training.of_kind("log") if event["source"] == "checkpoint"]
+    assert [message.split("(")[0] for message in warnings] == [
+        "the checkpoint after step 4 is damaged: model/model.safetensors has other bytes than were written ",
+        "the checkpoint after step 2 is damaged: trainer.pt is missing; it is set aside as damaged-000002, "
+        "and the run goes on after step 0",
+    ]
+    assert {path.name for path in checkpoints.glob("damaged-*")} == {"damaged-000004", "damaged-000002"}
+    assert training.of_kind("started")[-1]["from_step"] == 0
+
+
+def test_a_run_all_of_whose_checkpoints_are_damaged_begins_anew(killed: Path, training: Any, undisturbed: Any) -> None:
+    shutil.copytree(killed, training.folder)
+    for checkpoint in (training.folder / "checkpoints").iterdir():
+        flip_a_bit(checkpoint / "state.json")
+    training.finish("--in-process", "--resume")
+    assert training.weights(5) == undisturbed.weights(5)
+    assert tokens(training.lineage()) == tokens(undisturbed.events())
+    assert metric_keys(training.lineage()).keys() == metric_keys(undisturbed.events()).keys()
+    summaries = [one.of_kind("finished")[0]["summary"] for one in (training, undisturbed)]
+    assert summaries[0]["trajectories_stored"] == summaries[1]["trajectories_stored"]
 
 
 def pid_of(actor: str, events: list[dict[str, Any]]) -> int | None:
