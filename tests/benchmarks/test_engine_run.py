@@ -57,9 +57,9 @@ def test_json_and_table_hold_the_measured_numbers(steps: list[Step]) -> None:
     document = json.loads(json.dumps(as_json([comparison], machine={"cores": 2}, target=3.0)))
     setting = document["settings"]["completions"]
     assert setting["pairs"] == 1
-    assert setting["ratio"] == {"median": 2.0, "low": 2.0, "high": 2.0, "of_pairs": [2.0]}
+    assert setting["ratio"] == dict.fromkeys(("median", "p10", "p90", "min", "max"), 2.0) | {"n": 1, "of_pairs": [2.0]}
     assert setting["palestra"]["trajectories_per_s"]["median"] == mine.trajectories_per_s
-    assert setting["palestra"]["tokens_per_trajectory"]["low"] == 32
+    assert setting["palestra"]["tokens_per_trajectory"]["min"] == 32
     assert set(setting["trl"]["shares"]) == {*PHASES, "other"}
     assert [Step(**one) for one in setting["trl"]["runs"][0]["steps"]] == slower.steps
 

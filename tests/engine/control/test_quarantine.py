@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import rollout
 from rigs import Rig
 
 from engine.control import outcome
@@ -19,6 +18,7 @@ from engine.spec.run import RunSpec
 from engine.spec.security import Place, Ruling
 from engine.spec.trajectory import Trajectory
 from sandboxes.egress.detectors.finding import Finding
+from tests.engine.control.conftest import rollout
 
 SUSPECT = "train-1-0-1"
 

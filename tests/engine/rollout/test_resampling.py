@@ -116,7 +116,8 @@ async def test_an_experts_failures_are_not_the_rollouts(boxes):
     prefill = Prefill(expert.id, tuple(expert.turns[:2]), len(expert.turns), 0)
     asked = replace(FIRST, prefill=prefill)
     result, _ = await collected(boxes, {}, [asked], otherwise=[call("1/0"), answer("1")])
-    assert [one.status for one in result.trajectories[0].tool_calls] == ["error"] * 3
+    calls = [turn.tool_call for turn in result.trajectories[0].turns if turn.tool_call is not None]
+    assert [one.status for one in calls] == ["error"] * 3
     assert result.resampled == 0
 
 
