@@ -13,7 +13,7 @@ export function setClock(serverSeconds) {
 
 const STEPS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
-function distance(seconds) {
+export function distance(seconds) {
   const size = Math.abs(seconds);
   if (size < 5) return "just now";
   const [unit, name] = STEPS.find(([unit]) => size >= unit);
