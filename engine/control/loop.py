@@ -28,7 +28,6 @@ boxes tried is told by a thread (sightings.py) while it happens; the last of it 
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -50,6 +49,7 @@ from engine.control.starts import learn
 from engine.control.state import RunState
 from engine.control.steering import Steering
 from engine.control.summary import summary_of
+from engine.control.telling import Telling
 from engine.rollout.evaluation import evaluation_metrics
 from engine.rollout.requests import evaluation_requests
 from engine.spec import event
@@ -90,6 +90,7 @@ class Loop:
         self._spec = spec
         self._crew = crew
         self._journal = journal
+        self._telling = Telling(journal, release_within_steps=spec.environment.response.release_within_steps)
         self._checkpoints = checkpoints
         self._steering = steering
         self._quarantine = quarantine
@@ -97,7 +98,6 @@ class Loop:
         self._state = RunState(spec=spec)
         self._planner = Planner(spec)
         self._judging: Judging | None = None
-        self._told_of_expiry = False
         self.position = Position(spec.rl_steps, crew)
 
     async def run(self) -> Ending:
@@ -168,11 +168,7 @@ class Loop:
 
     async def _load_checkpoint(self, step: int, *, verified: bool) -> None:
         if not verified:
-            self._journal.log(
-                "warning",
-                "checkpoint",
-                f"the checkpoint after step {step} has no manifest, so nobody can tell whether it is what was written",
-            )
+            self._telling.no_manifest(step)
         try:
             await self._crew.load(self._checkpoints.path(step))
         except DamagedFile as error:
@@ -185,12 +181,7 @@ class Loop:
 
     def _set_aside(self, damaged: Damaged, onward: str) -> None:
         """Told first: who is killed in between tells it again."""
-        self._journal.log(
-            "warning",
-            "checkpoint",
-            f"the checkpoint after step {damaged.step} is damaged: {damaged.how}; "
-            f"it is set aside as damaged-{damaged.step:06d}, and {onward}",
-        )
+        self._telling.damaged(damaged, onward)
         self._checkpoints.set_aside(damaged.step)
 
     async def _cold_start(self) -> None:
@@ -222,10 +213,11 @@ class Loop:
             selected, judged = await self._judge(step, selected)
             selected = await self._credit(step, selected, release)
             learned, update_s = await self._update(step, selected, release)
-            self._tell_expired(step, learned)
+            self._telling.expired(step, learned)
             learned = learner_metrics(learned) | judged
         else:
-            self._leave_out_update(step, selected)
+            self._journal.trajectories(selected.kept)
+            self._telling.nothing_to_learn(step, len(selected.all))
         self._count(step, played, selected, release)
         seconds = time.monotonic() - began
         self.position.step_took(seconds)
@@ -260,7 +252,7 @@ class Loop:
                 self.position.progressed()
                 if enough_informative(self._spec, played.trajectories):
                     break
-            self._tell_discarded(step, played.discarded)
+            self._telling.discarded(step, played.discarded)
         await self._boundary()
         return played, spent.seconds
 
@@ -282,7 +274,7 @@ class Loop:
                 self._state.quarantine, step, within=self._spec.environment.response.release_within_steps
             )
             release.held = hold(release.held, step, everyone)
-            self._tell_quarantine(step, selected, release)
+            self._telling.quarantine(step, selected, release)
         return selected, release
 
     async def _judge(self, step: int, selected: Selected) -> tuple[Selected, dict[str, float]]:
@@ -330,46 +322,9 @@ class Loop:
             release.held = hold(release.held, step, marked[: len(selected.kept)])
         return marked
 
-    def _tell_expired(self, step: int, learned: dict[str, float]) -> None:
-        """The first time: a replay buffer that loses trajectories before it is full may never be."""
-        if learned.get("sil/expired", 0) > 0 and not self._told_of_expiry:
-            self._told_of_expiry = True
-            self._journal.log(
-                "warning",
-                "loop",
-                f"step {step}: {learned['sil/expired']:.0f} good trajectories became too old to be replayed, with "
-                f"{learned['sil/buffer']:.0f} in the buffer; it is replayed only when it is full, so that a smaller "
-                "recipe.self_imitation.replay_buffer would be replayed sooner",
-            )
-
     def _hear_rulings(self) -> None:
         self._state.quarantine = self._quarantine.heard(self._state.quarantine)
         self.position.ruled_through = self._state.quarantine.ruled_through
-
-    def _tell_quarantine(self, step: int, selected: Selected, release: Release) -> None:
-        for one in selected.quarantined:
-            alerts = ", ".join(one.alerts)
-            self._journal.log(
-                "warning", "quarantine", f"step {step}: {one.id} is not trained on until a ruling ({alerts})"
-            )
-        for group in release.groups:
-            told = ", ".join(group.out)
-            self._journal.log("info", "quarantine", f"step {step}: ruled benign and trained on now: {told}")
-        for late in release.late:
-            self._journal.log(
-                "warning",
-                "quarantine",
-                f"step {step}: {late} was ruled benign too late to be trained on (environment.response."
-                f"release_within_steps = {self._spec.environment.response.release_within_steps})",
-            )
-
-    def _leave_out_update(self, step: int, selected: Selected) -> None:
-        self._journal.trajectories(selected.kept)
-        self._journal.log(
-            "warning",
-            "loop",
-            f"step {step}: no update, since none of its {len(selected.all)} rollouts teaches anything",
-        )
 
     def _count(self, step: int, played: Played, selected: Selected, release: Release) -> None:
         """All together and only now: a pause inside the step saves the state of the step before."""
@@ -390,7 +345,7 @@ class Loop:
         async with self._phase("evaluate", done):
             await self._crew.sync_weights(done)
             collected = await self._crew.collect(evaluation_requests(self._spec, done, self._state.evaluation_tasks()))
-            self._tell_discarded(done, collected.discarded)
+            self._telling.discarded(done, collected.discarded)
             if not collected.trajectories:
                 raise RunFailed(f"no episode of the evaluation after step {done} could be played")
             values = evaluation_metrics(collected.trajectories)
@@ -494,12 +449,6 @@ class Loop:
         since = time.strftime("%H:%M:%S UTC", time.gmtime(self.position.since))
         whom = self.position.waiting_for or "nobody"
         return f"stalled: phase {self.position.phase} of step {self.position.step} waits for {whom} since {since}"
-
-    # ---- telling ----
-
-    def _tell_discarded(self, step: int, discarded: Counter[str]) -> None:
-        for reason, count in sorted(discarded.items()):
-            self._journal.log("warning", "rollout", f"step {step}: {count} episodes discarded: {reason}")
 
     def _announce(self, step: int, *, seconds: float) -> None:
         """Say once that there is a checkpoint, also if its attempt was killed before it could."""
