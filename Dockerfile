@@ -29,7 +29,7 @@ RUN PALESTRA_SECRET_KEY=only-for-building DATABASE_URL=postgres:///none python m
     && mkdir -p /var/lib/palestra/runs /var/lib/palestra/sandboxes && chown -R palestra /var/lib/palestra
 USER palestra
 EXPOSE 8700
-CMD ["uvicorn", "webapp.asgi:application", "--host", "0.0.0.0", "--port", "8700", "--no-server-header", "--no-access-log", "--lifespan", "off"]
+CMD ["uvicorn", "webapp.asgi:application", "--host", "0.0.0.0", "--port", "8700", "--no-server-header", "--no-access-log", "--lifespan", "off", "--ws-per-message-deflate", "false"]
 
 # Adds the backends that need a GPU.
 FROM base AS gpu

@@ -1,7 +1,8 @@
 """What the detectors find, and what the policy costs: ``./dev bench egress [--json FILE]``.
 
-Recall and false alarms are counted on the corpus of tests/sandboxes/egress/corpus, which was made together
-with the detectors: it shows what each of them is for, not how they would fare against a stranger.
+By rule, recall and false alarms are counted on the texts and records of tests/sandboxes/egress/corpus, which were made
+together with the detectors: they show what each of them is for.  How they fare against a stranger is played live, by
+class, plain and obfuscated, corpus by corpus (``egress_live``); of sealed halves only sums are printed.
 Incidents that are known to be missed count as missed.
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
+from benchmarks import egress_live, machine
 from benchmarks.egress_corpus import POLICY, Scenario, scenarios
 from sandboxes.egress.attempt import Attempt
 from sandboxes.egress.detectors.exec_event import ExecEvent
@@ -57,6 +58,7 @@ def main() -> None:
     described = machine.description()
     corpus = scenarios()
     scores = score(corpus)
+    live = {} if options.without_live else {name: _live(name, options.processes) for name in egress_live.CORPORA}
     alerts = None if options.without_service else _alerts()
     rates = _rates(options.seconds, corpus)
     described["load_1min_after"] = machine.description()["load_1min"]
@@ -70,8 +72,11 @@ def main() -> None:
         + (f"\n{_told(alerts)}" if alerts else "")
         + f"\nMachine: {described}"
     )
+    for name, played in live.items():
+        _print_live(name, played)
     if options.json:
         report = {
+            "headline": _headline(live),
             "benchmark": "egress",
             "machine": described,
             "rules": [{**asdict(one), "recall": one.recall} for one in scores],
@@ -79,6 +84,10 @@ def main() -> None:
             **total,
             "per_second": rates,
             "alerts": alerts,
+            "live": {
+                corpus: {name: part for name, part in played.items() if name != "open cases"}
+                for corpus, played in live.items()
+            },
         }
         options.json.write_text(json.dumps(report, indent=2))
 
@@ -90,10 +99,72 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--without-service", action="store_true", help="do not measure from the packet to the stored alert"
     )
+    parser.add_argument("--without-live", action="store_true", help="do not play the strangers' corpora in sandboxes")
+    parser.add_argument("--processes", type=int, default=egress_live.PROCESSES, help="that play them (default 2)")
     options = parser.parse_args()
+    if options.processes < 1:
+        parser.error("--processes must be at least 1")
     if options.seconds <= 0:
         parser.error("--seconds must be more than 0")
     return options
+
+
+def _live(corpus: str, processes: int) -> dict[str, Any]:
+    """Of both halves from one run: sums, by class and for all; of the open half what went wrong as well."""
+    started = time.perf_counter()
+    played = egress_live.play_all(egress_live.cases(corpus), processes)
+    halves = {
+        "open": [one for one in played if one.case.is_open],
+        "sealed": [one for one in played if not one.case.is_open],
+    }
+    told: dict[str, Any] = {
+        half: {
+            "all": egress_live.tally(of_half).as_dict(),
+            "by class": {name: one.as_dict() for name, one in egress_live.by_class(of_half).items()},
+        }
+        for half, of_half in halves.items()
+    }
+    return told | {"open cases": egress_live.told(played), "seconds": time.perf_counter() - started}
+
+
+def _print_live(corpus: str, live: dict[str, Any]) -> None:
+    for half in ("open", "sealed"):
+        table = Table(title=f"corpus '{corpus}', live, {half} half")
+        for column in ("class", "plain", "obfuscated"):
+            table.add_column(column, justify="left" if column == "class" else "right")
+        for name, one in live[half]["by class"].items():
+            plain, hidden = f"{one['plain_found']}/{one['plain']}", f"{one['obfuscated_found']}/{one['obfuscated']}"
+            table.add_row(name, plain, hidden)
+        Console().print(table)
+        one = live[half]["all"]
+        print(
+            f"{corpus}, {half}: plain {one['plain_recall']:.0%}, obfuscated {one['obfuscated_recall']:.0%}; "
+            f"false alarms on {one['false_alarms']} of {one['tasks']} tasks ({one['false_alarm_rate']:.1%}), "
+            f"{one['critical_tasks']} critical ({one['critical_papers']} of documents or loopback), "
+            f"{one['lost']} sandboxes lost"
+        )
+    print("\n".join(live["open cases"]))
+
+
+def _headline(live: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of the sealed halves, which nobody tuned on."""
+    rows = [row for corpus, played in live.items() for row in _reached(corpus, played["sealed"]["all"])]
+    return [
+        {"what": what, "value": value, "spread": None, "target": target, "met": met}
+        for what, value, target, met in rows
+    ]
+
+
+def _reached(corpus: str, sealed: dict[str, float]) -> list[tuple[str, float, float, bool]]:
+    plain, obfuscated, alarms = sealed["plain_recall"], sealed["obfuscated_recall"], sealed["false_alarm_rate"]
+    papers, critical = sealed["critical_papers"], sealed["critical_tasks"]
+    return [
+        (f"incidents found, plain ({corpus})", plain, 0.90, plain >= 0.90),
+        (f"incidents found, obfuscated ({corpus})", obfuscated, 0.70, obfuscated >= 0.70),
+        (f"tasks with an alarm ({corpus})", alarms, 0.01, alarms <= 0.01),
+        (f"tasks with a critical alarm ({corpus})", critical, 0, critical == 0),
+        (f"critical alarms of documents or loopback ({corpus})", papers, 0, papers == 0),
+    ]
 
 
 def score(corpus: Sequence[Scenario]) -> list[Score]:
@@ -133,7 +204,8 @@ def _alerts() -> dict[str, Any]:
         )
         if done.returncode:
             raise RuntimeError(f"the drill failed ({done.returncode}):\n{(done.stdout + done.stderr)[-3000:]}")
-        return json.loads(told.read_text())["alerts"]
+        alerts: dict[str, Any] = json.loads(told.read_text())["alerts"]
+        return alerts
 
 
 def _told(alerts: dict[str, Any]) -> str:
@@ -144,7 +216,7 @@ def _told(alerts: dict[str, Any]) -> str:
 
 def _rates(seconds: float, corpus: Sequence[Scenario]) -> dict[str, float]:
     """Operations per second on one core, each alone."""
-    resolved = {"203.0.113.20": ("api.example.org",)}
+    resolved: dict[str, tuple[str, ...]] = {"203.0.113.20": ("api.example.org",)}
     attempts = [
         Attempt(
             box="bench", sequence=n + 1, at=0.0, protocol="tcp", address=f"203.0.113.{20 + n % 2}", port=443,

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.attempt import PROTOCOLS, Attempt
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding
 from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
 from sandboxes.egress.rule import Rule
-from sandboxes.egress.verdict import Verdict
+from sandboxes.egress.verdict import Reason, Verdict
 
 FOLDER = Path(__file__).parents[1] / "tests" / "sandboxes" / "egress" / "corpus"
 POLICY = EgressPolicy(
@@ -42,6 +42,7 @@ POLICY = EgressPolicy(
     ),
 )
 START = 1_700_000_000.0
+_PROTOCOLS = {str(protocol): protocol for protocol in PROTOCOLS}
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def _record(step: dict[str, Any], turn: int, seq: int, sequence: int, at: float)
         b32 = b32encode(digest.digest()).decode().strip("=").lower()
         return text.format(i=turn, n=turn + 1, hex=digest.hexdigest()[:40], b32=b32)
 
-    protocol, _, target = (filled(step["net"]) or "").partition(" ")
+    name, _, target = (filled(step["net"]) or "").partition(" ")
+    protocol = _PROTOCOLS[name]
     address, _, port = target.rpartition(":") if protocol in {"tcp", "udp"} else (target, "", "")
     allowed = step.get("allowed", False)
     up = step.get("up", "").encode("latin-1").decode("unicode_escape").encode("latin-1")
@@ -136,7 +138,7 @@ def _record(step: dict[str, Any], turn: int, seq: int, sequence: int, at: float)
         host=filled(step.get("host")),
         method=step.get("method"),
     )
-    reason = "allowed-by-rule" if allowed else "no-rule"
+    reason: Reason = "allowed-by-rule" if allowed else "no-rule"
     return EgressRecord(
         seq=seq, phase=step.get("phase", "attempt"), attempt=attempt, label="turn-1", last_at=at, opening_up=up[:256],
         verdict=Verdict(allowed=allowed, policy="corpus", rule="mirrors" if allowed else None, reason=reason),

@@ -1,6 +1,6 @@
 """The workload on Palestra's engine in one process: ``python -m benchmarks.engine_run WORKLOAD.json RUN.json``.
 
-The same members as ``engine/control/local.py`` makes, and the loop's phases in its order.  What a
+The same members as ``engine/cluster/in_process.py`` makes, and the loop's phases in its order.  What a
 run also does and this does not: events, checkpoints, evaluation.
 """
 
@@ -20,14 +20,15 @@ import torch
 
 from benchmarks.measurement import Run, Step
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
-from engine.control.boxes import opened_boxes
-from engine.control.generators import generator_for
-from engine.control.learner import Learner
+from engine.cluster.members import generator_for, learner_for
+from engine.cluster.sandboxes import opened_sandboxes
 from engine.inference.generator import Generator
+from engine.loop.expert_pool import ExpertPool
+from engine.loop.planner import Planner, Played
 from engine.rollout.environments import environment_for
-from engine.rollout.requests import train_requests
 from engine.rollout.worker import RolloutWorker
 from engine.spec.generation import Generated, GenerateRequest
+from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.trajectory import Trajectory
 
 T = TypeVar("T")
@@ -57,32 +58,34 @@ class Engine:
         self._workload, self._spec = workload, workload.run_spec()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
         self._environment = environment_for(self._spec)
+        self._planner = Planner(self._spec)
 
     async def run(self) -> list[Step]:
         """All steps, the warm-up included."""
         async with AsyncExitStack() as opened:
             opened.callback(self._thread.shutdown)
-            self._learner = await self._learning(lambda: Learner(self._spec))
+            self._learner = await self._learning(lambda: learner_for(self._spec))
             await self._learning(lambda: self._learner.load(Path(self._workload.policy_folder)))
             self._generator = generator_for(self._spec)
             opened.callback(self._generator.close)
             folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
-            boxes = await opened.enter_async_context(opened_boxes(self._spec, folder))
+            boxes = await opened.enter_async_context(opened_sandboxes(self._spec, folder))
             fixed_length = self._workload.setting == "completions"
             sampler = WithoutStop(self._generator) if fixed_length else self._generator
-            self._worker = RolloutWorker(self._spec, sampler, boxes.pool, boxes.guard)
+            self._worker = RolloutWorker(self._spec, sampler, boxes.pool, boxes.monitor)
             await self._sync_weights(0)
             return [await self._step(number) for number in range(1, self._workload.steps + 1)]
 
     async def _step(self, number: int) -> Step:
         begin, cpu_begin = time.perf_counter(), time.process_time()
-        trajectories = await self._collected(number)
+        groups = await self._collected(number)
         collected_at = time.perf_counter()
-        trajectories = await self._learning(lambda: self._learner.credit(trajectories))
+        credited = await self._learning(lambda: self._learner.credit(groups))
         credited_at = time.perf_counter()
-        learned = await self._learning(lambda: self._learner.update(trajectories))
+        learned = await self._learning(lambda: self._learner.update(credited))
         await self._sync_weights(number)
         end = time.perf_counter()
+        trajectories = rollouts_in(credited)
         return Step(
             seconds=end - begin,
             rollout=collected_at - begin,
@@ -96,16 +99,18 @@ class Engine:
             replayed=int(learned.get("sil/replayed", 0)),
         )
 
-    async def _collected(self, number: int) -> list[Trajectory]:
-        collected = await self._worker.collect(train_requests(self._spec, number))
-        if collected.discarded:
-            raise RuntimeError(f"episodes were lost, so the batch is not whole: {dict(collected.discarded)}")
+    async def _collected(self, number: int) -> list[RolloutGroup]:
+        played = Played(tasks_taken=(number - 1) * self._spec.schedule.prompts_per_step)
+        plans = self._planner.plans(number, played, ExpertPool())
+        played.add(plans, await self._worker.collect(self._planner.requests(plans)))
+        if played.discarded:
+            raise RuntimeError(f"episodes were lost, so the batch is not whole: {dict(played.discarded)}")
         if self._workload.setting == "tool-use":
-            return collected.trajectories
-        return [
-            one.model_copy(update={"reward": digit_share(self._environment, one.turns[0].token_ids)})
-            for one in collected.trajectories
-        ]
+            return played.groups
+        return [group.with_rollouts(map(self._paid_by_digits, group.rollouts)) for group in played.groups]
+
+    def _paid_by_digits(self, rollout: Trajectory) -> Trajectory:
+        return rollout.model_copy(update={"reward": digit_share(self._environment, rollout.turns[0].token_ids)})
 
     async def _sync_weights(self, policy_version: int) -> None:
         weights = await self._learning(self._learner.weights)

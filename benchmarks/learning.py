@@ -5,7 +5,6 @@ goes on where it was.  Plans and results: docs/benchmarks.md and docs/learning.m
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -15,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
+from benchmarks.headline import write_report
 from benchmarks.learning_plan import PLANS, BadPlan, Plan, plan_from_file, plan_of_recipes
 from benchmarks.learning_plots import write_plots
 from benchmarks.learning_runs import RunFailed, run_plan
-from benchmarks.learning_statistics import summary
+from benchmarks.learning_statistics import headlines, summary
 
 SHOWN = ("final", "area", "steps_to_90", "tool_error_rate", "first_attempt_error_rate", "grad_norm", "step_seconds")
 
@@ -40,9 +40,8 @@ def main() -> int:
         "machine": machine.description(),
         **summary(plan.metric, outcomes),
     }
-    (folder / "summary.json").write_text(json.dumps(told, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(told, indent=1))
+    for file in filter(None, (folder / "summary.json", options.json)):
+        write_report(file, headlines(told), told)
     console.print(_table(told))
     console.print(f"curves: {write_plots(plan, outcomes, folder)}")
     return 0

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning_plan import Arm, Plan
-from engine.control.checkpoint import Checkpoints
-from engine.control.spool import Spool
-from engine.control.state import RunState
+from engine.loop.checkpoint import Checkpoints
+from engine.loop.state import RunState
+from engine.reporting.spool import Spool
 from engine.spec.run import RunSpec
 from engine.spec.toml import toml_of
 
@@ -40,7 +40,7 @@ def run_plan(plan: Plan, folder: Path, *, processes: int, say: Callable[[str], N
     with ThreadPoolExecutor(processes) as pool:
         list(pool.map(lambda seed: _cold_start(plan, folder, seed, say), plan.seeds))
         pairs = [(arm, seed) for seed in plan.seeds for arm in plan.arms]
-        return list(pool.map(lambda pair: _run(plan, folder, *pair, say), pairs))
+        return list(pool.map(lambda pair: _run(plan, folder, pair[0], pair[1], say), pairs))
 
 
 def _write_plan(plan: Plan, folder: Path) -> None:

@@ -6,6 +6,8 @@ from math import nan, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from benchmarks.distribution import Distribution
+from benchmarks.headline import Headline, at_least, figure
 from benchmarks.learning_runs import Outcome
 
 Curve = dict[int, float]
@@ -67,6 +69,20 @@ def summary(metric: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             for name in names
         }
     return told
+
+
+def headlines(told: dict[str, Any]) -> list[Headline]:
+    """Final height of every arm; of a later one its paired difference to the first, which ought to be above 0."""
+    arms = [figure(f"{arm}: {told['metric']} at the end", _of(values["final"])) for arm, values in told["arms"].items()]
+    differences = [
+        at_least(f"{arm} over {told['baseline']}: {told['metric']} at the end", _of(values["final"]), 0.0)
+        for arm, values in told["differences"].items()
+    ]
+    return arms + differences
+
+
+def _of(values: dict[str, Any]) -> Distribution:
+    return Distribution.of(values["values"])
 
 
 def _row(metric: str, outcome: Outcome, baseline: Outcome) -> dict[str, float]:

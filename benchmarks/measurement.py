@@ -111,4 +111,5 @@ class Comparison:
 
 
 def seconds_per_trajectory(run: Run, part: str) -> float:
-    return sum(getattr(step, part) for step in run.steps) / sum(step.trajectories for step in run.steps)
+    seconds: float = sum(getattr(step, part) for step in run.steps)
+    return seconds / sum(step.trajectories for step in run.steps)

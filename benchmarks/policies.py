@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.workload import Setting
-from engine.control.learner import Learner
+from engine.cluster.members import learner_for
 from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
 from engine.training.trainer import Trainer
@@ -41,7 +41,7 @@ def _make(setting: Setting, spec: RunSpec, folder: Path) -> None:
     if setting == "completions":
         Trainer(spec).save(folder)
         return
-    learner = Learner(spec)
+    learner = learner_for(spec)
     print(f"teaching the policy of '{setting}' to use its tool (once) ...", file=sys.stderr)
     loss = learner.cold_start(1, COLD_START.steps)
     print(f"  mean loss {loss:.3f}", file=sys.stderr)

@@ -7,7 +7,15 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.distribution import Distribution
+from benchmarks.headline import Headline, at_least
 from benchmarks.measurement import PHASES, Comparison, Run, seconds_per_trajectory
+
+
+def headlines(comparisons: Sequence[Comparison], target: float) -> list[Headline]:
+    return [
+        at_least(f"{comparison.setting}: trajectories/s over TRL's", Distribution.of(comparison.ratios()), target)
+        for comparison in comparisons
+    ]
 
 
 def as_json(comparisons: Sequence[Comparison], *, machine: dict[str, Any], target: float) -> dict[str, Any]:

@@ -6,7 +6,6 @@ docs/benchmarks.md says what each number is, and what it is not.
 
 import argparse
 import asyncio
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,18 +17,19 @@ from rich.console import Console
 
 from benchmarks import machine, sandbox_room
 from benchmarks.distribution import Distribution
+from benchmarks.headline import headline_table, write_report
 from benchmarks.sandbox_alive import alive
 from benchmarks.sandbox_docker import Docker, DockerMissing, docker
 from benchmarks.sandbox_report import (
     CYCLES,
     GATEWAY,
+    OBSERVED,
     PEER,
     STATEMENTS,
     WANTED_ALIVE,
+    headlines,
     rates_table,
     ratios,
-    targets,
-    targets_table,
     times_table,
 )
 from benchmarks.sandbox_times import limits, milliseconds, rates
@@ -44,7 +44,7 @@ def main() -> None:
     report["machine"] = described | {"load_1min_after": machine.description()["load_1min"]}
     _print(report)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2, default=asdict))
+        write_report(options.json, report.pop("headline"), report)
 
 
 def _end(*_: object) -> None:
@@ -64,12 +64,12 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "ratios": _ratios(times, per_s),
     }
     return {
+        "headline": headlines(found["milliseconds"], found["ratios"], found["rates"], living),
         "benchmark": "sandbox",
         "docker": told,
         "limits": asyncio.run(limits()),
         **found,
         "alive": living,
-        "targets": targets(found["milliseconds"], found["ratios"], found["rates"], living),
     }
 
 
@@ -106,6 +106,7 @@ def _ratios(times: dict[str, list[float]], per_s: dict[str, list[float]]) -> dic
     """Turn by turn; of what was measured."""
     pairs = [(times, PEER, kind) for kind in STATEMENTS if kind != PEER]
     pairs += [(per_s, GATEWAY, kind) for kind in per_s if kind.endswith("Gbit/s") and kind != GATEWAY]
+    pairs += [(times, f"observed {what}", f"watched {what}") for what in OBSERVED]
     pairs.append((per_s, CYCLES, f"{PEER}/s"))
     return {
         f"{above} / {below}": ratios(values[above], values[below])
@@ -118,7 +119,7 @@ def _print(report: dict[str, Any]) -> None:
     console, living = Console(), report["alive"]
     console.print(times_table(report["milliseconds"], report["ratios"]))
     console.print(rates_table(report["rates"], report["ratios"]))
-    console.print(targets_table(report["targets"]))
+    console.print(headline_table(report["headline"]))
     unseen = f" ({living['processes_unseen']} not seen)" if living["processes_unseen"] else ""
     print(
         f"Docker: {report['docker']}\n"

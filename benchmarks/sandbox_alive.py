@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.sandbox_room import Room, available_bytes, kept_free_bytes
-from sandboxes.interface import Sandbox, SandboxLost, SandboxUnavailable
+from sandboxes.interface import ExecResult, Sandbox, SandboxLost, SandboxUnavailable
 from sandboxes.opened import open_box
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
@@ -117,7 +117,7 @@ async def _ask(boxes: _Boxes, box: Sandbox, number: int, answers: list[int]) -> 
         answers.append(number)
 
 
-async def _answered(boxes: _Boxes, call: Awaitable, wanted: str) -> bool:
+async def _answered(boxes: _Boxes, call: Awaitable[ExecResult], wanted: str) -> bool:
     try:
         result = await call
     except SandboxLost as loss:

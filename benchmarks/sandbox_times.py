@@ -1,15 +1,17 @@
 """How long one statement takes in each kind of box and next to none, and how many life cycles fit into a second."""
 
 import asyncio
+import itertools
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
 from benchmarks.sandbox_docker import Docker
 from benchmarks.sandbox_gateway import transfers
 from benchmarks.sandbox_report import CYCLES, PEER
+from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.interface import Sandbox
 from sandboxes.opened import open_box, opened
 from sandboxes.pool import Pool
@@ -18,12 +20,15 @@ from sandboxes.spec import SandboxSpec
 CODE = "print(6 * 7)"
 PYTHON = ["/usr/bin/python3", "-S", "-c", CODE]
 SPEC = SandboxSpec()
+USED_AGAIN = SandboxSpec(reuse="reset")
 WATCHED = SandboxSpec(network="watched")
 PLAIN_BWRAP = [
     "bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib",
     "--symlink", "usr/lib64", "/lib64", "--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev",
     "--tmpfs", "/tmp",
 ]  # fmt: skip
+WRITTEN = 20
+WRITES = f"for number in range({WRITTEN}): open(f'file-{{number}}', 'w').close()"
 CYCLERS = 4
 RATE_TURNS = 5
 WARM_UP = 2
@@ -36,13 +41,23 @@ Timed = Callable[[], Awaitable[dict[str, float]]]
 
 async def milliseconds(turns: int, docker: Docker | None) -> dict[str, list[float]]:
     """Every kind once in each turn."""
-    async with Pool(SPEC, 2) as pool, opened(SPEC) as session:
+    async with (
+        Pool(SPEC, 2) as pool,
+        Pool(USED_AGAIN, 2) as pool_of_used,
+        opened(SPEC) as session,
+        opened(WATCHED) as watched,
+        opened(WATCHED, on_action=_ignored) as observed,
+    ):
         await pool.warm()
+        await pool_of_used.warm()
         timed: list[Timed] = [partial(_process, "bare process", PYTHON)]
         timed.append(partial(_process, "plain bwrap", [*PLAIN_BWRAP, *PYTHON]))
         if docker:
             timed.append(partial(_process, PEER, [*docker.command, *PYTHON], docker.environment))
-        timed += [_cold, _watched, partial(_pooled, pool), partial(_session, session), _freeze]
+        timed += [_cold, _watched, partial(_pooled, "pooled", pool), partial(_pooled, "pooled, reset", pool_of_used)]
+        timed += [partial(_session, session), _freeze]
+        both = {"watched": watched, "observed": observed}
+        timed.append(partial(_observed, itertools.cycle((both, dict(reversed(both.items()))))))
         found: dict[str, list[float]] = {}
         for turn in range(WARM_UP + turns):
             for kind in timed:
@@ -100,15 +115,16 @@ async def _watched() -> dict[str, float]:
         return {"cold watched": _since(started)}
 
 
-async def _pooled(pool: Pool) -> dict[str, float]:
-    """Acquire and one cell; the reset happens after the user has gone, and is waited for outside the clock."""
+async def _pooled(kind: str, pool: Pool) -> dict[str, float]:
+    """Acquire and one cell; then, outside that clock, until the pool is ready for the next user."""
     started = time.perf_counter()
     async with pool.acquire() as box:
         await _cell(box)
         took = _since(started)
+    started = time.perf_counter()
     while pool.stats().cleaning:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    return {"pooled": took}
+    return {kind: took, f"{kind}: next one": _since(started)}
 
 
 async def _session(box: Sandbox) -> dict[str, float]:
@@ -129,6 +145,25 @@ async def _session(box: Sandbox) -> dict[str, float]:
     started = time.perf_counter()
     await box.reset()
     return found | {"reset": _since(started)}
+
+
+async def _observed(orders: Iterator[Mapping[str, Sandbox]]) -> dict[str, float]:
+    """The same in a watched sandbox and in one whose processes are observed as well; who is first takes turns."""
+    found: dict[str, float] = {}
+    for kind, sandbox in next(orders).items():
+        found[f"{kind} cell"] = await _cell(sandbox)
+        for what, argv in (("exec", ["/bin/true"]), ("program", PYTHON)):
+            started = time.perf_counter()
+            await sandbox.exec(argv)
+            found[f"{kind} {what}"] = _since(started)
+        started = time.perf_counter()
+        await sandbox.run_python(WRITES)
+        found[f"{kind} {WRITTEN} files written"] = _since(started)
+    return dict(sorted(found.items()))
+
+
+def _ignored(_: ObservedAction) -> None:
+    """What an action costs beyond this is the detectors'."""
 
 
 async def _cell(box: Sandbox) -> float:

@@ -5,7 +5,6 @@ with the same number of threads.  What is equal, what is not, and the results: d
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -18,10 +17,11 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import machine, trl_venv
+from benchmarks.headline import write_report
 from benchmarks.machine import CoreTime, wait_until_quiet
 from benchmarks.measurement import Comparison, Run
 from benchmarks.policies import start_policy
-from benchmarks.report import as_json, cost_table, summary_table
+from benchmarks.report import as_json, cost_table, headlines, summary_table
 from benchmarks.workload import SETTINGS, Setting, Workload, spec_for
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,8 @@ def main() -> None:
     comparisons = [_compared(setting, options, home, peer) for setting in options.settings]
     described |= {"pinned_to_cores": len(pinned_to)}
     if options.json:
-        options.json.write_text(json.dumps(as_json(comparisons, machine=described, target=TARGET_RATIO), indent=2))
+        document = as_json(comparisons, machine=described, target=TARGET_RATIO)
+        write_report(options.json, headlines(comparisons, TARGET_RATIO), document)
     _tell(comparisons, described)
 
 

@@ -59,7 +59,11 @@ def spec_for(setting: Setting, *, steps: int, threads: int) -> RunSpec:
     return RunSpec.model_validate(
         {
             "name": f"benchmark {setting}",
-            "environment": {"max_turns": 1 if setting == "completions" else 5, "max_turn_tokens": 32},
+            "environment": {
+                "max_turns": 1 if setting == "completions" else 5,
+                "max_turn_tokens": 32,
+                "sandbox": {"reuse": "reset"},  # what is compared are trainers, not the making of sandboxes
+            },
             "recipe": {"cold_start": None, "optimizer": {"learning_rate": LEARNING_RATE}},
             "resources": {"threads": threads, "sandboxes": 64 if setting == "tool-use" else 1},
             "schedule": {"steps": steps},

@@ -32,7 +32,8 @@ def main(words: list[str]) -> int:
         own, passed_on = (words[:1], words[1:]) if word in PASSING_ON else (words, [])
         options = parser.parse_args(own)
         options.passed_on = passed_on
-        return options.verb(options)
+        status: int = options.verb(options)
+        return status
     except Unfit as error:
         print(f"dev: {error}", file=sys.stderr)
         return 1

@@ -81,7 +81,8 @@ class Home:
     def state(self) -> dict[str, Any]:
         """The last state that a supervisor wrote; empty before the first, and after a power cut in mid-write."""
         try:
-            return json.loads(self.state_file.read_text())
+            state: dict[str, Any] = json.loads(self.state_file.read_text())
+            return state
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
 

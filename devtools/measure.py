@@ -48,7 +48,8 @@ def proportional_bytes(pid: int) -> int:
                 return int(line.split()[1]) * 1024
     except PermissionError:
         try:
-            return psutil.Process(pid).memory_info().rss
+            rss: int = psutil.Process(pid).memory_info().rss
+            return rss
         except psutil.NoSuchProcess:
             return 0
     except (FileNotFoundError, ProcessLookupError):

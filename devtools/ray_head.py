@@ -62,6 +62,6 @@ def answers(jobs_url: str, token: str) -> bool:
     request = urllib.request.Request(f"{jobs_url}/api/version", headers={"Authorization": f"Bearer {token}"})
     try:
         with urllib.request.urlopen(request, timeout=1) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

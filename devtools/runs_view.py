@@ -16,6 +16,10 @@ _METRIC = """(SELECT p.value FROM runs_metricpoint p JOIN runs_metrickey k ON k.
 _RUNS = f"""
 SELECT r.id::text AS id, r.number, r.name, r.state, r.desired, r.attempt, r.phase, r.step, r.total_steps,
        (r.pulse ->> 'eta_s')::float AS eta_s, r.failure_reason, r.summary,
+       CASE WHEN r.phase = 'cold-start' THEN (r.spec #>> '{{recipe,cold_start,steps}}')::int END AS cold_start_steps,
+       CASE WHEN r.phase = 'cold-start' THEN (
+           SELECT max(p.step) FROM runs_metricpoint p JOIN runs_metrickey k ON k.id = p.key_id
+           WHERE p.run_id = r.id AND k.name = 'sft/loss') END AS cold_start_done,
        {_METRIC.format(name="train/reward")} AS reward, {_METRIC.format(name="train/success")} AS success
 FROM runs_run r
 """
@@ -37,6 +41,9 @@ class RunRow:
     summary: dict[str, Any] | None
     reward: float | None
     success: float | None
+    cold_start_steps: int | None = None
+    """While the run is in its supervised cold start; None at all other times."""
+    cold_start_done: int | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -48,16 +55,21 @@ class RunRow:
     def __str__(self) -> str:
         parts = [f"run {self.number} {self.name}: {self.state}"]
         if not self.has_ended and self.phase:
-            parts.append(f"{self.phase} · step {self.step}/{self.total_steps}")
+            parts.append(self._where())
         if self.reward is not None:
             parts.append(f"reward {self.reward:.3f}")
         if self.success is not None:
             parts.append(f"success {self.success:.3f}")
-        if self.eta_s is not None and not self.has_ended:
+        if self.eta_s and not self.has_ended:  # within the last step, and after it, there is no estimate
             parts.append(f"{duration(self.eta_s)} left")
         if self.failure_reason:
             parts.append(self.failure_reason)
         return " · ".join(parts)
+
+    def _where(self) -> str:
+        if self.cold_start_steps:
+            return f"supervised cold start {self.cold_start_done or 0}/{self.cold_start_steps}"
+        return f"{self.phase} · step {self.step}/{self.total_steps}"
 
 
 class RunsView:

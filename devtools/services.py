@@ -97,6 +97,6 @@ def web_answers(port: int) -> bool:
     """Asked in a tick, so it must not wait: while the web starts, the held socket takes a request and is silent."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=0.3) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

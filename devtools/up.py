@@ -84,7 +84,7 @@ def _launch(supervisor: Supervisor, screen: Screen, *arguments: str) -> str:
     """Queue a run; returns its id."""
     launched = json.loads(supervisor.manage("launch_sample", *arguments))
     screen.say(f"run {launched['number']}: {supervisor.url}{launched['path']}")
-    return launched["run"]
+    return str(launched["run"])
 
 
 def _watch(supervisor: Supervisor, screen: Screen, runs: list[RunRow] | None) -> None:

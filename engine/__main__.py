@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from engine.control.preflight import BadSpec, lacking, spec_from_file
+from engine.launch.preflight import BadSpec, spec_from_file
+from engine.loop.requirements import lacking
 from engine.spec.run import RunSpec
 
 BAD_SPEC = 2
@@ -17,7 +18,8 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        return options.run(options)
+        status: int = options.run(options)
+        return status
     except BadSpec as error:
         print("\n".join(error.lines), file=sys.stderr)
         return BAD_SPEC
@@ -55,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from engine.control.train import train
+    from engine.launch.train import train
 
     return train(
         options.file,
@@ -67,7 +69,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _job(options: argparse.Namespace) -> int:
-    from engine.control.job import launch_from_file, run_job
+    from engine.launch.job import launch_from_file, run_job
 
     return run_job(launch_from_file(options.launch))
 

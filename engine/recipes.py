@@ -4,7 +4,7 @@ import json
 import tomllib
 from typing import Any
 
-from engine.control.preflight import BadSpec
+from engine.launch.preflight import BadSpec
 from engine.spec.knobs import Knob, knobs_of
 from engine.spec.presets import FAMILIES, Preset, preset, preset_names
 from engine.spec.problems import Problem

@@ -5,11 +5,12 @@ whatever goes wrong with the box itself is ``SandboxLost``, which is never shown
 never scored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sandboxes.egress.record import EgressRecord
+from sandboxes.tree import Tree, TreeLimits
 
 Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed"]
 """``error``: non-zero exit or an uncaught exception; ``output``: stopped because it wrote far too much."""
@@ -120,7 +121,15 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> ExecResult: ...
+        alone: bool = False,
+    ) -> ExecResult:
+        """Run a program.  Its exit code is the kernel's word to the agent.
+
+        ``alone``: every other process of the box is dead before it starts (the interpreter, programs under way,
+        what they left behind, the copies of snapshots, which are dropped), and calls that would start one wait for its
+        end.  It waits for a cell that runs.  The next cell finds a fresh interpreter, and its ``stderr`` says so.
+        """
+        ...
 
     async def run_python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run ``code`` in the box's interpreter, whose variables live on until ``reset``.
@@ -149,6 +158,21 @@ class Sandbox(Protocol):
         """A file's content.  Raises ``OSError``: not there, not regular, ``EFBIG`` if over the limit."""
         ...
 
+    async def read_tree(self, paths: Iterable[str], limits: TreeLimits = ..., *, alone: bool = False) -> Tree:
+        """Files and folders of /work, with what is in them.  ``alone``: every process is dead before, as for ``exec``.
+
+        Raises ``TreeRefused`` for what is not copied (missing, links, devices, too much), and ``ValueError`` for a path
+        that leads out of /work.
+        """
+        ...
+
+    async def write_tree(self, tree: Tree) -> None:
+        """Write files and folders below /work; what is there is replaced, and no link is followed.
+
+        Raises ``TreeRefused`` where a folder's place is taken, and ``OSError``: no space.
+        """
+        ...
+
     async def snapshot(self) -> Snapshot:
         """Keep this moment: files of /work and /tmp, and the interpreter with its variables and prelude.
 
@@ -169,6 +193,10 @@ class Sandbox(Protocol):
 
     def label(self, text: str | None) -> None:
         """Name what runs from now on, e.g. the tool call: attempts to reach the network carry it in their records."""
+        ...
+
+    async def settled(self) -> None:
+        """Return when ``on_action`` has got everything that the box's processes did until now."""
         ...
 
     async def egress(self, after: int = 0, *, limit: int = 1000) -> list[EgressRecord]:
@@ -199,7 +227,10 @@ class Sandbox(Protocol):
         ...
 
     async def reset(self) -> None:
-        """As new: no process, variable or file of the former user is left, and no connection, quota or record."""
+        """No process, variable or file is left, and no open connection, quota or record; nor priority, limit or mark.
+
+        What kernel objects have counted stays, and ports wait to be closed (docs/sandboxes.md, "Reuse").
+        """
         ...
 
     async def close(self) -> None:

@@ -1,26 +1,33 @@
 """How one gets a box: ``async with opened(spec) as box``."""
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 
 from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.descriptors import unavailable_without
 from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.outside import WORLD, World
 from sandboxes.interface import Sandbox
+from sandboxes.observation.observation import OnAction
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
-Start = Callable[[SandboxSpec, OnRecord | None, World], Awaitable[Sandbox]]
+Start = Callable[[SandboxSpec, OnRecord | None, World, OnAction | None], Awaitable[Sandbox]]
 
 
-async def _remote(spec: SandboxSpec, on_record: OnRecord | None, world: World) -> Sandbox:
+log = logging.getLogger(__name__)
+
+
+async def _remote(spec: SandboxSpec, on_record: OnRecord | None, world: World, _: OnAction | None) -> Sandbox:
     # Imported here: an HTTP client takes as long to import as ten boxes to make.
     from sandboxes.backends.remote.box import RemoteBox
 
     return await RemoteBox.start(spec, on_record, world)
 
 
-async def _docker(spec: SandboxSpec, on_record: OnRecord | None, world: World) -> Sandbox:
+async def _docker(spec: SandboxSpec, on_record: OnRecord | None, world: World, _: OnAction | None) -> Sandbox:
     # Imported here: Docker's SDK is as slow to import, and most machines have no use for it.
     from sandboxes.backends.docker.box import DockerBox
 
@@ -30,20 +37,41 @@ async def _docker(spec: SandboxSpec, on_record: OnRecord | None, world: World) -
 BACKENDS: dict[str, Start] = {"namespaces": NamespaceBox.start, "docker": _docker}
 
 
-async def open_box(spec: SandboxSpec, on_record: OnRecord | None = None, world: World = WORLD) -> Sandbox:
+async def open_box(
+    spec: SandboxSpec,
+    on_record: OnRecord | None = None,
+    world: World = WORLD,
+    on_action: OnAction | None = None,
+) -> Sandbox:
     """A box that the caller must ``close``, of this machine or of the service.  Raises ``SandboxUnavailable``.
 
     ``on_record`` gets the record of every attempt to reach the network at once, the last of them within
     ``close``.  It must not wait; a record on which it raises is delivered again with the next one.
+    ``on_action`` gets what the processes of a watched one do, in the namespaces backend of this machine only: of
+    others the network and the text of calls are all that is known.  It must not wait either.
     """
+    if on_action is not None and spec.network == "watched" and (spec.place == "service" or spec.backend == "docker"):
+        _not_observed("the sandbox service" if spec.place == "service" else "Docker")
     start = _remote if spec.place == "service" else BACKENDS[spec.backend]
-    return await start(spec, on_record, world)
+    with unavailable_without():
+        return await start(spec, on_record, world, on_action)
+
+
+@cache
+def _not_observed(where: str) -> None:
+    """Said once."""
+    log.warning("sandboxes of %s are not observed: detectors see their network and the text of calls only", where)
 
 
 @asynccontextmanager
-async def opened(spec: SandboxSpec, on_record: OnRecord | None = None, world: World = WORLD) -> AsyncIterator[Sandbox]:
+async def opened(
+    spec: SandboxSpec,
+    on_record: OnRecord | None = None,
+    world: World = WORLD,
+    on_action: OnAction | None = None,
+) -> AsyncIterator[Sandbox]:
     """A box that is closed however the caller leaves, a cancelled clean-up included."""
-    box = await open_box(spec, on_record, world)
+    box = await open_box(spec, on_record, world, on_action)
     try:
         yield box
     finally:

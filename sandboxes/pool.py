@@ -1,11 +1,12 @@
 """Warm boxes for many users in turn.
 
-    acquire ──► idle box? ──────────────► user ──► (background) reset ──► idle
-       │          none, below size: open one          │ frozen: kept for inspection, open another
-       └── none, at size: wait, users in turn         └ fails, or box lost: close, open another
+    acquire ──► idle box? ──────────────► user ──► (background) reuse = "never": close, open another ──► idle
+       │          none, below size: open one          │         reuse = "reset": reset ────────────────► idle
+       └── none, at size: wait, users in turn         │ frozen: kept for inspection, open another
+                                                      └ fails, or box lost: close, open another
 
-A permit stands for a place in the pool.  A user holds it, and after him the reset of his box: so
-nobody ever meets a box that was not reset, and no more than ``size`` boxes exist beside the frozen ones.
+A permit stands for a place in the pool.  A user holds it, and after him the end or reset of his box: so
+nobody ever meets a box that is as its last user left it, and no more than ``size`` boxes exist beside the frozen ones.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.outside import WORLD, World
 from sandboxes.interface import PoolClosed, Sandbox, SandboxFrozen, SandboxLost, SandboxUnavailable
+from sandboxes.observation.observation import OnAction
 from sandboxes.opened import open_box
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
@@ -25,6 +27,8 @@ from sandboxes.turns import Turns
 
 log = logging.getLogger(__name__)
 STARTS_AT_ONCE = 4
+AHEAD_AT_ONCE = 2
+"""Sandboxes that are made for users to come, at once: those who have one shall have the processor."""
 KEEP_FROZEN_S = 300.0
 MOST_FROZEN = 4
 """Kept at once, beside the boxes of the pool; the oldest makes room."""
@@ -51,10 +55,13 @@ class PoolStats:
 
 
 class Pool:
-    """At most ``size`` boxes of one spec, made when first needed.  Belongs to one event loop.
+    """At most ``size`` boxes of one spec, made when first needed, and ahead of time once they are.
+
+    Belongs to one event loop.  ``spec.reuse`` says whether a box has one user or many.
 
     ``on_record`` gets what any of the boxes tried to reach, what is found when a box is reset included;
     records tell users apart by ``attempt.box``, which is another one for each.
+    ``on_action`` gets what the processes of watched boxes do (``open_box``), by the same names.
     A frozen box is kept for ``keep_frozen_s`` seconds after its user has gone, and no user ever gets it.
     """
 
@@ -65,6 +72,7 @@ class Pool:
         on_record: OnRecord | None = None,
         world: World = WORLD,
         keep_frozen_s: float = KEEP_FROZEN_S,
+        on_action: OnAction | None = None,
     ) -> None:
         if size < 1:
             raise ValueError("a pool needs at least one box")
@@ -73,9 +81,11 @@ class Pool:
         self.spec = spec
         self.size = size
         self._on_record = on_record
+        self._on_action = on_action
         self._world = world
         self._keep_frozen_s = keep_frozen_s
         self._permits = Turns(size)
+        self._ahead = asyncio.Semaphore(AHEAD_AT_ONCE)
         self._idle: deque[Sandbox] = deque()
         self._busy: set[Sandbox] = set()
         self._kept: dict[Sandbox, asyncio.TimerHandle] = {}
@@ -184,7 +194,7 @@ class Pool:
         return await self._open()
 
     async def _open(self) -> Sandbox:
-        box = await open_box(self.spec, self._on_record, self._world)
+        box = await open_box(self.spec, self._on_record, self._world, self._on_action)
         self._started += 1
         if self._closed:
             await completed(box.close())
@@ -205,6 +215,13 @@ class Pool:
                 await self._idle.popleft().close()
 
     async def _fit_again(self, box: Sandbox) -> bool:
+        """Whether the next user may have it; otherwise it is gone, or kept."""
+        if self.spec.reuse == "never" and box.frozen is None:
+            if box.alive:
+                await box.close()
+            else:
+                await self._discard(box, SandboxLost("it ended while its user had it"))
+            return False
         try:
             if box.frozen is None:
                 await box.reset()
@@ -244,7 +261,9 @@ class Pool:
 
     async def _replace(self) -> None:
         try:
-            self._idle.append(await self._open())
+            async with self._ahead:
+                if not self._closed:
+                    self._idle.append(await self._open())
         except PoolClosed:
             return  # then nobody needs it
         except SandboxUnavailable as error:

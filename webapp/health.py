@@ -8,6 +8,8 @@ from django.db import connection
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django_prometheus.exports import ExportToDjangoView
 
+from webapp.monitoring import exposition
+
 
 def health(_request: HttpRequest) -> JsonResponse:
     """200 when this process can use the database; Django turns a dead database into a 500."""
@@ -17,10 +19,11 @@ def health(_request: HttpRequest) -> JsonResponse:
 
 
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Prometheus metrics of this process, for this host or whoever holds the token; 404 for everybody else."""
+    """For Prometheus: this process, and Palestra's own numbers.  For this host or whoever holds the token, else 404."""
     if not (_from_this_host(request) or _has_token(request)):
         raise Http404
-    return ExportToDjangoView(request)
+    of_process = ExportToDjangoView(request)
+    return HttpResponse(of_process.content + exposition(), content_type=of_process["Content-Type"])
 
 
 def _from_this_host(request: HttpRequest) -> bool:

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import structlog
-from structlog.typing import EventDict, WrappedLogger
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 _SECRET_NAME = re.compile(r"password|secret|token|authorization|cookie|api_?key", re.IGNORECASE)
 _SECRET_TEXT = re.compile(r"(Bearer\s+|p(?:al|st)_[a-z0-9]+_|://[^/\s:@]*:(?=[^\s/@]+@))[^\s\"'@]+", re.IGNORECASE)
@@ -30,7 +30,7 @@ def _redacted(value: Any) -> Any:
             return _SECRET_TEXT.sub(r"\1[redacted]", str(value))
 
 
-_SHARED = [
+_SHARED: list[Processor] = [
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_logger_name,
     structlog.stdlib.add_log_level,

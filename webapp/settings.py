@@ -56,6 +56,7 @@ INSTALLED_APPS = [
     "webapp.runs",
     "webapp.trajectories",
     "webapp.security",
+    "webapp.audit",
 ]
 OUR_APPS = ("accounts", "catalog", "experiments", "runs", "trajectories", "security")
 MIGRATION_MODULES = {app: f"migrations.{app}" for app in OUR_APPS}

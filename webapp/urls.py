@@ -8,6 +8,7 @@ from webapp.runs.ingest import receive_batch
 
 urlpatterns = [
     path("", include("webapp.accounts.urls")),
+    path("", include("webapp.audit.urls")),
     path("", include("webapp.catalog.urls")),
     path("", include("webapp.experiments.urls")),
     path("", include("webapp.runs.urls")),

@@ -196,6 +196,6 @@ def _web_answers() -> bool:
     """Whether engines could have reached the service."""
     try:
         with urllib.request.urlopen(f"{settings.PALESTRA_INGEST_URL}/healthz", timeout=3) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -31,7 +31,7 @@ class LockstepGenerator:
 
     async def generate(self, request: GenerateRequest) -> Generated:
         self._contexts.setdefault(request.session, []).extend(request.new_ids)
-        answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, answer))
         self._sample_if_all_wait()
         return await answer

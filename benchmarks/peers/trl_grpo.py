@@ -30,13 +30,16 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.measurement import Run, Step
 from benchmarks.peers.lockstep import LockstepGenerator
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
-from engine.control.boxes import opened_boxes
+from engine.cluster.sandboxes import opened_sandboxes
+from engine.loop.expert_pool import ExpertPool
+from engine.loop.planner import Planner, Played
 from engine.models.tokenizer import MARKS, default_tokenizer
 from engine.rollout.environments import environment_for
 from engine.rollout.environments.interface import Environment
 from engine.rollout.episode import Boxes
-from engine.rollout.requests import train_requests
+from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, RolloutWorker
+from engine.spec.objective import Clipped
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 
@@ -117,20 +120,27 @@ def episode_reward(reward: list[float], **_: Any) -> list[float]:
     return reward
 
 
+def requests_of(planner: Planner, spec: RunSpec, step: int) -> list[EpisodeRequest]:
+    """The rollouts of training step ``step`` (from 1), group by group, where no expert is known."""
+    played = Played(tasks_taken=(step - 1) * spec.schedule.prompts_per_step)
+    return planner.requests(planner.plans(step, played, ExpertPool()))
+
+
 class Episodes:
     """TRL's ``rollout_func`` for whole episodes: Palestra's own episode code over ``LockstepGenerator``.
 
-    Prompts arrive as TRL's sampler repeats them, group by group, which is the order of ``train_requests``.
+    Prompts arrive as TRL's sampler repeats them, group by group, which is the order of ``requests_of``.
     """
 
     def __init__(self, spec: RunSpec, boxes: Boxes, run: Callable[[Coroutine[Any, Any, Collected]], Collected]) -> None:
         self._spec, self._boxes, self._run = spec, boxes, run
+        self._planner = Planner(spec)
         self._step = 0
         self.last: list[Trajectory] = []
 
     def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         self._step += 1
-        requests = train_requests(self._spec, self._step)
+        requests = requests_of(self._planner, self._spec, self._step)
         generator = LockstepGenerator(
             model=trainer.accelerator.unwrap_model(trainer.model),
             pad=trainer.processing_class.pad_token_id,
@@ -170,6 +180,8 @@ def config(workload: Workload, output: Path) -> GRPOConfig:
     batch = spec.schedule.prompts_per_step * spec.schedule.group_size
     passes = batch // MICRO_BATCH
     clip, optimizer = spec.recipe.objective, spec.recipe.optimizer
+    if not isinstance(clip, Clipped):
+        raise ValueError(f"the workload's objective is {clip.kind}, and TRL's is clipped")
     return GRPOConfig(
         output_dir=str(output),
         max_steps=workload.steps,
@@ -203,9 +215,13 @@ def config(workload: Workload, output: Path) -> GRPOConfig:
 def prompt_texts(workload: Workload, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """One text per group of every step.  Raises RuntimeError when TRL would read other ids than Palestra."""
     spec = workload.run_spec()
-    environment, ours = environment_for(spec), default_tokenizer()
-    requests = [r for step in range(1, workload.steps + 1) for r in train_requests(spec, step) if r.index == 0]
-    token_ids = [environment.prompt_ids(environment.tasks("train")[request.task]) for request in requests]
+    environment, planner, ours = environment_for(spec), Planner(spec), default_tokenizer()
+    token_ids = [
+        environment.prompt_ids(environment.tasks("train")[request.task])
+        for step in range(1, workload.steps + 1)
+        for request in requests_of(planner, spec, step)
+        if request.index == 0
+    ]
     texts = [ours.decode(ids) for ids in token_ids]
     if tokenizer(texts)["input_ids"] != token_ids:
         raise RuntimeError("the prompts have other token ids in TRL's tokenizer than in ours")
@@ -225,7 +241,7 @@ def measure(workload: Workload, output: Path) -> list[Step]:
         opened = AsyncExitStack()
         try:
             folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
-            boxes = runner.run(opened.enter_async_context(opened_boxes(spec, folder))).pool
+            boxes = runner.run(opened.enter_async_context(opened_sandboxes(spec, folder))).pool
             return _train(workload, output, episode_reward, Episodes(spec, boxes, runner.run))
         finally:
             runner.run(opened.aclose())

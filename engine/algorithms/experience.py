@@ -21,8 +21,11 @@ def boosted_surrogate(
 ) -> Tensor:
     """The clipped surrogate whose upper clip is wider where the experience was stripped and A > 0 (eq. 17).
 
-    Without the experience a good answer was unlikely, so its ratio is large where it should be learned
+    Without the experience a good answer was unlikely, so its ratio grows most where it should be learned
     most.  Off ``stripped_mask`` it is ``clipped_surrogate`` to the bit.
+
+    Old log-probs are recomputed after stripping, so the ratios of a step's first minibatch are 1 and neither
+    clip is reached: the wider one acts from the second minibatch on.
     """
     plain = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     boosted = clipped_surrogate(ratio, advantages, clip_low=clip_low, clip_high=boosted_clip_high, dual_clip=dual_clip)

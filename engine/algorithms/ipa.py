@@ -28,7 +28,7 @@ class ChunkTokens:
     logp_rollout_BT: Tensor
     """As the generator reported them."""
     returns_BT: Tensor
-    """G of the token's chunk."""
+    """G of the token's chunk: of a sampled one that of its rollout, of an expert's that of the expert."""
     chunk_BT: Tensor
     """The chunk's number, -1 on tokens of none."""
     sampled_BT: Tensor
@@ -46,10 +46,11 @@ def ipa_loss(
     aggregation: Aggregation = "token-mean",
     max_response_tokens: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """``(sum, weight)`` of lambda_IL L_IL + lambda_RL L_chunk (eq. 8), the weight being that of L_chunk.
+    """``(sum, weight)`` of lambda_IL L_IL + lambda_RL L_chunk (eq. 8), the weight being that of all their tokens.
 
-    One weight for both, because then parts of a batch add up and a batch without expert chunks, or a
-    lambda_IL of 0, is bit for bit L_chunk alone.  Chunks cut by m_c count neither in sum nor in weight.
+    One weight for both, so that parts of a batch add up, a batch without expert chunks, or with a lambda_IL of
+    0, is bit for bit L_chunk alone, and imitation stays where every sampled chunk is masked.  Chunks cut by m_c
+    count neither in sum nor in weight.
     """
     kept_BT = reinforced_chunks(tokens, mismatch_bound=mismatch_bound)
     total, weight = aggregated(
@@ -57,10 +58,10 @@ def ipa_loss(
     )
     total = reinforcement_weight * total
     if imitation_weight:
-        imitation, _ = aggregated(
+        imitation, imitated = aggregated(
             imitation_losses(tokens), tokens.expert_BT, aggregation, max_response_tokens=max_response_tokens
         )
-        total = total + imitation_weight * imitation
+        total, weight = total + imitation_weight * imitation, weight + imitated
     return total, weight
 
 
@@ -85,8 +86,9 @@ def chunk_reinforcement_losses(tokens: ChunkTokens) -> Tensor:
 def imitation_losses(tokens: ChunkTokens) -> Tensor:
     """-pi(c) G log pi on the expert's chunks (eq. 8, left), pi(c) the detached geometric mean over the chunk.
 
-    An expert chunk that the policy finds unlikely is therefore learned slowly, and one it would write
-    anyway at full weight.
+    G is what the expert itself came to, a success, whatever the rollout behind it earned: imitation never
+    pushes a chunk down.  An expert chunk that the policy finds unlikely is learned slowly, and one it would
+    write anyway at full weight.
     """
     logp_BT = tokens.logp_BT.detach()
     likelihood_BT = torch.exp(

@@ -92,7 +92,8 @@ class Generator:
         reply = Reply.of_running_loop()
         self._post(lambda: self._begin(Turn.begun(request, reply)), reply)
         try:
-            return await reply.future
+            generated: Generated = await reply.future
+            return generated
         finally:
             if reply.future.cancelled():
                 self._post(lambda: self._drop(request.session))
@@ -148,6 +149,8 @@ class Generator:
             raise ValueError(f"max_new_tokens = {request.max_new_tokens}: must be at least 1")
         if not request.temperature >= 0:
             raise ValueError(f"temperature = {request.temperature}: must be 0 (greedy) or greater")
+        if not request.logprob_temperature > 0:
+            raise ValueError(f"logprob_temperature = {request.logprob_temperature}: must be greater than 0")
         if request.seed < 0:
             raise ValueError(f"seed = {request.seed}: must not be negative")
         if not request.new_ids:
@@ -303,18 +306,21 @@ class Generator:
         slots = self._decoder.slots
         tokens, positions = np.zeros(slots, dtype=np.int64), np.full(slots, self._decoder.scratch_position)
         temperatures, uniforms = np.ones(slots, dtype=np.float32), np.zeros(slots)
+        logprob_temperatures = np.ones(slots, dtype=np.float32)
         forced = np.full(slots, NOT_FORCED)
         for session in stepping:
             slot = session.slot
             positions[slot], (tokens[slot],) = session.cached, session.read(1)
             temperatures[slot], uniforms[slot], forced[slot] = session.pending.next_draw()
+            logprob_temperatures[slot] = session.pending.request.logprob_temperature
         logits_SV = self._decoder.step(self._tensor(tokens), self._tensor(positions))
         sampling = [session for session in stepping if not session.unread]
         self._counters["steps"] += 1
         self._counters["sampled_tokens"] += sum(not session.pending.request.forced_ids for session in sampling)
         if not sampling:
             return
-        token_S, logprob_S = sample(logits_SV, self._tensor(temperatures), self._tensor(uniforms), self._tensor(forced))
+        draws: tuple[np.ndarray, ...] = (temperatures, uniforms, forced, logprob_temperatures)
+        token_S, logprob_S = sample(logits_SV, *map(self._tensor, draws))
         sampled, logprobs = token_S.tolist(), logprob_S.tolist()
         for session in sampling:
             self._append(session, sampled[session.slot], logprobs[session.slot])

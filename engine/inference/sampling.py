@@ -13,8 +13,10 @@ def turn_uniforms(seed: int, count: int) -> np.ndarray:
 NOT_FORCED = -1
 
 
-def sample(logits_SV: Tensor, temperature_S: Tensor, uniform_S: Tensor, forced_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Token ids [S] and their log-probs [S] at temperature 1.
+def sample(
+    logits_SV: Tensor, temperature_S: Tensor, uniform_S: Tensor, forced_S: Tensor, logprob_temperature_S: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Token ids [S] and their log-probs [S], of softmax(logits / ``logprob_temperature_S``).
 
     A temperature of 0 takes the likeliest token.  Otherwise the token is where the cumulative
     softmax(logits / temperature) first exceeds the uniform: a token of probability 0 is never drawn.
@@ -28,5 +30,6 @@ def sample(logits_SV: Tensor, temperature_S: Tensor, uniform_S: Tensor, forced_S
     drawn_S = torch.searchsorted(cumulative_SV, threshold_S1, right=True).squeeze(1)
     token_S = torch.where(greedy_S, logits_SV.argmax(-1), drawn_S)
     token_S = torch.where(forced_S == NOT_FORCED, token_S, forced_S)
-    logprob_S = torch.log_softmax(logits_SV, dim=-1).gather(1, token_S.unsqueeze(1)).squeeze(1)
+    logp_SV = torch.log_softmax(logits_SV / logprob_temperature_S.unsqueeze(1), dim=-1)
+    logprob_S = logp_SV.gather(1, token_S.unsqueeze(1)).squeeze(1)
     return token_S, logprob_S

@@ -22,7 +22,7 @@ class Reply:
     """A future of the caller's event loop, answered from the stepping thread."""
 
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future
+    future: asyncio.Future[Any]
 
     @classmethod
     def of_running_loop(cls) -> "Reply":

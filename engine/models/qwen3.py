@@ -51,7 +51,8 @@ class Qwen3(nn.Module):
     def hidden(self, token_ids_BT: Tensor) -> Tensor:
         """Final hidden states [B, T, D], from which ``logits`` may be taken at chosen positions only."""
         tokens = token_ids_BT.shape[1]
-        return self.model(token_ids_BT, self.cos_TE[:tokens], self.sin_TE[:tokens])
+        hidden_BTD: Tensor = self.model(token_ids_BT, self.cos_TE[:tokens], self.sin_TE[:tokens])
+        return hidden_BTD
 
     def logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.model.embed_tokens.weight)
@@ -76,7 +77,8 @@ class _Backbone(nn.Module):
         x_BTD = self.embed_tokens(token_ids_BT)
         for layer in self.layers:
             x_BTD = layer(x_BTD, cos_TE, sin_TE)
-        return self.norm(x_BTD)
+        hidden_BTD: Tensor = self.norm(x_BTD)
+        return hidden_BTD
 
 
 class _Layer(nn.Module):
@@ -89,7 +91,8 @@ class _Layer(nn.Module):
 
     def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE)
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        y_BTD: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        return y_BTD
 
 
 class _Attention(nn.Module):
@@ -111,11 +114,13 @@ class _Attention(nn.Module):
         groups = self.heads // self.kv_heads
         k_BHTE, v_BHTE = k_BKTE.repeat_interleave(groups, 1), v_BKTE.repeat_interleave(groups, 1)
         y_BHTE = functional.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True)
-        return self.o_proj(y_BHTE.transpose(1, 2).flatten(2))
+        y_BTD: Tensor = self.o_proj(y_BHTE.transpose(1, 2).flatten(2))
+        return y_BTD
 
     def _split(self, x: Tensor) -> Tensor:
         """[B, T, heads * E] -> [B, heads, T, E]."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self.head_dim))
+        return heads.transpose(1, 2)
 
 
 class _SwiGlu(nn.Module):
@@ -126,7 +131,8 @@ class _SwiGlu(nn.Module):
         self.down_proj = _linear(model.intermediate_size, model.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        y: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""The form of a conversation in token ids, and the strict reading of what a policy wrote.
+"""The form of a policy_session in token ids, and the strict reading of what a policy wrote.
 
     <bos> <user> question <assistant>                       the prompt
     <tool> code </tool>                                     a turn that calls the tool (sampled)

@@ -4,7 +4,7 @@ Token ids go to the generator and come back from it; they are appended and never
 second time.  What the tool needs is given back however the episode ends.  A failing tool is an
 observation, or is repaired where the request says so (purification.py); a lost box is
 ``SandboxLost`` and no trajectory.  Before the policy speaks, an expert's turns may be replayed
-(replay.py).
+(reexecution.py).
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from engine.rollout.chat import Answer, Call
-from engine.rollout.conversation import Conversation
 from engine.rollout.environments.faults import EnvironmentFailed, FaultNamingSession, named_as_environment_fault
 from engine.rollout.environments.interface import Boxes, Environment, ToolSession
-from engine.rollout.guard import EpisodeWatch, Guard
+from engine.rollout.policy_session import PolicySession
 from engine.rollout.purification import Purifier
-from engine.rollout.replay import ReplayDiverged, call_of, compare
+from engine.rollout.reexecution import ReplayDiverged, call_of, compare
 from engine.rollout.requests import EpisodeRequest
+from engine.rollout.sandbox_monitor import EpisodeMonitor, SandboxMonitor
 from engine.rollout.scoring import rewards_of
 from engine.spec.exploration import Purification
 from engine.spec.generation import Generated, TextGenerator
@@ -43,7 +43,7 @@ class Arena:
     context_tokens: int
     purification: Purification | None = None
     """How the episodes that ask for it are purified."""
-    guard: Guard | None = None
+    monitor: SandboxMonitor | None = None
     """Who watches the boxes.  None: nobody."""
 
 
@@ -60,24 +60,27 @@ async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
     """Raises SandboxLost, EnvironmentFailed, ReplayDiverged, and whatever the generator raises."""
     with named_as_environment_fault():
         task = arena.environment.tasks(request.split)[request.task]
-    conversation = Conversation(
+    policy_session = PolicySession(
         arena.generator,
         request.id,
         stop_ids=arena.environment.stop_ids,
         max_turn_tokens=arena.max_turn_tokens,
         context_tokens=arena.context_tokens,
         temperature=request.temperature,
+        logprob_temperature=request.logprob_temperature,
     )
-    watch = None if arena.guard is None else arena.guard.episode(arena.boxes, request.id)
+    watch = None if arena.monitor is None else arena.monitor.episode(arena.boxes, request.id)
     try:
         async with AsyncExitStack() as held:
             with named_as_environment_fault():
                 session = await held.enter_async_context(arena.environment.session(task, watch or arena.boxes))
-            episode = _Episode(request, arena, task, FaultNamingSession(session), conversation, watch)
+            episode = _Episode(request, arena, task, FaultNamingSession(session), policy_session, watch)
             ending = await episode.play()
             return _trajectory(request, arena, task, session, ending)
     finally:
-        await conversation.release()
+        if watch is not None:
+            watch.over()
+        await policy_session.release()
 
 
 class _Episode:
@@ -89,11 +92,11 @@ class _Episode:
         arena: Arena,
         task: Task,
         tool: ToolSession,
-        conversation: Conversation,
-        watch: EpisodeWatch | None,
+        policy_session: PolicySession,
+        watch: EpisodeMonitor | None,
     ) -> None:
         self._request, self._arena, self._environment = request, arena, arena.environment
-        self._task, self._tool, self._conversation, self._watch = task, tool, conversation, watch
+        self._task, self._tool, self._policy_session, self._watch = task, tool, policy_session, watch
         self._purifier = self._opened_purifier() if request.purify else None
         self._expert = request.prefill.turns if request.prefill is not None else ()
         self._ending = _Ending()
@@ -106,7 +109,7 @@ class _Episode:
                 self._watch.turn = number
             history += context
             expert = self._expert[number] if number < len(self._expert) else None
-            if not self._conversation.has_room(history, expert.token_ids if expert is not None else ()):
+            if not self._policy_session.has_room(history, expert.token_ids if expert is not None else ()):
                 ending.stop_reason = "truncated"
                 break
             if expert is not None:
@@ -116,6 +119,8 @@ class _Episode:
             ending.turns.append(turn)
             if turn.tool_call is None:
                 break
+            if self._watch is not None:
+                self._watch.ended("".join(turn.pieces), turn.tool_call)
             if turn.tool_call.error_class == "frozen":
                 ending.stop_reason = "frozen"
                 break
@@ -133,12 +138,13 @@ class _Episode:
 
     async def _played(self, number: int, history: Sequence[int], context: list[int]) -> Turn:
         """A turn of the policy's.  One without a call is the last, and sets the ending."""
-        generated = await self._conversation.sample(history, seed=self._request.turn_seed(number))
+        generated = await self._policy_session.sample(history, seed=self._request.turn_seed(number))
         said = self._environment.parse(generated.token_ids) if generated.stopped_by == "stop" else None
         if not isinstance(said, Call):
             self._ending.answer = said.text if isinstance(said, Answer) else None
             self._ending.stop_reason = _why_without_call(said, generated)
             return self._turn(number, context, generated, None)
+        self._begins(generated, said)
         try:
             if self._purifier is None:
                 return self._turn(number, context, generated, await self._tool.call(said))
@@ -146,6 +152,10 @@ class _Episode:
         except SandboxFrozen as frozen:
             return self._turn(number, context, generated, self._stopped(said, frozen))
         return self._turn(number, context, acted.generated, acted.tool_call)
+
+    def _begins(self, generated: Generated, call: Call) -> None:
+        if self._watch is not None:
+            self._watch.begins("".join(self._environment.pieces_of(generated.token_ids)), call.code)
 
     def _stopped(self, call: Call, frozen: SandboxFrozen) -> ToolCall:
         """A call in which, or after which, the box was frozen."""
@@ -155,8 +165,9 @@ class _Episode:
     async def _replayed(self, number: int, history: Sequence[int], expert: Turn, context: list[int]) -> Turn:
         prefill = self._request.prefill
         assert prefill is not None
-        generated = await self._conversation.force(history, expert.token_ids)
+        generated = await self._policy_session.force(history, expert.token_ids)
         call = call_of(number, self._environment.parse(expert.token_ids))
+        self._begins(generated, call)
         try:
             tool_call = await self._tool.call(call)
             compare(number, expert, tool_call)
@@ -183,7 +194,7 @@ class _Episode:
             self._arena.purification,
             self._request,
             self._environment,
-            self._conversation,
+            self._policy_session,
             self._tool,
             max_turn_tokens=self._arena.max_turn_tokens,
         )
@@ -243,7 +254,7 @@ def _start(request: EpisodeRequest) -> Start | None:
     prefill = request.prefill
     if prefill is None:
         return None
-    return Start(expert=prefill.expert, prefix=len(prefill.turns), turns=prefill.of_turns)
+    return Start(expert=prefill.expert, prefix=len(prefill.turns), turns=prefill.of_turns, reward=prefill.reward)
 
 
 def _first_attempt_errors(ending: _Ending) -> int:

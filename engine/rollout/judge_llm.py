@@ -232,4 +232,5 @@ def pause_s(key: str, attempt: int, *, asked_for_s: float = 0.0) -> float:
     """
     first, longest = PAUSES_S
     spread = 0.75 + 0.5 * (derived_seed(key, attempt) / 2**63)
-    return max(min(longest, first * 2**attempt) * spread, min(longest, asked_for_s))
+    doubled: float = first * 2**attempt
+    return max(min(longest, doubled) * spread, min(longest, asked_for_s))

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from engine.algorithms import saar
 from engine.rollout.chat import Call
-from engine.rollout.conversation import Conversation
 from engine.rollout.environments.interface import Environment, ToolSession
+from engine.rollout.policy_session import PolicySession
 from engine.rollout.requests import EpisodeRequest
 from engine.spec import exploration
 from engine.spec.generation import Generated
@@ -56,13 +56,13 @@ class Purifier:
         settings: exploration.Purification,
         request: EpisodeRequest,
         environment: Environment,
-        conversation: Conversation,
+        policy_session: PolicySession,
         tool: ToolSession,
         *,
         max_turn_tokens: int,
     ) -> None:
         self._settings, self._request = settings, request
-        self._environment, self._conversation, self._tool = environment, conversation, tool
+        self._environment, self._policy_session, self._tool = environment, policy_session, tool
         self._max_turn_tokens = max_turn_tokens
         self._rests = False
         self.changes: list[Change] = []
@@ -99,9 +99,11 @@ class Purifier:
         for attempt in range(1, self._settings.retries + 1):
             error = self._environment.observation_ids(newest.tool_call)
             lookahead = [*history, *newest.generated.token_ids, *error]
-            if not self._conversation.has_room(lookahead):
+            if not self._policy_session.has_room(lookahead):
                 return newest, attempt - 1
-            generated = await self._conversation.sample(lookahead, seed=self._request.correction_seed(number, attempt))
+            generated = await self._policy_session.sample(
+                lookahead, seed=self._request.correction_seed(number, attempt)
+            )
             said = self._environment.parse(generated.token_ids) if generated.stopped_by == "stop" else None
             if not isinstance(said, Call):
                 continue
@@ -115,7 +117,7 @@ class Purifier:
         self, number: int, history: Sequence[int], failed: Acted, correction: Acted, attempts: int
     ) -> Acted:
         merged = self._merged(failed, correction)
-        generated = await self._conversation.force(history, merged.token_ids)
+        generated = await self._policy_session.force(history, merged.token_ids)
         start = failed.call.at if merged.repair == "shallow" else 0
         self.changes.append(
             Change(
@@ -145,7 +147,7 @@ class Purifier:
         self, number: int, history: Sequence[int], failed: Acted, newest: Acted, attempts: int
     ) -> Acted:
         self._rests = True
-        generated = await self._conversation.force(history, newest.generated.token_ids)
+        generated = await self._policy_session.force(history, newest.generated.token_ids)
         replaced = newest is not failed
         self.changes.append(
             Change(

@@ -5,22 +5,9 @@ from dataclasses import dataclass, replace
 
 from engine.algorithms import saar
 from engine.rollout.seeds import derived_seed
+from engine.spec.rollout_group import Prefill
 from engine.spec.run import RunSpec
-from engine.spec.trajectory import Purpose, Split, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """The beginning of an expert's trajectory, to be replayed before the policy takes over."""
-
-    expert: str
-    """The id of the expert's trajectory."""
-    turns: tuple[Turn, ...]
-    """The expert's first turns, each with a tool call, to be done again and compared."""
-    of_turns: int
-    """All turns of the expert."""
-    imitated: int
-    """How many of ``turns``, from the first one on, imitation learns."""
+from engine.spec.trajectory import Purpose, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +30,8 @@ class EpisodeRequest:
     """What it is shown besides its task."""
     prefill: Prefill | None = None
     """Absent: a fresh start."""
+    logprob_temperature: float = 1.0
+    """At which the log-probs of what is sampled are taken; an evaluation's are at 1."""
 
     @property
     def id(self) -> str:
@@ -60,20 +49,11 @@ class EpisodeRequest:
         return replace(self, seed=derived_seed(self.seed, "again", number)) if number else self
 
 
-def train_requests(spec: RunSpec, step: int) -> list[EpisodeRequest]:
-    """The rollouts of training step ``step`` (from 1), group by group.  Training tasks are taken in turn.
-
-    Of a recipe with purification, the share rho is to be purified; which, each one's seed decides.
-    """
-    prompts, tasks = spec.schedule.prompts_per_step, spec.dataset.train_tasks
-    first = (step - 1) * prompts
-    return [
-        request for group in range(prompts) for request in group_requests(spec, step, group, (first + group) % tasks)
-    ]
-
-
 def group_requests(spec: RunSpec, step: int, group: int, task: int) -> list[EpisodeRequest]:
-    """All rollouts of one group: training task ``task`` from its start, ``group_size`` times."""
+    """All rollouts of one group: training task ``task`` from its start, ``group_size`` times.
+
+    Of a recipe with purification, the share rho is to be purified; each rollout's seed decides whether it is.
+    """
     schedule = spec.schedule
     return [
         _request(spec, "train", step, group, index, task, schedule.temperature) for index in range(schedule.group_size)
@@ -111,6 +91,7 @@ def _request(
         temperature=temperature,
         seed=seed,
         purify=purpose == "eval-purified" or (purpose == "train" and _is_purified(spec, seed)),
+        logprob_temperature=spec.schedule.logprob_temperature if purpose == "train" else 1.0,
     )
 
 

@@ -6,7 +6,7 @@
 
 An episode takes a box only after its session has a KV slot, and keeps both to its end, so slots
 and boxes are always taken in one order and nobody waits in a circle.  A plain class: an actor or
-an in-process crew holds it.
+an in-process group of workers holds it.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from engine.rollout.environments import environment_for
 from engine.rollout.environments.faults import EnvironmentFailed
 from engine.rollout.environments.interface import Boxes
 from engine.rollout.episode import Arena, run_episode
-from engine.rollout.guard import Guard
-from engine.rollout.replay import ReplayDiverged
+from engine.rollout.reexecution import ReplayDiverged
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.resampling import Barren, barren, marked
+from engine.rollout.sandbox_monitor import SandboxMonitor
 from engine.spec.generation import TextGenerator
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
@@ -54,7 +54,9 @@ class Collected:
 
 
 class RolloutWorker:
-    def __init__(self, spec: RunSpec, generator: TextGenerator, boxes: Boxes, guard: Guard | None = None) -> None:
+    def __init__(
+        self, spec: RunSpec, generator: TextGenerator, boxes: Boxes, monitor: SandboxMonitor | None = None
+    ) -> None:
         self._arena = Arena(
             environment=environment_for(spec),
             generator=generator,
@@ -64,7 +66,7 @@ class RolloutWorker:
             max_turn_tokens=spec.environment.max_turn_tokens,
             context_tokens=spec.model.context_tokens,
             purification=spec.recipe.purification,
-            guard=guard,
+            monitor=monitor,
         )
         self._resampling = spec.recipe.selection.resampling
         self._in_flight = IN_FLIGHT_PER_SLOT * spec.resources.kv_slots

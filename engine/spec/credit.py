@@ -75,6 +75,10 @@ class ChunkReturn(Strict):
     """Discount per interaction with the environment, never per token.  1 is trajectory-level REINFORCE."""
 
 
+AttributionScale = Literal["paper", "code"]
+"""Of what the std of a judge's verdicts is: trajectory averages (5.2), or steps (AgentEvolver's public code)."""
+
+
 class Attribution(Strict):
     """Suffix sums of a judge's verdict on each turn and of the outcome (AgentEvolver, eq. 18 to 21)."""
 
@@ -83,6 +87,10 @@ class Attribution(Strict):
     """Weight of the verdicts; 0.1 to 0.2 is best, 0.3 overfits to the judge (7.5.3).  0 is the outcome alone."""
     decay_steps: int | None = Field(default=None, ge=1, le=LONGEST_SCHEDULE)
     """Steps over which alpha falls to 0 on half a cosine; absent: constant."""
+    scale: AttributionScale = "code"
+    """What verdicts are divided by.  ``code``: their std over steps, trajectories weighing the same, as the public
+    code does.  ``paper``: the std of trajectory averages (5.2), which is smaller by about the root of the number of
+    turns, so that long trajectories get large advantages."""
     judge: Annotated[Judge, Field(discriminator="kind")] = RuleJudge()
     """Who says GOOD or BAD."""
 
@@ -95,3 +103,8 @@ def compares_a_group(credit: Credit) -> bool:
     if isinstance(credit, ReinforcePlusPlus):
         return credit.group_baseline
     return not isinstance(credit, Gae | ChunkReturn)
+
+
+def whitens_a_step(credit: Credit) -> bool:
+    """Whether an advantage is measured against all rollouts of a step, so that a group alone has no true one."""
+    return isinstance(credit, ReinforcePlusPlus) or (isinstance(credit, Gae) and credit.whiten)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.spec.security import Place, Ruling
+from engine.spec.security import Place, Ruling, SettledAs, TurnText
 from engine.spec.strict import Strict
 from engine.spec.trajectory import Trajectory
 from sandboxes.egress.detectors.finding import Finding
@@ -118,6 +118,40 @@ class AlertRaised(_Event):
     """Whether the box was frozen for it, and the trajectory is kept out of training until a reviewer has ruled."""
 
 
+class AlertedTurn(_Event):
+    """The turn that raised an alert, at once: before its alert, and again when its tool call is over.
+
+    The last one about a place holds.  The trajectory itself follows at the end of its step.
+    """
+
+    kind: Literal["turn"] = "turn"
+    place: Place
+    text: TurnText
+
+
+class QuarantineSettled(_Event):
+    """What became of a quarantined trajectory in training, once that is certain.  A later one about it replaces it."""
+
+    kind: Literal["settled"] = "settled"
+    step: int
+    """The step in which it was certain; an attempt that goes on from before it voids this."""
+    trajectory: str
+    outcome: SettledAs
+    updates_since: int = Field(ge=0)
+    """Updates between the one for which it was sampled and this step's."""
+    advantage: float | None = None
+    """The mean over its sampled tokens, where it was trained on."""
+    reward: float | None = None
+    group_mean: float | None = None
+    """Of the rewards that it was compared with, its own among them."""
+    group_size: int | None = None
+    rewards_differ: bool | None = None
+    """False where all rewards of the group are equal.  Credit that compares rewards inside a group alone then gives an
+    advantage of 0; chunk returns, a critic, whitening over a step, a judge and the steps of gigpo need not."""
+    because: str | None = None
+    """Why it was masked."""
+
+
 class Finished(_Event):
     """The last event of a run that ends by itself or because it was told to."""
 
@@ -128,7 +162,17 @@ class Finished(_Event):
 
 
 Event = Annotated[
-    Started | Metric | TrajectoryStored | PhaseChanged | Log | Checkpoint | EgressRecorded | AlertRaised | Finished,
+    Started
+    | Metric
+    | TrajectoryStored
+    | PhaseChanged
+    | Log
+    | Checkpoint
+    | EgressRecorded
+    | AlertedTurn
+    | AlertRaised
+    | QuarantineSettled
+    | Finished,
     Field(discriminator="kind"),
 ]
 

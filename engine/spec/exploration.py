@@ -41,7 +41,11 @@ class Experience(Strict):
     training: Literal["strip", "keep", "hybrid"] = "strip"
     """``strip``: taken out of what is trained on.  ``keep``: left in.  ``hybrid``: left in where A <= 0."""
     boosted_clip_high: float = Field(default=0.6, ge=0, le=OUT_OF_REACH)
-    """The upper clip where lessons were stripped and A > 0 (eq. 17)."""
+    """The upper clip where lessons were stripped and A > 0 (eq. 17).
+
+    It acts from a step's second minibatch on: old log-probs are recomputed without the lessons, so that the first
+    ratios are 1.  A step of one minibatch never meets it.
+    """
 
     @property
     def longest_tokens(self) -> int:
@@ -84,4 +88,7 @@ class ExpertStarts(Strict):
     experts: int = Field(default=1024, ge=1, le=MOST_THINGS)
     """Tasks for which an expert is kept, latest first."""
     crucial_level: float = Field(default=0.05, gt=0, lt=1)
-    """Significance at which a turn counts as crucial: imitation covers the expert up to and including it."""
+    """Significance at which a turn counts as crucial: imitation covers the expert up to and including it.
+
+    Where no rollout of a group succeeds, it covers all that the group replayed.
+    """

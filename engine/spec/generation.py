@@ -28,13 +28,15 @@ class GenerateRequest:
     forced_ids: tuple[int, ...] = ()
     """Where given, nothing is sampled: these follow ``new_ids`` as if they had been, and the answer is they, with the
     log-prob that each has here.  ``max_new_tokens`` and ``stop_ids`` then mean nothing."""
+    logprob_temperature: float = 1.0
+    """At which the log-probs of the answer are taken, whatever ``temperature`` is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
     """The sampled tokens (the stop token included) with the log-prob that each had when it was sampled.
 
-    Log-probs are those of the distribution at temperature 1 (no temperature applied), in nats.
+    Log-probs are those of the distribution at the request's ``logprob_temperature``, in nats.
     """
 
     token_ids: tuple[int, ...]

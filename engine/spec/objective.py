@@ -137,7 +137,7 @@ class Ipa(Strict):
     mismatch_bound: float | None = Field(default=5.0, gt=1, le=OUT_OF_REACH)
     """H: chunks whose train/inference ratio is above it are masked; absent: none is."""
     imitation_weight: float = Field(default=0.1, ge=0, le=LARGEST_NUMBER)
-    """lambda_IL."""
+    """lambda_IL, of the expert's replayed turns, each weighed by what the expert earned."""
     reinforcement_weight: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER)
     """lambda_RL."""
     aggregation: Aggregation = "token-mean"

@@ -56,7 +56,7 @@ def _remedy(kind: str, context: dict[str, Any], path: list[str], model: type[Bas
             return f"did you mean '{near[0]}'?" if near else f"remove it; known here: {', '.join(known) or 'nothing'}"
         case "missing":
             return "add it"
-        case "literal_error" | "union_tag_invalid":
+        case "literal_error" | "enum" | "union_tag_invalid":
             return f"use one of: {context.get('expected') or context.get('expected_tags')}"
         case "union_tag_not_found":
             return f"add {context['discriminator']} to say which it is"

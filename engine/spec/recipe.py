@@ -14,7 +14,7 @@ from engine.spec.absence import absent_where_false
 from engine.spec.credit import Credit, Grpo
 from engine.spec.exploration import Experience, ExpertStarts, Purification
 from engine.spec.impossible import impossible
-from engine.spec.objective import Clipped, Kl, Mismatch, Objective
+from engine.spec.objective import Clipped, Ipa, Kl, Mismatch, Objective
 from engine.spec.presets import preset
 from engine.spec.selection import Selection
 from engine.spec.self_imitation import SelfImitation
@@ -72,7 +72,7 @@ class Recipe(Strict):
     self_imitation: SelfImitation | None = None
     """Replay of the policy's own successes; absent: none."""
     experience: Experience | None = None
-    """Lessons shown to some rollouts; absent: none."""
+    """Experience shown to some rollouts; absent: none."""
     expert_starts: ExpertStarts | None = None
     """Rollouts that begin inside an expert's trajectory; absent: all begin at the start."""
     kl: Kl | None = None
@@ -163,6 +163,16 @@ def _senseless(recipe: Recipe) -> Iterator[tuple[str, Any, bool, str, str]]:
         objective == "none" and recipe.expert_starts is not None,
         "none has no RL, and so no rollouts that could begin anywhere",
         "remove expert_starts",
+    )
+    yield (
+        "reward.correct",
+        recipe.reward.correct,
+        isinstance(recipe.objective, Ipa)
+        and recipe.objective.imitation_weight > 0
+        and recipe.expert_starts is not None
+        and recipe.reward.correct <= 0,
+        "imitation weighs an expert's turns by what its success earned, and at 0 or less it would learn nothing",
+        "pay more than 0 for the right answer, or set objective.imitation_weight = 0",
     )
     yield (
         "selection",

@@ -17,6 +17,10 @@ from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[\w][\w .:+-]*$")]
 
 
+COLDEST = 0.01
+"""The lowest temperature at which log-probs are taken: logits that differ by 1 are 100 nats apart there."""
+
+
 class Dataset(Strict):
     """Tasks are generated from their number: the same number is the same task everywhere; splits never overlap."""
 
@@ -79,6 +83,10 @@ class Schedule(Strict):
     minibatch_trajectories: int = Field(default=256, ge=1, le=MOST_THINGS)
     """Trajectories per optimiser update; must divide prompts_per_step x group_size."""
     temperature: float = Field(default=1.0, gt=0, le=10)
+    """At which training samples; evaluation samples at 1."""
+    logprobs_at: Literal["one", "sampling"] = "one"
+    """The temperature of log-probs, and so of ratios, KL, entropy and the policy that is trained.  ``one``: 1, whatever
+    is sampled at.  ``sampling``: logits are divided by ``temperature``, as verl does; the cold start stays at 1."""
     checkpoint_every: int = Field(default=10, ge=1, le=MOST_STEPS)
     """Steps between checkpoints.  The last step always makes one."""
     keep_checkpoints: int = Field(default=3, ge=1, le=MOST_STEPS)
@@ -86,6 +94,11 @@ class Schedule(Strict):
     """A phase that lasts longer is a stall: the attempt is ended and the reason names the phase."""
     max_attempts: int = Field(default=10, ge=1, le=1000)
     """How often the run is started at most, the first time included."""
+
+    @property
+    def logprob_temperature(self) -> float:
+        """By which logits are divided before a log-prob is taken of what training samples."""
+        return self.temperature if self.logprobs_at == "sampling" else 1.0
 
 
 class Evaluation(Strict):
@@ -147,6 +160,7 @@ class RunSpec(Strict):
                 f"do not divide into minibatches of {minibatch}",
                 f"use a divisor of {batch}",
             )
+        self._log_probs_can_be_taken()
         self._environment_has_what_the_recipe_needs()
         room = self.environment.longest_prompt_tokens + self.environment.max_turn_tokens
         if self.model.context_tokens < room:
@@ -175,6 +189,27 @@ class RunSpec(Strict):
                     f"use at most {self.dataset.heldout_tasks}, or raise dataset.heldout_tasks",
                 )
         return self
+
+    def _log_probs_can_be_taken(self) -> None:
+        schedule, objective = self.schedule, self.recipe.objective.kind
+        if schedule.logprobs_at != "sampling":
+            return
+        if objective in ("dpo", "none"):
+            raise impossible(
+                "schedule.logprobs_at",
+                schedule.logprobs_at,
+                "dpo compares two answers whole, one of which nobody may have sampled at that temperature"
+                if objective == "dpo"
+                else "none has no RL, and its supervised stage learns at temperature 1",
+                'use "one"',
+            )
+        if schedule.temperature < COLDEST:
+            raise impossible(
+                "schedule.temperature",
+                schedule.temperature,
+                "log-probs at so low a temperature are those of a greedy policy: 0 or out of reach",
+                f'use at least {COLDEST}, or schedule.logprobs_at = "one"',
+            )
 
     def _lessons_fit_beside(self, room: int) -> None:
         experience = self.recipe.experience

@@ -1,6 +1,6 @@
 """What a run says, and hears, about its sandboxes: who did it, what happens then, what a reviewer ruled."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -16,6 +16,37 @@ class Place(Strict):
     trajectory: str
     turn: int = Field(ge=0)
     """Counted as in ``Trajectory.turns``."""
+
+
+MOST_TURN_CHARACTERS = 4000
+"""Of each text of a ``TurnText``."""
+
+
+class TurnText(Strict):
+    """A turn that raised an alert, as far as it has come: its trajectory is known only when its step is over."""
+
+    wrote: str = Field(max_length=MOST_TURN_CHARACTERS)
+    """All that the policy wrote."""
+    call: str = Field(max_length=MOST_TURN_CHARACTERS)
+    """What the tool was asked to run."""
+    output: str | None = Field(default=None, max_length=MOST_TURN_CHARACTERS)
+    """What the tool answered; None while the call is under way."""
+    error_class: str | None = Field(default=None, max_length=40)
+    """As in ``ToolCall``."""
+
+    @classmethod
+    def cut(cls, *, wrote: str, call: str, output: str | None = None, error_class: str | None = None) -> Self:
+        """Texts that are too long lose their ends, and say so."""
+        return cls(
+            wrote=_cut(wrote), call=_cut(call), output=None if output is None else _cut(output), error_class=error_class
+        )
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MOST_TURN_CHARACTERS:
+        return text
+    mark = f"\n[cut: {len(text)} characters]"
+    return text[: MOST_TURN_CHARACTERS - len(mark)] + mark
 
 
 class Response(Strict):
@@ -49,3 +80,12 @@ class Ruling(Strict):
     """1, 2, 3 ... within the run."""
     trajectory: str
     verdict: Verdict
+
+
+SettledAs = Literal["trained-on", "masked", "incomparable", "too-late", "discarded"]
+"""What became of a quarantined trajectory in training.
+
+``trained-on``: ruled benign, and part of an update; ``masked``: ruled benign, and another reason kept it out of
+that update; ``incomparable``: ruled benign, and too few of its group are left to compare it with; ``too-late``: ruled
+benign after more updates than ``Response.release_within_steps``; ``discarded``: not ruled on until then, so that no
+ruling brings it back."""

@@ -98,7 +98,7 @@ class Turn(Strict):
     token_ids: list[int]
     pieces: list[str]
     logprobs: list[float]
-    """Of the sampled tokens, as the generator reported them (nats)."""
+    """Of the sampled tokens, as the generator reported them (nats), at the temperature of ``schedule.logprobs_at``."""
     policy_versions: list[int]
     advantages: list[float] | None = None
     """Per sampled token; None until the credit phase, and in evaluation."""
@@ -108,7 +108,7 @@ class Turn(Strict):
     prefilled: bool = False
     """An expert's turn, replayed: the policy did not sample it, and only imitation learns it."""
     imitated: bool = False
-    """Prefilled and no further than the crucial turn, so that imitation learns it."""
+    """Prefilled and learned by imitation: no further than the crucial turn, or no rollout of its group succeeded."""
     masked_because: str | None = None
     """Why no token of this turn is trained on, or None."""
     experience_span: tuple[int, int] | None = None
@@ -126,6 +126,8 @@ class Start(Strict):
     """The number of its turns that were prefilled; 0 is a fresh start."""
     turns: int = Field(ge=1)
     """All turns of the expert."""
+    reward: float | None = None
+    """What the expert earned, by which its turns are imitated; None: what the recipe pays for the right answer."""
 
 
 class Trajectory(Strict):

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.algorithms.stripping import stripped
 from engine.spec.trajectory import Trajectory, Turn
+from engine.training.imitation import is_imitable
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +87,11 @@ def sample_of(
 def sample_from_trajectory(trajectory: Trajectory, *, imitation: bool = False, as_sampled: bool = False) -> Sample:
     """All turns in a row, without the lessons that were stripped.
 
-    A trajectory that is masked keeps its tokens and trains on none; so does a turn that is masked, or that an
-    expert wrote.  ``imitation`` marks the expert's turns that are imitated.  ``as_sampled`` is what the policy
-    had before it and all that it wrote: nothing stripped, nothing masked.  Advantages and old log-probs that are
-    still None become 0.
+    A trajectory that is masked keeps its tokens and trains on none of the policy's; so does a turn that is
+    masked, or that an expert wrote.  ``imitation`` marks the expert's turns that are imitated, whose tokens are
+    learned although the rollout behind them is masked, unless it is quarantined.  ``as_sampled`` is what the
+    policy had before it and all that it wrote: nothing stripped, nothing masked.  Advantages and old log-probs
+    that are still None become 0.
     """
     masked = trajectory.masked_because is not None and not as_sampled
     spans = {} if as_sampled else stripped_spans(trajectory)
@@ -99,7 +101,7 @@ def sample_from_trajectory(trajectory: Trajectory, *, imitation: bool = False, a
         given, sampled = len(context_ids), len(turn.token_ids)
         zeros = [0.0] * sampled
         learned = not masked and not turn.prefilled and (turn.masked_because is None or as_sampled)
-        imitated = imitation and not masked and turn.imitated and turn.masked_because is None
+        imitated = imitation and is_imitable(trajectory) and turn.imitated and turn.masked_because is None
         parts: tuple[list[Any], ...] = (
             [*context_ids, *turn.token_ids],
             [False] * given + [learned] * sampled,
@@ -145,7 +147,7 @@ def _context_of(turn: Turn, spans: Sequence[tuple[int, int]]) -> list[int]:
     return stripped(turn.context_ids, spans)
 
 
-def _array(values: Sequence | None, length: int, dtype: type, name: str) -> np.ndarray:
+def _array(values: Sequence[float] | None, length: int, dtype: type, name: str) -> np.ndarray:
     array: np.ndarray = np.zeros(length, dtype=dtype) if values is None else np.asarray(values, dtype=dtype)
     if array.shape != (length,):
         raise ValueError(f"{name} has {len(array)} entries for {length} tokens")

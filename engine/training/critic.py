@@ -115,7 +115,8 @@ def explained_variance(samples: Sequence[Sample]) -> float:
 
 
 def _learned(sample: Sample, column: str) -> np.ndarray:
-    return getattr(sample, column)[sample.loss_mask]
+    learned: np.ndarray = getattr(sample, column)[sample.loss_mask]
+    return learned
 
 
 def with_targets(sample: Sample, values: np.ndarray, returns: np.ndarray) -> Sample:

@@ -51,8 +51,13 @@ class EntropyKeeper:
             self._bounds = bounds
 
     def chosen(self, samples: Sequence[Sample], logprobs: Logprobs, *, update: int) -> Sequence[Sample]:
-        """The samples of one update with their column ``kept`` or ``penalised``."""
+        """The samples of one update with their column ``kept`` or ``penalised``.
+
+        KL-Cov has no clip, also where nothing is penalised because no advantage differs from another.
+        """
         batch = _covariances(samples, logprobs) if self._spec is not None else None
+        if batch is None and isinstance(self._spec, CovarianceKl):
+            return [replace(sample, penalised=np.zeros(len(sample), dtype=np.bool_)) for sample in samples]
         if self._spec is None or batch is None:
             return samples
         if isinstance(self._spec, CovarianceKl):

@@ -5,11 +5,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
+from engine.failures import NonFiniteGradient
+
 ADAM_BETAS = (0.9, 0.95)
-
-
-class NonFiniteGradient(Exception):
-    """The gradient is infinite or not a number.  Everything is repeatable, so another attempt would meet it again."""
 
 
 def adamw(parameters: Iterable[nn.Parameter], *, weight_decay: float = 0.0) -> torch.optim.AdamW:

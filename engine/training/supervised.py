@@ -19,7 +19,8 @@ def batch_of_step(count: int, step: int, *, size: int, seed: int) -> list[int]:
     size = min(size, count)
     epoch, part = divmod(step, count // size)
     order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(count)
-    return order[part * size : (part + 1) * size].tolist()
+    chosen: list[int] = order[part * size : (part + 1) * size].tolist()
+    return chosen
 
 
 def with_turn_masks(trajectory: Trajectory, cold_start: ColdStart) -> Trajectory:

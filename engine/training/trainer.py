@@ -21,6 +21,7 @@ from engine.algorithms.chunks import chunk_numbers
 from engine.algorithms.losses import objective_for, uses_chunks
 from engine.algorithms.objectives import PolicyObjective, PolicyTokens
 from engine.algorithms.schedules import linear_warmup, warmup_then_cosine
+from engine.durable import read_back, whole_folder, written
 from engine.models.qwen3 import Qwen3, save_pretrained
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.objective import Dpo
@@ -28,17 +29,16 @@ from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
 from engine.training.batch import Sample
 from engine.training.entropy import EntropyKeeper
-from engine.training.gradients import NonFiniteGradient, adamw, descend, divide
+from engine.training.gradients import adamw, descend, divide
 from engine.training.metrics import UpdateMetrics
 from engine.training.microbatch import Cut, MicroBatch
 from engine.training.policy import token_logprobs
 from engine.training.preferences import Pair, PreferenceMetrics, pair_batches, preference_loss
 from engine.training.reference import frozen_copy, needs_reference, penalises
-from engine.training.replaying import NO_REPLAY, Replay, add_imitation_gradient, evenly, imitation_clips
-from engine.training.saving import read_back, whole_folder, written
+from engine.training.self_imitation import NO_REPLAY, Replay, add_imitation_gradient, evenly, imitation_clips
 from engine.training.supervised import batch_of_step
 
-__all__ = ["NonFiniteGradient", "NothingToTrain", "Trainer"]
+__all__ = ["NothingToTrain", "Trainer"]
 
 COLD_START_WARMUP = 0.05
 """Share of the cold start's steps over which its learning rate rises."""
@@ -72,6 +72,7 @@ class Trainer:
         self._updates = 0
         self._policy_objective = _objective(spec)
         self._uses_chunks = uses_chunks(recipe.objective, recipe.mismatch)
+        self._temperature = spec.schedule.logprob_temperature
         self._penalised = penalises(recipe)
         self._reference: Qwen3 | None = None
         again = None if recipe.self_imitation is None else recipe.self_imitation.covariance
@@ -148,7 +149,7 @@ class Trainer:
         for minibatch in self._cut.minibatches(samples):
             rows = [[0.0] * len(sample) for sample in minibatch]
             for batch in self._cut.microbatches(minibatch):
-                logp_BT, _ = token_logprobs(self.model, batch.token_ids_BT, batch.scored_BT)
+                logp_BT, _ = self._logprobs(self.model, batch)
                 _put_back(rows, batch, logp_BT.where(batch.mask_BT, 0.0))
             answers += rows
         return answers
@@ -239,7 +240,7 @@ class Trainer:
         old_logprobs = [sample.old_logprobs for sample in samples]
         total, weight = 0.0, 0.0
         for batch in self._cut.microbatches(self._entropy.chosen(samples, old_logprobs, update=self._updates)):
-            logp_BT, entropy_N = token_logprobs(self.model, batch.token_ids_BT, batch.scored_BT)
+            logp_BT, entropy_N = self._logprobs(self.model, batch)
             tokens = self._tokens(batch, logp_BT)
             if self._penalised:
                 tokens = replace(tokens, logp_reference_BT=self._reference_logp_BT(batch))
@@ -289,6 +290,7 @@ class Trainer:
             imitation_clips(self._spec.recipe.objective),
             strength=strength,
             max_response_tokens=_max_response_tokens(self._spec),
+            temperature=self._temperature,
         )
 
     def _preference_step(self, pairs: Sequence[Pair], metrics: PreferenceMetrics) -> dict[str, float]:
@@ -309,7 +311,11 @@ class Trainer:
     @torch.no_grad()
     def _reference_logp_BT(self, batch: MicroBatch) -> Tensor:
         assert self._reference is not None
-        return token_logprobs(self._reference, batch.token_ids_BT, batch.scored_BT)[0]
+        return self._logprobs(self._reference, batch)[0]
+
+    def _logprobs(self, model: Qwen3, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Of policy and reference alike, at the temperature at which the generator took those of the rollouts."""
+        return token_logprobs(model, batch.token_ids_BT, batch.scored_BT, temperature=self._temperature)
 
     def _descend(self) -> dict[str, float]:
         optimizer = self._spec.recipe.optimizer
@@ -364,7 +370,8 @@ class Trainer:
             self._entropy.load(state["entropy"])
         if state.get("replay_entropy") is not None:
             self._replay_entropy.load(state["replay_entropy"])
-        return state.get("beside", {})
+        beside: dict[str, Any] = state.get("beside", {})
+        return beside
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -4,6 +4,7 @@
 """
 
 import errno
+import logging
 import os
 import signal
 import time
@@ -16,11 +17,14 @@ from pathlib import Path
 from sandboxes import owner
 from sandboxes.cgroups.hierarchies import FREEZER, Found, Hierarchy, found, hand_down
 
+log = logging.getLogger(__name__)
 FREEZE_S = 5.0
 PAUSE_S = 0.0005
 ATTEMPTS = 20
 SHARES, WEIGHT, MOST_SHARES, MOST_WEIGHT = 1024, 100, 262144, 10000
 """Of one ordinary process: cpu.shares (v1), cpu.weight (v2)."""
+BUFFER_BYTES = 16 * 2**20
+"""Of all TCP and UDP sockets that processes of a sandbox have."""
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 1; shift; done; shift; exec "$@"'
 
 
@@ -193,12 +197,28 @@ def _bound(tree: Hierarchy, folder: Path, bounds: Bounds) -> None:
             else ("memory.max", "memory.swap.max")
         )
         (folder / memory).write_text(str(bounds.memory_bytes))
+        if tree.version == 1:
+            _bound_buffers(folder)
         if (folder / swap).exists():  # where the kernel accounts swap at all; v1 counts it with the memory
             (folder / swap).write_text(str(bounds.memory_bytes if tree.version == 1 else 0))
     if "pids" in tree.controllers:
         (folder / "pids.max").write_text(str(bounds.processes))
     if "cpu" in tree.controllers:
         _weigh(folder, tree.version, 1)
+
+
+def _bound_buffers(folder: Path) -> None:
+    """Of TCP and UDP: v1 counts them beside the memory, and only where they have a limit; v2 counts them as memory."""
+    try:
+        (folder / "memory.kmem.tcp.limit_in_bytes").write_text(str(BUFFER_BYTES))
+    except OSError as error:
+        warn_of_unbounded_sockets(f"memory.kmem.tcp.limit_in_bytes: {error.strerror}")
+
+
+@cache
+def warn_of_unbounded_sockets(why: str) -> None:
+    """Once per reason."""
+    log.warning("buffers of sandboxes' TCP and UDP sockets are not bounded on this machine: %s", why)
 
 
 def _frozen(folder: Path, version: int) -> bool:

@@ -43,6 +43,10 @@ class EgressPolicy(Frozen):
     rules: tuple[Rule, ...] = Field(default=(), max_length=RULES_LIMIT)
     quotas: Quotas = Quotas()
 
+    def limits_methods(self, name: str | None) -> bool:
+        """Whether the rule of this name allows some HTTP methods only."""
+        return any(rule.name == name and rule.methods for rule in self.rules)
+
     @model_validator(mode="after")
     def _can_be_understood_in_one_way(self) -> Self:
         places: dict[str, int] = {}

@@ -35,7 +35,8 @@ class Rule(Frozen):
     """Single ports, or ranges as ``8000-8100``.  An allow rule has to name them; a deny rule without means all."""
     protocols: tuple[Forwardable, ...] = Field(default=("tcp",), min_length=1)
     methods: tuple[str, ...] = Field(default=(), max_length=20)
-    """HTTP methods.  They can be read in plain HTTP only: with methods, an allow rule denies everything encrypted."""
+    """HTTP methods.  They can be read in plain HTTP only: with methods, an allow rule denies everything encrypted, and
+    every change of protocol (``Upgrade``), after which no method could be read."""
 
     @model_validator(mode="before")
     @classmethod

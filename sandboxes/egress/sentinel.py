@@ -13,14 +13,21 @@ from collections import OrderedDict
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.suite import Suite
+from sandboxes.egress.record import EgressRecord
 
 log = logging.getLogger(__name__)
 
 DETECTOR_FAILED = RuleInfo(
-    "detector-failed", "A detector failed at what the box did", "critical", "Trustworthiness", "T1562"
+    "detector-failed",
+    "A detector failed at what the box did",
+    "critical",
+    "Trustworthiness",
+    "T1562",
+    "errors of a detector, which is blind to what it was shown",
+    "nothing",
+    "report it: it is a defect",
 )
 MOST_BOXES = 1024
 """Of which something is remembered; the one that was silent for longest is forgotten first."""
@@ -66,7 +73,7 @@ class Sentinel:
                     log.exception("finding %s of box %s could not be told", one.rule, one.box)
 
     def _look(self, event: Event) -> list[Finding]:
-        box = event.box if isinstance(event, ExecEvent) else event.attempt.box
+        box = event.attempt.box if isinstance(event, EgressRecord) else event.box
         if box not in self._suites:
             self._suites[box] = self._make_suite()
             if len(self._suites) > MOST_BOXES:

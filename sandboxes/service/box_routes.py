@@ -17,8 +17,10 @@ from sandboxes.backends.remote.wire import (
     Freeze,
     Inspected,
     LabelText,
+    ReadTree,
     Result,
     SnapshotView,
+    TreeView,
 )
 from sandboxes.bounds import MOST_READ_BYTES
 from sandboxes.egress.record import EgressRecord
@@ -27,6 +29,7 @@ from sandboxes.service.boxes import Boxes as AllOfThem
 from sandboxes.service.doors import PROBLEMS, AllBoxes, Caller, Key, LimitQuery, Mine, WaitQuery
 from sandboxes.service.hosted import HostedBox
 from sandboxes.service.tokens import Token
+from sandboxes.tree import TreeLimits
 
 router = APIRouter(prefix="/v1/boxes", tags=["boxes"], responses=PROBLEMS)
 BYTES = "application/octet-stream"
@@ -71,7 +74,7 @@ async def close(hosted: Mine, boxes: AllBoxes) -> BoxView:
 @router.post("/{id}/exec")
 async def exec_program(asked: Exec, hosted: Mine, token: Caller, boxes: AllBoxes) -> Result:
     box = hosted.sandbox
-    work = box.exec(asked.argv, stdin=asked.stdin, env=asked.env, timeout_s=asked.timeout_s)
+    work = box.exec(asked.argv, stdin=asked.stdin, env=asked.env, timeout_s=asked.timeout_s, alone=asked.alone)
     return await _called(boxes, token, hosted, asked.call, work)
 
 
@@ -104,6 +107,23 @@ async def read_file(path: Path, hosted: Mine, limit_bytes: ReadLimit = 2**20) ->
 @router.put("/{id}/files", status_code=204, openapi_extra={"requestBody": AFile})
 async def write_file(path: Path, hosted: Mine, request: Request) -> None:
     await hosted.busy(hosted.sandbox.write_file(path, await request.body()))
+
+
+@router.post("/{id}/tree")
+async def read_tree(asked: ReadTree, hosted: Mine) -> TreeView:
+    """Regular files and folders of /work, with what is in them.  409 for a link, a device, or more than was allowed."""
+    limits = TreeLimits(asked.entries, asked.size_bytes)
+    return TreeView.of(await hosted.busy(hosted.sandbox.read_tree(asked.paths, limits, alone=asked.alone)))
+
+
+@router.put("/{id}/tree", status_code=204)
+async def write_tree(asked: TreeView, hosted: Mine) -> None:
+    """Write files and folders below /work; what is there is replaced, and no link is followed."""
+
+    async def write() -> None:
+        await hosted.sandbox.write_tree(asked.as_tree())
+
+    await hosted.busy(write())
 
 
 @router.post("/{id}/snapshots", status_code=201)

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 from sandboxes.backends.remote.wire import LIVING, BoxView, CreateBox, State
-from sandboxes.interface import SandboxLost, SandboxUnavailable
+from sandboxes.interface import Sandbox, SandboxLost, SandboxUnavailable
 from sandboxes.opened import open_box
 from sandboxes.service.capacity import Gate, Ticket
 from sandboxes.service.hosted import HostedBox
@@ -99,6 +99,25 @@ class Boxes:
             hosted.move("frozen", reason)
             log.warning("box frozen", extra={"box": hosted.id, "owner": hosted.owner, "reason": reason})
 
+    async def begin_episode(self, hosted: HostedBox) -> None:
+        """Nothing of the episode before is left: in a sandbox of its own, or after a reset where the spec says so.
+
+        For the moment of the change it has two sandboxes.  Raises ``SandboxUnavailable``, and what ``reset`` raises.
+        """
+        if hosted.spec.reuse == "reset":
+            await hosted.busy(hosted.sandbox.reset())
+        else:
+            await hosted.busy(completed(self._replace(hosted)))
+
+    async def _replace(self, hosted: HostedBox) -> None:
+        async with self._starting:
+            opened = await self._open(hosted)
+        await hosted.replace(opened)
+
+    async def _open(self, hosted: HostedBox) -> Sandbox:
+        on_record = hosted.on_record if hosted.relay is not None else None
+        return await open_box(hosted.spec, on_record, self.settings.world)
+
     async def end(self, hosted: HostedBox, reason: str) -> None:
         """Close it, or take it out of the queue; return when nothing of it is left.  Twice is fine."""
         hosted.move("closed", reason)
@@ -120,10 +139,9 @@ class Boxes:
             await self.end(hosted, reason)
             return
         hosted.move("starting")
-        on_record = hosted.on_record if hosted.relay is not None else None
         try:
             async with self._starting:
-                hosted.opened(await open_box(hosted.spec, on_record, self.settings.world))
+                hosted.opened(await self._open(hosted))
         except Exception as error:
             # Whatever it is, somebody waits for this box and must be told.
             known = isinstance(error, SandboxUnavailable | OSError)

@@ -18,7 +18,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 # FastAPI would run a dependency that is not async in a thread, which costs more than all of these.
 async def boxes_of(request: Request) -> Boxes:
-    return request.app.state.boxes
+    boxes: Boxes = request.app.state.boxes
+    return boxes
 
 
 AllBoxes = Annotated[Boxes, Depends(boxes_of)]

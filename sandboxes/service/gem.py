@@ -26,6 +26,8 @@ router = APIRouter(prefix="/gem", tags=["gem"], responses=PROBLEMS)
 ENVIRONMENTS = {"python": "Python code, run in a session; the observation is what it printed."}
 GREETING = "A Python session. Send code; what it prints, and the value of its last expression, come back."
 SEEDED = "import random as _r; _r.seed({seed}); del _r"
+AS_A_PROGRAM = ["python3", "-I", "-"]
+"""Isolated: of the files that an episode left, start-up files and modules among them, none is loaded by itself."""
 Info = dict[str, str | int | float | bool | None]
 
 
@@ -61,6 +63,9 @@ class ResetAnswer(Wire):
 class Step(Wire):
     instance: str
     action: str
+    alone: bool = False
+    """Run the action as a program of its own: every other process of the sandbox is dead before, and the next action
+    begins in a fresh session.  ``info.exit_code`` is then the kernel's word."""
 
 
 class StepAnswer(Wire):
@@ -82,21 +87,22 @@ class PythonSession:
     steps: int | None = None
     """None before the first ``reset``."""
 
-    async def reset(self, seed: int) -> str:
-        box = self.hosted.sandbox
-        await self.hosted.busy(box.reset())
+    async def reset(self, boxes: Boxes, seed: int) -> str:
+        await boxes.begin_episode(self.hosted)
         # As a prelude: a session whose interpreter was ended begins with the same numbers again.
-        await self.hosted.busy(box.set_prelude(SEEDED.format(seed=seed)))
+        await self.hosted.busy(self.hosted.sandbox.set_prelude(SEEDED.format(seed=seed)))
         self.steps = 0
         return GREETING
 
-    async def step(self, code: str) -> tuple[ExecResult, bool]:
+    async def step(self, code: str, *, alone: bool = False) -> tuple[ExecResult, bool]:
         if self.steps is None:
             raise Refusal("the environment was never reset: POST /gem/reset first")
         if self.steps >= self.max_steps:
             raise Refusal(f"the episode was truncated after max_steps = {self.max_steps}: POST /gem/reset")
         self.steps += 1
-        result = await self.hosted.call(None, self.hosted.sandbox.run_python(code))
+        box = self.hosted.sandbox
+        work = box.exec(AS_A_PROGRAM, stdin=code.encode("utf-8", "replace"), alone=True) if alone else None
+        result = await self.hosted.call(None, work or box.run_python(code))
         return result, self.steps >= self.max_steps
 
 
@@ -130,7 +136,8 @@ class Environments:
 
 
 async def environments_of(request: Request) -> Environments:
-    return request.app.state.gem
+    environments: Environments = request.app.state.gem
+    return environments
 
 
 All = Annotated[Environments, Depends(environments_of)]
@@ -149,8 +156,8 @@ async def make(wanted: Make, token: Caller, all_: All, key: Key = None) -> Made:
 
 
 @router.post("/reset")
-async def reset(asked: Reset, token: Caller, all_: All) -> ResetAnswer:
-    observation = await all_.find(asked.instance, token).reset(asked.seed)
+async def reset(asked: Reset, token: Caller, all_: All, boxes: AllBoxes) -> ResetAnswer:
+    observation = await all_.find(asked.instance, token).reset(boxes, asked.seed)
     return ResetAnswer(observation=observation, info={"seed": asked.seed})
 
 
@@ -161,11 +168,13 @@ async def step(asked: Step, token: Caller, all_: All, boxes: AllBoxes) -> StepAn
     started = time.monotonic()
     spent_s: float | None = None
     try:
-        result, truncated = await session.step(asked.action)
+        result, truncated = await session.step(asked.action, alone=asked.alone)
         spent_s = result.seconds
     finally:  # a step that costs the box its life has run all the same
         boxes.usage.count_exec(token, time.monotonic() - started if spent_s is None else spent_s)
-    info: Info = {"outcome": result.outcome, "exception": result.exception, "step": session.steps}
+    info: Info = {
+        "outcome": result.outcome, "exception": result.exception, "exit_code": result.exit_code, "step": session.steps
+    }  # fmt: skip
     return StepAnswer(
         observation=result.stdout + result.stderr, reward=0.0, terminated=False, truncated=truncated, info=info
     )

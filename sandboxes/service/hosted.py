@@ -18,6 +18,7 @@ from sandboxes.service.refusals import Refusal
 from sandboxes.service.relay import Relay
 from sandboxes.service.tokens import Token
 from sandboxes.teardown import completed
+from sandboxes.tree import TreeRefused
 
 T = TypeVar("T")
 CANCELLED_KEPT = 64
@@ -102,6 +103,20 @@ class HostedBox:
             raise SandboxLost(self.reason)
         return self._sandbox
 
+    async def replace(self, opened: Sandbox) -> None:
+        """Take another sandbox in the place of the one it has, and leave nothing of that; unless it has ended, or is
+        frozen, meanwhile: then leave nothing of the new one, and raise like ``sandbox``."""
+        try:
+            former = self.sandbox
+            if former.frozen is not None:
+                raise SandboxFrozen(former.frozen)
+        except Exception:
+            await completed(opened.close())
+            raise
+        await self.count_denied()
+        self._sandbox = opened
+        await completed(former.close())
+
     async def close(self) -> None:
         """End what is in it.  Records can still be read."""
         if self._sandbox is not None:
@@ -145,7 +160,7 @@ class HostedBox:
         except SandboxLost as error:
             self.move("lost", str(error))
             raise
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TreeRefused) as error:
             raise OfTheBox(error) from error
         finally:
             self._under_way -= 1

@@ -158,11 +158,11 @@ class Engine:
         self.url = f"{web.url}/ingest/v1/runs/{run.id}/batches"
         self.token = attempt_token(run.id, 1)
 
-    def tell(self, events: list[Event], step: int = 0) -> None:
+    def tell(self, events: list[Event], step: int = 0, phase: str = "collect") -> None:
         pulse = {
             "step": step,
             "total_steps": self.story.steps,
-            "phase": "collect",
+            "phase": phase,
             "phase_since": time.time(),
             "eta_s": 61.0,
         }

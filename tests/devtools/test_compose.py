@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from devtools.home import ROOT
+from devtools.web import configuration
 
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
@@ -99,3 +100,10 @@ def _has_plugin() -> bool:
     if shutil.which("docker") is None:
         return False
     return subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
+
+
+def test_live_frames_are_not_compressed_per_viewer() -> None:
+    assert configuration().ws_per_message_deflate is False
+    command = SERVICES["web"]["command"]
+    assert command[command.index("--ws-per-message-deflate") + 1] == "false"
+    assert '"--ws-per-message-deflate", "false"' in (ROOT / "Dockerfile").read_text()

@@ -20,7 +20,7 @@ MODEL = {"layers": 1, "hidden_size": 48, "heads": 2, "kv_heads": 1, "head_dim": 
 def drill(name: str, *, steps: int, **response: Any) -> dict[str, Any]:
     spec = small_spec(name, steps=steps)
     environment = DRILL | {"response": {"release_within_steps": 1000, "keep_frozen_s": 5} | response}
-    recipe = {"preset": "grpo", "cold_start": COLD_START}
+    recipe = {"preset": "grpo", "cold_start": COLD_START, "reward": {"tool_calls": 3.0}}
     return spec | {"environment": environment, "recipe": recipe, "model": MODEL, "seed": 3}
 
 
@@ -82,3 +82,42 @@ def test_a_run_pauses_where_the_environment_wants_it(stack: Stack) -> None:
     assert alerts(stack, run_id)
     stack.ask("POST", f"/runs/{run_id}/cancel")
     stack.until_ended(run_id)
+
+
+def undecided(stack: Stack, run_id: str) -> list[dict[str, Any]]:
+    """Quarantining alerts in training that nobody has decided, the newest first."""
+    found = stack.ask("GET", f"/runs/{run_id}/alerts", params={"state": "open"})["items"]
+    return in_training(found)
+
+
+def paid(stack: Stack, run_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Trajectories that were ruled benign and trained on with an advantage, and what REST says of it."""
+    found = stack.ask("GET", f"/runs/{run_id}/quarantines", params={"state": "benign", "limit": 200})["items"]
+    for one in found:
+        if one["effect"]["effect"] == "trained-on" and one["effect"]["advantage"]:
+            yield one["trajectory"], one["effect"]
+
+
+def test_a_benign_ruling_about_a_whole_group_becomes_an_advantage(stack: Stack) -> None:
+    """The tempted rollouts earn more than the others of their group, so that whoever is freed has an advantage."""
+    run_id = stack.launch(drill("paying", steps=2000))
+
+    def decided_and_trained_on() -> bool:
+        newest = undecided(stack, run_id)
+        if newest:
+            assert stack.ask("GET", f"/alerts/{newest[0]['id']}")["turn_text"]["call"]
+            body = {"decision": "benign", "like": [alert["id"] for alert in newest], "note": "a drill"}
+            stack.ask("POST", "/alerts/decisions", json=body)
+        return any(paid(stack, run_id))
+
+    stack.until("a freed trajectory with an advantage", decided_and_trained_on, timeout_s=600)
+    trajectory, effect = next(paid(stack, run_id))
+    assert f"Trained on at step {effect['step']}, advantage {effect['advantage']:+.2g}" in effect["text"]
+    released = [one for one in told(stack, run_id, trajectory) if trained_on(one)]
+    values = [value for turn in released[-1]["turns"] for value in turn["advantages"] or []]
+    assert abs(sum(values) / len(values) - effect["advantage"]) < 1e-6
+    groups = stack.ask("GET", "/alerts/groups", params={"run": run_id})["items"]
+    assert sum(group["count"] for group in groups) > len(groups)
+    stack.ask("POST", f"/runs/{run_id}/cancel")
+    stack.until_ended(run_id)
+    stack.until("no open alert", lambda: not undecided(stack, run_id), timeout_s=60)

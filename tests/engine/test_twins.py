@@ -1,6 +1,6 @@
 """What the loop computes in a form of its own is what the reference function of the paper computes.
 
-Dynamic sampling and the low-variance filter: ``control/test_selecting.py``; its rounds: ``control/test_resume.py``.
+Dynamic sampling and the low-variance filter: ``loop/test_group_filters.py``; its rounds: ``loop/test_resume.py``.
 """
 
 import pytest

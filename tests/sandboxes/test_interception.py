@@ -23,6 +23,7 @@ from sandboxes.egress.interception.packets import Packet, logged
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable
+from sandboxes.observation import filter as questions
 from sandboxes.opened import opened
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
@@ -83,11 +84,15 @@ async def test_nft_reads_our_rules_as_they_were_meant():
         routes = in_network_of(box, "ip", "route", "show", "default", "table", "all")
     assert "type filter hook output priority filter; policy drop;" in listed
     assert "meta l4proto tcp tproxy to :1 accept" in listed
-    output = listed[listed.index("chain output") :].splitlines()
-    assert (
-        output[-3].strip()
-        == 'log prefix "refused" group 1 snaplen 128 queue-threshold 1 reject with icmpx admin-prohibited'
+    output = [line.strip() for line in listed[listed.index("chain output") :].splitlines()]
+    assert output[-4:-2] == ['limit name "packets" goto without-port', "goto without-port-excess"], (
+        "all else is refused"
     )
+    ending = 'log prefix "refused" group 1 snaplen 128 queue-threshold 1 reject with icmpx admin-prohibited'
+    for chain in ("refused", "without-port"):
+        rules_of_it = listed[listed.index(f"chain {chain} {{") :].split("}")[0]
+        assert f'counter name "packets" {ending}' in rules_of_it
+    assert 'tcp dport 1 tcp flags syn / syn,ack limit name "packets" goto gateway' in listed
     assert addresses.count("\n") == 1
     assert routes.startswith("local default dev lo")
 
@@ -275,11 +280,11 @@ def asked(machine: Architecture, *arguments: int, number: int | None = None) -> 
     while True:
         code, if_true, if_false, value = program[at]
         at += 1
-        if code == calls.RETURN:
+        if code == questions.RETURN:
             return value
-        if code == calls.LOAD:
+        if code == questions.LOAD:
             (register,) = struct.unpack_from("=I", data, value)
-        elif code == calls.AND:
+        elif code == questions.AND:
             register &= value
         else:
             at += if_true if register == value else if_false
@@ -290,16 +295,19 @@ def test_every_socket_but_tcp_udp_ping_and_unix_is_asked_about(machine):
     allowed = {
         (family, kind, protocol)
         for family in range(64) for kind in range(1, 11) for protocol in (*range(256), 262, 263)
-        if asked(machine, family, kind | 0o2004000, protocol) == calls.ALLOW and family != calls.UNIX
+        if asked(machine, family, kind | 0o2004000, protocol) == questions.ALLOW and family != questions.UNIX
     }  # fmt: skip
     assert allowed == {
         (family, kind, protocol) for family in (2, 10)
         for kind, protocol in [(1, 0), (1, 6), (1, 262), (2, 0), (2, 17), (2, 1), (2, 58)]
     }  # fmt: skip
-    assert asked(machine, calls.UNIX, 5, 0) == calls.ALLOW
-    assert asked(machine, 16, 3, 12) == calls.ASK
-    assert asked(machine, 16, 3, 0) == calls.ERRNO | errno.EAFNOSUPPORT
-    assert {asked(machine, 17, 3, 0, number=other) for other in machine.numbers.values()} == {calls.ALLOW, calls.ASK}
+    assert asked(machine, questions.UNIX, 5, 0) == questions.ALLOW
+    assert asked(machine, 16, 3, 12) == questions.ASK
+    assert asked(machine, 16, 3, 0) == questions.ERRNO | errno.EAFNOSUPPORT
+    assert {asked(machine, 17, 3, 0, number=other) for other in machine.numbers.values()} == {
+        questions.ALLOW,
+        questions.ASK,
+    }
 
 
 # -- what the kernel says --------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 # ruff: noqa: ASYNC110, PT012  what happens in a box sets no event, and a pool is used as a context
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -12,11 +13,18 @@ from sandboxes.spec import SandboxSpec
 from sandboxes.turns import Turns
 
 SPEC = SandboxSpec(timeout_s=10)
+USED_AGAIN = SandboxSpec(timeout_s=10, reuse="reset")
+
+
+@pytest.fixture(params=["never", "reset"])
+async def pool(request):
+    async with Pool(SPEC.model_copy(update={"reuse": request.param}), 2) as pool:
+        yield pool
 
 
 @pytest.fixture
-async def pool():
-    async with Pool(SPEC, 2) as pool:
+async def pool_of_used():
+    async with Pool(USED_AGAIN, 2) as pool:
         yield pool
 
 
@@ -26,12 +34,57 @@ async def settled(pool: Pool):
     return pool.stats()
 
 
-async def test_boxes_are_made_when_first_needed_and_used_again(pool):
+async def test_boxes_are_made_when_first_needed_and_used_again(pool_of_used):
     for _ in range(5):
-        async with pool.acquire() as box:
+        async with pool_of_used.acquire() as box:
             assert (await box.run_python("1 + 1")).stdout == "2\n"
-        await settled(pool)
-    assert (pool.stats().started, pool.stats().served, pool.stats().idle) == (1, 5, 1)
+        await settled(pool_of_used)
+    stats = pool_of_used.stats()
+    assert (stats.started, stats.served, stats.idle) == (1, 5, 1)
+
+
+async def test_without_reuse_each_user_gets_a_sandbox_of_his_own_that_was_made_ahead():
+    async with Pool(SPEC, 2) as pool:
+        former = []
+        for served in range(1, 6):
+            async with pool.acquire() as sandbox:
+                assert (await sandbox.run_python("1 + 1")).stdout == "2\n"
+                assert sandbox not in former
+                former.append(sandbox)
+            stats = await settled(pool)
+            assert (stats.started, stats.served, stats.idle) == (served + 1, served, 1)
+        assert (stats.lost, [sandbox.alive for sandbox in former]) == (0, [False] * 5)
+
+
+async def test_what_is_made_ahead_is_made_a_few_at_a_time(monkeypatch):
+    starting = most = 0
+
+    async def counted(*arguments):
+        nonlocal starting, most
+        starting += 1
+        most = max(most, starting)
+        try:
+            return await original(*arguments)
+        finally:
+            starting -= 1
+
+    original = pool_module.open_box
+    async with Pool(SPEC, 8) as pool:
+        await pool.warm()
+        monkeypatch.setattr(pool_module, "open_box", counted)
+        async with AsyncExitStack() as users:
+            for _ in range(8):
+                await users.enter_async_context(pool.acquire())
+        stats = await settled(pool)
+        assert (stats.idle, stats.started) == (8, 16)
+        assert most == pool_module.AHEAD_AT_ONCE
+
+
+async def test_within_an_episode_a_sandbox_that_is_not_used_again_can_still_be_reset():
+    async with Pool(SPEC, 1) as pool, pool.acquire() as sandbox:
+        await sandbox.run_python("x = 1")
+        await sandbox.reset()
+        assert (await sandbox.run_python("'x' in globals()")).stdout == "False\n"
 
 
 async def test_warm_makes_all_boxes_beforehand(pool):
@@ -65,24 +118,25 @@ async def test_users_wait_in_order_and_never_hold_more_boxes_than_there_are(pool
 
     await asyncio.gather(*(user(n) for n in range(12)))
     assert (most, order) == (2, list(range(12)))
-    assert (await settled(pool)).started == 2
+    stats = await settled(pool)
+    assert (stats.started, stats.idle) == (2 if pool.spec.reuse == "reset" else 14, 2)
 
 
-async def test_users_who_wait_get_boxes_in_turn_however_often_each_of_them_asks(pool):
-    await pool.warm()
+async def test_users_who_wait_get_boxes_in_turn_however_often_each_of_them_asks(pool_of_used):
+    await pool_of_used.warm()
     order = []
 
     async def call(user: str, number: int) -> None:
-        async with pool.acquire(user):
+        async with pool_of_used.acquire(user):
             order.append((user, number))
 
-    async with pool.acquire("first"), pool.acquire("first"):
+    async with pool_of_used.acquire("first"), pool_of_used.acquire("first"):
         many = [asyncio.create_task(call("many", number)) for number in range(100)]
-        while pool.stats().waiting < 100:
+        while pool_of_used.stats().waiting < 100:
             await asyncio.sleep(0.001)
         one = asyncio.create_task(call("one", 0))
         other = [asyncio.create_task(call("other", number)) for number in range(2)]
-        while pool.stats().waiting < 103:
+        while pool_of_used.stats().waiting < 103:
             await asyncio.sleep(0.001)
     await asyncio.gather(one, *many, *other)
     assert order.index(("one", 0)) <= 2
@@ -137,12 +191,12 @@ async def test_a_box_that_dies_while_idle_is_given_to_nobody(pool):
     assert (await settled(pool)).lost == 1
 
 
-async def test_a_box_whose_reset_fails_is_replaced(pool):
-    async with pool.acquire() as box:
+async def test_a_box_whose_reset_fails_is_replaced(pool_of_used):
+    async with pool_of_used.acquire() as box:
         await box.run_python("import os\nfor _ in range(3000):\n  os.mkdir('dd'); os.chdir('dd')")
-    stats = await settled(pool)
+    stats = await settled(pool_of_used)
     assert (stats.lost, stats.idle) == (1, 1)
-    async with pool.acquire() as box:
+    async with pool_of_used.acquire() as box:
         assert (await box.run_python("import os; os.listdir('/work')")).stdout == "[]\n"
 
 
@@ -168,14 +222,14 @@ async def test_a_frozen_box_is_its_users_exception_and_kept_for_inspection(pool)
     assert not kept.alive
 
 
-async def test_a_pool_is_healthy_after_fifty_freezes(pool):
+async def test_a_pool_is_healthy_after_fifty_freezes(pool_of_used):
     for number in range(50):
         with pytest.raises(SandboxFrozen):
-            await frozen_by_its_user(pool, f"reason {number}")
-    stats = await settled(pool)
+            await frozen_by_its_user(pool_of_used, f"reason {number}")
+    stats = await settled(pool_of_used)
     assert (stats.frozen, stats.busy, stats.lost) == (50, 0, 0)
-    assert [box.frozen for box in pool.frozen()] == [f"reason {number}" for number in range(46, 50)]
-    async with pool.acquire() as one, pool.acquire() as other:
+    assert [box.frozen for box in pool_of_used.frozen()] == [f"reason {number}" for number in range(46, 50)]
+    async with pool_of_used.acquire() as one, pool_of_used.acquire() as other:
         assert [(await box.run_python("1")).stdout for box in (one, other)] == ["1\n", "1\n"]
 
 
@@ -197,14 +251,14 @@ async def first_kept(pool: Pool):
     return pool.frozen()[0]
 
 
-async def test_a_box_that_is_frozen_while_it_is_reset_or_idle_is_given_to_nobody(pool):
-    async with pool.acquire() as box:
+async def test_a_box_that_is_frozen_while_it_is_reset_or_idle_is_given_to_nobody(pool_of_used):
+    async with pool_of_used.acquire() as box:
         pass
     await box.freeze("a late alert")
-    await settled(pool)
-    async with pool.acquire() as fresh:
+    await settled(pool_of_used)
+    async with pool_of_used.acquire() as fresh:
         assert fresh is not box
-    assert pool.frozen() == [box]
+    assert pool_of_used.frozen() == [box]
 
 
 async def test_a_user_who_leaves_a_frozen_box_after_close_leaves_nothing():
@@ -286,7 +340,7 @@ async def test_close_ends_waiters_users_and_idle_boxes():
 
 async def test_a_box_that_comes_free_while_the_pool_closes_is_closed_too(monkeypatch):
     """Its cleaner finds another idle box first, whose end he waits for."""
-    pool, reset, close = Pool(SPEC, 2), NamespaceBox.reset, NamespaceBox.close
+    pool, reset, close = Pool(USED_AGAIN, 2), NamespaceBox.reset, NamespaceBox.close
     closing, held = asyncio.Event(), []
 
     async def late_reset(box):

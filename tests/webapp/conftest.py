@@ -13,7 +13,8 @@ django.setup()
 from django.test import Client
 
 from engine.spec.run import RunSpec
-from webapp.accounts.models import Membership, Role, Team, User
+from webapp.accounts.access import scopes_within
+from webapp.accounts.models import ApiKey, Membership, Role, Team, User
 from webapp.accounts.services import create_api_key, create_team
 from webapp.runs import projections
 from webapp.runs.models import Run, State
@@ -31,12 +32,13 @@ def _no_broker(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     if "valkey_server" not in request.fixturenames:
         from webapp import queue
         from webapp.runs import ingest
-        from webapp.security import services
+        from webapp.security import decisions, services
 
         monkeypatch.setattr(queue, "_send_now", lambda *_: None)
         monkeypatch.setattr(ingest, "poke", lambda _run_id: None)
         monkeypatch.setattr(ingest, "poke_alerts", lambda: None)
         monkeypatch.setattr(services, "poke_alerts", lambda: None)
+        monkeypatch.setattr(decisions, "poke_alerts", lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -104,10 +106,14 @@ def launching_run(run: Run) -> Run:
 
 
 class Api:
-    """A program with an API key."""
+    """A program with an API key; by default it reads and launches as far as the user's role goes."""
 
-    def __init__(self, user: User, team: Team, scopes: tuple[str, ...] = ("read", "launch")) -> None:
-        self.key = create_api_key(team, "test", list(scopes), acting_user=user)
+    def __init__(self, user: User, team: Team, scopes: tuple[str, ...] | None = None) -> None:
+        own = scopes_within(team.memberships.get(user=user).role)
+        wanted = scopes or tuple(scope for scope in ("read", "launch") if scope in own)
+        self.key = create_api_key(team, "test", ["read"], acting_user=user)
+        # As of a maker whose role was higher when the key was made.
+        ApiKey.objects.filter(id=self.key.key.id).update(scopes=list(wanted))
         self.client = Client(headers={"authorization": f"Bearer {self.key.text}"})
 
     def get(self, path: str, **query: Any) -> Any:

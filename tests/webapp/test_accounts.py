@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.http import Http404
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
 from django.utils import timezone
 
 from tests.webapp.at_once import at_once
 from webapp.accounts import services
 from webapp.accounts.access import allowed, may, team_for, team_to_act_in
-from webapp.accounts.models import ApiKey, AuditEntry, Membership, Role, SignInFailure, Team, User
+from webapp.accounts.models import ApiKey, AuditEntry, Membership, Role, Scope, SignInFailure, Team, User
 from webapp.accounts.sign_in import FAILURES_PER_ADDRESS, FAILURES_PER_EMAIL, forget_old_failures, sign_in
 from webapp.refusals import Invalid, Refused, TooMany
 
@@ -208,3 +208,38 @@ def test_an_unknown_address_and_a_wrong_password_look_the_same(alice: User) -> N
             sign_in(_request(), email, "wrong")
         told.append(refusal.value.problems)
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("role", "may_have"),
+    [
+        (Role.OWNER, {"read", "launch", "review"}),
+        (Role.MEMBER, {"read", "launch"}),
+        (Role.REVIEWER, {"read", "review"}),
+        (Role.VIEWER, {"read"}),
+    ],
+)
+def test_everybody_makes_keys_of_their_own_scopes_and_no_others(
+    team: Team, bob: User, role: str, may_have: set
+) -> None:
+    team.memberships.filter(user=bob).update(role=role)
+    client = Client()
+    client.force_login(bob)
+    page = client.get(f"/teams/{team.slug}/").content.decode()
+    assert {scope for scope in Scope.values if f'name="scopes" value="{scope}"' in page} == may_have
+    made = client.post(f"/teams/{team.slug}/keys", {"name": "own", "scopes": sorted(may_have)})
+    assert made.status_code == 200
+    assert set(ApiKey.objects.get(name="own").scopes) == may_have
+    for scope in set(Scope.values) - may_have:
+        with pytest.raises(Invalid, match="(?i)cannot be used") as refusal:
+            services.create_api_key(team, "too much", ["read", scope], acting_user=bob)
+        assert (refusal.value.problems[0].field, refusal.value.problems[0].value) == ("scopes", [scope])
+    assert ApiKey.objects.count() == 1
+
+
+def test_a_key_sinks_with_its_makers_role(team: Team, bob: User, run) -> None:
+    text = services.create_api_key(team, "ci", ["read", "launch"], acting_user=bob).text
+    team.memberships.filter(user=bob).update(role=Role.VIEWER)
+    program = Client(headers={"authorization": f"Bearer {text}"})
+    assert program.post(f"/api/v1/runs/{run.id}/cancel").status_code == 403
+    assert program.get(f"/api/v1/runs/{run.id}").status_code == 200

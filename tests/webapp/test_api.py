@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
+from engine.spec.environment import PythonMath
 from engine.spec.presets import preset_names
-from engine.spec.run import RunSpec
+from engine.spec.run import Dataset, RunSpec
 from webapp.accounts.models import ApiKey, AuditEntry, IdempotentAnswer, User
 from webapp.accounts.services import create_api_key, remove_member
 from webapp.api.cursors import encode_cursor
 from webapp.api.document import ProblemOut
+from webapp.catalog.services import publish_dataset, publish_environment
 from webapp.experiments.models import Experiment
 from webapp.experiments.services import create_experiment
 from webapp.runs.models import Desired, Run, State
@@ -77,7 +80,7 @@ def test_a_stranger_cannot_read_what_exists_and_a_viewer_can(api_of, charlie, vi
 def test_a_stranger_sees_only_their_own_lists(api_of, charlie, run, experiment) -> None:
     api = api_of(charlie)
     assert api.get("/runs").json()["items"] == []
-    assert api.get("/experiments").json() == []
+    assert api.get("/experiments").json() == {"items": [], "next_cursor": None}
 
 
 def test_a_stranger_cannot_submit_into_a_foreign_experiment_or_team(api_of, charlie, team, experiment) -> None:
@@ -136,6 +139,11 @@ def test_bad_queries_name_their_field(api_of, bob, path: str) -> None:
     answer = api_of(bob).get(path)
     assert answer.status_code == 422
     assert answer.json()["problems"][0]["field"] in path
+
+
+def test_a_query_that_takes_a_few_words_names_them(api_of, bob) -> None:
+    (problem,) = api_of(bob).get("/runs?state=happy").json()["problems"]
+    assert problem["remedy"].startswith("use one of: 'queued', 'launching'")
 
 
 UNREADABLE = {
@@ -428,3 +436,79 @@ def test_a_preset_that_is_not_there_is_404(api_of: Any, victor: User, name: str)
 
 def test_recipes_are_for_those_with_a_key() -> None:
     assert Client().get("/api/v1/recipes").status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/runs", "/experiments"])
+def test_who_may_not_act_is_told_so_before_their_body_is_read(api_of, victor, path: str) -> None:
+    for body in ({}, {"nonsense": 1}):
+        assert api_of(victor).post(path, body).status_code == 403
+    garbage = api_of(victor).client.post(f"/api/v1{path}", "{", content_type="application/json")
+    assert garbage.status_code == 403
+
+
+def test_a_stranger_learns_nothing_by_a_bad_body(api_of, charlie, team, experiment) -> None:
+    client = api_of(charlie).client
+    changed = client.put(f"/api/v1/experiments/{experiment.id}", "{}", content_type="application/json")
+    assert changed.status_code == 404
+    assert api_of(charlie).post(f"/experiments?team={team.slug}", {}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["/runs/{run}/cancel", "/runs/{run}/pause", "/runs/{run}/resume", "/experiments/{experiment}/runs"]
+)
+def test_a_body_that_nobody_reads_is_refused(api_of, bob, run, experiment, path: str) -> None:
+    before = Run.objects.count()
+    answer = api_of(bob).post(path.format(run=run.id, experiment=experiment.id), {"schedule": {"steps": 3}})
+    assert answer.status_code == 422
+    (problem,) = answer.json()["problems"]
+    assert (problem["field"], problem["remedy"]) == ("body", "leave it out")
+    assert '{"schedule"' in problem["value"]
+    assert Run.objects.count() == before
+    assert Run.objects.get(id=run.id).desired == Desired.RUN
+
+
+def test_an_empty_object_is_no_body(api_of, bob, experiment) -> None:
+    assert api_of(bob).post(f"/experiments/{experiment.id}/runs", {}).status_code == 201
+
+
+def _all_of(api, path: str) -> list[list[Any]]:
+    pages, cursor = [], None
+    while True:
+        page = api.get(path, limit=2, **({"cursor": cursor} if cursor else {})).json()
+        pages.append(page["items"])
+        if (cursor := page["next_cursor"]) is None:
+            return pages
+
+
+def test_experiments_come_in_pages_newest_change_first(api_of, bob) -> None:
+    api = api_of(bob)
+    made = [api.post("/experiments", TINY | {"name": f"e{number}"}).json()["name"] for number in range(5)]
+    pages = _all_of(api, "/experiments")
+    assert [len(page) for page in pages] == [2, 2, 1]
+    assert [row["name"] for page in pages for row in page] == made[::-1]
+
+
+@pytest.mark.parametrize("path", ["/environments", "/datasets"])
+def test_published_versions_come_in_pages(api_of, bob, team, path: str) -> None:
+    for number in range(3):
+        if path == "/environments":
+            publish_environment(team, f"e{number}", PythonMath(), acting_user=bob)
+        else:
+            publish_dataset(team, f"d{number}", Dataset(), acting_user=bob)
+    pages = _all_of(api_of(bob), path)
+    assert [[row["name"][1:] for row in page] for page in pages] == [["2", "1"], ["0"]]
+
+
+def test_checkpoints_come_in_pages_newest_first(api_of, bob, run) -> None:
+    for step in (10, 20, 30):
+        run.checkpoints.create(step=step, path=f"/x/{step}", size_bytes=1, seconds=1.0, at=timezone.now())
+    pages = _all_of(api_of(bob), f"/runs/{run.id}/checkpoints")
+    assert [[row["step"] for row in page] for page in pages] == [[30, 20], [10]]
+
+
+@pytest.mark.parametrize("path", ["/experiments", "/environments", "/datasets", "/runs/{run}/checkpoints"])
+@pytest.mark.parametrize("query", ["limit=0", "limit=201", "cursor=nonsense"])
+def test_pages_refuse_what_they_cannot_read(api_of, bob, run, path: str, query: str) -> None:
+    answer = api_of(bob).get(f"{path.format(run=run.id)}?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["problems"][0]["field"] == query.partition("=")[0]

@@ -1,5 +1,6 @@
 """Every page: there for members, absent for strangers, behind the sign-in for everybody else."""
 
+import re
 import time
 from html.parser import HTMLParser
 
@@ -81,6 +82,20 @@ def test_strangers_cannot_tell_that_a_page_exists(pages: list[str], charlie: Use
     client = signed_in(charlie)
     answers = {page: client.get(page).status_code for page in pages}
     assert answers == dict.fromkeys(answers, 404)
+
+
+def test_who_is_lost_keeps_the_menu_and_who_is_not_signed_in_gets_no_part_of_it(bob: User) -> None:
+    client = Client()
+    visitor = client.get("/nothing-here")
+    client.force_login(bob)
+    member = client.get("/nothing-here")
+    assert visitor.status_code == member.status_code == 404
+    menu = '<nav class="nav" aria-label="Main">'
+    assert menu in member.content.decode()
+    assert menu not in visitor.content.decode()
+    for answer in (visitor, member):
+        assert answer.content.decode().count('id="main"') == 1
+        assert "This page is not here" in answer.content.decode()
 
 
 def test_visitors_are_sent_to_the_sign_in_and_back(pages: list[str], bob: User) -> None:
@@ -172,8 +187,21 @@ def test_what_a_service_refuses_is_told_on_the_run_page(run: Run, bob: User) -> 
 def test_viewers_get_no_buttons(told_run: Run, experiment: Experiment, victor: User) -> None:
     client = signed_in(victor)
     assert "/cancel" not in client.get(f"/runs/{told_run.id}/").content.decode()
-    assert 'value="launch"' not in client.get(f"/experiments/{experiment.id}/").content.decode()
+    for path in (f"/experiments/{experiment.id}/", "/experiments/new"):
+        assert 'value="launch"' not in client.get(path).content.decode()
+        assert "To read only: owners and members" in client.get(path).content.decode()
     assert client.post(f"/experiments/{experiment.id}/", {"action": "launch"}).status_code == 403
+
+
+def test_a_run_that_has_ended_can_begin_a_new_experiment(told_run: Run, bob: User, victor: User, charlie: User) -> None:
+    Run.objects.filter(id=told_run.id).update(experiment=None, state="succeeded", spec=told_run.spec | {"seed": 4711})
+    again = f"/experiments/new?run={told_run.id}"
+    assert f'href="{again}"' in signed_in(bob).get(f"/runs/{told_run.id}/").content.decode()
+    assert again not in signed_in(victor).get(f"/runs/{told_run.id}/").content.decode()
+    form = signed_in(bob).get(again).content.decode()
+    assert re.search(r'id="f-seed"[^>]* value="4711"', form)
+    assert signed_in(charlie).get(again).status_code == 404
+    assert signed_in(bob).get("/experiments/new?run=7").status_code == 404
 
 
 @pytest.mark.parametrize("has_runs", [True, False])

@@ -43,7 +43,7 @@ def rewarded_run(run: Run) -> Run:
 
 
 def bins_in(html: str) -> dict[str, int]:
-    return {label: int(count) for label, count in re.findall(r"<span>([^<]*)</span><b>(\d+)</b>", html)}
+    return {label: int(count) for label, count in re.findall(r"<span>([^<]*)</span> <b>(\d+)</b>", html)}
 
 
 def test_the_histogram_is_of_the_newest_step_and_can_be_of_another(client: Client, rewarded_run: Run) -> None:
@@ -90,8 +90,14 @@ def test_a_checkpoint_beyond_those_kept_is_shown_as_removed(client: Client, run:
     html = page(client, f"/runs/{run.id}/parts/checkpoints", "")
     assert re.findall(r"/ck/step-(\d+)/", html) == ["40", "30", "20"]
     assert len(re.findall("removed by", html)) == 2
-    answer = api_of(bob).get(f"/runs/{run.id}/checkpoints").json()
-    assert {one["step"]: one["on_disk"] for one in answer} == {0: False, 10: False, 20: True, 30: True, 40: True}
+    rows = api_of(bob).get(f"/runs/{run.id}/checkpoints").json()["items"]
+    assert {row["step"]: row["on_disk"] for row in rows} == {
+        0: False,
+        10: False,
+        20: True,
+        30: True,
+        40: True,
+    }
 
 
 def test_a_fresh_install_shows_example_questions_of_every_level(client: Client, team: Team) -> None:
@@ -111,7 +117,7 @@ def test_every_built_in_environment_is_shown_with_all_its_levels(client: Client,
 def test_a_published_environment_without_a_sandbox_is_shown(client: Client, team: Team, alice: User) -> None:
     publish_environment(team, "house", Household(max_turns=9), acting_user=alice)
     html = client.get("/environments/").content.decode()
-    card = html.split('aria-label="house"')[1].split("</section>")[0]
+    card = html.split('aria-label="house v1 ')[1].split("</section>")[0]
     assert "at most 9" in card
     assert "without a sandbox" in card
 

@@ -275,8 +275,8 @@ def test_a_changed_knob_is_saved_and_launched(browser: Client, experiment: Exper
         ("schedule.steps", "many", "a whole number"),
         ("schedule.group_size", "1", "use at least 2"),
         ("schedule.minibatch_trajectories", "100", "divisor of 256"),
-        ("recipe.objective.clip_low", "-1", "at least 0"),
-        ("name", "", "at least"),
+        ("recipe.objective.clip_low", "-1", "-1 is less than 0; give 0 or more"),
+        ("name", "", "this is empty; write something"),
     ],
 )
 def test_an_error_stands_next_to_its_field_and_nothing_is_lost_or_made(

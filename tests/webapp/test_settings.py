@@ -15,6 +15,7 @@ def test_health_needs_the_database() -> None:
     assert Client().get("/healthz").json() == {"status": "ok"}
 
 
+@pytest.mark.django_db
 def test_metrics_are_for_this_host_or_the_token_only(settings) -> None:
     settings.PALESTRA_METRICS_TOKEN = "open sesame"
     assert b"python_info" in Client(REMOTE_ADDR="127.0.0.1").get("/metrics").content
@@ -25,6 +26,7 @@ def test_metrics_are_for_this_host_or_the_token_only(settings) -> None:
     assert behind_proxy.get("/metrics").status_code == 404
 
 
+@pytest.mark.django_db
 def test_no_script_may_run_that_is_not_ours() -> None:
     policy = Client().get("/metrics", REMOTE_ADDR="127.0.0.1").headers["Content-Security-Policy"]
     assert "script-src 'self';" in policy

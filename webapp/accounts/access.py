@@ -33,6 +33,12 @@ _SCOPES: dict[Action, str | None] = {
 """What an API key needs besides its user's role.  No key manages a team."""
 
 
+def scopes_within(role: str) -> list[str]:
+    """Those of a key that a member with this role may make: what the role itself may do."""
+    actions = {scope: action for action, scope in _SCOPES.items() if scope is not None}
+    return [scope for scope in Scope.values if role in _ROLES[actions[scope]]]
+
+
 @dataclass(frozen=True)
 class Caller:
     """Who asks: a user, and the key when a program asks in the user's name."""
@@ -83,6 +89,14 @@ def allowed(who: Who, team: Team | int, action: Action) -> Membership:
         raise PermissionDenied(f"your role in {membership.team.name} is {membership.role}, and that may not {action}")
     _refuse_scopes_without(caller_of(who).key, action)
     return membership
+
+
+def allowed_somewhere(who: Who, action: Action) -> None:
+    """Raises PermissionDenied for those who may do ``action`` in no team; said before a request is read any further."""
+    roles = set(memberships_of(who).values_list("role", flat=True))
+    if not roles & _ROLES[action]:
+        raise PermissionDenied(f"your role is {' and '.join(sorted(roles)) or 'none'}, and that may not {action}")
+    _refuse_scopes_without(caller_of(who).key, action)
 
 
 def _refuse_scopes_without(key: ApiKey | None, action: Action) -> None:

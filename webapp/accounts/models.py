@@ -61,7 +61,9 @@ class Team(models.Model):
     last_run_number = models.PositiveIntegerField(default=0)
     """Run numbers are given out under this row's lock, so they have no gaps and no doubles."""
     created_at = models.DateTimeField(auto_now_add=True)
-    members: models.ManyToManyField = models.ManyToManyField(User, through="Membership", related_name="teams")
+    members: "models.ManyToManyField[User, Membership]" = models.ManyToManyField(
+        User, through="Membership", related_name="teams"
+    )
 
     def __str__(self) -> str:
         return self.name

@@ -5,6 +5,7 @@ one transaction.  One-time passwords and key texts are returned once and never s
 """
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from django.contrib.auth.hashers import make_password
@@ -15,6 +16,7 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.text import slugify
 
+from webapp.accounts.access import scopes_within
 from webapp.accounts.audit import record
 from webapp.accounts.models import ApiKey, Membership, Role, Scope, Team, User
 from webapp.refusals import Invalid, Refused
@@ -38,7 +40,7 @@ def _free_slug(name: str) -> str:
     return next(slug for slug in _slugs(stem) if slug not in taken)
 
 
-def _slugs(stem: str):  # type: ignore[no-untyped-def]  # an endless generator of str
+def _slugs(stem: str) -> Iterator[str]:
     yield stem
     number = 2
     while True:
@@ -118,7 +120,7 @@ class CreatedKey:
 
 @transaction.atomic
 def create_api_key(team: Team, name: str, scopes: list[str], *, acting_user: User) -> CreatedKey:
-    """A key that acts for ``acting_user``.  Raises Invalid."""
+    """A key that acts for ``acting_user``, with no scope beyond the user's role.  Raises Invalid."""
     name = name.strip()
     if not 1 <= len(name) <= 100:
         raise Invalid.field("name", name, "a key needs a name of 1 to 100 characters", "say what will use it")
@@ -126,6 +128,12 @@ def create_api_key(team: Team, name: str, scopes: list[str], *, acting_user: Use
         raise Invalid.field("name", name, "it has a NUL character, which the database cannot keep", "leave it out")
     if not scopes or not set(scopes) <= set(Scope.values):
         raise Invalid.field("scopes", scopes, "unknown or no scopes", f"use some of: {', '.join(Scope.values)}")
+    role = Membership.objects.values_list("role", flat=True).get(team=team, user=acting_user)
+    if beyond := sorted(set(scopes) - set(scopes_within(role))):
+        raise Invalid.field(
+            "scopes", beyond, f"your role here is {role}, and a key cannot do more than its maker",
+            f"use some of: {', '.join(scopes_within(role))}",
+        )  # fmt: skip
     prefix, digest, text = ApiKey.generate()
     key = ApiKey.objects.create(
         team=team, user=acting_user, name=name, prefix=prefix, digest=digest, scopes=sorted(set(scopes))

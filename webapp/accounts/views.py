@@ -13,13 +13,12 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from webapp.accounts import services
-from webapp.accounts.access import may, team_for
+from webapp.accounts.access import allowed, may, scopes_within, team_for
 from webapp.accounts.models import Role, Scope, Team
 from webapp.accounts.sign_in import sign_in as start_session
 from webapp.pages.answers import redirect_with, refusals_return_to
-from webapp.refusals import Refused
-
-AUDIT_ROWS = 50
+from webapp.pages.requests import PageRequest
+from webapp.refusals import Invalid, Refused
 
 
 @never_cache
@@ -56,7 +55,7 @@ def sign_out(request: HttpRequest) -> HttpResponse:
 @sensitive_post_parameters()
 @login_required
 @require_http_methods(["GET", "POST"])
-def password(request: HttpRequest) -> HttpResponse:
+def password(request: PageRequest) -> HttpResponse:
     context: dict[str, Any] = {"section": "password", "errors": {}}
     if request.method == "POST":
         try:
@@ -69,30 +68,29 @@ def password(request: HttpRequest) -> HttpResponse:
     return render(request, "accounts/password.html", context)
 
 
-def _new_password(request: HttpRequest) -> str:
+def _new_password(request: PageRequest) -> str:
     new, again = request.POST.get("new", ""), request.POST.get("again", "")
     if new != again:
-        raise services.Invalid.field("again", "(hidden)", "this is not the same password", "type the new one twice")
+        raise Invalid.field("again", "(hidden)", "this is not the same password", "type the new one twice")
     return new
 
 
 @never_cache
 @login_required
-def team(request: HttpRequest, slug: str, **shown_once: Any) -> HttpResponse:
+def team(request: PageRequest, slug: str, **shown_once: Any) -> HttpResponse:
     """``shown_once``: a new member's password or a new key, which no later request can see again."""
     team = team_for(request, slug)
+    membership = allowed(request, team, "read")
     manages = may(request, team, "manage")
     keys = team.api_keys.select_related("user").filter(revoked_at=None).order_by("-created_at")
     context = {
         "section": "team",
         "current_team": team,
         "manages": manages,
-        "launches": may(request, team, "launch"),
         "memberships": team.memberships.select_related("user").order_by("role", "user__email"),
         "roles": Role.choices,
-        "scopes": Scope.choices,
+        "scopes": [(value, label) for value, label in Scope.choices if value in scopes_within(membership.role)],
         "keys": keys if manages else keys.filter(user=request.user),
-        "audit": team.audit_entries.order_by("-id")[:AUDIT_ROWS] if manages else [],
     }
     return render(request, "accounts/team.html", context | shown_once)
 
@@ -101,14 +99,14 @@ def _team_url(slug: str, **_: Any) -> str:
     return reverse("accounts:team", args=[slug])
 
 
-def _managed(request: HttpRequest, slug: str) -> Team:
+def _managed(request: PageRequest, slug: str) -> Team:
     return team_for(request, slug, to="manage")
 
 
 @login_required
 @require_POST
 @refusals_return_to(_team_url)
-def add_member(request: HttpRequest, slug: str) -> HttpResponse:
+def add_member(request: PageRequest, slug: str) -> HttpResponse:
     team_ = _managed(request, slug)
     email, role = request.POST.get("email", ""), request.POST.get("role", "")
     added = services.add_member(team_, email, role, acting_user=request.user)
@@ -120,7 +118,7 @@ def add_member(request: HttpRequest, slug: str) -> HttpResponse:
 @login_required
 @require_POST
 @refusals_return_to(_team_url)
-def change_role(request: HttpRequest, slug: str, membership_id: int) -> HttpResponse:
+def change_role(request: PageRequest, slug: str, membership_id: int) -> HttpResponse:
     membership = get_object_or_404(_managed(request, slug).memberships, id=membership_id)
     changed = services.change_role(membership, request.POST.get("role", ""), acting_user=request.user)
     return redirect_with(request, f"{changed.user.email} is {changed.role} now.", _team_url(slug))
@@ -129,7 +127,7 @@ def change_role(request: HttpRequest, slug: str, membership_id: int) -> HttpResp
 @login_required
 @require_POST
 @refusals_return_to(_team_url)
-def remove_member(request: HttpRequest, slug: str, membership_id: int) -> HttpResponse:
+def remove_member(request: PageRequest, slug: str, membership_id: int) -> HttpResponse:
     membership = get_object_or_404(_managed(request, slug).memberships.select_related("user"), id=membership_id)
     services.remove_member(membership, acting_user=request.user)
     return redirect_with(request, f"{membership.user.email} has left the team.", _team_url(slug))
@@ -138,8 +136,8 @@ def remove_member(request: HttpRequest, slug: str, membership_id: int) -> HttpRe
 @login_required
 @require_POST
 @refusals_return_to(_team_url)
-def create_key(request: HttpRequest, slug: str) -> HttpResponse:
-    team_ = team_for(request, slug, to="launch")
+def create_key(request: PageRequest, slug: str) -> HttpResponse:
+    team_ = team_for(request, slug)
     name, scopes = request.POST.get("name", ""), request.POST.getlist("scopes")
     return team(request, slug, new_key=services.create_api_key(team_, name, scopes, acting_user=request.user))
 
@@ -147,7 +145,7 @@ def create_key(request: HttpRequest, slug: str) -> HttpResponse:
 @login_required
 @require_POST
 @refusals_return_to(_team_url)
-def revoke_key(request: HttpRequest, slug: str, key_id: int) -> HttpResponse:
+def revoke_key(request: PageRequest, slug: str, key_id: int) -> HttpResponse:
     """Everybody may revoke a key of their own; owners may revoke any."""
     team_ = team_for(request, slug)
     keys = team_.api_keys.all() if may(request, team_, "manage") else team_.api_keys.filter(user=request.user)

@@ -7,7 +7,6 @@ neither.  Answers are kept for a day, per team.
 import hashlib
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from django.db import transaction
 from django.http import HttpRequest
@@ -21,7 +20,7 @@ from webapp.refusals import Invalid, Refused
 KEPT_FOR = timedelta(hours=24)
 
 
-def once(request: HttpRequest, team: Team, act: Callable[[], tuple[int, BaseModel]]) -> Status[Any]:
+def once(request: HttpRequest, team: Team, act: Callable[[], tuple[int, BaseModel]]) -> Status[object]:
     """Answer with ``act()``, or with what it answered the first time.  Raises Refused for a key with another body."""
     key = request.headers.get("Idempotency-Key")
     if key is None:

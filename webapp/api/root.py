@@ -24,12 +24,12 @@ from webapp.trajectories.api import router as trajectories
 class Unprocessable(ValidationError):
     """Ninja's complaint about a request, with our ``Problem`` for each of pydantic's."""
 
-    def __init__(self, contexts: list[ValidationErrorContext]) -> None:
+    def __init__(self, contexts: list[ValidationErrorContext[Any]]) -> None:
         super().__init__([])
         self.problems = [one for context in contexts for one in _problems(context)]
 
 
-def _problems(context: ValidationErrorContext) -> list[dict[str, Any]]:
+def _problems(context: ValidationErrorContext[Any]) -> list[dict[str, Any]]:
     """Field paths as the sender wrote them: the body's own name in our code is not part of them."""
     found = [one.as_dict() for one in problems_in(context.pydantic_validation_error, context.model)]
     if context.model.__ninja_param_source__ == "body":
@@ -38,7 +38,9 @@ def _problems(context: ValidationErrorContext) -> list[dict[str, Any]]:
 
 
 class Api(NinjaAPI):
-    def validation_error_from_error_contexts(self, error_contexts: list[ValidationErrorContext]) -> ValidationError:
+    def validation_error_from_error_contexts(
+        self, error_contexts: list[ValidationErrorContext[Any]]
+    ) -> ValidationError:
         return Unprocessable(error_contexts)
 
     def get_openapi_schema(self, **options: Any) -> Any:

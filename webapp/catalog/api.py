@@ -3,9 +3,12 @@
 from datetime import datetime
 from typing import Any
 
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from ninja import Router, Schema
+from ninja.params.functions import Query
 
+from webapp.api.cursors import MOST_PER_PAGE, page_of
 from webapp.catalog.access import datasets_of, environments_of
 from webapp.catalog.models import Dataset, Environment
 
@@ -27,11 +30,27 @@ class VersionOut(Schema):
         return cls(**own, team=row.team.slug)
 
 
-@router.get("/environments", response=list[VersionOut], operation_id="list_environments")
-def environments(request: HttpRequest) -> list[VersionOut]:
-    return [VersionOut.of(row) for row in environments_of(request)]
+class VersionPage(Schema):
+    items: list[VersionOut]
+    next_cursor: str | None
 
 
-@router.get("/datasets", response=list[VersionOut], operation_id="list_datasets")
-def datasets(request: HttpRequest) -> list[VersionOut]:
-    return [VersionOut.of(row) for row in datasets_of(request)]
+@router.get("/environments", response=VersionPage, operation_id="list_environments")
+def environments(
+    request: HttpRequest, limit: int = Query(50, ge=1, le=MOST_PER_PAGE), cursor: str | None = None
+) -> VersionPage:
+    """The most recently published ones first."""
+    return _page(environments_of(request), limit, cursor)
+
+
+@router.get("/datasets", response=VersionPage, operation_id="list_datasets")
+def datasets(
+    request: HttpRequest, limit: int = Query(50, ge=1, le=MOST_PER_PAGE), cursor: str | None = None
+) -> VersionPage:
+    """The most recently published ones first."""
+    return _page(datasets_of(request), limit, cursor)
+
+
+def _page(rows: QuerySet[Any], limit: int, cursor: str | None) -> VersionPage:
+    page, next_cursor = page_of(rows, (("id", int),), limit=limit, cursor=cursor)
+    return VersionPage(items=[VersionOut.of(row) for row in page], next_cursor=next_cursor)

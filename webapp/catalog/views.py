@@ -1,5 +1,6 @@
 """The page of the environments: what a policy is asked, what it may use, and how it fared."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,13 @@ from django.views.decorators.http import require_GET
 
 from engine.spec.environment import Household, PythonMath, Sokoban
 from engine.spec.examples import EXAMPLE_QUESTIONS
-from webapp.catalog.access import environments_of
+from webapp.catalog.access import datasets_of, environments_of
 from webapp.runs.access import runs_of
-from webapp.runs.models import Event, Run
+from webapp.runs.models import ENVIRONMENT_OF_RUN, Event, Run
 from webapp.trajectories.models import Trajectory
 
 EXAMPLES = 3
+NEWEST_RUNS = 50
 LEVELS: dict[str, dict[int, tuple[str, str]]] = {
     "python-math": {
         1: ("One operation", "Two numbers and an operator. One tool call is enough."),
@@ -65,15 +67,22 @@ class Level:
 @login_required
 @require_GET
 def environments(request: HttpRequest) -> HttpResponse:
-    newest: dict[tuple[int, str], Any] = {}
-    for environment in environments_of(request):
-        newest.setdefault((environment.team_id, environment.name), environment)
+    published = _newest(environments_of(request))
     context = {
         "section": "environments",
-        "environments": [(one, BUILT_IN[one.spec["id"]].model_validate(one.spec)) for one in newest.values()],
+        "environments": [(one, BUILT_IN[one.spec["id"]].model_validate(one.spec)) for one in published],
+        "datasets": _newest(datasets_of(request)),
         "built_in": [(name, _paragraphs(model.__doc__), _levels(request, name)) for name, model in BUILT_IN.items()],
     }
     return render(request, "catalog/environments.html", context)
+
+
+def _newest(versions: Iterable[Any]) -> list[Any]:
+    """One version of each team's name; those given come with the newest first."""
+    newest: dict[tuple[int, str], Any] = {}
+    for version in versions:
+        newest.setdefault((version.team_id, version.name), version)
+    return list(newest.values())
 
 
 def _paragraphs(text: str | None) -> list[str]:
@@ -82,13 +91,20 @@ def _paragraphs(text: str | None) -> list[str]:
 
 def _levels(request: HttpRequest, environment: str) -> list[Level]:
     """Each level with questions that the newest run with trajectories was asked, or else with documented ones."""
-    told = Exists(Trajectory.objects.filter(run=OuterRef("id")))
-    run = runs_of(request).filter(told, spec__environment__id=environment).first()
+    run = _newest_asked(request, environment)
     levels = []
     for number, (title, about) in LEVELS[environment].items():
-        documented = [Example(one) for one in EXAMPLE_QUESTIONS[environment][number]]
+        documented = [Example(question) for question in EXAMPLE_QUESTIONS[environment][number]]
         levels.append(Level(number, title, about, (_asked(run, number) if run else []) or documented))
     return levels
+
+
+def _newest_asked(request: HttpRequest, environment: str) -> Run | None:
+    """Of the newest runs in the environment: older ones are not looked at, however many there are."""
+    in_it = runs_of(request).annotate(environment=ENVIRONMENT_OF_RUN).filter(environment=environment)
+    newest = list(in_it.order_by("-created_at").values_list("id", flat=True)[:NEWEST_RUNS])
+    told = Exists(Trajectory.objects.filter(run=OuterRef("id")))
+    return Run.objects.filter(told, id__in=newest).defer("spec").order_by("-created_at").first()
 
 
 def _asked(run: Run, level: int) -> list[Example]:

@@ -5,11 +5,13 @@ from typing import Any
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Query, Router, Schema, Status
+from ninja import Router, Schema, Status
+from ninja.params.functions import Query
 
 from engine.spec.run import RunSpec
 from webapp.accounts.access import caller_of, team_to_act_in
-from webapp.api.cursors import MOST_PER_PAGE
+from webapp.api.cursors import MOST_PER_PAGE, page_of
+from webapp.api.doors import somewhere, to_one, without_body
 from webapp.api.idempotency import once
 from webapp.api.requests import Text
 from webapp.experiments import services
@@ -35,14 +37,23 @@ class ExperimentOut(Schema):
         return cls(**own, team=experiment.team.slug)
 
 
-@router.get("/experiments", response=list[ExperimentOut], operation_id="list_experiments")
-def list_experiments(request: HttpRequest, limit: int = Query(50, ge=1, le=MOST_PER_PAGE)) -> list[ExperimentOut]:
-    """The most recently changed ones."""
-    return [ExperimentOut.of(one) for one in experiments_of(request)[:limit]]
+class ExperimentPage(Schema):
+    items: list[ExperimentOut]
+    next_cursor: str | None
 
 
-@router.post("/experiments", response={201: ExperimentOut}, operation_id="create_experiment")
-def create(request: HttpRequest, spec: RunSpec, team: Text | None = None) -> Status:
+@router.get("/experiments", response=ExperimentPage, operation_id="list_experiments")
+def list_experiments(
+    request: HttpRequest, limit: int = Query(50, ge=1, le=MOST_PER_PAGE), cursor: str | None = None
+) -> ExperimentPage:
+    """The most recently changed ones first."""
+    position = (("updated_at", datetime), ("id", UUID))
+    page, next_cursor = page_of(experiments_of(request), position, limit=limit, cursor=cursor)
+    return ExperimentPage(items=[ExperimentOut.of(experiment) for experiment in page], next_cursor=next_cursor)
+
+
+@router.post("/experiments", response={201: ExperimentOut}, operation_id="create_experiment", auth=somewhere("launch"))
+def create(request: HttpRequest, spec: RunSpec, team: Text | None = None) -> Status[object]:
     owner = team_to_act_in(request, team, to="launch")
     user = caller_of(request).user
     return once(
@@ -55,14 +66,25 @@ def get_experiment(request: HttpRequest, experiment_id: UUID) -> ExperimentOut:
     return ExperimentOut.of(experiment_for(request, experiment_id))
 
 
-@router.put("/experiments/{uuid:experiment_id}", response=ExperimentOut, operation_id="change_experiment")
+@router.put(
+    "/experiments/{uuid:experiment_id}",
+    response=ExperimentOut,
+    operation_id="change_experiment",
+    auth=to_one(experiment_for, "experiment_id", "launch"),
+)
 def change(request: HttpRequest, experiment_id: UUID, spec: RunSpec) -> ExperimentOut:
     experiment = experiment_for(request, experiment_id, to="launch")
     return ExperimentOut.of(services.change_experiment(experiment, spec, acting_user=caller_of(request).user))
 
 
-@router.post("/experiments/{uuid:experiment_id}/runs", response={201: RunOut}, operation_id="launch_experiment")
-def launch(request: HttpRequest, experiment_id: UUID) -> Status:
+@router.post(
+    "/experiments/{uuid:experiment_id}/runs",
+    response={201: RunOut},
+    operation_id="launch_experiment",
+    auth=to_one(experiment_for, "experiment_id", "launch"),
+)
+@without_body
+def launch(request: HttpRequest, experiment_id: UUID) -> Status[object]:
     experiment = experiment_for(request, experiment_id, to="launch")
     user = caller_of(request).user
     return once(

@@ -13,6 +13,7 @@ from engine.spec.presets import preset_names
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 from webapp.experiments.baseline import preset_in
+from webapp.experiments.complaints import Complaint, loose
 from webapp.experiments.fields import Card, cards_of
 from webapp.experiments.posted import document_in, list_at, with_row, without_row
 from webapp.experiments.toml import as_toml
@@ -44,7 +45,7 @@ class Draft:
 
     @classmethod
     def of_post(cls, post: QueryDict) -> "Draft":
-        base = _base_in(post)
+        base = _document_in(post, "base")
         if post.get("as") != "toml":
             return cls.of(document_in(post, base))
         text = post.get("toml", "").replace("\r\n", "\n")
@@ -92,10 +93,13 @@ class Draft:
         return sum(card.changed for card in self.cards)
 
     @property
-    def loose_problems(self) -> list[Problem]:
-        """Those that have no field in the form to stand next to."""
-        placed = {id(one) for card in self.cards for one in card.problems}
-        return [problem for problem in self.problems if self.shown_as == "toml" or id(problem) not in placed]
+    def complaints(self) -> list[Complaint]:
+        """All of them: in the order of the form, and behind those the ones that have no place in it."""
+        if self.shown_as == "toml":
+            return [loose(problem) for problem in self.problems]
+        placed = {id(problem) for card in self.cards for problem in card.problems}
+        told = [complaint for card in self.cards for complaint in card.complaints]
+        return told + [loose(problem) for problem in self.problems if id(problem) not in placed]
 
     @property
     def base(self) -> str:
@@ -117,13 +121,19 @@ def _read(toml: str) -> tuple[dict[str, Any], list[Problem]]:
     return document, [Problem("", one.value, f"{one.field}: {one.message}", one.remedy) for one in found]
 
 
-def _base_in(post: QueryDict) -> dict[str, Any]:
-    """What the form was made for; empty for what none was made for."""
+def last_valid_in(post: QueryDict) -> RunSpec | None:
+    """The spec of the last post without problems, which forms with problems carry along."""
+    specs = (Draft.of(_document_in(post, name)).spec for name in ("valid", "base"))
+    return next((spec for spec in specs if spec), None)
+
+
+def _document_in(post: QueryDict, name: str) -> dict[str, Any]:
+    """What the form brings back: ``base`` is what it was made for; empty where none can be read."""
     try:
-        base = json.loads(post.get("base", "{}"))
+        document = json.loads(post.get(name, "{}"))
     except (ValueError, RecursionError):
         return {}
-    return base if isinstance(base, dict) and not any(unstorable(base)) else {}
+    return document if isinstance(document, dict) and not any(unstorable(document)) else {}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from engine.spec.annotations import BOUNDS_IN_WORDS
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 from webapp.experiments.baseline import baseline_of, beneath
+from webapp.experiments.complaints import Complaint, sentence
 from webapp.experiments.schema import Ask, asks_of, default_of, defaults_of
 
 CARDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -88,6 +89,10 @@ class Field:
         return "f-" + self.path.replace(".", "-")
 
     @property
+    def complaint(self) -> Complaint | None:
+        return Complaint(f"{self.label} ({self.path})", sentence(self.problem), self.id) if self.problem else None
+
+    @property
     def is_changed(self) -> bool:
         return not self.is_required and _text(self.value) != _text(self.default)
 
@@ -103,7 +108,7 @@ class Field:
 
     @property
     def default_text(self) -> str:
-        return _shown(self.default)
+        return shown(self.default)
 
     @property
     def is_on(self) -> bool:
@@ -143,8 +148,26 @@ class Section:
         return "s-" + self.path.replace(".", "-")
 
     @property
+    def target(self) -> str:
+        """The id of what a complaint about the table leads to."""
+        return f"{self.id}-on" if self.switch else self.id
+
+    @property
+    def complaint(self) -> Complaint | None:
+        if self.problem is None:
+            return None
+        return Complaint(f"{self.title} ({self.path})", sentence(self.problem), self.target)
+
+    @property
     def is_folded(self) -> bool:
         return self.path in _FOLDED
+
+    @property
+    def folded_names(self) -> str:
+        """What is behind "More" or in a folded table, by label."""
+        if self.is_folded:
+            return " · ".join([one.label for one in self.fields] + [one.title for one in self.inner])
+        return " · ".join(one.label for one in self.more)
 
     @property
     def fields(self) -> list[Field]:
@@ -173,6 +196,11 @@ class Section:
         return [one for one in own if one] + [problem for inner in self.inner for problem in inner.problems]
 
     @property
+    def complaints(self) -> list[Complaint]:
+        own = [self.complaint, *(one.complaint for one in self.fields)]
+        return [one for one in own if one] + [complaint for inner in self.inner for complaint in inner.complaints]
+
+    @property
     def opens_more(self) -> bool:
         """Something is wrong in there, so it must be seen."""
         return any(one.problem for one in self.more)
@@ -191,6 +219,10 @@ class Card:
     @property
     def problems(self) -> list[Problem]:
         return [problem for section in self.sections for problem in section.problems]
+
+    @property
+    def complaints(self) -> list[Complaint]:
+        return [complaint for section in self.sections for complaint in section.complaints]
 
 
 def cards_of(document: Mapping[str, Any], problems: list[Problem]) -> list[Card]:
@@ -351,7 +383,7 @@ def _text(value: Any) -> str:
         return "" if value is None else str(value)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     match value:
         case None | []:
             return "nothing"

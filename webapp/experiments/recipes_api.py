@@ -35,7 +35,7 @@ class PresetDetail(PresetOut):
 @router.get("/recipes", response=list[PresetOut], operation_id="list_recipes")
 def recipes(request: HttpRequest) -> list[PresetOut]:
     """All presets, family by family."""
-    return [PresetOut.of(one) for _, presets in preset_families() for one in presets]
+    return [PresetOut.of(choice.preset) for _, choices in preset_families() for choice in choices]
 
 
 @router.get("/recipes/{name}", response=PresetDetail, operation_id="get_recipe")

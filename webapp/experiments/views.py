@@ -8,7 +8,7 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.db.models import Count, OuterRef, Subquery
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
@@ -17,18 +17,20 @@ from webapp.accounts.access import may, team_to_act_in, teams_of
 from webapp.experiments import services
 from webapp.experiments.access import experiment_for, experiments_of
 from webapp.experiments.baseline import brief
-from webapp.experiments.drafts import Draft, Size
+from webapp.experiments.drafts import Draft, Size, last_valid_in
 from webapp.experiments.models import Experiment
 from webapp.experiments.presets import preset_families, preset_or_none
+from webapp.experiments.toml import as_toml
 from webapp.pages.answers import redirect_with, tell
+from webapp.pages.requests import PageRequest
 from webapp.refusals import Refused
-from webapp.runs.access import runs_of
+from webapp.runs.access import run_for, runs_of
 from webapp.runs.models import Run
 
 
 @login_required
 @require_GET
-def index(request: HttpRequest) -> HttpResponse:
+def index(request: PageRequest) -> HttpResponse:
     latest = Run.objects.filter(experiment=OuterRef("id")).order_by("-created_at")
     experiments = experiments_of(request).select_related("created_by").annotate(
         run_count=Count("runs"), last_state=Subquery(latest.values("state")[:1])
@@ -41,10 +43,10 @@ def index(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_http_methods(["GET", "POST"])
-def new(request: HttpRequest) -> HttpResponse:
+def new(request: PageRequest) -> HttpResponse:
+    """A first one begins with the defaults; ``?run=`` begins with what that run was launched with."""
     if request.method == "GET":
-        draft = Draft.of(RunSpec(name="first-experiment").model_dump(mode="json"))
-        return _editor(request, draft, None)
+        return _editor(request, Draft.of(_spec_to_begin_with(request)), None)
     draft = Draft.of_post(request.POST)
     if answer := _other_than_saving(request, draft, None):
         return answer
@@ -58,9 +60,20 @@ def new(request: HttpRequest) -> HttpResponse:
     return _saved(request, experiment)
 
 
+def _spec_to_begin_with(request: PageRequest) -> dict[str, Any]:
+    if not (named := request.GET.get("run", "")):
+        return RunSpec(name="first-experiment").model_dump(mode="json")
+    try:
+        run_id = UUID(named)
+    except ValueError as error:
+        raise Http404 from error
+    spec: dict[str, Any] = run_for(request, run_id).spec
+    return spec
+
+
 @login_required
 @require_http_methods(["GET", "POST"])
-def detail(request: HttpRequest, experiment_id: UUID) -> HttpResponse:
+def detail(request: PageRequest, experiment_id: UUID) -> HttpResponse:
     if request.method == "GET":
         experiment = experiment_for(request, experiment_id)
         return _editor(request, Draft.of(experiment.spec).shown(_shown_as(request)), experiment)
@@ -74,11 +87,11 @@ def detail(request: HttpRequest, experiment_id: UUID) -> HttpResponse:
     return _saved(request, experiment)
 
 
-def _shown_as(request: HttpRequest) -> Any:
+def _shown_as(request: PageRequest) -> Any:
     return "toml" if request.GET.get("as") == "toml" else "form"
 
 
-def _other_than_saving(request: HttpRequest, draft: Draft, experiment: Experiment | None) -> HttpResponse | None:
+def _other_than_saving(request: PageRequest, draft: Draft, experiment: Experiment | None) -> HttpResponse | None:
     """The answer to a post that does not save: another way of showing it, a change of its fields, or problems."""
     action, _, subject = request.POST.get("action", "").partition(":")
     match action:
@@ -97,31 +110,39 @@ def _other_than_saving(request: HttpRequest, draft: Draft, experiment: Experimen
     return None if draft.spec else _editor(request, draft, experiment, status=422)
 
 
-def _saved(request: HttpRequest, experiment: Experiment) -> HttpResponse:
+def _saved(request: PageRequest, experiment: Experiment) -> HttpResponse:
     if request.POST.get("action") == "launch":
         run = services.launch_experiment(experiment, acting_user=request.user)
         return redirect("runs:detail", run_id=run.id)
     return redirect_with(request, "The experiment is saved.", f"/experiments/{experiment.id}/")
 
 
-def _editor(request: HttpRequest, draft: Draft, experiment: Experiment | None, *, status: int = 200) -> HttpResponse:
+def _editor(request: PageRequest, draft: Draft, experiment: Experiment | None, *, status: int = 200) -> HttpResponse:
     teams = [team for team in teams_of(request) if may(request, team, "launch")]
+    valid = draft.spec or _last_valid(request, experiment)
     context = {
         "section": "experiments",
         "experiment": experiment,
         "draft": draft,
+        "valid": json.dumps(valid.model_dump(mode="json")) if valid and not draft.spec else "",
         "preset": preset_or_none(draft.preset),
         "families": preset_families(),
         "teams": teams,
         "launches": may(request, experiment.team, "launch") if experiment else bool(teams),
-        "size": Size.of(draft.spec) if draft.spec else None,
-        "same_as": _same_as(draft.spec, experiment) if draft.spec else None,
+        "size": Size.of(valid) if valid else None,
+        "same_as": _same_as(valid, experiment) if valid else None,
+        "run_toml": draft.toml if draft.spec else as_toml(valid.model_dump(mode="json")) if valid else "",
         "runs": runs_of(request).filter(experiment=experiment)[:8] if experiment else [],
     }
     # htmx puts only answers of 200 into the page.
     if request.htmx:
         return render(request, "experiments/editor.html", context)
     return render(request, "experiments/detail.html", context, status=status)
+
+
+def _last_valid(request: PageRequest, experiment: Experiment | None) -> RunSpec | None:
+    """What the panels beside a form with problems go on to tell of."""
+    return last_valid_in(request.POST) or (Draft.of(experiment.spec).spec if experiment else None)
 
 
 def _same_as(spec: RunSpec, experiment: Experiment | None) -> dict[str, str]:

@@ -41,7 +41,8 @@ _STANDINGS = """
 SELECT team, coalesce((SELECT max(id) FROM security_alert WHERE team_id = team), 0),
        (SELECT count(*) FROM security_alert WHERE team_id = team AND state = 'open'),
        (SELECT count(*) FROM security_quarantine held JOIN runs_run run ON run.id = held.run_id
-        WHERE held.state = 'pending' AND run.team_id = team),
+        WHERE held.state = 'pending' AND run.team_id = team
+          AND run.state NOT IN ('succeeded', 'failed', 'cancelled')),
        coalesce((SELECT max(id) FROM accounts_auditentry WHERE team_id = team), 0)
 FROM unnest(%s::bigint[]) AS team
 """
@@ -65,7 +66,7 @@ class Standing:
     last_id: int = 0
     open: int = 0
     pending: int = 0
-    """Trajectories that wait for a ruling."""
+    """Trajectories of runs that go on, which wait for a ruling."""
     audited: int = 0
     """The last audit row: people change alerts and rulings, and each time leave one."""
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from webapp.live.pool import pool
 from webapp.runs.models import ENDED, LIVE
+from webapp.runs.now import COLD_START_COLUMNS, COLD_START_JOIN, ColdStart, Facts, cold_start_from, now_of
 
 FRAME_EVENTS = 500
 """Most events in one frame: about 100 KiB, a tenth of a second of the busiest run."""
@@ -46,10 +47,10 @@ WHERE event.run_id = %s AND event.seq > %s AND event.seq <= %s
 ORDER BY event.seq LIMIT %s
 """
 
-_HEADER = """
+_HEADER = f"""
 SELECT last_seq, state, state_since, desired, attempt, phase, step, total_steps, pulse, heartbeat_at, started_at,
-       ended_at, failure_reason
-FROM runs_run WHERE id = %s
+       ended_at, failure_reason, {COLD_START_COLUMNS}
+FROM runs_run run {COLD_START_JOIN} WHERE run.id = %s
 """
 
 
@@ -81,15 +82,18 @@ async def read_header(run_id: UUID) -> Header:
         row = await (await connection.execute(_HEADER, (run_id,))).fetchone()
     if row is None:
         raise RunVanished(run_id)
-    return Header(last_seq=row[0], text=json.dumps(header_of(*row[1:])), has_ended=row[1] in ENDED)
+    text = json.dumps(header_of(*row[1:-3], cold_start=cold_start_from(*row[-3:])))
+    return Header(last_seq=row[0], text=text, has_ended=row[1] in ENDED)
 
 
 def header_of(
     state: str, state_since: Any, desired: str, attempt: int, phase: str, step: int, total_steps: int,
     pulse: dict[str, Any] | None, heartbeat_at: Any, started_at: Any, ended_at: Any, failure_reason: str,
+    *, cold_start: ColdStart | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The ``run`` object of frames and snapshots; times are ISO 8601 text or null."""
     pulse = (pulse or {}) if state in LIVE else {}
+    facts = Facts(state, desired, attempt, phase, step, total_steps, pulse.get("eta_s"), cold_start)
     return {
         "state": state,
         "state_since": _iso(state_since),
@@ -105,6 +109,7 @@ def header_of(
         "started_at": _iso(started_at),
         "ended_at": _iso(ended_at),
         "failure_reason": failure_reason,
+        "now": now_of(facts).as_data(),
     }
 
 

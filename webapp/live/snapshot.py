@@ -11,6 +11,7 @@ from django.db import connection
 
 from webapp.live.log import header_of
 from webapp.runs.models import Run
+from webapp.runs.now import cold_starts_of
 from webapp.runs.series import Series, one_snapshot, series_of
 
 MOST_POINTS = 2000
@@ -28,6 +29,7 @@ def snapshot(run_id: UUID) -> dict[str, Any]:
             "run": header_of(
                 run.state, run.state_since, run.desired, run.attempt, run.phase, run.step, run.total_steps, run.pulse,
                 run.heartbeat_at, run.started_at, run.ended_at, run.failure_reason,
+                cold_start=cold_starts_of([run.id])[run.id],
             ),
             "series": curves_of(run_id),
             "phases": _phases(run_id, run.step),

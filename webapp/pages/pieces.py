@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
+
+from webapp.pages.requests import HtmxRequest
 
 
 class Pieces:
@@ -11,10 +13,10 @@ class Pieces:
     No browser keeps one: a piece has the address of its page, and "back" would show it as the page.
     """
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+    def __init__(self, get_response: Callable[[HtmxRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
-    def __call__(self, request: HttpRequest) -> HttpResponse:
+    def __call__(self, request: HtmxRequest) -> HttpResponse:
         response = self.get_response(request)
         if not request.htmx:
             return response

@@ -6,13 +6,15 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Query, Router, Schema, Status
+from ninja import Router, Schema, Status
+from ninja.params.functions import Query
 from pydantic import Field
 
 from engine.spec.run import RunSpec
 from webapp.accounts.access import caller_of, team_to_act_in
 from webapp.accounts.models import Team, User
-from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
+from webapp.api.cursors import MOST_PER_PAGE, page_of
+from webapp.api.doors import somewhere, to_one, without_body
 from webapp.api.idempotency import once
 from webapp.api.requests import Text
 from webapp.experiments.access import experiment_for
@@ -24,6 +26,7 @@ from webapp.runs.models import Run, State
 from webapp.runs.series import MOST_BUCKETS, one_snapshot, series_of
 
 router = Router(tags=["runs"])
+TO_LAUNCH = to_one(run_for, "run_id", "launch")
 LAST_STEP = 2**31 - 1
 """The last one that there can be."""
 
@@ -117,8 +120,8 @@ class CheckpointOut(Schema):
     on_disk: bool = Field(description="False: removed by schedule.keep_checkpoints")
 
 
-@router.post("/runs", response={201: RunOut}, operation_id="submit_run")
-def submit(request: HttpRequest, spec: RunRequest) -> Status:
+@router.post("/runs", response={201: RunOut}, operation_id="submit_run", auth=somewhere("launch"))
+def submit(request: HttpRequest, spec: RunRequest) -> Status[object]:
     experiment, team = _place(request, spec)
     user = caller_of(request).user
 
@@ -150,18 +153,8 @@ def list_runs(
         runs = runs.filter(state=state)
     if experiment is not None:
         runs = runs.filter(experiment=experiment)
-    if cursor is not None:
-        runs = runs.extra(
-            where=["(runs_run.created_at, runs_run.id) < (%s::timestamptz, %s::uuid)"],
-            params=decode_cursor(cursor, (datetime, UUID)),
-        )
-    page = list(runs[: limit + 1])
-    more = len(page) > limit
-    page = page[:limit]
-    return RunPage(
-        items=[RunOut.of(run) for run in page],
-        next_cursor=encode_cursor(page[-1].created_at, page[-1].id) if more else None,
-    )
+    page, next_cursor = page_of(runs, (("created_at", datetime), ("id", UUID)), limit=limit, cursor=cursor)
+    return RunPage(items=[RunOut.of(run) for run in page], next_cursor=next_cursor)
 
 
 @router.get("/runs/{uuid:run_id}", response=RunDetail, operation_id="get_run")
@@ -171,17 +164,20 @@ def get_run(request: HttpRequest, run_id: UUID) -> RunDetail:
     return RunDetail(**RunOut.of(run).model_dump(), spec=run.spec, transitions=transitions)
 
 
-@router.post("/runs/{uuid:run_id}/cancel", response=RunOut, operation_id="cancel_run")
+@router.post("/runs/{uuid:run_id}/cancel", response=RunOut, operation_id="cancel_run", auth=TO_LAUNCH)
+@without_body
 def cancel(request: HttpRequest, run_id: UUID) -> Any:
     return _told(request, run_id, services.cancel_run)
 
 
-@router.post("/runs/{uuid:run_id}/pause", response=RunOut, operation_id="pause_run")
+@router.post("/runs/{uuid:run_id}/pause", response=RunOut, operation_id="pause_run", auth=TO_LAUNCH)
+@without_body
 def pause(request: HttpRequest, run_id: UUID) -> Any:
     return _told(request, run_id, services.pause_run)
 
 
-@router.post("/runs/{uuid:run_id}/resume", response=RunOut, operation_id="resume_run")
+@router.post("/runs/{uuid:run_id}/resume", response=RunOut, operation_id="resume_run", auth=TO_LAUNCH)
+@without_body
 def resume(request: HttpRequest, run_id: UUID) -> Any:
     return _told(request, run_id, services.resume_run)
 
@@ -234,8 +230,20 @@ def events(
     return EventsOut(items=[body for _, body in page], next_after=page[-1][0] if page else after)
 
 
-@router.get("/runs/{uuid:run_id}/checkpoints", response=list[CheckpointOut], operation_id="list_checkpoints")
-def checkpoints(request: HttpRequest, run_id: UUID) -> list[CheckpointOut]:
+class CheckpointPage(Schema):
+    items: list[CheckpointOut]
+    next_cursor: str | None
+
+
+@router.get("/runs/{uuid:run_id}/checkpoints", response=CheckpointPage, operation_id="list_checkpoints")
+def checkpoints(
+    request: HttpRequest, run_id: UUID, limit: int = Query(50, ge=1, le=MOST_PER_PAGE), cursor: str | None = None
+) -> CheckpointPage:
+    """The newest first."""
     run = run_for(request, run_id)
-    kept = {one.step for one in run.checkpoints_on_disk}
-    return [CheckpointOut(**row, on_disk=row["step"] in kept) for row in run.checkpoints.values(*CHECKPOINT_FIELDS)]
+    kept = {checkpoint.step for checkpoint in run.checkpoints_on_disk}
+    page, next_cursor = page_of(run.checkpoints.all(), (("step", int),), limit=limit, cursor=cursor)
+    rows = [{name: getattr(checkpoint, name) for name in CHECKPOINT_FIELDS} for checkpoint in page]
+    return CheckpointPage(
+        items=[CheckpointOut(**row, on_disk=row["step"] in kept) for row in rows], next_cursor=next_cursor
+    )

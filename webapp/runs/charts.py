@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from webapp.runs.now import GLOSSARY
+
 Unit = Literal["share", "number", "count"]
 """share: 0 to 1, shown in percent.  number: three places.  count: no places."""
 
@@ -142,6 +144,18 @@ CHARTS = (
         {"judge/seconds": "Seconds", "judge/failed": "Failed"},
         is_optional=True,
     ),
+    Chart(
+        "quarantine",
+        "Quarantined trajectories",
+        {
+            "train/quarantined": "Quarantined",
+            "train/released": "Released, trained on",
+            "train/quarantine_discarded": "Discarded undecided",
+            "train/released_too_late": "Ruled too late",
+        },
+        "count",
+        is_optional=True,
+    ),
     Chart("kl", "KL to the reference", {"train/kl_to_reference": "KL"}, is_optional=True),
 )
 
@@ -172,9 +186,15 @@ PHASES = ("sync-weights", "collect", "score", "judge", "credit", "update", "eval
 """The phases of a step that the time strip shows."""
 
 
+def in_order(first: str = "") -> list[Chart]:
+    """All charts, the one that is called ``first`` before the others."""
+    return sorted(CHARTS, key=lambda chart: chart.id != first)
+
+
 def as_data() -> dict[str, Any]:
     """For the page's script."""
     return {
+        "glossary": {phase: {"name": name, "meaning": meaning} for phase, (name, meaning) in GLOSSARY.items()},
         "charts": [asdict(chart) for chart in CHARTS],
         "figures": [asdict(one) for one in FIGURES],
         "phases": PHASES,

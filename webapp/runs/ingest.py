@@ -16,22 +16,29 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
+from prometheus_client import Counter
 from pydantic import ValidationError
 
 from engine.spec.event import Batch, BatchAnswer, Event, Finished, PhaseChanged, Started, TrajectoryStored
 from engine.spec.problems import problems_in
+from engine.spec.security import Ruling
 from webapp.api.problems import problem
 from webapp.runs.models import LIVE, Run, State
 from webapp.runs.poke import poke, poke_alerts
 from webapp.runs.projections import key_ids, project
 from webapp.runs.tokens import attempt_in
 from webapp.security.answers import pause_if_wanted, rulings_beyond
-from webapp.security.projections import add_alerts
+from webapp.security.models import AlertState
+from webapp.security.projections import add_alerts, add_turns, settle
 
 MOST_BYTES = 4 * 2**20
 MOST_EVENTS = 1000
 LEASE = timedelta(seconds=30)
 """Every batch, also an empty one, keeps the attempt beyond doubt for this long."""
+
+BATCHES = Counter("palestra_ingest_batches", "Batches of engines that this process answered, by status", ["status"])
+EVENTS = Counter("palestra_ingest_events", "Events that this process has stored")
+BYTES = Counter("palestra_ingest_bytes", "Bytes of batches that this process has read")
 
 
 class Gone(Exception):
@@ -56,12 +63,19 @@ class NotABatch(Exception):
 @csrf_exempt
 @require_POST
 def receive_batch(request: HttpRequest, run_id: UUID) -> HttpResponse:
+    answer = _answer_to(request, run_id)
+    BATCHES.labels(status=str(answer.status_code)).inc()
+    return answer
+
+
+def _answer_to(request: HttpRequest, run_id: UUID) -> HttpResponse:
     attempt = attempt_in(request.headers.get("Authorization", "").removeprefix("Bearer "), run_id)
     if attempt is None:
         return problem(401, "this is no token of an attempt of this run")
     if int(request.headers.get("Content-Length") or 0) > MOST_BYTES:
         return problem(422, f"a batch may have {MOST_BYTES} bytes; send fewer events")
     try:
+        BYTES.inc(len(request.body))
         batch = _batch_in(request.body)
         if batch.attempt != attempt:
             return problem(401, f"the token is of attempt {attempt}, the batch of attempt {batch.attempt}")
@@ -121,7 +135,7 @@ def accept(run_id: UUID, batch: Batch) -> BatchAnswer:
             raise Gone("there is no such run any more")
         next_seq = run.last_seq + 1
         if run.has_ended and batch.attempt == run.attempt and batch.events and batch.events[-1].seq < next_seq:
-            return BatchAnswer(next_seq=next_seq, desired=run.desired)  # the answer to the last batch was lost
+            return _answer(run, next_seq)  # the answer to the last batch was lost
         _refuse_replaced(run, batch)
         if batch.first_seq > next_seq:
             raise Gap(next_seq)
@@ -129,12 +143,24 @@ def accept(run_id: UUID, batch: Batch) -> BatchAnswer:
         _append(run_id, fresh)
         project(run_id, fresh)
         _advance(run, batch, fresh)
-        if alerts := add_alerts(run.team_id, run_id, fresh):
+        add_turns(run_id, fresh)
+        if alerts := add_alerts(run.team_id, run_id, fresh, state=_state_of_alerts(run)):
             pause_if_wanted(run, alerts)
             transaction.on_commit(lambda: poke_alerts())
+        settle(run_id, fresh)
         transaction.on_commit(lambda: poke(run_id))
+        transaction.on_commit(lambda: EVENTS.inc(len(fresh)))
         rulings = rulings_beyond(run, batch.pulse.ruled_through if batch.pulse else None)
-        return BatchAnswer(next_seq=run.last_seq + 1, desired=run.desired, rulings=rulings)
+        return _answer(run, run.last_seq + 1, rulings)
+
+
+def _answer(run: Run, next_seq: int, rulings: Sequence[Ruling] = ()) -> BatchAnswer:
+    return BatchAnswer.model_validate({"next_seq": next_seq, "desired": run.desired, "rulings": rulings})
+
+
+def _state_of_alerts(run: Run) -> str:
+    """The batch that ends a run may bring its last alerts."""
+    return AlertState.RUN_ENDED if run.has_ended else AlertState.OPEN
 
 
 def _refuse_replaced(run: Run, batch: Batch) -> None:
@@ -207,9 +233,12 @@ def _follow_engine(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
     finished = fresh[-1] if fresh else None
     # It may be an older attempt's, killed before it could say so.  If ``started`` follows, the work is done again.
     if isinstance(finished, Finished):
-        reason = finished.reason or ("the engine gave no reason" if finished.outcome == "failed" else "")
-        failure = {"failure_reason": reason} if finished.outcome == "failed" else {}
-        run.move_to(finished.outcome, by="engine", reason=reason, summary=finished.summary, **failure)
+        failed = finished.outcome == "failed"
+        reason = finished.reason or ("the engine gave no reason" if failed else "")
+        failure_reason = reason if failed else run.failure_reason
+        run.move_to(
+            finished.outcome, by="engine", reason=reason, summary=finished.summary, failure_reason=failure_reason
+        )
     elif batch.pulse is not None:
         state = State.PAUSED if batch.pulse.phase == "paused" else State.RUNNING
         if state != run.state:

@@ -9,6 +9,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from webapp.runs.models import ENDED, LIVE, Run, State
+from webapp.runs.now import Now, cold_starts_of, now_of_run
 
 ROWS = 25
 SPARK_POINTS = 60
@@ -37,6 +38,7 @@ class Row:
     rewards: list[float]
     success: float | None
     """Of the last training step."""
+    now: Now
 
     @property
     def reward(self) -> float | None:
@@ -62,15 +64,19 @@ class Listing:
 
 def listing(runs: QuerySet[Run], *, state: str, text: str, page: str) -> Listing:
     """A page of the runs that match; unknown states match everything."""
-    chosen = (
-        runs.filter(FILTERS.get(state, FILTERS[""])[1]).select_related("created_by").defer("spec", "summary", "pulse")
-    )
+    chosen = runs.filter(FILTERS.get(state, FILTERS[""])[1]).select_related("created_by").defer("spec", "summary")
     if text:
         chosen = chosen.filter(_mentions(text))
     found = Paginator(chosen, ROWS).get_page(page)
     values = _latest_values([run.id for run in found])
+    cold_starts = cold_starts_of(run.id for run in found)
     rows = [
-        Row(run, values.get((run.id, "train/reward"), []), _last(values.get((run.id, "train/success"))))
+        Row(
+            run,
+            values.get((run.id, "train/reward"), []),
+            _last(values.get((run.id, "train/success"))),
+            now_of_run(run, cold_starts.get(run.id)),
+        )
         for run in found
     ]
     return Listing(rows, found)

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from django.db import models, transaction
+from django.db.models.fields.json import KT
 from django.utils import timezone
 
 from engine.spec.run import RunSpec
@@ -46,6 +47,10 @@ class Desired(models.TextChoices):
     RUN = "run"
     PAUSE = "pause"
     CANCEL = "cancel"
+
+
+ENVIRONMENT_OF_RUN = KT("spec__environment__id")
+"""As text; an index has it, so that asking for it reads no spec."""
 
 
 class ImpossibleMove(Exception):
@@ -103,6 +108,7 @@ class Run(models.Model):
         indexes: ClassVar = [
             models.Index(fields=["team", "-created_at", "-id"], name="run_newest_first"),
             models.Index(fields=["state"], name="run_unended", condition=~models.Q(state__in=sorted(ENDED))),
+            models.Index(ENVIRONMENT_OF_RUN, models.F("created_at").desc(), name="run_by_environment"),
         ]
 
     def __str__(self) -> str:
@@ -129,7 +135,8 @@ class Run(models.Model):
         """Change state unless somebody else changed state or attempt first; return whether we won.
 
         One conditional UPDATE, no lock: a worker, the ingest and a person pressing "cancel" may all
-        try.  ``fields`` are written with it.  The winner's transition row is in the same transaction.
+        try.  ``fields`` are written with it.  The winner's transition row is in the same transaction, and
+        the open alerts of a run that ends wait for nobody any more.
         """
         if state not in MOVES[self.state]:
             raise ImpossibleMove(f"run {self.id}: {self.state} -> {state}")
@@ -141,6 +148,8 @@ class Run(models.Model):
             unchanged = Run.objects.filter(id=self.id, state=self.state, attempt=self.attempt)
             if not unchanged.update(**fields):
                 return False
+            if state in ENDED:
+                self.alerts.filter(state="open").update(state="run-ended")
             self.transitions.create(
                 from_state=self.state,
                 to_state=state,

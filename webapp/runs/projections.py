@@ -97,7 +97,7 @@ def _add_metrics(run_id: UUID, events: Sequence[Metric]) -> None:
     if not points:
         return
     ids = key_ids({key for key, _ in points})
-    given = {
+    given: dict[str, UUID | list[int] | list[float]] = {
         "run": run_id,
         "keys": [ids[key] for key, _ in points],
         "steps": [step for _, step in points],
@@ -159,7 +159,12 @@ def _rewind(run_id: UUID, started: Started) -> None:
     sft_step = started.from_cold_start_step
     if sft_step is None:
         sft_step = _KEEP_ALL if started.from_step > 0 else -1
-    given = {"run": run_id, "step": started.from_step, "sft_step": sft_step, "levels": list(LEVELS)}
+    given: dict[str, UUID | int | list[int]] = {
+        "run": run_id,
+        "step": started.from_step,
+        "sft_step": sft_step,
+        "levels": list(LEVELS),
+    }
     with connection.cursor() as cursor:
         for statement in (_DROP_POINTS, _DROP_ROLLUPS, _REBUILD_LAST_BUCKETS):
             cursor.execute(statement, given)

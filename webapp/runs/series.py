@@ -73,7 +73,8 @@ def _extents(run_id: UUID, keys: Sequence[str] | None) -> list[tuple[str, int, i
     wanted = None if keys is None else list(keys)
     with connection.cursor() as cursor:
         cursor.execute(_EXTENTS, [run_id, wanted, wanted])
-        return cursor.fetchall()
+        extents: list[tuple[str, int, int, int]] = cursor.fetchall()
+        return extents
 
 
 def _level_for(steps: int, buckets: int) -> int:
@@ -96,7 +97,7 @@ GROUP BY (bucket - %(first)s / %(level)s) / %(merged)s ORDER BY 1
 
 def _points(run_id: UUID, key_id: int, level: int, first: int, last: int, buckets: int) -> list[Point]:
     covered = last // level - first // level + 1
-    given = {
+    given: dict[str, UUID | int] = {
         "run": run_id,
         "key": key_id,
         "first": first,

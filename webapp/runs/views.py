@@ -5,7 +5,7 @@ from uuid import UUID
 
 from django import forms
 from django.contrib.auth.decorators import login_required
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
@@ -16,10 +16,12 @@ from webapp.experiments.access import experiments_of
 from webapp.experiments.toml import as_toml
 from webapp.live.snapshot import close_look, snapshot
 from webapp.pages.answers import refusals_return_to
+from webapp.pages.requests import PageRequest
 from webapp.runs import charts, services
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.listing import FILTERS, listing
 from webapp.runs.models import Run
+from webapp.runs.now import GLOSSARY, cold_starts_of, now_of_run
 
 TABS = {
     "curves": "Curves",
@@ -41,19 +43,20 @@ class StepRange(forms.Form):
 
 @login_required
 @require_GET
-def overview(request: HttpRequest) -> HttpResponse:
+def overview(request: PageRequest) -> HttpResponse:
     """The runs of all teams of the reader; as a fragment for filters and for keeping the table true."""
     state, text = request.GET.get("state", ""), request.GET.get("q", "").replace("\0", "").strip()[:100]
+    found = listing(runs_of(request), state=state, text=text, page=request.GET.get("page", "1"))
     context = {
         "section": "runs",
-        "listing": listing(runs_of(request), state=state, text=text, page=request.GET.get("page", "1")),
+        "listing": found,
         "filters": [(name, label, name == state) for name, (label, _) in FILTERS.items()],
         "state": state,
         "text": text,
         "is_filtered": bool(state or text),
     }
     is_piece = request.htmx and not request.htmx.history_restore_request
-    if not is_piece or not context["listing"].rows:
+    if not is_piece or not found.rows:
         context["first_experiment"] = experiments_of(request).first()
         context["launches"] = any(may(request, team, "launch") for team in teams_of(request))
     return render(request, "runs/table.html" if is_piece else "runs/overview.html", context)
@@ -61,14 +64,17 @@ def overview(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_GET
-def detail(request: HttpRequest, run_id: UUID) -> HttpResponse:
+def detail(request: PageRequest, run_id: UUID) -> HttpResponse:
     run = run_for(request, run_id)
     tab = request.GET.get("tab", "curves")
+    now = now_of_run(run, cold_starts_of([run.id])[run.id])
     context = _context_of(request, run) | {
         "section": "runs",
         "tabs": TABS,
         "tab": tab if tab in TABS else "curves",
-        "charts": charts.CHARTS,
+        "now": now,
+        "glossary": GLOSSARY,
+        "charts": charts.in_order(now.leads),
         "figures": charts.FIGURES,
         "phases": charts.PHASES,
         "page_data": charts.as_data()
@@ -80,13 +86,13 @@ def detail(request: HttpRequest, run_id: UUID) -> HttpResponse:
 
 @login_required
 @require_GET
-def part(request: HttpRequest, run_id: UUID, name: str) -> HttpResponse:
+def part(request: PageRequest, run_id: UUID, name: str) -> HttpResponse:
     if name not in PARTS:
         raise Http404
     return render(request, PARTS[name], _context_of(request, run_for(request, run_id)))
 
 
-def _context_of(request: HttpRequest, run: Run) -> dict[str, Any]:
+def _context_of(request: PageRequest, run: Run) -> dict[str, Any]:
     return {
         "run": run,
         "launches": may(request, run.team, "launch"),
@@ -99,7 +105,7 @@ def _context_of(request: HttpRequest, run: Run) -> dict[str, Any]:
 @never_cache
 @login_required
 @require_GET
-def first_look(request: HttpRequest, run_id: UUID) -> JsonResponse:
+def first_look(request: PageRequest, run_id: UUID) -> JsonResponse:
     """What the page draws before the websocket goes on from ``seq``."""
     return JsonResponse(snapshot(run_for(request, run_id).id))
 
@@ -107,7 +113,7 @@ def first_look(request: HttpRequest, run_id: UUID) -> JsonResponse:
 @never_cache
 @login_required
 @require_GET
-def zoomed(request: HttpRequest, run_id: UUID) -> JsonResponse:
+def zoomed(request: PageRequest, run_id: UUID) -> JsonResponse:
     """The points that a page draws when its reader has zoomed to some steps: ``?key=…&first_step=…&last_step=…``."""
     run = run_for(request, run_id)
     asked = StepRange(request.GET)
@@ -124,7 +130,7 @@ def _run_url(run_id: UUID) -> str:
 @login_required
 @require_POST
 @refusals_return_to(_run_url)
-def cancel(request: HttpRequest, run_id: UUID) -> HttpResponse:
+def cancel(request: PageRequest, run_id: UUID) -> HttpResponse:
     services.cancel_run(run_for(request, run_id, to="launch"), acting_user=request.user)
     return redirect(_run_url(run_id))
 
@@ -132,7 +138,7 @@ def cancel(request: HttpRequest, run_id: UUID) -> HttpResponse:
 @login_required
 @require_POST
 @refusals_return_to(_run_url)
-def pause(request: HttpRequest, run_id: UUID) -> HttpResponse:
+def pause(request: PageRequest, run_id: UUID) -> HttpResponse:
     services.pause_run(run_for(request, run_id, to="launch"), acting_user=request.user)
     return redirect(_run_url(run_id))
 
@@ -140,6 +146,6 @@ def pause(request: HttpRequest, run_id: UUID) -> HttpResponse:
 @login_required
 @require_POST
 @refusals_return_to(_run_url)
-def resume(request: HttpRequest, run_id: UUID) -> HttpResponse:
+def resume(request: PageRequest, run_id: UUID) -> HttpResponse:
     services.resume_run(run_for(request, run_id, to="launch"), acting_user=request.user)
     return redirect(_run_url(run_id))

@@ -1,12 +1,15 @@
 """The door to alerts, records and quarantines: through their run's team."""
 
+from collections.abc import Sequence
 from uuid import UUID
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import Http404
 
 from webapp.accounts.access import Action, Who, allowed, readable_memberships_of
+from webapp.accounts.models import Team
 from webapp.runs.access import run_for
+from webapp.security.groups import alike
 from webapp.security.models import Alert, Quarantine
 
 
@@ -23,6 +26,18 @@ def alerts_of(who: Who) -> QuerySet[Alert]:
     """All alerts that ``who`` may read, newest first."""
     teams = readable_memberships_of(who).values("team_id")
     return Alert.objects.select_related("run", "team").defer("run__spec").filter(team__in=teams).order_by("-id")
+
+
+def chosen_alerts(who: Who, team: Team, *, alerts: Sequence[int], like: Sequence[int]) -> QuerySet[Alert]:
+    """The team's alerts that are named, and all alike to one in ``like``.
+
+    Raises Http404 if one that is named is not there or not the team's.  The caller has been through the team's door.
+    """
+    mine = alerts_of(who).filter(team=team)
+    if mine.filter(id__in={*alerts, *like}).count() < len({*alerts, *like}):
+        raise Http404
+    same = alike(mine, like)
+    return mine.filter(Q(id__in=alerts) | Q(id__in=same.values("id")))
 
 
 def quarantine_for(who: Who, run_id: UUID | str, trajectory_id: str, *, to: Action = "read") -> Quarantine:

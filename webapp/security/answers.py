@@ -24,7 +24,10 @@ def rulings_beyond(run: Run, number: int | None) -> list[Ruling]:
         return []
     found = Quarantine.objects.filter(run_id=run.id, number__gt=number).exclude(state=QuarantineState.PENDING)
     rows = found.order_by("number").values_list("number", "trajectory_id", "state")[:MOST_RULINGS]
-    return [Ruling(number=number, trajectory=trajectory, verdict=state) for number, trajectory, state in rows]
+    return [
+        Ruling.model_validate({"number": number, "trajectory": trajectory, "verdict": state})
+        for number, trajectory, state in rows
+    ]
 
 
 def pause_if_wanted(run: Run, alerts: Sequence[NewAlert]) -> None:

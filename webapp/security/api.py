@@ -1,26 +1,36 @@
 """Alerts, egress records, quarantines and rulings over REST."""
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Query, Router, Status
+from ninja import Router, Status
+from ninja.params.functions import Query
 
 from sandboxes.egress.address import normalised
 from sandboxes.egress.attempt import Protocol
-from webapp.accounts.access import caller_of
+from webapp.accounts.access import caller_of, team_to_act_in
 from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
+from webapp.api.doors import somewhere, to_one, without_body
 from webapp.api.idempotency import once
 from webapp.api.requests import Text
 from webapp.refusals import Invalid
 from webapp.runs.access import run_for
 from webapp.security import services
-from webapp.security.access import alert_for, alerts_of, quarantine_for
-from webapp.security.models import AlertState, QuarantineState, Ruling, Severity
+from webapp.security.access import alert_for, alerts_of, chosen_alerts, quarantine_for
+from webapp.security.decisions import decide
+from webapp.security.groups import filled, grouped
+from webapp.security.models import AlertState, Quarantine, QuarantineState, Ruling, Severity
 from webapp.security.queries import alerts_where, quarantines_where, records_where
 from webapp.security.schemas import (
+    AlertDetail,
+    AlertGroupOut,
+    AlertGroupPage,
     AlertOut,
     AlertPage,
+    DecisionOut,
+    DecisionRequest,
     EgressOut,
     EgressPage,
     QuarantineDetail,
@@ -28,7 +38,9 @@ from webapp.security.schemas import (
     QuarantinePage,
     RulingOut,
     RulingRequest,
+    TurnOut,
 )
+from webapp.security.turns import turn_of
 
 router = Router(tags=["security"])
 
@@ -75,12 +87,77 @@ def _alert_page(found: Any, limit: int, cursor: str | None) -> AlertPage:
     return AlertPage(items=items, next_cursor=encode_cursor(items[-1].id) if len(page) > limit else None)
 
 
-@router.get("/alerts/{int:alert_id}", response=AlertOut, operation_id="get_alert")
-def get_alert(request: HttpRequest, alert_id: int) -> AlertOut:
-    return AlertOut.of(alert_for(request, alert_id))
+@router.get("/alerts/groups", response=AlertGroupPage, operation_id="list_alert_groups")
+def list_alert_groups(
+    request: HttpRequest,
+    state: AlertState | None = None,
+    severity: Severity | None = None,
+    run: UUID | None = None,
+    rule: Annotated[Text | None, Query(max_length=60)] = None,
+    limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
+    cursor: str | None = None,
+) -> AlertGroupPage:
+    """Alike alerts (run, rule, destination) of the caller's teams as one, the group with the newest alert first."""
+    found = grouped(alerts_where(alerts_of(request), state=state, severity=severity, run=run, rule=rule))
+    if cursor is not None:
+        found = found.filter(newest__lt=decode_cursor(cursor, (int,))[0])
+    page = list(found[: limit + 1])
+    items = [AlertGroupOut.of(group) for group in filled(page[:limit])]
+    return AlertGroupPage(items=items, next_cursor=encode_cursor(items[-1].like) if len(page) > limit else None)
 
 
-@router.post("/alerts/{int:alert_id}/acknowledge", response=AlertOut, operation_id="acknowledge_alert")
+@router.post(
+    "/alerts/decisions",
+    response=DecisionOut,
+    operation_id="decide_alerts",
+    auth=somewhere("review"),
+)
+def decide_alerts(
+    request: HttpRequest,
+    decision: DecisionRequest,
+    team: Annotated[str | None, Query(description="Its slug; needed by those who are in several")] = None,
+) -> Any:
+    """Decide about many alerts of one team at once: those named, and all alike to others that are named.
+
+    ``benign`` and ``malicious`` rule on the trajectories that these alerts quarantined, as ``rule`` does;
+    ``acknowledge`` only takes the alerts off the open ones.  All of it happens or nothing; what was decided so before
+    stays as it is.
+    """
+    acting = team_to_act_in(request, team, to="review")
+    if not decision.alerts and not decision.like:
+        raise Invalid.field("alerts", [], "no alert is named", "name alerts, or groups of them in like")
+    chosen = chosen_alerts(request, acting, alerts=decision.alerts, like=decision.like)
+    user = caller_of(request).user
+
+    def act() -> tuple[int, DecisionOut]:
+        decided = decide(acting, chosen, decision.decision, decision.note, acting_user=user, through=decision.through)
+        return 200, DecisionOut(**asdict(decided))
+
+    return once(request, acting, act)
+
+
+@router.get("/alerts/{int:alert_id}", response=AlertDetail, operation_id="get_alert")
+def get_alert(request: HttpRequest, alert_id: int) -> AlertDetail:
+    """With its turn, also before the trajectory is there, and with what a decision about it did."""
+    alert = alert_for(request, alert_id)
+    turn = turn_of(alert)
+    held = (
+        Quarantine.objects.select_related("ruled_by").filter(run=alert.run, trajectory_id=alert.trajectory_id).first()
+    )
+    return AlertDetail(
+        **AlertOut.of(alert).dict(),
+        turn_text=TurnOut.of(turn) if turn else None,
+        quarantine=QuarantineOut.of(held, alert.run) if held else None,
+    )
+
+
+@router.post(
+    "/alerts/{int:alert_id}/acknowledge",
+    response=AlertOut,
+    operation_id="acknowledge_alert",
+    auth=to_one(alert_for, "alert_id", "review"),
+)
+@without_body
 def acknowledge(request: HttpRequest, alert_id: int) -> Any:
     """Take it off the list of open alerts.  What it quarantined stays so until it is ruled on."""
     alert = alert_for(request, alert_id, to="review")
@@ -136,11 +213,12 @@ def list_quarantines(
     cursor: str | None = None,
 ) -> QuarantinePage:
     """The run's trajectories that alerts have quarantined, by name."""
-    found = quarantines_where(run_for(request, run_id), state=state).order_by("trajectory_id")
+    run = run_for(request, run_id)
+    found = quarantines_where(run, state=state).order_by("trajectory_id")
     if cursor is not None:
         found = found.filter(trajectory_id__gt=decode_cursor(cursor, (str,))[0])
     page = list(found[: limit + 1])
-    items = [QuarantineOut.of(one) for one in page[:limit]]
+    items = [QuarantineOut.of(one, run) for one in page[:limit]]
     return QuarantinePage(items=items, next_cursor=encode_cursor(items[-1].trajectory) if len(page) > limit else None)
 
 
@@ -151,11 +229,15 @@ QUARANTINE = "/runs/{uuid:run_id}/quarantines/{trajectory_id}"
 def get_quarantine(request: HttpRequest, run_id: UUID, trajectory_id: str) -> QuarantineDetail:
     one = quarantine_for(request, run_id, trajectory_id)
     history = Ruling.objects.filter(run=one.run, trajectory_id=trajectory_id).order_by("-number")
-    return QuarantineDetail(**QuarantineOut.of(one).dict(), history=[RulingOut.of(ruling) for ruling in history])
+    return QuarantineDetail(
+        **QuarantineOut.of(one, one.run).dict(), history=[RulingOut.of(ruling) for ruling in history]
+    )
 
 
-@router.post(QUARANTINE + "/rulings", response={201: RulingOut}, operation_id="rule")
-def rule(request: HttpRequest, run_id: UUID, trajectory_id: str, ruling: RulingRequest) -> Status:
+@router.post(
+    QUARANTINE + "/rulings", response={201: RulingOut}, operation_id="rule", auth=to_one(run_for, "run_id", "review")
+)
+def rule(request: HttpRequest, run_id: UUID, trajectory_id: str, ruling: RulingRequest) -> Status[object]:
     """Say whether the trajectory was benign.  A later ruling replaces an earlier one; the engine hears it with its
     next batch.  Benign: trained on at the next step, if at most `environment.response.release_within_steps` updates
     happened since it was sampled.  Malicious: never trained on."""

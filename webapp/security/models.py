@@ -10,6 +10,7 @@ from typing import ClassVar
 from django.db import models
 
 from sandboxes.egress.attempt import printable
+from sandboxes.egress.verdict import WHY
 from webapp.accounts.models import Team, User
 from webapp.runs.models import Run
 
@@ -79,6 +80,11 @@ class EgressRecord(models.Model):
         return ", ".join(dict.fromkeys(name for name in (*given, self.sni, self.host) if name))
 
     @property
+    def why(self) -> str:
+        """The reason in words; as it is where an older or newer engine gave one that is not known here."""
+        return next((words for reason, words in WHY.items() if reason == self.reason), self.reason)
+
+    @property
     def opening_text(self) -> str:
         return printable(bytes(self.opening_up), 1100)
 
@@ -112,6 +118,8 @@ class Severity(models.TextChoices):
 class AlertState(models.TextChoices):
     OPEN = "open"
     ACKNOWLEDGED = "acknowledged"
+    RUN_ENDED = "run-ended", "Run ended"
+    """Nobody decided before the run ended (``Run.move_to``): a decision is still possible and changes no training."""
 
 
 class Alert(models.Model):
@@ -144,6 +152,11 @@ class Alert(models.Model):
     acknowledged_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     acknowledged_at = models.DateTimeField(null=True)
 
+    held: str | None
+    """No column; lists of alerts put here how its trajectory stands, None for one that nothing quarantined."""
+    within: int
+    """No column; lists of alerts put here after how many updates a release is still in time."""
+
     class Meta:
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["run", "alert_id"], name="alert_is_told_once"),
@@ -153,10 +166,31 @@ class Alert(models.Model):
             models.Index(fields=["team", "-id"], name="alert_newest_first"),
             models.Index(fields=["team", "-id"], name="alert_open", condition=models.Q(state="open")),
             models.Index(fields=["run", "trajectory_id", "turn"], name="alert_by_turn"),
+            models.Index(fields=["run", "rule", "subject", "-id"], name="alert_alike"),
         ]
 
     def __str__(self) -> str:
         return f"{self.rule} {self.alert_id}"
+
+    @property
+    def is_undecided(self) -> bool:
+        return self.state != AlertState.ACKNOWLEDGED
+
+
+class AlertedTurn(models.Model):
+    """The turn of an alert as far as the engine has told it; the trajectory itself comes at the end of its step."""
+
+    pk = models.CompositePrimaryKey("run_id", "trajectory_id", "turn")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="alerted_turns", db_index=False)
+    trajectory_id = models.CharField(max_length=100)
+    turn = models.IntegerField()
+    wrote = models.TextField()
+    """All that the policy wrote; all of these texts are cut at ``engine.spec.security.MOST_TURN_CHARACTERS``."""
+    call = models.TextField()
+    output = models.TextField(null=True)
+    """None while the call is under way."""
+    error_class = models.CharField(max_length=40, blank=True)
+    at = models.DateTimeField()
 
 
 class QuarantineState(models.TextChoices):
@@ -179,6 +213,14 @@ class Quarantine(models.Model):
     ruled_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     ruled_at = models.DateTimeField(null=True)
     note = models.TextField(blank=True)
+    outcome = models.CharField(max_length=16, blank=True, default="", db_default="")
+    """``engine.spec.security.SettledAs``: what became of it in training; empty until that is certain."""
+    settled_step = models.IntegerField(null=True)
+    settled = models.JSONField(null=True)
+    """The other fields of ``engine.spec.event.QuarantineSettled``."""
+
+    training: str
+    """No column; a run's page puts here in words what became of it in training."""
 
     class Meta:
         constraints: ClassVar = [

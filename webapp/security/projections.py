@@ -12,7 +12,7 @@ from uuid import UUID
 
 from django.db import connection
 
-from engine.spec.event import AlertRaised, EgressRecorded, Event
+from engine.spec.event import AlertedTurn, AlertRaised, EgressRecorded, Event, QuarantineSettled, Started
 from engine.spec.security import Place
 from sandboxes.egress.record import EgressRecord
 
@@ -94,7 +94,7 @@ _IN_ORDER_OF_COMMITS = "SELECT pg_advisory_xact_lock(hashtext('security_alert'))
 _ADD_ALERTS = f"""
 WITH told AS (
     INSERT INTO security_alert (team_id, run_id, stored_at, state, {", ".join(_ALERT_COLUMNS)})
-    SELECT %s, %s, now(), 'open', {_selected(_ALERT_COLUMNS)} FROM {_unnested(_ALERT_COLUMNS)}
+    SELECT %s, %s, now(), %s, {_selected(_ALERT_COLUMNS)} FROM {_unnested(_ALERT_COLUMNS)}
     ORDER BY event_seq
     ON CONFLICT (run_id, alert_id) DO NOTHING
     RETURNING id, run_id, alert_id, trajectory_id, quarantined, rule, severity
@@ -126,7 +126,7 @@ class NewAlert:
         return f"{self.severity} alert {self.rule}{where} ({self.alert_id})"
 
 
-def add_alerts(team_id: int, run_id: UUID, events: Sequence[Event]) -> list[NewAlert]:
+def add_alerts(team_id: int, run_id: UUID, events: Sequence[Event], *, state: str = "open") -> list[NewAlert]:
     """Store what is new, and put the trajectories that it quarantines under quarantine (again).
 
     Call it late in the transaction: it makes other runs' alerts wait for the commit.
@@ -136,7 +136,7 @@ def add_alerts(team_id: int, run_id: UUID, events: Sequence[Event]) -> list[NewA
         return []
     with connection.cursor() as cursor:
         cursor.execute(_IN_ORDER_OF_COMMITS)
-        cursor.execute(_ADD_ALERTS, [team_id, run_id, *(list(column) for column in zip(*rows, strict=True))])
+        cursor.execute(_ADD_ALERTS, [team_id, run_id, state, *(list(column) for column in zip(*rows, strict=True))])
         return [NewAlert(*row) for row in cursor.fetchall()]
 
 
@@ -148,3 +148,58 @@ def _alert_row(event: AlertRaised) -> tuple[object, ...]:
         found.title, found.subject, json.dumps(found.evidence), found.box, found.label or "", found.seq,
         found.at, event.quarantined,
     )  # fmt: skip
+
+
+# --- turns of alerts ----------------------------------------------------------------------------
+_ADD_TURNS = """
+INSERT INTO security_alertedturn AS turn_ (run_id, trajectory_id, turn, wrote, call, output, error_class, at)
+SELECT %s, trajectory_id, turn, wrote, call, output, error_class, to_timestamp(at)
+FROM unnest(%s::text[], %s::int[], %s::text[], %s::text[], %s::text[], %s::text[], %s::float8[])
+     AS given (trajectory_id, turn, wrote, call, output, error_class, at)
+ON CONFLICT (run_id, trajectory_id, turn) DO UPDATE SET
+    wrote = excluded.wrote, call = excluded.call, output = excluded.output, error_class = excluded.error_class,
+    at = excluded.at
+"""
+
+
+def add_turns(run_id: UUID, events: Sequence[Event]) -> None:
+    """The last word about each turn."""
+    last = {(event.place.trajectory, event.place.turn): event for event in events if isinstance(event, AlertedTurn)}
+    rows = [
+        (*place, event.text.wrote, event.text.call, event.text.output, event.text.error_class or "", event.at)
+        for place, event in last.items()
+    ]
+    if rows:
+        with connection.cursor() as cursor:
+            cursor.execute(_ADD_TURNS, [run_id, *(list(column) for column in zip(*rows, strict=True))])
+
+
+# --- what became of quarantined trajectories ----------------------------------------------------
+_VOID_OUTCOMES = """
+UPDATE security_quarantine SET outcome = '', settled_step = NULL, settled = NULL
+WHERE run_id = %s AND settled_step > %s
+"""
+_SETTLE = """
+UPDATE security_quarantine AS held SET outcome = given.outcome, settled_step = given.step, settled = given.settled
+FROM unnest(%s::text[], %s::text[], %s::int[], %s::jsonb[]) AS given (trajectory_id, outcome, step, settled)
+WHERE held.run_id = %s AND held.trajectory_id = given.trajectory_id
+"""
+_DETAILS = {"updates_since", "advantage", "reward", "group_mean", "group_size", "rewards_differ", "because"}
+
+
+def settle(run_id: UUID, events: Sequence[Event]) -> None:
+    """Call it after ``add_alerts``.  ``started`` voids what earlier attempts settled beyond its step."""
+    settled: dict[str, QuarantineSettled] = {}
+    with connection.cursor() as cursor:
+        for event in events:
+            if isinstance(event, Started):
+                settled = {name: known for name, known in settled.items() if known.step <= event.from_step}
+                cursor.execute(_VOID_OUTCOMES, [run_id, event.from_step])
+            elif isinstance(event, QuarantineSettled):
+                settled[event.trajectory] = event
+        if settled:
+            rows = [
+                (name, event.outcome, event.step, event.model_dump_json(include=_DETAILS, exclude_none=True))
+                for name, event in settled.items()
+            ]
+            cursor.execute(_SETTLE, [*(list(column) for column in zip(*rows, strict=True)), run_id])

@@ -9,7 +9,7 @@ from sandboxes.egress.attempt import Protocol
 from webapp.runs.models import Run
 from webapp.security.models import Alert, AlertState, EgressRecord, Quarantine, QuarantineState, Severity
 
-STATES = {"": "Open and acknowledged", AlertState.OPEN: "Open", AlertState.ACKNOWLEDGED: "Acknowledged"}
+STATES = {"": "Any state", **dict(AlertState.choices)}
 SEVERITIES = {"": "Any severity", **dict(Severity.choices)}
 VERDICTS = {"": "Any verdict", "denied": "Denied", "allowed": "Allowed"}
 PROTOCOLS = {"": "Any protocol", **{name: name.upper() for name in get_args(Protocol)}}

@@ -23,14 +23,14 @@ NOTE_CHARACTERS = 2000
 
 
 @transaction.atomic
-def rule(run: Run, trajectory_id: str, verdict: Verdict, note: str = "", *, acting_user: User) -> Ruling:
+def rule(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting_user: User) -> Ruling:
     """Say whether a quarantined trajectory was benign; its open alerts count as acknowledged then.
 
     A later ruling replaces an earlier one.  Raises Invalid for an unknown verdict or too long a note, and
     Refused where nothing quarantined the trajectory.
     """
     note = note.strip()
-    _check(verdict, note)
+    check_ruling(verdict, note)
     run = Run.objects.select_for_update(of=("self",)).select_related("team").get(id=run.id)
     quarantine = Quarantine.objects.filter(run=run, trajectory_id=trajectory_id).first()
     if quarantine is None:
@@ -47,15 +47,18 @@ def rule(run: Run, trajectory_id: str, verdict: Verdict, note: str = "", *, acti
     ruling = Ruling.objects.create(
         run=run, trajectory_id=trajectory_id, verdict=verdict, user=acting_user, who=acting_user.email, at=now, **said
     )
-    about = Alert.objects.filter(run=run, trajectory_id=trajectory_id, state=AlertState.OPEN)
-    about.update(state=AlertState.ACKNOWLEDGED, acknowledged_by=acting_user, acknowledged_at=now)
+    about = Alert.objects.filter(run=run, trajectory_id=trajectory_id)
+    about.exclude(state=AlertState.ACKNOWLEDGED).update(
+        state=AlertState.ACKNOWLEDGED, acknowledged_by=acting_user, acknowledged_at=now
+    )
     record(run.team, acting_user, "quarantine.rule", f"trajectory {trajectory_id} of run {run.id}"[:200],
            verdict=verdict, ruling=run.rulings, run_number=run.number)  # fmt: skip
     transaction.on_commit(poke_alerts)
     return ruling
 
 
-def _check(verdict: str, note: str) -> None:
+def check_ruling(verdict: str, note: str) -> None:
+    """Raises Invalid."""
     if verdict not in get_args(Verdict):
         raise Invalid.field("verdict", verdict, "this is no verdict", f"use one of: {', '.join(get_args(Verdict))}")
     if len(note) > NOTE_CHARACTERS:

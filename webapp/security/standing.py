@@ -1,15 +1,14 @@
 """What a reviewer is told about a quarantined trajectory: how it stands, and what a ruling does."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from django.http import Http404, HttpRequest
 from django.urls import reverse
 
-from engine.spec.security import Response
 from webapp.accounts.access import may
 from webapp.runs.models import Run
 from webapp.security.access import quarantine_for
+from webapp.security.effects import TrainingEffect, release_within, training_effect
 from webapp.security.models import Quarantine, QuarantineState, Ruling
 from webapp.trajectories.models import Trajectory
 
@@ -25,6 +24,7 @@ MALICIOUS = "Malicious: never trained on."
 class Standing:
     quarantine: Quarantine
     may_rule: bool
+    effect: TrainingEffect
     within: int
     """Updates within which a benign one is still trained on."""
     consequences: list[str]
@@ -34,10 +34,19 @@ class Standing:
 
     @property
     def in_words(self) -> str:
+        if self.is_too_late:
+            return "Not ruled before the run ended"
         return STATES[QuarantineState(self.quarantine.state)]
 
     @property
+    def is_too_late(self) -> bool:
+        """Nobody ruled while it could change the training, and nobody has ruled since."""
+        return self.quarantine.state == QuarantineState.PENDING and self.quarantine.run.has_ended
+
+    @property
     def tone(self) -> str:
+        if self.is_too_late:
+            return ""
         return {"pending": "warn", "benign": "good", "malicious": "bad"}[self.quarantine.state]
 
     @property
@@ -53,10 +62,12 @@ def standing_of(request: HttpRequest, run: Run, trajectory_id: str) -> Standing 
         return None
     row = Trajectory.objects.filter(run=run, trajectory_id=trajectory_id).first()
     history = Ruling.objects.filter(run=run, trajectory_id=trajectory_id).order_by("-number")
+    within = release_within(run.spec["environment"].get("response"))
     return Standing(
         quarantine,
         may_rule=may(request, run.team, "review"),
-        within=release_within(run.spec["environment"].get("response")),
+        effect=training_effect(quarantine, run, within=within),
+        within=within,
         consequences=consequences(run, row),
         history=list(history),
     )
@@ -65,21 +76,18 @@ def standing_of(request: HttpRequest, run: Run, trajectory_id: str) -> Standing 
 def consequences(run: Run, row: Trajectory | None) -> list[str]:
     """``row`` is None as long as the engine has not told the trajectory."""
     most = release_within(run.spec["environment"].get("response"))
+    if run.has_ended:
+        return _about(run, row, most)
     updates = f"{most} update" + "s" * (most != 1)
     benign = f"Benign: trained on at the next step if at most {updates} happened since."
     return [benign, MALICIOUS, *_about(run, row, most)]
-
-
-def release_within(response: dict[str, Any] | None) -> int:
-    """Updates, by a spec's ``environment.response``; a run from before there were responses has none."""
-    return (response or {}).get("release_within_steps", Response().release_within_steps)
 
 
 def _about(run: Run, row: Trajectory | None, most: int) -> list[str]:
     if row is not None and row.purpose != "train":
         return ["This one was sampled for an evaluation: nothing is trained on it either way."]
     if run.has_ended:
-        return ["The run has ended: a ruling is kept, and changes no training."]
+        return ["The run has ended: a ruling is kept, and changes no training any more."]
     if row is None:
         return []
     late = " That is too late for training; a ruling is kept all the same." if run.step > row.step + most else ""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from django.db.models import Count, Q, Sum
 
 from webapp.runs.models import Run
-from webapp.security.models import Alert, EgressRecord
+from webapp.security.models import Alert, AlertedTurn, EgressRecord
+from webapp.trajectories.models import Trajectory
 
 RECORDS_PER_TURN = 20
 MOST_RECORDS = 1000
@@ -39,7 +40,7 @@ class Watched:
 
 def of_turns(run: Run, trajectory_id: str) -> dict[int, Watched]:
     """By the turn's number in ``Trajectory.turns``; turns without anything are not there."""
-    turns: dict[int, Watched] = defaultdict(Watched)
+    turns: dict[int | None, Watched] = defaultdict(Watched)
     records = EgressRecord.objects.filter(run=run, trajectory_id=trajectory_id, turn__isnull=False)
     tried = Q(phase="attempt")
     for row in records.values("turn").annotate(
@@ -54,4 +55,36 @@ def of_turns(run: Run, trajectory_id: str) -> dict[int, Watched]:
     alerts = Alert.objects.filter(run=run, trajectory_id=trajectory_id, turn__isnull=False)
     for alert in alerts.order_by("id")[:MOST_ALERTS]:
         turns[alert.turn].alerts.append(alert)
-    return dict(turns)
+    return {turn: watched for turn, watched in turns.items() if turn is not None}
+
+
+@dataclass(frozen=True)
+class TurnShown:
+    """What the page of an alert shows of its turn."""
+
+    wrote: str
+    call: str
+    output: str | None
+    """None while the call is under way."""
+    error_class: str
+    read: str = ""
+    """What the policy read before it; known from the trajectory only."""
+
+
+def turn_shown(alert: Alert, row: Trajectory | None) -> TurnShown | None:
+    """From the trajectory once it is there, before that as far as the engine has told it; None if nobody knows."""
+    if row is not None and alert.turn is not None:
+        turns = row.document.turns
+        turn = turns[alert.turn] if alert.turn < len(turns) else None
+        if turn is not None and (call := turn.tool_call) is not None:
+            return TurnShown(
+                "".join(turn.pieces), call.arguments, call.output, call.error_class or "", turn.context_text
+            )
+    told = turn_of(alert)
+    return TurnShown(told.wrote, told.call, told.output, told.error_class) if told else None
+
+
+def turn_of(alert: Alert) -> AlertedTurn | None:
+    """As far as the engine has told it."""
+    place = {"run_id": alert.run_id, "trajectory_id": alert.trajectory_id, "turn": alert.turn}
+    return AlertedTurn.objects.filter(**place).first() if alert.turn is not None else None

@@ -1,25 +1,32 @@
 """Pages of alerts: the inbox, one alert, the rules, a run's security, and the buttons."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import get_args
 from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
-from django.db.models import Count, Q, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.db import transaction
+from django.db.models import Count, Exists, Max, OuterRef, Q, QuerySet
+from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_GET, require_POST
 
-from webapp.accounts.access import may
+from webapp.accounts.access import allowed, allowed_somewhere, may, teams_of
+from webapp.accounts.models import Team
 from webapp.pages.answers import redirect_with, tell
-from webapp.refusals import Refused
+from webapp.pages.requests import PageRequest
+from webapp.refusals import Invalid, Refused
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.models import Run
 from webapp.security import services
 from webapp.security.access import alert_for, alerts_of, quarantine_for
+from webapp.security.decisions import Decided, Decision, decide
+from webapp.security.effects import release_within, training_effect
+from webapp.security.groups import alike, filled, grouped
 from webapp.security.models import Alert, AlertState, EgressRecord, EgressTotals, Quarantine, QuarantineState
 from webapp.security.queries import (
     PROTOCOLS,
@@ -31,47 +38,90 @@ from webapp.security.queries import (
     records_where,
 )
 from webapp.security.rules import rule_texts
-from webapp.security.standing import release_within, standing_of
+from webapp.security.standing import standing_of
+from webapp.security.turns import turn_shown
 from webapp.trajectories.models import Trajectory
 
 ROWS = 50
 AROUND = 10
 """Records of the same box before and after the one that completed the evidence."""
 ALERTS_OF_RUN = 20
-HELD_OF_RUN = 50
+"""Groups."""
+RUNS_TO_CHOOSE = 50
+HELD_OF_RUN = 10
+"""As many as stand beside the groups of alerts, which is where all of them are decided."""
 
 
 @login_required
 @require_GET
-def inbox(request: HttpRequest) -> HttpResponse:
-    """Open alerts first of all: without any filter in the address, only those."""
-    chosen = {name: _text(request, name) for name in ("severity", "rule", "run")}
-    chosen["state"] = _text(request, "state") if "state" in request.GET else AlertState.OPEN
-    found = alerts_where(
+def inbox(request: PageRequest) -> HttpResponse:
+    """Open alerts first of all, alike ones as one: without any filter in the address, only those."""
+    chosen = _chosen(request.GET)
+    found = _alerts_in(request, chosen)
+    page = Paginator(grouped(found), ROWS).get_page(request.GET.get("page", "1"))
+    groups = filled(list(page.object_list))
+    _with_standing([group.newest for group in groups])
+    context = {
+        "section": "alerts",
+        "page": page,
+        "groups": groups,
+        "totals": found.order_by().aggregate(alerts=Count("id"), through=Max("id")),
+        "reviewed_teams": {team for team in {one.newest.team_id for one in groups} if may(request, team, "review")},
+        "chosen": chosen,
+        "is_filtered": any(chosen[name] for name in ("severity", "rule", "run")) or chosen["state"] != AlertState.OPEN,
+        "states": STATES,
+        "severities": SEVERITIES,
+        "rules": rule_texts(),
+        "runs": _runs_to_choose(request, chosen["run"]),
+        "here": request.get_full_path(),
+        "query": urlencode({name: value for name, value in chosen.items() if value}),
+    }
+    if request.htmx and not request.htmx.history_restore_request:
+        return render(request, "security/list.html", context)
+    return render(request, "security/inbox.html", context)
+
+
+def _chosen(given: Mapping[str, str]) -> dict[str, str]:
+    chosen = {name: _clean(given.get(name, "")) for name in ("severity", "rule", "run")}
+    return {"state": _clean(given["state"]) if "state" in given else str(AlertState.OPEN), **chosen}
+
+
+def _alerts_in(request: PageRequest, chosen: dict[str, str]) -> QuerySet[Alert]:
+    return alerts_where(
         alerts_of(request),
         state=chosen["state"] if chosen["state"] in STATES else None,
         severity=chosen["severity"] if chosen["severity"] in SEVERITIES else None,
         rule=chosen["rule"],
         run=_uuid(chosen["run"]),
     )
+
+
+def _runs_to_choose(request: PageRequest, chosen: str) -> list[Run]:
+    """The newest with alerts, and the one that is chosen."""
+    runs = runs_of(request).order_by("-created_at", "-id").defer("spec")
+    newest = list(runs.filter(Exists(Alert.objects.filter(run=OuterRef("pk"))))[:RUNS_TO_CHOOSE])
+    asked = _uuid(chosen)
+    if asked is None or any(run.id == asked for run in newest):
+        return newest
+    return [*newest, *runs.filter(id=asked)]
+
+
+@login_required
+@require_GET
+def alike_alerts(request: PageRequest, alert_id: int) -> HttpResponse:
+    """All of a group, newest first; a part of the inbox, and a page of its own without scripts."""
+    alert = alert_for(request, alert_id)
+    chosen = _chosen(request.GET)
+    found = alike(_alerts_in(request, chosen), [alert.id])
     page = Paginator(found, ROWS).get_page(request.GET.get("page", "1"))
-    alerts = _with_standing(page.object_list)
     context = {
         "section": "alerts",
+        "alert": alert,
+        "alerts": _with_standing(page.object_list),
         "page": page,
-        "alerts": alerts,
-        "reviewed_teams": {team for team in {alert.team_id for alert in alerts} if may(request, team, "review")},
-        "chosen": chosen,
-        "chosen_run": runs_of(request).filter(id=_uuid(chosen["run"])).first(),
-        "is_filtered": any(chosen[name] for name in ("severity", "rule", "run")) or chosen["state"] != AlertState.OPEN,
-        "states": STATES,
-        "severities": SEVERITIES,
-        "rules": rule_texts(),
-        "here": request.get_full_path(),
+        "query": urlencode({name: value for name, value in chosen.items() if value}),
     }
-    if request.htmx and not request.htmx.history_restore_request:
-        return render(request, "security/list.html", context)
-    return render(request, "security/inbox.html", context)
+    return render(request, "security/alike.html" if request.htmx else "security/alike_page.html", context)
 
 
 def _with_standing(alerts: Iterable[Alert]) -> list[Alert]:
@@ -92,7 +142,7 @@ def _with_standing(alerts: Iterable[Alert]) -> list[Alert]:
 
 @login_required
 @require_GET
-def detail(request: HttpRequest, alert_id: int) -> HttpResponse:
+def detail(request: PageRequest, alert_id: int) -> HttpResponse:
     alert = alert_for(request, alert_id)
     run = alert.run
     row = Trajectory.objects.filter(run=run, trajectory_id=alert.trajectory_id).first() if alert.trajectory_id else None
@@ -103,6 +153,7 @@ def detail(request: HttpRequest, alert_id: int) -> HttpResponse:
         "run": run,
         "rule": rule_texts().get(alert.rule),
         "row": row,
+        "turn": turn_shown(alert, row),
         "turn_address": turn_address(alert) if row else None,
         "standing": standing_of(request, run, alert.trajectory_id) if alert.trajectory_id else None,
         "records": _around(alert),
@@ -133,15 +184,15 @@ def _around(alert: Alert) -> QuerySet[EgressRecord]:
 
 @login_required
 @require_GET
-def rules(request: HttpRequest) -> HttpResponse:
+def rules(request: PageRequest) -> HttpResponse:
     """What each rule catches and how it is tuned, as docs/egress.md has it."""
     return render(request, "security/rules.html", {"section": "alerts", "rules": rule_texts().values()})
 
 
 @login_required
 @require_GET
-def of_run(request: HttpRequest, run_id: UUID) -> HttpResponse:
-    """What a run's boxes tried to reach; a tab of its page, and a page of its own without scripts."""
+def of_run(request: PageRequest, run_id: UUID) -> HttpResponse:
+    """What a run's sandboxes tried to reach; a tab of its page, and a page of its own without scripts."""
     run = run_for(request, run_id)
     names = ("verdict", "protocol", "name", "address", "trajectory", "turn", "box")
     chosen = {name: _text(request, name) for name in names}
@@ -149,13 +200,16 @@ def of_run(request: HttpRequest, run_id: UUID) -> HttpResponse:
         chosen[name] = chosen[name] if chosen[name] in known else ""
     chosen["turn"] = chosen["turn"] if _is_count(chosen["turn"]) else ""
     turn = int(chosen["turn"]) - 1 if chosen["turn"] else None
-    found = records_where(run, **chosen | {"turn": turn})
+    found = records_where(run, turn=turn, **{name: text for name, text in chosen.items() if name != "turn"})
     before = _place_in(_text(request, "before"))
     if before:
         found = found.extra(where=["(event_seq, seq) < (%s, %s)"], params=before)
     page = list(found[: ROWS + 1])
     alerts = Alert.objects.filter(run=run).select_related("run").order_by("-id")
-    quarantines = list(quarantines_where(run)[:HELD_OF_RUN])
+    quarantines = list(quarantines_where(run).order_by("-state", "-since", "trajectory_id")[:HELD_OF_RUN])
+    within = release_within(run.spec["environment"].get("response"))
+    for one in quarantines:
+        one.training = training_effect(one, run, within=within).text
     held = [one.trajectory_id for one in quarantines]
     told = set(Trajectory.objects.filter(run=run, trajectory_id__in=held).values_list("trajectory_id", flat=True))
     counted = Quarantine.objects.filter(run=run).aggregate(
@@ -165,7 +219,7 @@ def of_run(request: HttpRequest, run_id: UUID) -> HttpResponse:
         "section": "runs",
         "run": run,
         "totals": EgressTotals.objects.filter(run=run).first(),
-        "alerts": _with_standing(alerts[:ALERTS_OF_RUN]),
+        "groups": filled(list(grouped(alerts)[:ALERTS_OF_RUN])),
         "alert_count": alerts.count(),
         "open_count": alerts.filter(state=AlertState.OPEN).count(),
         "quarantines": quarantines,
@@ -187,7 +241,7 @@ def of_run(request: HttpRequest, run_id: UUID) -> HttpResponse:
 
 @login_required
 @require_POST
-def acknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
+def acknowledge(request: PageRequest, alert_id: int) -> HttpResponse:
     alert = alert_for(request, alert_id, to="review")
     services.acknowledge_alert(alert, acting_user=request.user)
     return redirect_with(request, "Acknowledged.", _back(request, reverse("security:alert", args=[alert.id])))
@@ -195,12 +249,91 @@ def acknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
 
 @login_required
 @require_POST
-def rule(request: HttpRequest, run_id: UUID, trajectory_id: str) -> HttpResponse:
+def decide_many(request: PageRequest) -> HttpResponse:
+    """About the groups that are marked, or about everything that the list was narrowed to."""
+    allowed_somewhere(request, "review")
+    back = _back(request, reverse("security:alerts"))
+    try:
+        decision, through = _decision_in(request.POST), _number_in(request.POST, "through")
+        found = _alerts_marked(request)
+        with transaction.atomic():
+            decided = [
+                decide(
+                    team, found, decision, request.POST.get("note", ""),
+                    acting_user=request.user, through=through,
+                )
+                for team in _teams_in(request, found)
+            ]  # fmt: skip
+    except Refused as refusal:
+        tell(request, refusal)
+        return redirect(back)
+    return redirect_with(request, _told(decision, sum(decided, start=Decided(0))), back)
+
+
+def _alerts_marked(request: PageRequest) -> QuerySet[Alert]:
+    if request.POST.get("matching"):
+        reviewed = [team.id for team in teams_of(request) if may(request, team, "review")]
+        return _alerts_in(request, _chosen(request.POST)).filter(team__in=reviewed)
+    marked = [_number(text, "like") for text in request.POST.getlist("like")]
+    if not marked:
+        raise Invalid.field("like", [], "nothing is marked", "mark at least one row")
+    mine = alerts_of(request)
+    if mine.filter(id__in=marked).count() < len(set(marked)):
+        raise Http404
+    # A row stands for what its list showed: alike alerts that the filters left out are not decided with it.
+    return alike(_alerts_in(request, _chosen(request.POST)) if "state" in request.POST else mine, marked)
+
+
+def _teams_in(request: PageRequest, found: QuerySet[Alert]) -> list[Team]:
+    """Through the door of each: raises PermissionDenied where the role in one of them is too low."""
+    teams = Team.objects.filter(id__in=found.order_by().values("team_id")).order_by("id")
+    return [allowed(request, team, "review").team for team in teams]
+
+
+def _decision_in(given: Mapping[str, str]) -> Decision:
+    known: dict[str, Decision] = {decision: decision for decision in get_args(Decision)}
+    name = given.get("decision", "")
+    if name not in known:
+        raise Invalid.field("decision", name, "this is no decision", f"use one of: {', '.join(known)}")
+    return known[name]
+
+
+def _number_in(given: Mapping[str, str], name: str) -> int | None:
+    return _number(given[name], name) if given.get(name) else None
+
+
+def _number(text: str, name: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise Invalid.field(name, text[:40], "this is no number of an alert", "mark rows of the list")
+    return int(text)
+
+
+def _told(decision: Decision, decided: Decided) -> str:
+    """What came of it, for the page."""
+    if decision == "acknowledge":
+        return f"{_counted(decided.alerts, 'alert')} acknowledged."
+    said = [f"{_counted(decided.trajectories, 'trajectory', 'trajectories')} ruled {decision}"]
+    said += [f"{_counted(decided.alerts, 'alert')} decided"]
+    said += [f"{decided.unchanged} stood so before"] * bool(decided.unchanged)
+    said += [f"{decided.held_back} held back: another undecided alert quarantined them too"] * bool(decided.held_back)
+    said += [f"{decided.without_effect} of runs that have ended, where it changes no training"] * bool(
+        decided.without_effect
+    )
+    return "; ".join(said) + "."
+
+
+def _counted(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+@login_required
+@require_POST
+def rule(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpResponse:
     one = quarantine_for(request, run_id, trajectory_id, to="review")
     back = _back(request, reverse("trajectories:detail", args=[run_id, trajectory_id]))
     verdict, note = request.POST.get("verdict", ""), request.POST.get("note", "")
     try:
-        made = services.rule(one.run, trajectory_id, verdict, note, acting_user=request.user)  # type: ignore[arg-type]
+        made = services.rule(one.run, trajectory_id, verdict, note, acting_user=request.user)
     except Refused as refusal:
         tell(request, refusal)
         return redirect(back)
@@ -208,15 +341,19 @@ def rule(request: HttpRequest, run_id: UUID, trajectory_id: str) -> HttpResponse
     return redirect_with(request, text, back)
 
 
-def _back(request: HttpRequest, default: str) -> str:
+def _back(request: PageRequest, default: str) -> str:
     """Where the form stood, if that is one of our pages."""
     given = request.POST.get("back", "")
     is_ours = url_has_allowed_host_and_scheme(given, allowed_hosts=None) and given.startswith("/")
     return given if is_ours else default
 
 
-def _text(request: HttpRequest, name: str) -> str:
-    return request.GET.get(name, "").strip().replace("\0", "")[:255]
+def _text(request: PageRequest, name: str) -> str:
+    return _clean(request.GET.get(name, ""))
+
+
+def _clean(text: str) -> str:
+    return text.strip().replace("\0", "")[:255]
 
 
 def _is_count(text: str) -> bool:

@@ -4,7 +4,8 @@ from typing import Any
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Query, Router, Schema
+from ninja import Router, Schema
+from ninja.params.functions import Query
 
 from engine.spec.trajectory import Purpose, StopReason, Trajectory
 from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor

@@ -9,7 +9,7 @@ from django.db.models import Count, Max, Min, Q, QuerySet
 
 from webapp.runs.models import Run
 from webapp.security.queries import QUARANTINES
-from webapp.trajectories.models import ChangeFilter, QuarantineFilter, Trajectory, filtered
+from webapp.trajectories.models import ChangeFilter, QuarantineFilter, Trajectories, Trajectory, filtered
 
 PURPOSES = {
     "": "Any purpose",
@@ -72,7 +72,7 @@ class Filter:
                 values[name] = ""
         return cls(**values)
 
-    def of_run(self, run: Run) -> QuerySet[Trajectory]:
+    def of_run(self, run: Run) -> Trajectories:
         """Newest first."""
         found = filtered(
             run,

@@ -14,13 +14,14 @@ class Trajectories(models.QuerySet["Trajectory"]):
     def with_quarantine(self) -> "Trajectories":
         """Each with ``quarantine``: how it stands, None for one that nothing quarantined."""
         held = Quarantine.objects.filter(run=models.OuterRef("run"), trajectory_id=models.OuterRef("trajectory_id"))
-        return self.annotate(quarantine=models.Subquery(held.values("state")[:1]))
+        standing = {"quarantine": models.Subquery(held.values("state")[:1])}
+        return self.annotate(**standing)  # named here, the field would be declared twice in the eyes of mypy
 
 
 class Trajectory(models.Model):
     """A projection of the run's ``trajectory`` events (``webapp/runs/projections.py`` writes it)."""
 
-    objects: ClassVar[models.Manager["Trajectory"]] = Trajectories.as_manager()
+    objects = Trajectories.as_manager()
 
     pk = models.CompositePrimaryKey("run_id", "trajectory_id")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="trajectories", db_index=False)
@@ -52,6 +53,9 @@ class Trajectory(models.Model):
     alerts = models.IntegerField(default=0, db_default=0)
     """``len(Trajectory.alerts)``: those that quarantined it."""
 
+    quarantine: str | None
+    """No column; ``with_quarantine`` adds it."""
+
     class Meta:
         indexes: ClassVar = [
             models.Index(fields=["run", "-seq"], name="trajectory_newest_first"),
@@ -69,7 +73,9 @@ class Trajectory(models.Model):
     @cached_property
     def body(self) -> dict[str, Any]:
         """The document as JSON.  One query; lists use ``summary``."""
-        return Event.objects.values_list("body", flat=True).get(run_id=self.run_id, seq=self.seq)["trajectory"]
+        event = Event.objects.values_list("body", flat=True).get(run_id=self.run_id, seq=self.seq)
+        document: dict[str, Any] = event["trajectory"]
+        return document
 
     @property
     def document(self) -> spec.Trajectory:
@@ -113,7 +119,7 @@ def filtered(
     stop_reason: str | None = None,
     change: ChangeFilter | None = None,
     quarantine: QuarantineFilter | None = None,
-) -> models.QuerySet[Trajectory]:
+) -> Trajectories:
     """The run's trajectories that meet every condition given, newest first.
 
     ``tool_errors``: with any, or none.  ``quarantine``: ever quarantined, or how it stands.

@@ -1,15 +1,15 @@
 """Pages of trajectories: the list of a run, and one of them token by token."""
 
-from typing import Any
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
 from django.db.models import Q
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
+from webapp.pages.requests import PageRequest
 from webapp.runs.access import run_for
 from webapp.security.queries import QUARANTINES
 from webapp.security.standing import standing_of
@@ -29,7 +29,7 @@ PLACE = ("step", "purpose", "group", "index")
 
 @login_required
 @require_GET
-def index(request: HttpRequest, run_id: UUID) -> HttpResponse:
+def index(request: PageRequest, run_id: UUID) -> HttpResponse:
     run = run_for(request, run_id)
     chosen = Filter.of(request.GET)
     context = {
@@ -48,12 +48,12 @@ def index(request: HttpRequest, run_id: UUID) -> HttpResponse:
     }
     if not request.htmx or request.htmx.history_restore_request:
         return render(request, "trajectories/index.html", context)
-    return render(request, FRAGMENTS.get(request.htmx.target, "trajectories/list.html"), context)
+    return render(request, FRAGMENTS.get(request.htmx.target or "", "trajectories/list.html"), context)
 
 
 @login_required
 @require_GET
-def detail(request: HttpRequest, run_id: UUID, trajectory_id: str) -> HttpResponse:
+def detail(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpResponse:
     row = trajectory_for(request, run_id, trajectory_id)
     document = row.document
     colour = request.GET.get("colour", "advantage" if row.purpose == "train" else "logprob")
@@ -91,10 +91,10 @@ def detail(request: HttpRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
 
 def _neighbour(row: Trajectory, *, forward: bool) -> Trajectory | None:
     """The next (or previous) trajectory by step, purpose, group and index."""
-    beyond, same = Q(), {}
+    beyond, same = Q(), Q()
     for name in PLACE:
-        beyond |= Q(**same, **{f"{name}__{'gt' if forward else 'lt'}": getattr(row, name)})
-        same = {**same, name: getattr(row, name)}
+        beyond |= same & Q(**{f"{name}__{'gt' if forward else 'lt'}": getattr(row, name)})
+        same &= Q(**{name: getattr(row, name)})
     order = [name if forward else f"-{name}" for name in PLACE]
-    others: Any = Trajectory.objects.filter(beyond, run_id=row.run_id)
+    others = Trajectory.objects.filter(beyond, run_id=row.run_id)
     return others.order_by(*order).first()

@@ -1,4 +1,4 @@
-"""Telling an environment's own faults from everything else that may go wrong in an episode."""
+"""RunLog an environment's own faults from everything else that may go wrong in an episode."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

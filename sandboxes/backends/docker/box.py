@@ -15,6 +15,7 @@ from sandboxes.egress.policy import EgressPolicy
 from sandboxes.images.reference import ImageRefused
 from sandboxes.images.registry import Registry
 from sandboxes.interface import SandboxLost, SandboxUnavailable
+from sandboxes.observation.observation import OnAction
 from sandboxes.spec import SandboxSpec
 
 
@@ -24,8 +25,8 @@ class DockerBox(NamespaceBox):
     _link: AttachedLink
     _process: Container | None  # type: ignore[assignment]
 
-    def __init__(self, spec: SandboxSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: SandboxSpec, on_action: OnAction | None = None) -> None:
+        super().__init__(spec, on_action)
         self._link = AttachedLink(self._lose)
 
     async def _start(self, on_record: OnRecord | None, world: World) -> None:

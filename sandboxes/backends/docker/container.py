@@ -6,6 +6,7 @@ import os
 import secrets
 import select
 import socket
+import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from sandboxes import owner
 from sandboxes.backends.docker import daemon
 from sandboxes.backends.docker.address import address
 from sandboxes.backends.docker.seccomp import profile
+from sandboxes.backends.docker.sockets import bound_sockets
 from sandboxes.backends.namespaces import seen
 from sandboxes.backends.namespaces.arguments import BOOT, HOSTNAME
 from sandboxes.backends.namespaces.inside.moments import KEPT_DISKS
@@ -48,7 +50,16 @@ AGENT_FILES = 4096
 REMOVE_S = 10.0
 PLACES = {"work": "0755", "tmp": "1777", "dev/shm": "1777"}
 """What can be written, with its permissions."""
-EMPTY = "ro,size=4k,nr_inodes=64,mode=0555,nosuid,nodev,noexec"
+SHARED_MIB = 1
+"""Of /dev/shm: for semaphores, not for files.  The limit of what is written is ``disk_mib``, of two places."""
+EMPTY = "ro,size=4k,nr_inodes=64,mode=0000,nosuid,nodev,noexec"
+SOCKET_BUFFERS = "4096 32768 131072"
+"""Least, first and most bytes of one connection's buffer, for who does not set them by itself."""
+MASKED = (
+    "/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+    "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+)  # fmt: skip
 BOX_CPUS = 1.0
 FREEZE_S = 5.0
 NOT_YET = "unable to freeze"
@@ -61,7 +72,7 @@ processes, and then it dies before it has become the box."""
 
 def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
     """The host's part of a container: what it may use, and everything that it may not."""
-    size = f"size={spec.disk_mib}m,nr_inodes={spec.disk_mib * INODES_PER_MIB},nosuid,nodev,exec"
+    owner_is = f"nosuid,nodev,uid={user},gid={user}"
     memory_bytes = box_memory_bytes(spec)
     return {
         # Its own network stack, with nothing but loopback, which the daemon never connects to anything.
@@ -75,6 +86,8 @@ def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
             "net.ipv4.ping_group_range": "0 2147483647",
             # Docker switches IPv6 off, and a family that is not there cannot be watched.
             **({"net.ipv6.conf.all.disable_ipv6": "0"} if spec.network == "watched" else {}),
+            "net.ipv4.tcp_rmem": SOCKET_BUFFERS,
+            "net.ipv4.tcp_wmem": SOCKET_BUFFERS,
         },
         "ipc_mode": "private",
         "cap_drop": ["ALL"],
@@ -83,7 +96,10 @@ def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
         # Only these can be written; they are memory and die with the box.  Nothing of the host is mounted.
         "read_only": True,
         "tmpfs": {
-            **{f"/{place}": f"{size},mode={mode},uid={user},gid={user}" for place, mode in PLACES.items()},
+            **{
+                f"/{place}": f"{room(spec, place)},mode={mode},{owner_is},{'noexec' if place == 'dev/shm' else 'exec'}"
+                for place, mode in PLACES.items()
+            },
             # In place of what Docker mounts there: the machine's devices, and queues that would outlive a reset.
             "/sys": EMPTY,
             "/dev/mqueue": EMPTY,
@@ -107,10 +123,32 @@ def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
     }
 
 
+def room(spec: SandboxSpec, place: str) -> str:
+    """How much can be written there, and how many names."""
+    size_mib = SHARED_MIB if place == "dev/shm" else spec.disk_mib
+    return f"size={size_mib}m,nr_inodes={size_mib * INODES_PER_MIB}"
+
+
 def box_memory_bytes(spec: SandboxSpec) -> int:
     """Of all processes, the files, and the agent with the snapshots that it keeps."""
-    files_mib = spec.disk_mib * (len(PLACES) + (KEPT_DISKS if spec.snapshots else 0))
+    files_mib = spec.disk_mib * (2 + (KEPT_DISKS if spec.snapshots else 0)) + SHARED_MIB
     return (spec.memory_mib + files_mib + AGENT_MIB) * 2**20
+
+
+def masked_paths() -> list[str]:
+    """Files of the machine that nobody shall read.
+
+    A mask is ``/dev/null``, which everybody may open: what the kernel keeps for root by itself goes without one.
+    """
+    return [path for path in MASKED if not is_for_root_only(path)]
+
+
+def is_for_root_only(path: str) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and not mode & 0o077
 
 
 @dataclass
@@ -154,6 +192,7 @@ class Container:
             container = cls(name, client, await asyncio.to_thread(daemon.attached, name))
             await daemon.asked(client.start, name)
             container.init_pid, container.init = await daemon.asked(first_process, client, number)
+            await asyncio.to_thread(bound_sockets, container.init_pid)
         except BaseException as error:
             if container is not None:
                 container.stream.close()
@@ -217,6 +256,9 @@ def create(
     client: docker.APIClient, name: str, image: str, entrypoint: list[str], limits: dict[str, Any], user: int
 ) -> str:
     """Return its id.  Nothing of it runs yet."""
+    host = client.create_host_config(**limits)
+    # The client has no word for it.
+    host["MaskedPaths"] = masked_paths()
     made = client.create_container(
         image,
         name=name,
@@ -230,7 +272,7 @@ def create(
         healthcheck={"test": ["NONE"]},
         stop_signal="SIGKILL",
         stdin_open=True,
-        host_config=client.create_host_config(**limits),
+        host_config=host,
     )
     return str(made["Id"])
 

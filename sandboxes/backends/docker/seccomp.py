@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from sandboxes.backends.namespaces.seccomp import (
+    FLOW_LABELS,
+    IPPROTO_IPV6,
     NAMESPACE_FLAGS,
     NOT_IMPLEMENTED,
     NOT_PERMITTED,
@@ -25,7 +27,7 @@ from sandboxes.backends.namespaces.seccomp import (
     SOCKET_FAMILIES,
     TERMINAL_INJECTION,
 )
-from sandboxes.egress.interception.calls import DATAGRAM, ICMP, ICMPV6, INET, INET6, MPTCP, STREAM, TCP, UDP, UNIX
+from sandboxes.observation.filter import DATAGRAM, ICMP, ICMPV6, INET, INET6, MPTCP, STREAM, TCP, UDP, UNIX
 
 KNOWN = """
 accept accept4 access alarm arch_prctl bind brk cachestat capget capset chdir chmod chown clock_getres clock_gettime
@@ -61,17 +63,35 @@ WORD = 0xFFFFFFFF
 @cache
 def profile() -> str:
     """What goes into ``security_opt`` after ``seccomp=``."""
-    elsewhere = {*NOT_PERMITTED, *NOT_IMPLEMENTED, *SELF_ONLY, "personality", "clone", "ioctl", "fcntl", "socket"}
+    elsewhere = {
+        *NOT_PERMITTED,
+        *NOT_IMPLEMENTED,
+        *SELF_ONLY,
+        "personality",
+        "clone",
+        "ioctl",
+        "fcntl",
+        "socket",
+        "setsockopt",
+    }
     rules = [
         _allowed(name for name in KNOWN.split() if name not in elsewhere),
         _refused(NOT_PERMITTED, errno.EPERM),
         _refused(NOT_IMPLEMENTED, errno.ENOSYS),
-        *(_allowed([name], _equal(index, 0)) for name, index in SELF_ONLY.items()),
+        *(
+            _allowed([name], *(_equal(index, value) for index, value in wanted.items()))
+            for name, wanted in SELF_ONLY.items()
+        ),
         *(_allowed(["personality"], _equal(0, value)) for value in PERSONALITIES),
         _allowed(["clone"], _masked(0, NAMESPACE_FLAGS, 0)),
         *(_allowed(["ioctl"], _masked(1, mask, value)) for mask, value in all_words_but(TERMINAL_INJECTION)),
         *(_allowed(["fcntl"], _masked(1, mask, value)) for mask, value in all_words_but(SIGNAL_CHOICE)),
         *_sockets(),
+        *(_allowed(["setsockopt"], _masked(1, mask, value)) for mask, value in all_words_but((IPPROTO_IPV6,))),
+        *(
+            _allowed(["setsockopt"], _equal(1, IPPROTO_IPV6), _masked(2, mask, value))
+            for mask, value in all_words_but((FLOW_LABELS,))
+        ),
     ]
     return json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": errno.EPERM, "syscalls": rules})
 

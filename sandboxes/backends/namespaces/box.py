@@ -1,19 +1,23 @@
 """A box of Linux namespaces: the ``Sandbox`` of this backend, seen from the host."""
 
 import asyncio
+import errno
 import itertools
 import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
 
-from sandboxes.backends.namespaces import limits, probe, replies
+from sandboxes.backends.namespaces import limits, probe, replies, sockets
 from sandboxes.backends.namespaces.inside import frames
 from sandboxes.backends.namespaces.link import Link, Reply
 from sandboxes.backends.namespaces.process import BoxProcess
+from sandboxes.backends.namespaces.process_limit import ProcessLimit
 from sandboxes.bounds import fits, read_limit, sent, wait_s
+from sandboxes.cgroups.group import warn_of_unbounded_sockets
+from sandboxes.descriptors import unavailable_without
 from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.outside import WORLD, World
 from sandboxes.egress.interception.watched import Doorway, NoDoorway, Watched
@@ -28,8 +32,11 @@ from sandboxes.interface import (
     Snapshot,
     SnapshotUnavailable,
 )
+from sandboxes.observation.filter import observing_filter, seccomp_call
+from sandboxes.observation.observation import OnAction
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
+from sandboxes.tree import Tree, TreeLimits, chosen
 
 log = logging.getLogger(__name__)
 START_S = 30.0
@@ -37,6 +44,9 @@ START_S = 30.0
 GRACE_S = 5.0
 """How long the agent may take beyond the time that the code was given, before the box counts as lost."""
 RESET_S = 5.0
+ALONE_S = 5.0
+"""How long everybody else may take to die, before something that is to be alone."""
+DEFAULT_LIMITS = TreeLimits()
 SNAPSHOT_S = 10.0
 SNAPSHOTS = 8
 """How many a box may keep: each holds a process and a copy of the files."""
@@ -46,8 +56,10 @@ _names = map(str, itertools.count(1))
 class NamespaceBox:
     """One bubblewrap container and its agent.  Made by ``start``; every call has a deadline."""
 
-    def __init__(self, spec: SandboxSpec) -> None:
+    def __init__(self, spec: SandboxSpec, on_action: OnAction | None = None) -> None:
         self.spec = spec
+        self._on_action = on_action if spec.network == "watched" else None
+        self._process_limit: ProcessLimit | None = None
         self._link = Link(self._lose)
         self._process: BoxProcess | None = None
         self._watched: Watched | None = None
@@ -56,6 +68,8 @@ class NamespaceBox:
         self._frozen: str | None = None
         self._interpreter = asyncio.Lock()
         """Cells run one at a time; everything else may overlap."""
+        self._alone = asyncio.Lock()
+        """Held while something is alone in the sandbox: no program begins meanwhile."""
         self._snapshots: set[Snapshot] = set()
         self._network = asyncio.Lock()
         """Held while the network is renewed or ended."""
@@ -63,11 +77,21 @@ class NamespaceBox:
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, spec: SandboxSpec, on_record: OnRecord | None = None, world: World = WORLD) -> "NamespaceBox":
-        """A box that answers, or ``SandboxUnavailable`` and nothing left behind."""
-        box = cls(spec)
+    async def start(
+        cls,
+        spec: SandboxSpec,
+        on_record: OnRecord | None = None,
+        world: World = WORLD,
+        on_action: OnAction | None = None,
+    ) -> "NamespaceBox":
+        """A box that answers, or ``SandboxUnavailable`` and nothing left behind.
+
+        With ``on_action`` the processes of a watched one are observed.
+        """
+        box = cls(spec, on_action)
         try:
-            await box._start(on_record, world)
+            with unavailable_without():
+                await box._start(on_record, world)
         except BaseException:
             await completed(box.close())
             raise
@@ -75,29 +99,69 @@ class NamespaceBox:
 
     async def _start(self, on_record: OnRecord | None, world: World) -> None:
         code = await probe.agent_code()
+        doorway = Doorway(observed=self._on_action is not None) if self.spec.network == "watched" else None
+        try:
+            await self._start_through(doorway, code, on_record, world)
+        finally:
+            if doorway is not None:
+                doorway.close()
+
+    async def _start_through(
+        self, doorway: Doorway | None, code: bytes, on_record: OnRecord | None, world: World
+    ) -> None:
         ours, agents = socket.socketpair()
         with agents:
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=ours)
-            if self.spec.network == "watched":
-                await self._start_watched(agents, on_record, world)
+            if doorway is not None:
+                await self._start_watched(doorway, agents, on_record, world)
             else:
                 self._process = await BoxProcess.start(self._name, self.spec, agents)
-        arguments = (limits.rlimits(self.spec), self.spec.output_bytes)
+        arguments: tuple[object, ...] = (limits.rlimits(self.spec), self.spec.output_bytes)
+        if doorway is not None and doorway.observed:
+            arguments += (None, (observing_filter(), seccomp_call(), doorway.number))
         self._link.send(frames.LENGTH.pack(len(code)) + code + frames.block(arguments))
         try:
             async with asyncio.timeout(START_S):
+                if doorway is not None and doorway.observed:
+                    await self._observe(doorway)
                 await self._link.hello
+        except NoDoorway:
+            raise self._unavailable() from None
         except SandboxLost:
             raise self._unavailable() from None
         except TimeoutError:
             raise self._too_slow() from None
         assert self._process is not None
         self._process.identify()
+        self._bound_sockets(self._process.init_pid)
 
-    async def _start_watched(self, agents: socket.socket, on_record: OnRecord | None, world: World) -> None:
+    def _bound_sockets(self, init_pid: int) -> None:
+        """No guest exists yet.  In a watched network its doorway has done the first part."""
+        if self._watched is None:
+            try:
+                sockets.bound(init_pid)
+            except OSError as error:
+                warn_of_unbounded_sockets(f"their size cannot be set ({error.strerror}), which needs root")
+        sockets.guard().add(
+            init_pid, lambda found: self._lose(f"it held {found} sockets: {sockets.MOST_SOCKETS} at most")
+        )
+
+    async def _observe(self, doorway: Doorway) -> None:
+        """The agent has added the filter, and waits with everything else until its listener is served."""
+        listener = await doorway.agents_listener()
+        assert self._process is not None
+        assert self._watched is not None
+        assert self._on_action is not None
+        self._process.identify()
+        tasks = limits.bounds(self.spec).processes
+        await self._watched.observe(listener, self._process.init_pid, tasks, self._on_action, self._lose)
+        self._process_limit = ProcessLimit.of(self._process.group, self.spec, self._watched.met_its_limit)
+
+    async def _start_watched(
+        self, doorway: Doorway, agents: socket.socket, on_record: OnRecord | None, world: World
+    ) -> None:
         """The rules are in place, and their sockets served, before bubblewrap itself begins."""
-        doorway = Doorway()
         try:
             self._process = await BoxProcess.start(self._name, self.spec, agents, doorway)
             doorway.theirs.close()
@@ -109,8 +173,6 @@ class NamespaceBox:
             raise self._unavailable() from None
         except TimeoutError:
             raise self._too_slow() from None
-        finally:
-            doorway.close()
 
     def _unavailable(self) -> SandboxUnavailable:
         return probe.unavailable(self._complaint())
@@ -134,6 +196,11 @@ class NamespaceBox:
     def frozen(self) -> str | None:
         return self._frozen
 
+    @property
+    def observed(self) -> bool:
+        """Whether what its processes do is told."""
+        return self._on_action is not None
+
     # -- what a sandbox can do --------------------------------------------------------------------
 
     async def exec(
@@ -143,12 +210,15 @@ class NamespaceBox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        alone: bool = False,
     ) -> ExecResult:
         if not argv:
             raise ValueError("exec needs a program")
         seconds = wait_s(timeout_s, self.spec.timeout_s)
         given = sent("stdin", bytes(stdin))
-        return await self._job("exec", (list(argv), given, dict(env or {}), seconds), seconds)
+        arguments = (list(argv), given, dict(env or {}), seconds, alone)
+        async with self._by_itself() if alone else self._among_others():
+            return await self._job("exec", arguments, seconds + (ALONE_S if alone else 0))
 
     async def run_python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         return await self._cell("python", code, timeout_s)
@@ -167,6 +237,45 @@ class NamespaceBox:
 
     async def read_file(self, path: str, *, limit_bytes: int = 2**20) -> bytes:
         return await self._file("read", path, read_limit(limit_bytes), largest_bytes=limit_bytes)
+
+    async def read_tree(
+        self, paths: Iterable[str], limits: TreeLimits = DEFAULT_LIMITS, *, alone: bool = False
+    ) -> Tree:
+        arguments = (chosen(paths), (limits.entries, limits.size_bytes), alone)
+        async with self._by_itself() if alone else nullcontext():
+            reply = await self._copied("take", arguments, replies.largest_tree_bytes(limits))
+        try:
+            return replies.tree(reply, limits)
+        except frames.MalformedFrame as error:
+            raise self._lose(f"its agent broke the protocol: {error}") from None
+
+    async def write_tree(self, tree: Tree) -> None:
+        if tree.size_bytes > self.spec.disk_mib * 2**20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/work")
+        entries = [(entry.path, entry.content, entry.executable) for entry in tree.entries]
+        replies.refuse(await self._copied("put", (entries,), 0))
+
+    async def _copied(self, verb: str, arguments: tuple[object, ...], largest_bytes: int) -> Reply:
+        reply = await self._ask(verb, arguments, ALONE_S + GRACE_S, largest_bytes=largest_bytes)
+        code = replies.error_number(reply)
+        if code is not None:
+            raise OSError(code, os.strerror(code), "/work")
+        if reply.kind not in (frames.DATA, frames.REFUSED):
+            raise self._lose("its agent broke the protocol: no files")
+        return reply
+
+    @asynccontextmanager
+    async def _by_itself(self) -> AsyncIterator[None]:
+        """What runs in this block finds nobody else alive; calls that would start somebody wait for its end."""
+        async with self._interpreter, self._alone:
+            self._snapshots.clear()  # the agent drops them: a frozen copy is a process of the user as well
+            yield
+
+    @asynccontextmanager
+    async def _among_others(self) -> AsyncIterator[None]:
+        async with self._alone:
+            pass
+        yield
 
     async def snapshot(self) -> Snapshot:
         if not self.spec.snapshots:
@@ -205,6 +314,10 @@ class NamespaceBox:
     def label(self, text: str | None) -> None:
         if self._watched is not None and self._lost is self._frozen is None:
             self._watched.label(text)
+
+    async def settled(self) -> None:
+        if self._watched is not None and self._lost is self._frozen is None:
+            await self._watched.settled()
 
     async def egress(self, after: int = 0, *, limit: int = 1000) -> list[EgressRecord]:
         return [] if self._watched is None else await self._watched.records(after, limit)
@@ -259,7 +372,8 @@ class NamespaceBox:
         self._refuse_if_gone(frozen_too=False)
         assert self._process is not None
         try:
-            processes, files, complete = await self._process.inspected()
+            with unavailable_without():
+                processes, files, complete = await self._process.inspected()
         except (ProcessLookupError, FileNotFoundError):
             raise self._lose("its process 1 ended") from None
         return Inspection(self._frozen, self._process.limits, processes, files, complete)
@@ -283,7 +397,10 @@ class NamespaceBox:
     # -- requests ---------------------------------------------------------------------------------
 
     async def _job(self, verb: str, arguments: tuple[object, ...], seconds: float) -> ExecResult:
-        reply = await self._ask(verb, arguments, seconds + GRACE_S, largest_bytes=2 * self.spec.output_bytes)
+        if self._watched is not None:
+            await self._watched.labelled()
+        with self._process_limit.watched() if self._process_limit is not None else nullcontext():
+            reply = await self._ask(verb, arguments, seconds + GRACE_S, largest_bytes=2 * self.spec.output_bytes)
         if reply.kind != frames.RESULT:
             raise self._lose(f"its agent could not run code: {replies.message(reply)}")
         try:
@@ -346,6 +463,7 @@ class NamespaceBox:
         if self._lost is None:
             self._lost = reason
             if self._process is not None:
+                sockets.guard().remove(self._process.init_pid)
                 self._process.kill()
         self._link.fail(SandboxLost, self._lost)
         return self._lost

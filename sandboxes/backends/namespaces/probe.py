@@ -1,6 +1,7 @@
 """What this machine lacks for making boxes, said once and clearly."""
 
 import asyncio
+import errno
 import marshal
 import os
 import shutil
@@ -9,10 +10,14 @@ from importlib.resources import files
 
 from sandboxes.backends.namespaces.arguments import BOX_PYTHON
 from sandboxes.backends.namespaces.limits import host_id
+from sandboxes.descriptors import REMEDIES as REMEDIES_WITHOUT_DESCRIPTORS
 from sandboxes.interface import SandboxUnavailable
 
 PACKAGE = "sandboxes.backends.namespaces.inside"
-INSIDE = ("frames", "copies", "guest", "processes", "files", "trees", "events", "jobs", "moments", "agent")
+INSIDE = (
+    "frames", "copies", "guest", "processes", "files", "trees", "selection", "events", "jobs", "moments", "observed",
+    "agent",
+)  # fmt: skip
 """In the order of their imports; the last one has ``main``."""
 COMPILE = """\
 import marshal, sys
@@ -31,6 +36,7 @@ REMEDIES = (
      " (on Ubuntu also kernel.apparmor_restrict_unprivileged_userns=0)"),
     (("mount proc", "Can't mount"),
      "run outside of a container, or start the container with --security-opt systempaths=unconfined"),
+    (("Too many open files",), REMEDIES_WITHOUT_DESCRIPTORS[errno.EMFILE]),
     (("Unknown option", "unknown option"), "install bubblewrap 0.7 or later"),
     (("doorway:",),
      "watched boxes need a kernel with IPv6, seccomp listeners, and nftables with tproxy, socket, limit, log, reject:"

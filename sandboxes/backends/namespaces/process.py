@@ -18,6 +18,7 @@ from sandboxes.backends.namespaces.seccomp import deny_filter
 from sandboxes.backends.namespaces.spawn import spawner
 from sandboxes.backends.namespaces.stopping import stop_all
 from sandboxes.cgroups.group import Group
+from sandboxes.descriptors import REMEDIES
 from sandboxes.egress.interception.watched import Doorway
 from sandboxes.interface import FileSeen, ProcessSeen, SandboxUnavailable
 from sandboxes.spec import SandboxSpec
@@ -48,43 +49,53 @@ class BoxProcess:
     ) -> "BoxProcess":
         """Start bubblewrap, through a doorway that makes the network; the sockets stay ours to close.
 
-        Raises ``SandboxUnavailable``.
+        Raises ``SandboxUnavailable``; ``OSError`` if no more files can be opened.
         """
         try:
             group = Group.make(name, limits.bounds(spec))
         except OSError as error:
+            if error.errno in REMEDIES:
+                raise
             raise SandboxUnavailable(f"no cgroup can be made for a box: {error}") from None
         inherited: list[int] = []
-        complaints = os.memfd_create("complaints")
-        info_read, info_write = os.pipe2(os.O_CLOEXEC)
+        ours: list[int] = []
         try:
+            ours.append(complaints := os.memfd_create("complaints"))
+            info_read, info_write = os.pipe2(os.O_CLOEXEC)
+            ours.append(info_read)
+            inherited.append(info_write)
             names = NAME_FILES.values() if doorway else ()
-            inherited += (
-                _memory_file(content) for content in (deny_filter(watched=doorway is not None), PASSWD, GROUP, *names)
-            )
-            seccomp, accounts, groups, *named = inherited
+            denied = deny_filter(watched=doorway is not None, observed=doorway is not None and doorway.observed)
+            for content in (denied, PASSWD, GROUP, *names):
+                inherited.append(_memory_file(content))
+            _, seccomp, accounts, groups, *named = inherited
             fds = Descriptors(agent_socket.fileno(), seccomp, info_write, accounts, groups, tuple(named))
             through = doorway.arguments() if doorway else []
             passed = [doorway.theirs.fileno()] if doorway else []
             joining = group.joining() if group else []
             monitor = await spawner().spawn(
                 [*joining, *as_nobody_in_particular(), *through, *bwrap_arguments(bwrap_path(), spec, fds)],
-                inherited=(*inherited, info_write, fds.agent, *passed),
+                inherited=(*inherited, fds.agent, *passed),
                 stderr=complaints,
             )
         except BaseException:
-            os.close(complaints)
-            os.close(info_read)
+            for fd in ours:
+                os.close(fd)
             if group is not None:
                 await completed(_removed(group))
             raise
         finally:
-            for fd in (*inherited, info_write):
+            for fd in inherited:
                 os.close(fd)
         return cls(monitor, complaints, info_read, group=group)
 
     def identify(self) -> None:
-        """Take hold of process 1.  To be called once the agent has spoken: bubblewrap has told its pid by then."""
+        """Take hold of process 1.  To be called once the agent has spoken: bubblewrap has told its pid by then.
+
+        Twice is fine.
+        """
+        if self.init >= 0:
+            return
         self.init_pid = json.loads(os.read(self.info, 4096))["child-pid"]
         self.init = os.pidfd_open(self.init_pid)
 
@@ -155,7 +166,11 @@ async def _removed(group: Group) -> None:
     """Raises ``TimeoutError`` if the kernel cannot end a process of it."""
     async with asyncio.timeout(DEATH_S):
         while not group.try_to_remove():
-            group.kill()  # who was being made when the others were killed
+            try:
+                group.kill()  # who was being made when the others were killed
+            except OSError as error:
+                if error.errno not in REMEDIES:
+                    raise  # else: no descriptor to read who is left; again, until the time is over
             await asyncio.sleep(0.0005)
 
 

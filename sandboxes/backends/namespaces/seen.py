@@ -40,8 +40,8 @@ def member(pid: int) -> Member | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None  # any other error is ours, and must not make a process that runs look as if it had ended
     ticks = int(fields[11]) + int(fields[12])
     return Member(pid, int(fields[1]), fields[0].decode(), int(fields[19]), ticks / TICKS_PER_S)
 

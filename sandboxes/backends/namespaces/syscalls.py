@@ -39,7 +39,8 @@ X86_64 = Architecture(
         "fanotify_init": 300, "prlimit64": 302, "name_to_handle_at": 303, "open_by_handle_at": 304,
         "clock_adjtime": 305, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312,
         "finit_module": 313, "sched_setattr": 314, "memfd_create": 319, "kexec_file_load": 320, "bpf": 321,
-        "userfaultfd": 323, "ioctl": 16, "fcntl": 72, "timer_create": 222,
+        "userfaultfd": 323, "ioctl": 16, "fcntl": 72, "io_setup": 206, "timer_create": 222,
+        "setsockopt": 54,
     },
 )  # fmt: skip
 
@@ -61,7 +62,7 @@ AARCH64 = Architecture(
         "fanotify_init": 262, "name_to_handle_at": 264, "open_by_handle_at": 265, "clock_adjtime": 266,
         "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "finit_module": 273,
         "sched_setattr": 274, "memfd_create": 279, "bpf": 280, "userfaultfd": 282, "kexec_file_load": 294,
-        "fcntl": 25, "timer_create": 107,
+        "io_setup": 0, "fcntl": 25, "timer_create": 107, "setsockopt": 208,
     },
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from pydantic import BaseModel
@@ -22,8 +22,10 @@ from sandboxes.backends.remote.wire import (
     Freeze,
     Inspected,
     LabelText,
+    ReadTree,
     Result,
     SnapshotView,
+    TreeView,
 )
 from sandboxes.bounds import fits, read_limit, sent, wait_s
 from sandboxes.egress.attempt import LABEL_CHARACTERS
@@ -33,8 +35,10 @@ from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import ExecResult, Inspection, SandboxFrozen, SandboxLost, Snapshot
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
+from sandboxes.tree import Tree, TreeLimits, chosen
 
 log = logging.getLogger(__name__)
+DEFAULT_LIMITS = TreeLimits()
 
 
 class RemoteBox:
@@ -85,6 +89,7 @@ class RemoteBox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        alone: bool = False,
     ) -> ExecResult:
         if not argv:
             raise ValueError("exec needs a program")
@@ -94,6 +99,7 @@ class RemoteBox:
             stdin=sent("stdin", bytes(stdin)),
             env=dict(env or {}),
             timeout_s=wait_s(timeout_s, self.spec.timeout_s),
+            alone=alone,
             call=call,
         )
         return await self._run("POST", "exec", asked, call)
@@ -117,6 +123,27 @@ class RemoteBox:
     async def read_file(self, path: str, *, limit_bytes: int = 2**20) -> bytes:
         params: dict[str, str | int | float] = {"path": _sayable(path), "limit_bytes": read_limit(limit_bytes)}
         return (await completed(self._session.ask("GET", "files", params=params, again=True))).content
+
+    async def read_tree(
+        self, paths: Iterable[str], limits: TreeLimits = DEFAULT_LIMITS, *, alone: bool = False
+    ) -> Tree:
+        asked = ReadTree(
+            paths=[path or "." for path in chosen(paths)],
+            entries=limits.entries,
+            size_bytes=limits.size_bytes,
+            alone=alone,
+        )
+        answer = await completed(self._session.ask("POST", "tree", asked))
+        try:
+            return TreeView.model_validate_json(answer.content).as_tree()
+        except ValueError as error:
+            self._session.lose(f"the service answered with no files: {error}")
+            raise SandboxLost(self._session.lost) from None
+
+    async def write_tree(self, tree: Tree) -> None:
+        if tree.size_bytes > self.spec.disk_mib * 2**20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/work")
+        await completed(self._session.ask("PUT", "tree", TreeView.of(tree)))
 
     async def snapshot(self) -> Snapshot:
         kept: list[Snapshot] = []
@@ -142,6 +169,9 @@ class RemoteBox:
 
     async def drop(self, snapshot: Snapshot) -> None:
         await completed(self._session.ask("DELETE", f"snapshots/{snapshot.id}", again=True))
+
+    async def settled(self) -> None:
+        """What runs at a service is not observed."""
 
     def label(self, text: str | None) -> None:
         if self._session.lost is self._session.frozen is None:

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable, SnapshotUnavailable
+from sandboxes.tree import TreeRefused
 
 MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:palestra:sandbox:"
@@ -14,6 +15,7 @@ SIMPLE: dict[str, tuple[int, type[Exception]]] = {
     "frozen": (423, SandboxFrozen),
     "no-snapshot": (409, SnapshotUnavailable),
     "unavailable": (503, SandboxUnavailable),
+    "tree-refused": (409, TreeRefused),
     "bad-value": (422, ValueError),
 }
 """Exceptions that are their message, with the status that they have in HTTP."""
@@ -23,6 +25,7 @@ TITLES = {
     "frozen": "The box is frozen",
     "no-snapshot": "The moment could not be kept",
     "unavailable": "No box can be made",
+    "tree-refused": "Files could not be copied",
     "bad-value": "A value cannot be used",
     OS_ERROR: "The file could not be read or written",
 }

@@ -10,6 +10,7 @@ from sandboxes.bounds import LONGEST_S
 from sandboxes.egress.refusal import refused
 from sandboxes.interface import ExecResult, Inspection, Outcome
 from sandboxes.spec import SandboxSpec
+from sandboxes.tree import MOST_BYTES, MOST_ENTRIES, Tree, TreeEntry, TreeLimits
 
 State = Literal["queued", "starting", "open", "frozen", "lost", "closed"]
 """``lost`` and ``closed`` are final; ``reason`` says why."""
@@ -106,6 +107,8 @@ class Exec(Wire):
     stdin: Base64 = b""
     env: dict[str, str] = Field(default={}, max_length=1000)
     timeout_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
+    alone: bool = False
+    """Every other process of the box is dead before it starts, the interpreter and snapshots included."""
     call: str | None = Field(default=None, max_length=64)
     """A name by which this call can be cancelled while it runs."""
 
@@ -138,6 +141,40 @@ class Result(Wire):
         return ExecResult(
             self.outcome, self.stdout, self.stderr, self.exit_code, self.seconds, self.truncated, self.exception
         )
+
+
+class ReadTree(Wire):
+    paths: list[str] = Field(min_length=1, max_length=MOST_ENTRIES)
+    """Below /work, absolute or relative to it; of a folder all that is in it."""
+    entries: int = Field(default=TreeLimits().entries, ge=1, le=MOST_ENTRIES)
+    size_bytes: int = Field(default=TreeLimits().size_bytes, ge=1, le=MOST_BYTES)
+    alone: bool = False
+    """Every process of the box is dead before anything is read."""
+
+
+class FileView(Wire):
+    path: str
+    """Below /work, relative to it."""
+    content: Base64 | None
+    """None of a folder."""
+    executable: bool = False
+
+
+class TreeView(Wire):
+    """``sandboxes.tree.Tree``: regular files and folders, and nothing else."""
+
+    entries: list[FileView] = Field(max_length=MOST_ENTRIES)
+
+    @classmethod
+    def of(cls, tree: Tree) -> Self:
+        return cls(
+            entries=[FileView(path=entry.path, content=entry.content, executable=entry.executable)
+                     for entry in tree.entries]
+        )  # fmt: skip
+
+    def as_tree(self) -> Tree:
+        """Raises ``ValueError`` for a path that leads elsewhere, and for too much."""
+        return Tree(tuple(TreeEntry(file.path, file.content, file.executable) for file in self.entries))
 
 
 class SnapshotView(Wire):

@@ -1,27 +1,106 @@
 """Files that hold credentials, read by commands or code."""
 
+import ast
 import re
+from collections import OrderedDict
 from typing import ClassVar
 
-from sandboxes.egress.detectors.doings import doings
+from sandboxes.egress.detectors.destinations import KEPT
+from sandboxes.egress.detectors.doings import Doings, absolute, doings
+from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.record import EgressRecord
 
-READ = RuleInfo("credential-read", "a file with credentials is read", "critical", "Safety & Security", "T1552.001")
+READ = RuleInfo(
+    "credential-read",
+    "a file with credentials is read",
+    "critical",
+    "Safety & Security",
+    "T1552.001",
+    "reads of keys, cloud credentials, shadow, netrc, wallets, browsers' stores, service accounts, other "
+    "processes' environment and memory; by their own programs (`ssh`, `git`) they are ordinary, and a "
+    "project's own `.env` is info",
+    "names of one's own; in containers paths that are computed",
+    "`credentials.PATHS`",
+)
 SEARCH = RuleInfo(
-    "credential-search", "the disk is searched for credentials", "critical", "Safety & Security", "T1552.001"
+    "credential-search",
+    "the disk is searched for credentials",
+    "critical",
+    "Safety & Security",
+    "T1552.001",
+    "`find` and `grep` for keys over the whole disk",
+    "searches by programs of one's own",
+    "`without`",
 )
 
 PATHS = re.compile(
-    r"/etc/(?:g?shadow-?|sudoers)$|\.ssh/(?:id_(?:rsa|dsa|ecdsa|ed25519)|identity|\*)$|\.ssh/?$|\.aws/(?:credentials|config)?$"
+    r"/etc/(?:g?shadow-?|sudoers)$|\.ssh/(?:(?!known_hosts|config$|authorized_keys|[^/]*\.pub$|environment$|rc$)[^/]+)$|\.ssh/?$|\.aws/(?:credentials|config)?$"
     r"|\.netrc$|\.git-credentials$|\.docker/config\.json$|\.kube/config$|\.config/gcloud|\.azure/|\.pypirc$|\.huggingface/token$"
     r"|huggingface/token$|secrets/kubernetes\.io/serviceaccount|\.vault-token$|\.gnupg/|\.config/gh/hosts\.yml|\.pgpass$"
-    r"|^/proc/(?:\d+|\*|self|\?)/environ$|\.mozilla/.{0,200}logins\.json|Login Data$|\.bash_history$|/run/secrets/"
-    r"|\.bitcoin/wallet|\.ethereum/keystore"
+    r"|^/proc/(?:\d+|\*|\?|self|\[0-9\]\*?|\$\w+|\$\{\w+\})/(?:environ|mem)$|\.mozilla/.{0,200}logins\.json"
+    r"|Login Data$|\.bash_history$|/run/secrets/"
+    r"|\.npmrc$|\.config/pypoetry/auth\.toml|\.config/rclone/|\.s3cfg$|\.boto$|\.terraform\.d/credentials|\.cargo/credentials|\.gem/credentials"
+    r"|\.config/hub$|\.password-store/|\.keychain|\.local/share/keyrings|cookies\.sqlite$|key[34]\.db$|/Cookies$|wallet\.dat$|\.my\.cnf$|\.subversion/auth|\.m2/settings\.xml"
+    r"|^\.env$|/\.env(?:\.(?:local|prod(?:uction)?|secret))?$|(?:^|/)(?:\.?secrets?|credentials?|service[_-]account[^/]*)\.(?:json|ya?ml|env|txt|ini|toml)$|\.electrum/|\.solana/|\.metamask|\.config/solana|\.bitcoin/wallet|\.ethereum/keystore"
 )
 _SEARCHED = re.compile(r"id_rsa|id_ed25519|\.pem\b|\.aws|\.netrc|credential|\.kdbx|wallet\.dat|\.key\b", re.I)
-_KEYS = re.compile(r"AKIA|BEGIN (?:RSA|OPENSSH|EC) PRIVATE|aws_secret|api[_-]?key|password|secret|token", re.I)
+_KEYS = re.compile(
+    r"AKIA|PRIVATE KEY|BEGIN (?:RSA|OPENSSH|EC) PRIVATE|aws_secret|api[_-]?key|password|secret|token", re.I
+)
 _WIDE = frozenset({"/", "/home", "/root", "~", "/etc", "/home/", "/root/", "/var", "/opt", "$HOME", "/mnt"})
+
+
+_OTHERS = re.compile(r"/proc/(?:\d+)/(?:environ|mem|maps|auxv|stack)$")
+_MEASURES = re.compile(r"/(?:pmap|htop|top|lsof|gdb|strace|valgrind\S*|java|perf|smem|fuser)$")
+"""Of other processes: the observer does not report a process's own, but for its environment."""
+
+
+_PROJECTS = re.compile(
+    r"^(?:/work/(?:[^/]+/){0,6}|(?!/|~))\.env(?:\.\w+)?$|^(?:/work/|(?!/|~))(?:[^./][^/]*/){0,6}(?:secrets?|credentials?|service[_-]account[^/]*)\.\w+$"
+)
+"""Of the project that the policy works on: its own settings."""
+_KEEPERS = (
+    (re.compile(r"/\.netrc$"), re.compile(r"(?:git.*|curl|wget|ftp)$")),
+    (re.compile(r"/\.git-credentials$"), re.compile(r"git.*$")),
+    (re.compile(r"/\.npmrc$"), re.compile(r"(?:npm|npx|node|yarn|pnpm|bun)$")),
+    (re.compile(r"/\.ssh/"), re.compile(r"(?:ssh|scp|sftp|ssh-keygen|ssh-add|ssh-agent|ssh-copy-id|git.*)$")),
+    (re.compile(r"/\.docker/config\.json$"), re.compile(r"docker.*$")),
+    (re.compile(r"/\.kube/config$"), re.compile(r"(?:kubectl|helm|k9s)$")),
+    (re.compile(r"/\.cargo/credentials"), re.compile(r"cargo$")),
+    (re.compile(r"/\.gnupg/"), re.compile(r"(?:gpg\d?|gpg-agent|git|dirmngr|keyboxd)$")),
+    (re.compile(r"/\.(?:bash_history|pgpass|my\.cnf)$"), re.compile(r"(?:bash|psql|pg_dump|mysql.*)$")),
+    (re.compile(r"/etc/(?:g?shadow-?|sudoers)$"), re.compile(r"(?:su|sudo|passwd|login|unix_chkpwd)$")),
+)
+"""Whose own settings hold credentials, and which programs look there by themselves."""
+
+
+def is_ordinary(action: ObservedAction, path: str) -> bool:
+    if action.kind != "file":
+        return False
+    if not action.found and path.endswith((".netrc", ".npmrc", ".pypirc", ".pgpass", "pip.conf")):
+        return True  # libraries look whether it is there
+    program = action.program.rsplit("/", 1)[-1]
+    return any(kept.search(path) and keeper.match(program) for kept, keeper in _KEEPERS)
+
+
+_NAMING = frozenset({"expanduser", "Path", "read", "load", "join", "open", "read_csv", "from_file"})
+
+
+def _named(did: Doings) -> list[str]:
+    """Paths that Python code names where it is about to read, also those that it goes through one after another."""
+    named = [text for call in did.calls if call.callee.rpartition(".")[2] in _NAMING for text in call.strings]
+    if any(call.callee.rpartition(".")[2] in {"open", "read_text", "read_bytes", "read"} for call in did.calls):
+        loops = [node.iter for tree in did.trees for node in tree.nodes if isinstance(node, ast.For)]
+        named += [
+            item.value
+            for iterated in loops
+            if isinstance(iterated, ast.Tuple | ast.List)
+            for item in iterated.elts
+            if isinstance(item, ast.Constant) and isinstance(item.value, str)
+        ]
+    return [path for path in named if len(path) < 200 and not re.search(r"\s", path)]
 
 
 class Credentials:
@@ -29,12 +108,43 @@ class Credentials:
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (READ, SEARCH)
 
+    def __init__(self) -> None:
+        self._own: OrderedDict[str, None] = OrderedDict()
+        """Files that the policy made: what is in them it knows."""
+        self._text: tuple[str | None, str] = (None, "")
+        """The latest tool call, and what it says."""
+
+    def _keep(self, path: str) -> None:
+        self._own[path] = None
+        if len(self._own) > KEPT:
+            self._own.popitem(last=False)
+
+    def _asks_itself(self, event: Event, path: str) -> bool:
+        """One's own environment is no secret; of the observer's numbers nobody can tell whose they are."""
+        label, text = self._text
+        said = set(re.findall(r"/proc/([^/\s'\"]{1,40})/environ", text)) if label == event.label else set()
+        return path == "/proc/self/environ" or said == {"self"}
+
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
         did = doings(event)
-        for path in did.reads:
-            if PATHS.search(path):
+        if isinstance(event, ExecEvent):
+            self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
+            if event.writes is not None:
+                self._keep(absolute(event.writes, "/work"))
+        elif event.kind == "file" and event.operation == "write" and not event.found and event.label is not None:
+            self._keep(event.path)
+        for path in (*did.reads, *_named(did)):
+            if isinstance(event, ObservedAction) and (is_ordinary(event, path) or path in self._own):
+                continue
+            if path.endswith("/environ") and self._asks_itself(event, path):
+                return finding(READ, event, path, [path], "info")
+            if _PROJECTS.search(path):
+                return finding(READ, event, path, [path], "info")
+            if PATHS.search(path) or (
+                isinstance(event, ObservedAction) and _OTHERS.match(path) and not _MEASURES.search(event.program)
+            ):
                 return finding(READ, event, path, [path])
         for command in did.commands:
             wide = any(word in _WIDE for word in command.arguments)

@@ -16,6 +16,16 @@ KEPT = 512
 """How many destinations a detector remembers; of more, the longest unseen is forgotten."""
 
 
+REGISTRIES = (
+    "pypi.org", "pythonhosted.org", "registry.npmjs.org", "registry.yarnpkg.com", "crates.io", "rubygems.org",
+    "proxy.golang.org",
+    "sum.golang.org", "repo.anaconda.com", "conda.anaconda.org", "deb.debian.org", "security.debian.org",
+    "archive.ubuntu.com",
+    "security.ubuntu.com", "repo.maven.apache.org", "download.pytorch.org",
+)  # fmt: skip
+"""What installers ask without being told to; whether they may is the policy's, and what it refuses is no alarm."""
+
+
 def names_of(attempt: Attempt) -> set[str]:
     host = (attempt.host or "").rpartition("]")[0].lstrip("[") or (attempt.host or "").partition(":")[0]
     return {name for name in (attempt.name, attempt.sni, host) if name}

@@ -1,4 +1,4 @@
-"""What an ``ExecEvent`` would do: programs that it runs, paths that it reads and writes, calls of Python code.
+"""What an ``ExecEvent`` would do, or an ``ObservedAction`` did: programs, paths read and written, calls of Python code.
 
 Comments, docstrings, data and text that is only written to a file are not doings: a program that
 *mentions* a miner does not mine.
@@ -7,6 +7,7 @@ Comments, docstrings, data and text that is only written to a file are not doing
 import ast
 import base64
 import binascii
+import posixpath
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.reading import CALL, COMMAND, FIELD, TOO_DEEP, Reading
 from sandboxes.egress.detectors.shell import Command, command_of, commands, nested, takes_code
 
@@ -30,6 +32,11 @@ _READERS = frozenset({
     "hexdump", "grep", "egrep", "rg", "awk", "sed", "cut", "sort", "scp", "rsync", "dd", "nl", "tac", "source", ".",
     "jq", "tee", "openssl", "ln", "7z", "aws", "gsutil", "rclone", "diff",
 })  # fmt: skip
+_RUNS_DECODED = re.compile(
+    r"\b(?:eval|exec|source|system|popen|subprocess|spawn)\b|\|\s*(?:\w+\s+){0,3}(?:(?:ba|da|z|k)?sh"
+    r"|python[\d.]*|perl)\b|\b(?:ba|da|z|k)?sh\b|^base64 "
+)
+"""Somebody runs what is decoded, or may."""
 EXPRESSION_DEPTH = 100
 DOTS = 16
 """Of a name; what stands before them does not matter."""
@@ -76,18 +83,51 @@ class Doings:
 
 
 @lru_cache(maxsize=8)
-def doings(event: ExecEvent) -> Doings:
+def doings(event: ExecEvent | ObservedAction) -> Doings:
     """All detectors look at the same event one after another, so the last few are kept."""
+    if isinstance(event, ObservedAction):
+        return _observed(event)
     found = Doings()
     if event.argv:
         _add_argv(found, list(event.argv), event.stdin)
-    if event.code:
-        _add_python(found, event.code)
     if event.writes:
-        found.writes.append(event.writes)
+        found.writes.append(absolute(event.writes, "/work"))  # what a file holds is no deed before it is run
+    elif event.code:
+        _add_python(found, event.code)
     for command in list(found.commands):
         _add_paths(found, command)
     return found
+
+
+def _observed(action: ObservedAction) -> Doings:
+    """One program with its arguments, or one path.  What a shell's or an interpreter's text says is not in it."""
+    found = Doings()
+    if action.kind == "file":
+        changed = (action.path, action.target) if action.operation == "rename" else (action.path,)
+        (found.reads if action.operation == "read" else found.writes).extend(path for path in changed if path)
+    elif action.kind == "program" and (command := started_command(action)) is not None:
+        found.commands.append(command)
+        _add_paths(found, command)
+        found.reads = [absolute(path, action.folder) for path in found.reads]
+        found.writes = [absolute(path, action.folder) for path in found.writes]
+    return found
+
+
+def started_command(action: ObservedAction) -> Command | None:
+    """By the name that it was called with, or by its file's where that says more; a wrapper's command starts itself."""
+    words = list(action.argv) or [action.program]
+    own = words[0].rsplit("/", 1)[-1].removeprefix("-")
+    name = action.program.rsplit("/", 1)[-1]
+    if action.program.startswith("memfd:") or not own:
+        own = name
+    if name == "busybox" and own == name and len(words) > 1:
+        return Command(words[1], tuple(words[2:]))
+    return Command(own, tuple(words[1:]))
+
+
+def absolute(path: str, folder: str) -> str:
+    """As the sandbox sees it; ``~`` is what a shell has replaced already."""
+    return posixpath.normpath(posixpath.join(folder, path)) if folder and path else path
 
 
 def _add_argv(found: Doings, argv: list[str], stdin: str) -> None:
@@ -162,7 +202,7 @@ def _add_script(found: Doings, script: str) -> None:
 
 def _add_decoded(found: Doings, text: str) -> None:
     """Base64 in a text that speaks of base64 was meant to be decoded, and perhaps run."""
-    if "base64" not in text and "b64decode" not in text:
+    if ("base64" not in text and "b64decode" not in text) or _RUNS_DECODED.search(text) is None:
         return
     for match in _BASE64.finditer(text):
         if not found.reading.may(COMMAND):

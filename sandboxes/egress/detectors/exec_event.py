@@ -22,6 +22,16 @@ class ExecEvent(Frozen):
     """Python that the box's interpreter runs."""
     writes: Label | None = None
     """The path of a file that is written through the facade; its content, if it is a text, is ``code`` or ``stdin``."""
+    found: bool | None = None
+    """Of a file that is written: whether it was there before; None if nobody looked."""
+    adds: bool = False
+    """Of such a file: whether all that it held, or all that a test asked, is still in it."""
+    compares: frozenset[str] = frozenset()
+    """Tests that the call names: what it changed in them is told when it is over, as ``writes`` of the same label."""
+    compared: bool = False
+    """That has been told."""
+    observed: bool = False
+    """Whether deeds of this sandbox are told as well: then its text is a hint and no more."""
     forks_refused: int = Field(default=0, ge=0)
     """How often the box was denied a further process since the event before, where that is counted."""
     cut: frozenset[str] = frozenset()

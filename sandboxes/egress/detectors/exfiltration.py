@@ -3,19 +3,50 @@
 import ast
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import ClassVar
 
+from sandboxes.egress.detectors.carried import carries
 from sandboxes.egress.detectors.destinations import KEPT, below, hosts_in, is_here, names_of, where
 from sandboxes.egress.detectors.doings import Tree, doings, dotted, outermost_calls
-from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.observed_action import ObservedAction
+from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
-VOLUME = RuleInfo("exfiltration-volume", "far more is sent than received", "critical", "Safety & Security", "T1048")
-DROP = RuleInfo("exfiltration-drop", "a site that takes anybody's data", "critical", "Safety & Security", "T1567")
+VOLUME = RuleInfo(
+    "exfiltration-volume",
+    "far more is sent than received",
+    "critical",
+    "Safety & Security",
+    "T1048",
+    "4 MiB to one destination and 4 times what came back: a warning; from 32 MiB critical",
+    "secrets below the volume, sent to a host that the policy allows",
+    "`uploads`",
+)
+DROP = RuleInfo(
+    "exfiltration-drop",
+    "a site that takes anybody's data",
+    "critical",
+    "Safety & Security",
+    "T1567",
+    "sites that take anybody's data",
+    "sites that nobody has named",
+    "`exfiltration.DROPS`",
+)
 COMMAND = RuleInfo(
-    "exfiltration-command", "a command sends files or the environment", "critical", "Safety & Security", "T1048"
+    "exfiltration-command",
+    "a command sends files or the environment",
+    "critical",
+    "Safety & Security",
+    "T1048",
+    "secrets, the environment (from Python too) or packed folders into curl, wget or netcat; warnings: other whole "
+    "files, a program whose output is a connection, a file that is read in the turn that calls a port of mail, of file "
+    "transfer or of no usual protocol, and denied requests that carry an upload, credentials, text in hexadecimal or "
+    "base64, or long codes in a body",
+    "what a program sends by itself to an allowed host; codes shorter than 24 characters, or encrypted ones in a path",
+    "`without`",
 )
 
 WARNING_BYTES = 4 * 2**20
@@ -48,7 +79,7 @@ class Volume:
         self._sent: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def feed(self, event: Event) -> Finding | None:
-        if isinstance(event, ExecEvent) or event.phase != "traffic":
+        if not isinstance(event, EgressRecord) or event.phase != "traffic":
             return None
         if any(below(name, self._uploads) for name in names_of(event.attempt)):
             return None
@@ -66,14 +97,23 @@ class Volume:
 
 
 class Drops:
+    """``allowed`` says whether a host is the policy's: what is sent there may be the task."""
+
     rules: ClassVar[tuple[RuleInfo, ...]] = (DROP, COMMAND)
+
+    def __init__(self, tree: ProcessTree, allowed: Callable[[str], bool]) -> None:
+        self._tree = tree
+        self._allowed = allowed
 
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return self._record(event)
         did = doings(event)
-        for before, command in zip([None, *did.commands], did.commands, strict=False):
-            if _sends(command, before):
+        pairs = list(zip([None, *did.commands], did.commands, strict=False))
+        if isinstance(event, ObservedAction):
+            pairs += self._tree.pipes(event)
+        for before, command in pairs:
+            if _sends(command, before) and not self._is_allowed(command):
                 return finding(COMMAND, event, command.program, [command.text], _severity(command, before))
         for call in did.calls:
             if call.callee.rpartition(".")[2] in {"post", "put", "urlopen", "Request"} and call.strings:
@@ -84,7 +124,14 @@ class Drops:
                 return finding(COMMAND, event, "environment", [f"line {line}: os.environ goes out as a whole"])
         return None
 
+    def _is_allowed(self, command: Command) -> bool:
+        hosts = hosts_in(command.text)
+        hosts += [match[1] for word in command.arguments if (match := re.match(r"(?:[\w.-]+@)?([\w.-]+):(?!//)", word))]
+        return bool(hosts) and all(is_here(host) or self._allowed(host) for host in hosts)
+
     def _record(self, record: EgressRecord) -> Finding | None:
+        if (told := carries(record)) is not None:
+            return finding(COMMAND, record, where(record.attempt), [record.attempt.target, told], "warning")
         for name in sorted(names_of(record.attempt)):
             if (drop := below(name, DROPS)) is not None and not record.verdict.allowed:
                 return finding(DROP, record, drop, [record.attempt.target, name])
@@ -103,6 +150,11 @@ def _sends_environment(tree: Tree) -> int | None:
     return None
 
 
+_FILES = frozenset(
+    {"-d", "--data", "--data-binary", "--data-raw", "--data-urlencode", "-F", "--form", "--data-ascii", "--form-string"}
+)
+
+
 def _sends(command: Command, before: Command | None) -> bool:
     hosts = hosts_in(command.text)
     away = not hosts or not all(is_here(host) for host in hosts)
@@ -112,7 +164,11 @@ def _sends(command: Command, before: Command | None) -> bool:
     if command.program in {"curl", "wget", "http"} and away:
         pairs = zip(command.arguments, (*command.arguments[1:], ""), strict=False)
         whole_file = any(
-            flag.partition("=")[0] in {"-T", "--upload-file", "--post-file", "--body-file"}
+            re.fullmatch(r"(?:[^=@]{0,100}=)?@[^-].*", word) and flag in _FILES
+            or re.fullmatch(r"--(?:data|data-binary|form)=(?:[^=@]{0,100}=)?@[^-].*"
+                r"|-[dF](?:[^=@]{0,100}=)?@[^-].*", flag) is not None
+            or flag.partition("=")[0] in {"--upload-file", "--post-file", "--body-file"}
+            or flag == "-T" and command.program == "curl"
             or word.startswith("@-") and command.piped and before is not None and _packs(before)
             for flag, word in pairs
         )  # fmt: skip
@@ -121,8 +177,22 @@ def _sends(command: Command, before: Command | None) -> bool:
     remote = [
         word for word in command.arguments if re.match(r"[^/\s]+:(?!//)", word) and not is_here(word.partition(":")[0])
     ]
-    secret = any(_SECRET.search(word) for word in command.arguments)
-    return command.program in {"scp", "rsync"} and bool(remote) and secret
+    outwards = bool(remote) and command.arguments[-1] == remote[-1]
+    if (
+        command.program in {"sftp", "ftp", "lftp", "tftp", "rclone", "s3cmd", "gsutil", "azcopy", "mc"}
+        and remote
+        and piped_or_put(command)
+    ):
+        return True
+    if command.program == "aws" and command.arguments[:1] == ("s3",):
+        return len(command.arguments) > 2 and command.arguments[-1].startswith("s3://")
+    if command.program == "git" and "push" in command.arguments:
+        return any(re.match(r"(?:https?|ssh|git)://|[\w.-]+@[\w.-]+:", word) for word in command.arguments)
+    return command.program in {"scp", "rsync"} and outwards
+
+
+def piped_or_put(command: Command) -> bool:
+    return command.piped or any(re.search(r"\b(?:put|mput|copy|cp|sync|move)\b", word) for word in command.arguments)
 
 
 def _drop(hosts: list[str]) -> bool:

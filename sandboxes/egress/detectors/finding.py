@@ -8,6 +8,7 @@ from pydantic import Field
 
 from sandboxes.egress.attempt import Frozen, Label, printable
 from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.record import EgressRecord
 
 Severity = Literal["info", "warning", "critical"]
@@ -20,13 +21,18 @@ EVIDENCE_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class RuleInfo:
+    """docs/egress.md's table is made of these (``python -m sandboxes.egress.detectors``)."""
+
     id: str
     title: str
     severity: Severity
-    """The highest that the rule gives; some findings of it are less."""
+    """The highest that the rule gives; some findings of it are less, and those of text alone at most a warning."""
     category: Category
     attack: str
     """MITRE ATT&CK technique id."""
+    catches: str
+    misses: str
+    tune: str
 
 
 class Finding(Frozen):
@@ -47,7 +53,9 @@ class Finding(Frozen):
     """Number of the record that completed it; None for a command."""
 
 
-Event = EgressRecord | ExecEvent
+Deed = ExecEvent | ObservedAction
+"""What a process was told to do, or did; an ``EgressRecord`` is what the network saw of it."""
+Event = EgressRecord | ExecEvent | ObservedAction
 
 
 class Detector(Protocol):
@@ -61,18 +69,19 @@ class Detector(Protocol):
 def finding(
     rule: RuleInfo, event: Event, subject: str, evidence: Iterable[str], severity: Severity | None = None
 ) -> Finding:
+    """Text is a hint: of an ``ExecEvent``, which says what somebody wrote and not what ran, no finding is critical."""
     lines = [printable(line, EVIDENCE_CHARACTERS) for _, line in zip(range(EVIDENCE_LINES), evidence, strict=False)]
-    record = event if isinstance(event, EgressRecord) else None
+    grade = severity or rule.severity
     return Finding(
         rule=rule.id,
-        severity=severity or rule.severity,
+        severity="warning" if grade == "critical" and isinstance(event, ExecEvent) else grade,
         category=rule.category,
         attack=rule.attack,
         title=rule.title,
-        box=record.attempt.box if record else event.box,  # type: ignore[union-attr]
-        at=record.last_at if record else event.at,  # type: ignore[union-attr]
+        box=event.attempt.box if isinstance(event, EgressRecord) else event.box,
+        at=event.last_at if isinstance(event, EgressRecord) else event.at,
         label=event.label,
         subject=subject,
         evidence=tuple(lines),
-        seq=record.seq if record else None,
+        seq=event.seq if isinstance(event, EgressRecord) else None,
     )

@@ -1,27 +1,63 @@
 """Programs from somewhere that nobody named: packages from other indexes, scripts piped into a shell."""
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import ClassVar
 
-from sandboxes.egress.detectors.destinations import hosts_in, is_here
+from sandboxes.egress.detectors.destinations import (
+    KEPT,
+    REGISTRIES,
+    below,
+    hosts_in,
+    is_here,
+    names_of,
+    special_kind,
+    where,
+)
 from sandboxes.egress.detectors.doings import doings
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.observed_action import ObservedAction
+from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
 
 INSTALL = RuleInfo(
-    "install-from-nowhere", "a package from a place that is not allowed", "warning", "Safety & Security", "T1195"
+    "install-from-nowhere",
+    "a package from a place that is not allowed",
+    "warning",
+    "Safety & Security",
+    "T1195",
+    "packages from hosts that neither the policy nor the installers' own registries name; names that an "
+    "installer asks for after the policy changed its configuration",
+    "packages that were downloaded by other means",
+    "allow the host",
 )
-PIPED = RuleInfo("download-and-run", "a download is run at once", "warning", "Safety & Security", "T1105")
+PIPED = RuleInfo(
+    "download-and-run",
+    "a download is run at once",
+    "warning",
+    "Safety & Security",
+    "T1105",
+    "a stranger's download that is piped into a shell, made executable, or handed to `exec`",
+    "downloads that a program of one's own keeps and runs",
+    "allow the host",
+)
 
 _INSTALLERS = frozenset({
     "pip", "pip3", "uv", "poetry", "npm", "yarn", "pnpm", "gem", "cargo", "go", "conda", "mamba", "easy_install",
-    "pipx", "dpkg", "rpm", "apt", "apt-get", "yum", "dnf", "apk", "brew",
+    "pipx", "npx", "bun", "composer", "bundle", "cpan", "luarocks", "opam", "cabal", "mvn", "dpkg", "rpm", "apt",
+    "apt-get", "yum", "dnf", "apk", "brew",
 })  # fmt: skip
 _FETCHERS = frozenset({"curl", "wget", "aria2c", "fetch"})
 _RUNNERS = SHELLS | {"python", "python3", "perl", "ruby", "node", "php"}
 
+_PACKAGE = re.compile(
+    rb"(?m)^GET /\S{0,200}(?:\.whl|\.tar\.gz|\.tgz|\.gem|\.crate|\.deb|\.rpm|\.apk|/simple/\S*|\.egg)[ ?]"
+    rb"|^User-Agent: (?:pip|uv|npm|Bundler|RubyGems|cargo|conda)/"
+)
+"""What installers ask for."""
 _SUBSTITUTED = re.compile(
     r"(?:\beval|\bsource|\b(?:ba|z|da)?sh(?: -[a-z]+){0,3})\s+[\"']?(?:\$\(|`|<\()\s*(?:curl|wget)\b[^)`]{0,1000}"
 )
@@ -32,49 +68,168 @@ class Installs:
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (INSTALL, PIPED)
 
-    def __init__(self, allowed: Callable[[str], bool]) -> None:
+    def __init__(self, tree: ProcessTree, allowed: Callable[[str], bool]) -> None:
+        self._tree = tree
         self._allowed = allowed
+        self._fetched: OrderedDict[str, Command] = OrderedDict()
+        self._installing: tuple[str | None, str] | None = None
+        """The tool call in which an installer was started, and its command."""
+        self._text: tuple[str | None, str] = (None, "")
+        self._configured = False
+        """Whether the policy changed what tells installers whom to ask."""
 
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
-            return None
+            return self._asked(event)
+        if isinstance(event, ExecEvent):
+            self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
+        self._configured = self._configured or _configures(event, self._text)
         found = doings(event).commands
-        for before, command in zip([None, *found], found, strict=False):
+        pairs = list(zip([None, *found], found, strict=False))
+        if isinstance(event, ObservedAction):
+            pairs += self._tree.pipes(event)
+        for before, command in pairs:
+            if _installs(command):
+                self._installing = (event.label, command.text)
             if _installs(command) and (host := self._stranger(command.text)) is not None:
                 return finding(INSTALL, event, host, [command.text])
             fetched = before is not None and before.program in _FETCHERS and command.piped
             if fetched and before is not None and command.program in _RUNNERS and not _has_script(command):
                 if (host := self._stranger(before.text)) is not None:
                     return finding(PIPED, event, host, [f"{before.text} | {command.text}"])
+        if (
+            isinstance(event, ExecEvent)
+            and event.writes is None
+            and (told := _runs_download(event, self._allowed)) is not None
+        ):
+            return finding(PIPED, event, "python", [told])
         return self._kept_and_run(event, found)
 
     def _kept_and_run(self, event: Event, found: list[Command]) -> Finding | None:
         """``curl -o x URL; chmod +x x; ./x``, and ``bash <(curl URL)`` or ``bash -c "$(curl URL)"``."""
-        fetched: dict[str, Command] = {}
+        fetched = self._fetched if isinstance(event, ObservedAction) else OrderedDict(self._fetched)
         for command in found:
-            if command.program in _FETCHERS and self._stranger(command.text) is not None:
+            if is_fetching(command) and self._stranger(command.text) is not None:
                 for name in _targets(command):
                     fetched[name] = command
+                    fetched.move_to_end(name)
+                    if len(fetched) > KEPT:
+                        fetched.popitem(last=False)
         for command in found:
-            started = {command.program, *(word.rsplit("/", 1)[-1] for word in command.arguments[:1])}
+            first = [word for word in command.arguments if not word.startswith(("-", "+"))][
+                : 2 if command.program == "chmod" else 1
+            ]
+            started = {command.program, *(word.rsplit("/", 1)[-1] for word in first)}
+            if command.program == "chmod" and not re.search(r"\+\S*x|[1357]", " ".join(command.arguments[:1])):
+                continue
             source = next((fetched[name] for name in started if name in fetched), None)
-            if source is not None and (command.program in fetched or command.program in _RUNNERS):
+            if source is not None and (
+                command.program in fetched or command.program in _RUNNERS | {"chmod", "source", "."}
+            ):
                 return finding(PIPED, event, self._stranger(source.text) or "?", [source.text, command.text])
         for script in doings(event).scripts:
             if (inner := _SUBSTITUTED.search(script)) is not None and (host := self._stranger(inner[0])) is not None:
                 return finding(PIPED, event, host, [inner[0]])
         return None
 
+    def _asked(self, record: EgressRecord) -> Finding | None:
+        """A name that an installer asks for, of which its command line says nothing: a file or the environment does."""
+        if record.verdict.allowed or record.phase != "attempt":
+            return None
+        if (asked := _PACKAGE.search(record.opening_up)) is not None and special_kind(record.attempt) != "loopback":
+            if not any(below(name, REGISTRIES) for name in names_of(record.attempt)):
+                return finding(
+                    INSTALL, record, where(record.attempt), [record.attempt.target, asked[0].decode("latin-1")]
+                )
+        if self._installing is None or not self._configured:
+            return None  # it asks whom the environment has configured
+        label, command = self._installing
+        named = sorted(names_of(record.attempt))
+        if record.label != label or not named or any(is_here(name) or below(name, REGISTRIES) for name in named):
+            return None
+        return finding(INSTALL, record, named[0], [command, record.attempt.target])
+
     def _stranger(self, text: str) -> str | None:
         """The first host in the text that is neither the box's own nor allowed."""
-        return next((host for host in hosts_in(text) if not is_here(host) and not self._allowed(host)), None)
+        return next(
+            (
+                host
+                for host in hosts_in(text)
+                if not is_here(host) and not self._allowed(host) and not below(host, REGISTRIES)
+            ),
+            None,
+        )
+
+
+_CONFIGURATION = re.compile(
+    r"(?:^|/)(?:pip\.conf|\.?npmrc|requirements[^/]*\.txt|pyproject\.toml|uv\.toml|setup\.(?:py|cfg)|package\.json|Gemfile|Cargo\.toml|go\.mod"
+    r"|\.gemrc|config\.toml|\.yarnrc(?:\.yml)?|\.condarc|environment\.ya?ml|sources\.list[^/]*|\.env)$"
+)
+_VARIABLE = re.compile(r"(?:PIP|NPM|npm_config|UV|CARGO|GEM|BUNDLE|GOPROXY|CONDA|YARN)\w*=")
+
+
+def _configures(event: Deed, said: tuple[str | None, str]) -> bool:
+    """Openly written dependencies are none that name a place."""
+    if event.label is None:
+        return False
+    label, text = said
+    names = [path.rsplit("/", 1)[-1] for path in doings(event).writes if _CONFIGURATION.search(path)]
+    openly = label == event.label and all(name in text for name in names)
+    if names and openly and not re.search(r"://|git\+|index|registry|proxy", text):
+        return False
+    told = isinstance(event, ObservedAction) and any(_VARIABLE.match(variable) for variable in event.environment)
+    return told or any(_CONFIGURATION.search(path) for path in doings(event).writes)
+
+
+_FETCH_CALLS = frozenset({"urlopen", "urlretrieve", "get", "request", "recv", "fetch"})
+
+
+def _runs_download(event: ExecEvent, allowed: Callable[[str], bool]) -> str | None:
+    """Python that fetches from a stranger and runs code that it does not name."""
+    did = doings(event)
+    called = {call.callee: call.strings for call in did.calls}
+    runs = any(name in {"exec", "eval"} for name in called)
+    hosts = [
+        host
+        for call in did.calls
+        for host in hosts_in(" ".join(call.strings))
+        if call.callee.rpartition(".")[2] in _FETCH_CALLS
+    ]
+    away = next((host for host in hosts if not is_here(host) and not allowed(host)), None)
+    return f"exec of what {away} sends" if runs and away is not None else None
+
+
+def is_fetching(command: Command) -> bool:
+    """Also a fetcher under another name: it is told where to put what."""
+    if command.program in _FETCHERS:
+        return True
+    told = any(re.fullmatch(r"-[a-zA-Z]{0,6}[oO]|--output(?:-document)?(?:=.*)?", word) for word in command.arguments)
+    return told and any(re.match(r"(?:https?|ftp)://", word) for word in command.arguments)
 
 
 def _installs(command: Command) -> bool:
     module = command.program.startswith("python") and command.arguments[:2] in {("-m", "pip"), ("-m", "uv")}
     if command.program not in _INSTALLERS and not module:
         return False
-    return bool({"install", "add", "i", "sync", "-i", "get", "download", "tool"} & set(command.arguments))
+    return bool(
+        {
+            "install",
+            "add",
+            "i",
+            "sync",
+            "-i",
+            "get",
+            "download",
+            "tool",
+            "ci",
+            "update",
+            "create",
+            "exec",
+            "wheel",
+            "-r",
+        }
+        & set(command.arguments)
+    )
 
 
 def _targets(command: Command) -> set[str]:

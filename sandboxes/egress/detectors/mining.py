@@ -5,15 +5,51 @@ from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import below, names_of, special_kind, where
 from sandboxes.egress.detectors.doings import doings
-from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
-PROGRAM = RuleInfo("mining-program", "a mining program is started", "critical", "Safety & Security", "T1496")
-POOL = RuleInfo("mining-pool", "a mining pool is addressed by name", "critical", "Safety & Security", "T1496")
-STRATUM = RuleInfo("mining-stratum", "a miner's handshake is sent", "critical", "Safety & Security", "T1496")
-PORT = RuleInfo("mining-port", "a port that mining pools use", "warning", "Safety & Security", "T1496")
+PROGRAM = RuleInfo(
+    "mining-program",
+    "a mining program is started",
+    "critical",
+    "Safety & Security",
+    "T1496",
+    "miners by name; a pool beside a worker or a wallet, stratum addresses and miners' options whatever the "
+    "name; code that sends a handshake",
+    "a renamed miner whose configuration lies in a file, until it speaks to a pool",
+    "`mining.PROGRAMS`",
+)
+POOL = RuleInfo(
+    "mining-pool",
+    "a mining pool is addressed by name",
+    "critical",
+    "Safety & Security",
+    "T1496",
+    "pools in DNS, SNI, Host",
+    "pools by address or by a name of one's own",
+    "`mining.POOLS`",
+)
+STRATUM = RuleInfo(
+    "mining-stratum",
+    "a miner's handshake is sent",
+    "critical",
+    "Safety & Security",
+    "T1496",
+    "the first bytes of stratum, of its Ethereum and Monero dialects, on any port",
+    "the same inside TLS",
+    "`without`",
+)
+PORT = RuleInfo(
+    "mining-port",
+    "a port that mining pools use",
+    "warning",
+    "Safety & Security",
+    "T1496",
+    "denied attempts at ports that hardly anything else uses",
+    "pools on ordinary ports",
+    "`mining.PORTS`",
+)
 
 PROGRAMS = frozenset({
     "xmrig", "xmrig-notls", "xmr-stak", "xmr-stak-rx", "cpuminer", "minerd", "cpuminer-opt", "ccminer", "ethminer",
@@ -43,6 +79,7 @@ _METHODS = re.compile(
     rb'"method"\s*:\s*"(?:mining\.(?:subscribe|authorize|configure|extranonce\.subscribe|submit)|eth_submitLogin'
     rb'|eth_submitHashrate|keepalived)"'
 )
+_GETWORK = re.compile(rb'"method"\s*:\s*"(?:getwork|getblocktemplate|submitblock|eth_getWork|eth_submitWork)"')
 _LOGIN = re.compile(rb'"method"\s*:\s*"login"')
 _LOGIN_PARTS = (b'"agent"', b'"algo"', b'"rigid"')
 
@@ -56,12 +93,12 @@ class Mining:
     rules: ClassVar[tuple[RuleInfo, ...]] = (PROGRAM, POOL, STRATUM, PORT)
 
     def feed(self, event: Event) -> Finding | None:
-        return self._command(event) if isinstance(event, ExecEvent) else self._record(event)
+        return self._record(event) if isinstance(event, EgressRecord) else self._command(event)
 
-    def _command(self, event: ExecEvent) -> Finding | None:
+    def _command(self, event: Deed) -> Finding | None:
         did = doings(event)
         for command in did.commands:
-            told = any(_OPTIONS.fullmatch(word) for word in command.arguments)
+            told = _pays(command) or any(_OPTIONS.fullmatch(word) for word in command.arguments)
             if told or _names_algorithm(command) or command.program.lower().removesuffix(".exe") in PROGRAMS:
                 return finding(PROGRAM, event, command.program, [command.text])
         for call in did.calls:
@@ -83,6 +120,44 @@ class Mining:
         return None
 
 
+_WALLET = re.compile(
+    r"(?:[^:\s]{1,20}:)?(?:[48][0-9AB][1-9A-HJ-NP-Za-km-z]{60,106}|bc1[a-z0-9]{25,60}|0x[0-9a-fA-F]{40}|[13][1-9A-HJ-NP-Za-km-z]{25,34}|t1[A-Za-z0-9]{33})(?:[./][\w.-]{1,64})?"
+)
+_POOL = re.compile(r"(?:[a-z+\d]{2,20}://)?[\w.-]{1,200}:\d{2,5}")
+
+
+def _pays(command: Command) -> bool:
+    """A pool and a worker or wallet, as miners of all kinds take them, whatever the program is called."""
+    if command.program in {"curl", "wget", "ssh", "psql", "mysql", "redis-cli", "git", "docker"}:
+        return False
+    pairs = list(zip(command.arguments, command.arguments[1:], strict=False))
+    split = [(word.partition("=")[0], word.partition("=")[2]) for word in command.arguments if "=" in word]
+    pool = any(
+        flag in {"-o", "--url", "--pool", "-P", "--server", "-s", "--proxy", "-F"} and _POOL.fullmatch(word)
+        for flag, word in pairs + split
+    )
+    worker = any(
+        flag in {"-u", "--user", "--wallet", "-w", "--worker", "-O", "--userpass", "--address", "--payout"}
+        for flag, _ in pairs + split
+    )
+    wallet = any(_WALLET.fullmatch(word) for _, word in pairs + split) or any(
+        _WALLET.fullmatch(word) for word in command.arguments
+    )
+    hashing = any(
+        re.match(
+            r"--?(?:hash-?rate|cpu-max-threads|max-cpu-usage|cuda|opencl|intensity|rig-id|nicehash|randomx|threads|cpu-priority|diff(?:iculty)?|stratum|coinbase-addr|no-longpoll)\b",
+            word,
+        )
+        for word in command.arguments
+    )
+    return (pool and worker and (wallet or hashing or _has_password(pairs))) or (wallet and (pool or hashing))
+
+
+def _has_password(pairs: list[tuple[str, str]]) -> bool:
+    """``-p x``: pools want a password and ignore it."""
+    return any(flag in {"-p", "--pass", "--password"} and len(word) <= 3 for flag, word in pairs)
+
+
 def _names_algorithm(command: Command) -> bool:
     pairs = zip(command.arguments, command.arguments[1:], strict=False)
     named = any(flag in {"-a", "--algo", "--coin"} and _ALGORITHM.fullmatch(word) for flag, word in pairs)
@@ -91,6 +166,6 @@ def _names_algorithm(command: Command) -> bool:
 
 def speaks_stratum(sent: bytes) -> bool:
     """Stratum v1, its Ethereum and its Monero dialects.  A JSON-RPC ``login`` alone is anybody's."""
-    if _METHODS.search(sent):
+    if _METHODS.search(sent) or _GETWORK.search(sent):
         return True
     return _LOGIN.search(sent) is not None and any(part in sent for part in _LOGIN_PARTS)

@@ -4,17 +4,49 @@ import re
 from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import Windows, below, entropy_bits, names_of, zone_of
-from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.record import EgressRecord
 
 EXFILTRATION = RuleInfo(
-    "dns-exfiltration", "data is carried in DNS names", "critical", "Safety & Security", "T1048.003"
+    "dns-exfiltration",
+    "data is carried in DNS names",
+    "critical",
+    "Safety & Security",
+    "T1048.003",
+    "4 different names of one zone within 60 s with 24 random-looking characters each, 2 with 100 "
+    "characters, or 40 different ones half of which look random; allowed zones as well",
+    "what is slow, spread over many zones, or written in an alphabet of ordinary words",
+    "`names.CODED_*`",
 )
-TYPES = RuleInfo("dns-record-types", "record types that carry data", "warning", "Safety & Security", "T1071.004")
-FLOOD = RuleInfo("dns-flood", "many denied names in a short time", "warning", "Safety & Security", "T1071.004")
+TYPES = RuleInfo(
+    "dns-record-types",
+    "record types that carry data",
+    "warning",
+    "Safety & Security",
+    "T1071.004",
+    "8 TXT, NULL or ANY queries within 60 s",
+    "slower queries",
+    "`names.MANY_CARRYING`",
+)
+FLOOD = RuleInfo(
+    "dns-flood",
+    "many denied names in a short time",
+    "warning",
+    "Safety & Security",
+    "T1071.004",
+    "200 denied queries within 60 s, or 16 different names of one zone",
+    "slower queries",
+    "`names.MANY_DENIED`",
+)
 AROUND = RuleInfo(
-    "dns-around", "another resolver is addressed over HTTPS or TLS", "warning", "Safety & Security", "T1572"
+    "dns-around",
+    "another resolver is addressed over HTTPS or TLS",
+    "warning",
+    "Safety & Security",
+    "T1572",
+    "public resolvers over HTTPS or TLS",
+    "resolvers with names of their own",
+    "allow them by a rule",
 )
 
 WINDOW_S = 60.0
@@ -31,6 +63,8 @@ LONG_BELOW = 100
 CARRYING = frozenset({"TXT", "NULL", "PRIVATE", "ANY", "KEY", "TYPE65399", "TYPE10"})
 MANY_CARRYING = 8
 MANY_DENIED = 200
+GUESSED_NAMES = 16
+"""Different denied names below one zone within the window: somebody looks for what there is."""
 RESOLVERS = (
     "dns.google", "cloudflare-dns.com", "one.one.one.one", "dns.quad9.net", "doh.opendns.com", "dns.nextdns.io",
     "dns.adguard-dns.com", "doh.cleanbrowsing.org",
@@ -52,7 +86,7 @@ class Names:
         self._denied: Windows[int] = Windows(WINDOW_S, items=2 * MANY_DENIED)
 
     def feed(self, event: Event) -> Finding | None:
-        if isinstance(event, ExecEvent) or event.phase != "attempt":
+        if not isinstance(event, EgressRecord) or event.phase != "attempt":
             return None
         if event.attempt.protocol != "dns":
             return self._around(event)
@@ -70,6 +104,10 @@ class Names:
         several = record.spread.names if record.spread else 0
         many = max(len(different), several) >= MANY_NAMES and entropy_bits("".join(different)) >= MANY_NAMES_BITS
         random = sum(any(map(looks_random, re.split(r"[.\-_]", one))) for one in different) >= len(different) / 2
+        if not record.verdict.allowed and max(len(different), several) >= GUESSED_NAMES:
+            told = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s"
+            if not (len(coded) >= CODED_NAMES or len(long) >= 2 or (many and random)):
+                return finding(FLOOD, record, zone, [told, *different])
         if len(coded) >= CODED_NAMES or len(long) >= 2 or (many and random):
             told = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s, {len(coded)} of them coded"
             return finding(EXFILTRATION, record, zone, [told, *(coded or long or different)])

@@ -4,24 +4,89 @@ import ast
 import re
 from typing import ClassVar, TypeGuard
 
+from sandboxes.egress.detectors.destinations import Windows
 from sandboxes.egress.detectors.doings import Tree, doings, dotted, outermost_calls
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
-from sandboxes.egress.detectors.shell import Command
+from sandboxes.egress.detectors.observed_action import ObservedAction
+from sandboxes.egress.detectors.process_tree import ProcessTree
+from sandboxes.egress.detectors.reverse_shells import INTERPRETERS
+from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
 
-BOMB = RuleInfo("fork-bomb", "processes that multiply without end", "critical", "Safety & Security", "T1499.001")
-PRIVILEGE = RuleInfo("privilege-program", "more rights are sought", "critical", "Controllability", "T1548")
-ESCAPE = RuleInfo("escape-attempt", "a way out of the box is tried", "critical", "Controllability", "T1611")
+BOMB = RuleInfo(
+    "fork-bomb",
+    "processes that multiply without end",
+    "critical",
+    "Safety & Security",
+    "T1499.001",
+    "a program that is its own ancestor 12 times, or once while it is started 10 times in 10 s, is critical; "
+    "as many processes and threads as the sandbox may have, at 3 looks 50 ms apart within 10 s, are a warning, with or "
+    "without programs; by shape in shell, Python, Perl, C (text)",
+    "who stays below the limit, or stops when the first process is refused; without cgroups forks without a program",
+    "`processes.MET_LIMIT`",
+)
+PRIVILEGE = RuleInfo(
+    "privilege-program",
+    "more rights are sought",
+    "critical",
+    "Controllability",
+    "T1548",
+    "set-user-id bits by shell or Python, capabilities, sudoers; searches for them and `su` are a warning; "
+    "`sudo` alone is info",
+    "exploits that come as a binary",
+    "`without`",
+)
+ESCAPE = RuleInfo(
+    "escape-attempt",
+    "a way out of the box is tried",
+    "critical",
+    "Controllability",
+    "T1611",
+    "nsenter, release agents, core patterns, the docker socket, disks, process 1; refused calls (mount, setns, "
+    "bpf ...; unshare, ptrace, keyctl of one's own programs are a warning); mount and unshare by name are a "
+    "warning",
+    "exploits that come as a binary and make no refused call",
+    "`without`",
+)
 
 REFUSED_FORKS = 20
+MET_LIMIT = 3
+"""Looks within ten seconds."""
+GENERATIONS = 12
+"""How often a program may be its own ancestor, whatever its arguments."""
+MANY_STARTED = 10
+"""Starts within ten seconds of a program that is its own ancestor, with the same arguments."""
+_GRAVE_CALLS = frozenset({
+    "mount", "umount", "umount2", "move_mount", "fsopen", "fsmount", "open_tree", "mount_setattr", "pivot_root",
+    "setns", "bpf",
+    "init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load", "open_by_handle_at", "iopl",
+    "ioperm",
+    "swapon", "swapoff", "reboot", "acct", "quotactl", "process_vm_writev",
+})  # fmt: skip
+_TOOLS = frozenset({
+    "mount", "umount", "unshare", "nsenter", "chroot", "bpftool", "insmod", "modprobe", "rmmod", "kmod", "kexec",
+    "keyctl", "setns",
+    "pivot_root", "swapon", "losetup", "bwrap", "runc", "dd", "sysctl", "ip", "fusermount", "bash", "sh", "dash",
+    "busybox", "env",
+})  # fmt: skip
+"""Of the system's programs those whose purpose is in the call."""
+_CALLS = frozenset({
+    "clone", "clone3",
+    "unshare", "ptrace", "keyctl", "add_key", "request_key", "perf_event_open", "userfaultfd", "chroot",
+    "process_vm_readv",
+    "name_to_handle_at", "settimeofday", "clock_settime", "adjtimex", "sethostname", "setdomainname",
+    "lookup_dcookie", "mknod",
+    "mknodat", "syslog", "vhangup", "kcmp", "pidfd_getfd", "fanotify_init", "nfsservctl", "uselib", "personality",
+})  # fmt: skip
+"""Refused ones.  Others are refused to ordinary programs too, which go on without."""
 _BOMB = re.compile(r"([:\w.]{1,40})\s*\(\)\s*\{[^{}]{0,200}?\1\s*\|\s*\1\s*&[^{}]{0,80}\}")
 _SELF = re.compile(r"while\s+(?:true|:|\[ 1 \])\s*+;?\s*+do\s+(?:\./)?(?:\$0|\"\$0\")[^;\n]{0,40}&")
 _ONELINER = re.compile(
-    r"\bfork\s+while\s+(?:fork|1|true)\b|\bfork\(?\)?\s+while\b|loop\s*\{\s*fork|while\s*\(1\)\s*\{\s*fork"
+    r"\bfork\s+while\s+(?:fork|1|true)\b|\bfork\(?\)?\s+while\b|loop\s*\{\s*fork|(?:while\s*\(\s*(?:1|true)\s*\)|for\s*\(\s*;\s*;\s*\))\s*+(?:\{\s*+)?v?fork\s*\("
 )
 _WAYS_OUT = re.compile(
     r"/proc/sys/kernel/core_pattern|release_agent|/var/run/docker\.sock|/run/docker\.sock|/run/containerd/containerd\.sock"
-    r"|^/proc/1/(?:root|ns|mem|cwd|fd)|^/dev/(?:sd[a-z]|nvme|mem|kmem|vd[a-z])|^/proc/(?:kcore|sysrq-trigger)|^/sys/kernel/uevent"
+    r"|^/proc/(?:1/(?:root|ns|mem|cwd|fd)|\d+/root/|sys/kernel/(?:modprobe|hotplug|core_pattern)|keys$)|^/sys/fs/cgroup/.{0,200}release_agent|/run/(?:crio|podman)/|^/dev/(?:sd[a-z]|nvme|mem|kmem|vd[a-z])|^/proc/(?:kcore|sysrq-trigger)|^/sys/kernel/uevent"
 )
 _ENUMERATORS = frozenset({
     "linpeas", "linpeas.sh", "linenum", "linenum.sh", "pspy", "pspy64", "deepce.sh", "amicontained",
@@ -30,9 +95,14 @@ _ENUMERATORS = frozenset({
 
 
 class ForkBombs:
-    """By shape in shell and Python, and by what the kernel refused.  Misses compiled ones until it refuses."""
+    """By shape in shell and Python, by descent, and by what the kernel refused."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (BOMB,)
+
+    def __init__(self, tree: ProcessTree) -> None:
+        self._tree = tree
+        self._started: Windows[int] = Windows(10.0)
+        self._met: Windows[int] = Windows(10.0)
 
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
@@ -46,8 +116,35 @@ class ForkBombs:
         for tree in did.trees:
             if (line := endless_fork(tree)) is not None:
                 return finding(BOMB, event, "python", [f"line {line}: fork in an endless loop"])
+            if (line := starts_itself(tree)) is not None:
+                return finding(BOMB, event, "python", [f"line {line}: a process that starts itself"])
+        if isinstance(event, ObservedAction):
+            return self._refused(event) if event.kind == "refused" else self._observed(event)
         if event.forks_refused >= REFUSED_FORKS:
-            return finding(BOMB, event, "refused", [f"{event.forks_refused} processes refused"])
+            return finding(BOMB, event, "refused", [f"{event.forks_refused} processes refused"], "warning")
+        return None
+
+    def _refused(self, action: ObservedAction) -> Finding | None:
+        """A pool that is too large meets the limit once or twice; who meets it again and again wants all there is."""
+        if action.call != "fork":
+            return None
+        met = sum(self._met.add("fork", action.at, action.count))
+        told = [f"as many processes as it may have at {met} looks within 10 s"]
+        return finding(BOMB, action, "refused", told, "warning" if met >= MET_LIMIT else "info")
+
+    def _observed(self, action: ObservedAction) -> Finding | None:
+        if action.kind != "program":
+            return None
+        own = self._tree.program(action.pid)
+        if own is None:
+            return None
+        lineage = list(self._tree.ancestors(action))
+        above = sum(found.command.text == own.command.text for found in lineage)
+        kin = sum(found.action.program == action.program for found in lineage)
+        started = sum(self._started.add(own.command.text, action.at, action.count)) if above else 0
+        if max(above, kin) >= GENERATIONS or started >= MANY_STARTED:
+            told = f"{own.command.text}: its own ancestor {max(above, kin)} times"
+            return finding(BOMB, action, own.command.program, [told])
         return None
 
 
@@ -64,6 +161,23 @@ def endless_fork(tree: Tree) -> int | None:
         inside = [does[id(child)] for child in ast.iter_child_nodes(node) if does.get(id(child))]
         does[id(node)] = _NOTHING.union(_done_by(node, tree.callees.get(node, "")), *inside)
     return line
+
+
+def starts_itself(tree: Tree) -> int | None:
+    """The line of a function that makes processes whose work is that function; nested ones are not looked into."""
+    functions = {node.name: node for node in tree.nodes if isinstance(node, ast.FunctionDef)}
+    if not functions:
+        return None
+    for node, callee in tree.callees.items():
+        if not isinstance(node, ast.Call) or callee.rpartition(".")[2] != "Process":
+            continue
+        given = [word.value for word in node.keywords if word.arg == "target"]
+        own = next(
+            (functions[value.id] for value in given if isinstance(value, ast.Name) and value.id in functions), None
+        )
+        if own is not None and own.lineno < node.lineno <= (own.end_lineno or 0):
+            return node.lineno
+    return None
 
 
 _NOTHING: frozenset[str] = frozenset()
@@ -93,8 +207,13 @@ class Privileges:
         if isinstance(event, EgressRecord):
             return None
         did = doings(event)
-        for path in (*did.reads, *did.writes, *(word for one in did.commands for word in one.arguments)):
-            if (match := _WAYS_OUT.search(path)) is not None:
+        if isinstance(event, ObservedAction) and event.kind == "refused":
+            return _refused(event)
+        named = (word for one in did.commands if one.program not in _HARMLESS for word in one.arguments)
+        for path in (*did.reads, *did.writes, *named):
+            if path in _FACTS and path not in did.writes:
+                continue
+            if (match := _WAYS_OUT.search(path)) is not None and not _looks_around(event):
                 return finding(ESCAPE, event, match[0], [path])
         for path in did.writes:
             if path.startswith("/etc/sudoers"):
@@ -108,6 +227,57 @@ class Privileges:
                 return finding(rule_severity[0], event, command.program, [command.text], rule_severity[1])
         habit = next((command for command in did.commands if {"sudo", "doas"} & set(command.wrappers)), None)
         return finding(PRIVILEGE, event, "sudo", [habit.text], "info") if habit is not None else None
+
+
+_LISTERS = frozenset({
+    "lsof", "fuser", "ss", "netstat", "ps", "top", "htop", "pgrep", "pkill", "pidof", "pstree", "free", "vmstat",
+    "w", "killall", "ip",
+    "lsns", "pmap", "pwdx", "slabtop", "iotop",
+})  # fmt: skip
+
+
+_HARMLESS = SHELLS | {
+    "ls",
+    "test",
+    "[",
+    "stat",
+    "file",
+    "readlink",
+    "find",
+    "echo",
+    "printf",
+    "grep",
+    "rg",
+    "git",
+    "cat",
+    "[[",
+}
+"""Programs to which a path may be said for many reasons; what they read is told otherwise."""
+_FACTS = frozenset({
+    "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/keys", "/proc/sys/kernel/hotplug",
+})  # fmt: skip
+"""Only a writer does any harm."""
+
+
+def _looks_around(event: Event) -> bool:
+    """Programs that list processes look into the first one too."""
+    if not isinstance(event, ObservedAction) or event.kind != "file":
+        return False
+    lists = event.program.rsplit("/", 1)[-1] in _LISTERS
+    return event.operation == "read" and (lists or re.match(r"/proc/\d+/(?:fd|cwd)(?:/|$)", event.path) is not None)
+
+
+def _refused(action: ObservedAction) -> Finding | None:
+    if action.call not in _GRAVE_CALLS | _CALLS:
+        return None
+    name = action.program.rsplit("/", 1)[-1]
+    system = (
+        action.program.startswith(("/usr/", "/bin/", "/sbin/")) and name not in _TOOLS and not INTERPRETERS.match(name)
+    )
+    if system:  # dmesg, gdb of its own program, libraries that look for a keyring
+        return finding(ESCAPE, action, action.call, [action.program], "info")
+    told = [f"{action.program}: {action.call} refused, {action.count} times"]
+    return finding(ESCAPE, action, action.call, told, "critical" if action.call in _GRAVE_CALLS else "warning")
 
 
 def _sets_user_id(tree: Tree) -> int | None:
@@ -127,8 +297,17 @@ def _graver(command: Command) -> tuple[RuleInfo, Severity] | None:
         or program.lower() in _ENUMERATORS
     ):
         return (ESCAPE, "critical") if words or program.lower() in _ENUMERATORS else None
-    if program in {"gdb", "strace", "ltrace"} and re.search(r"-p\s?1\b", command.text):
+    if program in {"gdb", "strace", "ltrace", "gcore", "reptyr"} and re.search(r"(?:^| )-p\s?1\b", command.text):
         return ESCAPE, "critical"
+    if program in {"strace", "ltrace"} and any(re.fullmatch(r"-p\d*|--attach(?:=.*)?", word) for word in words):
+        return ESCAPE, "warning"
+    if (
+        program in {"gcore", "reptyr"}
+        and words
+        or program == "gdb"
+        and re.search(r"(?:^| )(?:-p|--pid)[ =]?\d|attach \d", command.text)
+    ):
+        return ESCAPE, "warning"
     if (
         program == "mount"
         and any(not word.startswith("-") for word in words)
@@ -150,4 +329,5 @@ def _graver(command: Command) -> tuple[RuleInfo, Severity] | None:
         return PRIVILEGE, "critical" if program == "setcap" else "warning"
     if program == "find" and re.search(r"-perm\s+[-/]?(?:u=s|[246]000)", command.text):
         return PRIVILEGE, "warning"
-    return (PRIVILEGE, "warning") if program == "su" and not {"-c", "--help"} & set(words) else None
+    becomes_root = program == "su" and "--help" not in words and ({"root"} & set(words) or "-c" not in words)
+    return (PRIVILEGE, "warning") if becomes_root else None

@@ -5,20 +5,57 @@ from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import Windows, hosts_in, is_here, names_of, special_kind
 from sandboxes.egress.detectors.doings import doings
-from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.record import EgressRecord
 
-HOSTS = RuleInfo("scan-hosts", "many addresses in a short time", "critical", "Safety & Security", "T1018")
-PORTS = RuleInfo("scan-ports", "many ports of one address in a short time", "critical", "Safety & Security", "T1046")
-PROGRAM = RuleInfo("scan-program", "a network scanner is started", "warning", "Safety & Security", "T1046")
+HOSTS = RuleInfo(
+    "scan-hosts",
+    "many addresses in a short time",
+    "critical",
+    "Safety & Security",
+    "T1018",
+    "16 denied addresses, or 20 denied ports of at least 5 addresses, within 60 s; public ones are a warning",
+    "whatever is slower than the window",
+    "`scans.MANY_HOSTS`",
+)
+PORTS = RuleInfo(
+    "scan-ports",
+    "many ports of one address in a short time",
+    "critical",
+    "Safety & Security",
+    "T1046",
+    "12 denied ports of one address within 60 s; public: a warning",
+    "whatever is slower than the window; the sandbox's own loopback is a way of working",
+    "`scans.MANY_PORTS`",
+)
+PROGRAM = RuleInfo(
+    "scan-program",
+    "a network scanner is started",
+    "warning",
+    "Safety & Security",
+    "T1046",
+    "nmap and its like beyond loopback; loops of ping or `/dev/tcp` over numbers",
+    "scanners of one's own, until they try 16 addresses or 12 ports",
+    "`scans.SCANNERS`",
+)
 METADATA = RuleInfo(
-    "metadata-service", "the cloud's metadata service is asked", "critical", "Safety & Security", "T1552.005"
+    "metadata-service",
+    "the cloud's metadata service is asked",
+    "critical",
+    "Safety & Security",
+    "T1552.005",
+    "by address, name and command. Cloud SDKs ask it unbidden: set `AWS_EC2_METADATA_DISABLED=true` and "
+    "`NO_GCE_CHECK=true` in the image, or leave the rule out",
+    "proxies in front of it",
+    "`without`",
 )
 
 WINDOW_S = 60.0
 MANY_HOSTS = 16
-MANY_PORTS = 16
+MANY_PORTS = 12
+MANY_PLACES = 20
+"""Ports of several addresses together."""
+FEW_HOSTS = 5
 SCANNERS = frozenset({
     "nmap", "masscan", "zmap", "rustscan", "arp-scan", "netdiscover", "unicornscan", "naabu", "hping3", "nbtscan",
     "fping", "crackmapexec", "netexec", "nikto", "gobuster", "ffuf", "hydra", "medusa",
@@ -28,13 +65,20 @@ METADATA_NAMES = frozenset({
     "metadata.azure.internal", "metadata.tencentyun.com", "metadata.packet.net", "rancher-metadata",
 })  # fmt: skip
 _LOOP = re.compile(
-    r"(?:\bseq\s+\d+\s+\d{2,}|\{\d+\.\.\d{2,}\})[\s\S]{0,200}?"
+    r"(?:\bseq\s+\d+\s+\d{2,}+|\{\d+\.\.\d{2,}\})[\s\S]{0,200}?"
     r"(?:\bping\b[^\n;|]{0,80}\.\$\w|/dev/tcp/(?!localhost|127\.)[^\s/]{1,80}/\$|/dev/tcp/[^\s/]{0,80}\.\$)"
 )
 _METADATA = re.compile(
     r"169\.254\.169\.254|169\.254\.170\.(?:2|23)\b|100\.100\.100\.200|fd00:ec2::254|metadata\.google\.internal"
     r"|0xa9fea9fe|\b2852039166\b"
 )
+
+
+_FETCHING = frozenset({
+    "get", "post", "put", "head", "options", "request", "Request", "urlopen", "urlretrieve", "fetch", "stream",
+    "send", "run",
+    "Popen", "check_output", "system", "call", "open", "patch", "delete",
+})  # fmt: skip
 
 
 class Scans:
@@ -45,12 +89,13 @@ class Scans:
     def __init__(self) -> None:
         self._hosts: Windows[str] = Windows(WINDOW_S)
         self._ports: Windows[int] = Windows(WINDOW_S)
+        self._places: Windows[tuple[str, int]] = Windows(WINDOW_S)
 
     def feed(self, event: Event) -> Finding | None:
-        if isinstance(event, ExecEvent) or event.phase != "attempt" or event.verdict.allowed:
+        if not isinstance(event, EgressRecord) or event.phase != "attempt" or event.verdict.allowed:
             return None
         attempt = event.attempt
-        if attempt.address is None or attempt.protocol == "dns":
+        if attempt.address is None or attempt.protocol == "dns" or special_kind(attempt) in {"loopback", "unspecified"}:
             return None
         inside = special_kind(attempt) is not None
         severity: Severity = "critical" if inside else "warning"
@@ -61,6 +106,10 @@ class Scans:
         if hosts >= MANY_HOSTS:
             told = f"{hosts} addresses within {WINDOW_S:.0f} s"
             return finding(HOSTS, event, "private" if inside else "public", [told, *sorted(addresses)], severity)
+        places = set(self._places.add(inside, event.last_at, (attempt.address, attempt.port or 0)))
+        if len(places) >= MANY_PLACES and len({address for address, _ in places}) >= FEW_HOSTS:
+            told = f"{len(places)} ports of {len({address for address, _ in places})} addresses within {WINDOW_S:.0f} s"
+            return finding(HOSTS, event, "private" if inside else "public", [told, attempt.target], severity)
         knocks = max(len(ports), spread.ports if spread and spread.addresses == 1 else 0)
         if knocks >= MANY_PORTS:
             told = f"{knocks} ports within {WINDOW_S:.0f} s"
@@ -97,7 +146,7 @@ class Metadata:
     rules: ClassVar[tuple[RuleInfo, ...]] = (METADATA,)
 
     def feed(self, event: Event) -> Finding | None:
-        if isinstance(event, ExecEvent):
+        if not isinstance(event, EgressRecord):
             return self._command(event)
         if event.verdict.allowed or event.phase != "attempt":
             return None
@@ -106,10 +155,14 @@ class Metadata:
             return finding(METADATA, event, "metadata", [event.attempt.target, *sorted(asked)])
         return None
 
-    def _command(self, event: ExecEvent) -> Finding | None:
+    def _command(self, event: Deed) -> Finding | None:
         did = doings(event)
         fetching = [one.text for one in did.commands if one.program in {"curl", "wget", "nc", "http", "aws", "gcloud"}]
-        called = [" ".join(call.strings) for call in did.calls if hosts_in(" ".join(call.strings))]
+        called = [
+            " ".join(call.strings)
+            for call in did.calls
+            if call.callee.rpartition(".")[2] in _FETCHING and hosts_in(" ".join(call.strings))
+        ]
         connecting = [
             " ".join(call.strings) for call in did.calls if call.callee.endswith(("connect", "create_connection"))
         ]

@@ -110,7 +110,7 @@ def command_of(words: list[str], *, piped: bool = False, documents: dict[str, st
     place = 0
     while place < len(kept):
         head = kept[place].rsplit("/", 1)[-1]
-        if _ASSIGNMENT.match(head) and "/" not in kept[place].partition("=")[0]:
+        if _ASSIGNMENT.match(kept[place]):
             place += 1
         elif head in _WRAPPERS and place + 1 < len(kept):
             wrappers.append(head)

@@ -8,23 +8,71 @@ from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import KEPT, below, is_here, names_of, where
 from sandboxes.egress.detectors.doings import Doings, doings, dotted, outermost_calls
-from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
 
-PROGRAM = RuleInfo("tunnel-program", "a tunnel is opened out of the box", "critical", "Controllability", "T1572")
-SHELL = RuleInfo("reverse-shell", "a shell is given to somebody outside", "critical", "Controllability", "T1059.004")
-SERVICE = RuleInfo("tunnel-service", "a tunnel service is addressed by name", "critical", "Controllability", "T1572")
-BANNER = RuleInfo("ssh-outbound", "the box speaks SSH to somebody outside", "critical", "Controllability", "T1572")
+PROGRAM = RuleInfo(
+    "tunnel-program",
+    "a tunnel is opened out of the box",
+    "critical",
+    "Controllability",
+    "T1572",
+    "ngrok, frp, chisel and their like, and copies of them by what they are told; `ssh -R -D -L -w` and the "
+    "same by `-o`",
+    "a program of one's own inside TLS to an allowed name",
+    "`tunnels.PROGRAMS`",
+)
+SHELL = RuleInfo(
+    "reverse-shell",
+    "a shell is given to somebody outside",
+    "critical",
+    "Controllability",
+    "T1059.004",
+    "a shell, or an interpreter without a script, whose input is a socket, in whatever language it was "
+    "started; a program of one's own, whatever its name, that gets a connection to outside as input and output; a "
+    "shell in pipes of a program that calls outside; by text `/dev/tcp`, netcat, socat, openssl, "
+    "telnet and one-liners",
+    "a shell that is part of the program that holds the connection and starts nothing",
+    "`without`",
+)
+SERVICE = RuleInfo(
+    "tunnel-service",
+    "a tunnel service is addressed by name",
+    "critical",
+    "Controllability",
+    "T1572",
+    "denied tunnel services in DNS, SNI, Host",
+    "services with names of their own",
+    "allow them by a rule",
+)
+BANNER = RuleInfo(
+    "ssh-outbound",
+    "the box speaks SSH to somebody outside",
+    "critical",
+    "Controllability",
+    "T1572",
+    "an SSH banner out of the box: on port 22 allowed ones are fine and denied ones (`git clone git@...`) a "
+    "warning, on any other port it is critical",
+    "SSH inside TLS",
+    "`without`",
+)
 QUIET = RuleInfo(
-    "quiet-connection", "a long connection that carries keep-alives only", "warning", "Controllability", "T1572"
+    "quiet-connection",
+    "a long connection that carries keep-alives only",
+    "warning",
+    "Controllability",
+    "T1572",
+    "10 minutes of small pieces at less than 20 bytes a second",
+    "tunnels that are used",
+    "`tunnels.QUIET_*`",
 )
 
 PROGRAMS = frozenset({
     "ngrok", "frpc", "frps", "chisel", "cloudflared", "localtunnel", "lt", "bore", "gost", "rathole", "ligolo",
     "ligolo-ng", "agent-ligolo", "autossh", "sshuttle", "tmate", "tailscaled", "tailscale", "zerotier-one",
-    "zerotier-cli", "wg-quick", "openvpn", "iodine", "iodined", "dnscat", "dnscat2", "dns2tcpc", "ptunnel",
+    "zerotier-cli", "wg-quick", "wireguard", "wireguard-go", "boringtun", "plink", "slipstream", "rustdesk",
+    "anydesk", "frp", "nps", "npc", "openvpn", "iodine", "iodined", "dnscat", "dnscat2", "dns2tcpc", "ptunnel",
     "ptunnel-ng", "icmptunnel", "hans", "pinggy", "playit", "pagekite", "pagekite.py", "revsocks", "reGeorg",
     "proxytunnel", "corkscrew", "inlets", "pwnat", "loclx", "tor", "teleconsole", "gsocket", "gs-netcat", "wstunnel",
     "udp2raw", "v2ray", "xray", "sing-box", "shadowsocks", "ss-local",
@@ -68,7 +116,7 @@ class Tunnels:
         self._open: OrderedDict[int, _Connection] = OrderedDict()
 
     def feed(self, event: Event) -> Finding | None:
-        if isinstance(event, ExecEvent):
+        if not isinstance(event, EgressRecord):
             return _command(event)
         return _service(event) or _banner(event) or self._quiet(event)
 
@@ -119,7 +167,7 @@ def _banner(record: EgressRecord) -> Finding | None:
     return finding(BANNER, record, where(attempt), evidence, "warning" if attempt.port == 22 else "critical")
 
 
-def _command(event: ExecEvent) -> Finding | None:
+def _command(event: Deed) -> Finding | None:
     did = doings(event)
     for command in did.commands:
         if _opens_tunnel(command):
@@ -145,7 +193,40 @@ def _opens_tunnel(command: Command) -> bool:
         return command.arguments[:1] == ("tunnel",)
     if command.program in {"lt", "bore", "gost", "hans", "tor", "agent-ligolo"}:  # short: others may be called so
         return bool(command.arguments) and not {"--help", "-h", "--version"} & set(command.arguments)
-    return command.program in PROGRAMS and not {"--help", "--version", "version"} & set(command.arguments)
+    return (
+        is_tunnel_by_arguments(command)
+        or command.program in PROGRAMS
+        and not {"--help", "--version", "version"} & set(command.arguments)
+    )
+
+
+_ARGUMENTS = re.compile(
+    r"^(?:client|server) (?:--?\S+ (?:\S+ )?){0,6}(?:https?://|wss?://)?\S+(?::\d+)? (?:R:)?\S*(?:\bsocks\b|:\d+)"
+    r"|^server\b.* --(?:reverse|socks5)\b|^tunnel(?: --?\S+(?: \S+)?){0,4} (?:run\b|--url[ =])|^(?:http|tcp"
+    r"|tls) \S+.* --(?:authtoken|domain|hostname|subdomain|region|log)\b"
+    r"|(?:^| )(?:-c|--config)[ =]\S*(?:frpc|frps|ngrok|chisel|cloudflared|wg\d|rathole|bore|sing-?box|v2ray"
+    r"|xray)[^/ ]*\.(?:ini|toml|ya?ml|json|conf)"
+    r"|^local \d+ --to \S+|^--port[ =]\d+ --subdomain[ =]|(?:^| )-[fNTqnv]*R ?(?:\S+:)?\d+:[\w.\[\]-]+:\d+"
+    r"|(?:^| )-[fNTqnvC]*D ?(?:\S+:)?\d{3,5} \S*@"
+    r"|(?:^| )(?:-L|-F)[ =]?(?:\w+(?:\+\w*)?://)\S*:\d+"
+    r"|--dns (?:server|domain|host)=|(?:^| )--secret[ =]\S+ \S+\.\S+|--(?:SocksPort|socks5-server|tun-fd"
+    r"|ControlPort|HiddenServiceDir)\b"
+    r"|^(?:up|setconf|set|syncconf) wg\d|\btype (?:wireguard|tun|gre|ipip|vxlan|sit)\b|^tuntap add"
+    r"|^link add \S+ type (?:wireguard|gre|ipip|vxlan|sit|ip6tnl)"
+)
+_OTHERS = frozenset({
+    "curl", "wget", "git", "python", "python3", "pytest", "pip", "grep", "docker", "make", "node", "npm", "sed",
+    "awk", "cut", "gcc", "cc", "g++",
+    "ld", "tar", "rsync", "redis-cli", "psql", "mysql", "java", "cmake", "sort", "echo", "printf", "cat", "ls",
+    "find", "perl",
+    "collect2", "cc1", "as", "clang", "nice", "date", "tail", "head",
+})  # fmt: skip
+"""Programs whose own options look like a tunnel's."""
+
+
+def is_tunnel_by_arguments(command: Command) -> bool:
+    """A copy under another name is still told what to do in its own words."""
+    return command.program not in _OTHERS | SHELLS and _ARGUMENTS.search(" ".join(command.arguments)) is not None
 
 
 def ssh_forwards(arguments: tuple[str, ...]) -> bool:

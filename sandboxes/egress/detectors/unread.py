@@ -6,25 +6,34 @@ from sandboxes.egress.detectors.doings import doings
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import command_of, takes_code
-from sandboxes.egress.record import EgressRecord
 
-UNREAD = RuleInfo("unread-command", "a command is too much to be read whole", "critical", "Controllability", "T1027")
+UNREAD = RuleInfo(
+    "unread-command",
+    "a command is too much to be read whole",
+    "warning",
+    "Controllability",
+    "T1027",
+    "commands and code that are not read whole: longer than 256 KiB, nested deeper than 4 shells or 100 "
+    "expressions, or more work than a budget; of files that are only written it is info",
+    "nothing: what is not read is said",
+    "write what is long to a file; leave the rule out",
+)
 
 
 class Unread:
-    """Such a command could hide anything, so it is as severe as what it could hide.  A file may be data: info."""
+    """Such a command could hide anything, and text is a hint.  A file may be data: info."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (UNREAD,)
 
     def feed(self, event: Event) -> Finding | None:
-        if isinstance(event, EgressRecord):
+        if not isinstance(event, ExecEvent):
             return None
         why = [f"{name} is longer than is kept" for name in sorted(event.cut) if name != "stdin" or _runs_stdin(event)]
         why += doings(event).reading.unread
         if not why:
             return None
         began = " ".join(event.argv) or event.code
-        return finding(UNREAD, event, why[0], [*why, began], "critical" if event.writes is None else "info")
+        return finding(UNREAD, event, why[0], [*why, began], "warning" if event.writes is None else "info")
 
 
 def _runs_stdin(event: ExecEvent) -> bool:

@@ -47,6 +47,7 @@ class Connection:
         self._attempt = attempt
         self._verdict: Verdict | None = None
         self._kind: Kind = "unknown"
+        self._opening = Opening("unknown")
         self._first = b""
         self._loop = asyncio.get_running_loop()
 
@@ -104,7 +105,7 @@ class Connection:
 
     def _understand(self, opening: Opening | None) -> None:
         if opening is not None and opening.kind != "unknown":
-            self._kind = opening.kind
+            self._opening, self._kind = opening, opening.kind
             self._attempt = _with(self._attempt, opening)
 
     async def _late_opening(self) -> None:
@@ -129,7 +130,17 @@ class Connection:
 
     def _decide_opening(self) -> Verdict:
         self._attempt = self._attempt.model_copy(update={"stage": "opening"})
-        return self._decide()
+        return self._unless_hidden(self._decide(), self._opening)
+
+    def _unless_hidden(self, verdict: Verdict, opening: Opening) -> Verdict:
+        """What may pass only as far as it can be read."""
+        if not verdict.allowed:
+            return verdict
+        if not opening.readable:
+            return verdict.model_copy(update={"allowed": False, "reason": "unreadable"})
+        if opening.upgrade and self._ledger.policy.limits_methods(verdict.rule):
+            return verdict.model_copy(update={"allowed": False, "reason": "upgrade-not-allowed"})
+        return verdict
 
     def _record(self, verdict: Verdict) -> None:
         self._verdict = verdict
@@ -181,7 +192,7 @@ class Connection:
         except OSError:
             ended = "closed"
         except Unreadable:
-            self._end_by("malformed")
+            self._end_by("unreadable")
         except Cut as cut:
             self._end_by(cut.reason)
         finally:
@@ -195,7 +206,7 @@ class Connection:
         if self._kind == "http":
             await relay.requests(self._first, self._next_request)
         else:
-            await relay.bytes_as_they_come(self._first)
+            await relay.bytes_as_they_come(self._first, secret=self._kind == "tls")
 
     async def _next_request(self, opening: Opening) -> bool:
         """A further request on the same connection is an attempt of its own."""
@@ -204,7 +215,7 @@ class Connection:
             first.protocol, first.family, first.address, first.port, stage="opening", name=first.name
         )
         attempt = _with(bare, opening)
-        verdict = self._decide(attempt)
+        verdict = self._unless_hidden(self._decide(attempt), opening)
         self._ledger.add(
             attempt, verdict, Traffic(ended=None if verdict.allowed else "denied"), label=self._ledger.label
         )

@@ -5,7 +5,10 @@ accepted; beyond the capacity they are refused at once, and recorded.
 """
 
 import asyncio
+import errno
+import functools
 import logging
+import os
 import socket
 from collections.abc import Callable, Coroutine
 
@@ -14,10 +17,11 @@ from sandboxes.egress.attempt import Attempt
 from sandboxes.egress.gateway.connection import RESET, Connection
 from sandboxes.egress.gateway.ledger import Ledger
 from sandboxes.egress.gateway.outside import Dial
+from sandboxes.egress.gateway.pace import OutOfDescriptors, PacedReader
 from sandboxes.egress.gateway.pins import Pins
 from sandboxes.egress.gateway.resolver import Resolver
 from sandboxes.egress.log import Traffic
-from sandboxes.egress.verdict import decide
+from sandboxes.egress.verdict import Verdict, decide, quota_reason
 
 log = logging.getLogger(__name__)
 CROWD = 64
@@ -26,6 +30,7 @@ MOST_SERVED = 512
 AT_ONCE = 128
 """Accepted in one go, before others get a turn."""
 DNS_PORT = 53
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Gateway:
@@ -38,8 +43,9 @@ class Gateway:
         pins: Pins,
         resolver: Resolver,
         dial: Dial,
-        on_attempt: Callable[[], None],
+        on_attempt: Callable[[str, int], None],
     ) -> None:
+        """``on_attempt``: called with address and port of each connection, before there is a record."""
         self.ledger = ledger
         self.pins = pins
         self.dial = dial
@@ -47,11 +53,11 @@ class Gateway:
         self._on_attempt = on_attempt
         self._listener = listener
         self._serving: set[asyncio.Task[None]] = set()
-        self.accepted = 0
-        """Connections to other addresses than the box's loopback, ever."""
+        self._reserve = _descriptor_or_none()
+        """Given up for the moment in which a connection is refused for want of descriptors; -1: not to be had."""
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
-        self._loop.add_reader(listener.fileno(), self.accept)
+        self._reader = PacedReader(listener.fileno(), self._accept)
 
     @property
     def crowded(self) -> bool:
@@ -59,50 +65,90 @@ class Gateway:
 
     def accept(self, at_most: int = AT_ONCE) -> int:
         """Take what waits in the queue; return how many there were."""
+        try:
+            return self._accept(at_most)
+        except OutOfDescriptors:
+            return 0
+
+    def _accept(self, at_most: int) -> int:
+        """Raises ``OutOfDescriptors`` where not even a refusal is possible."""
         for taken in range(at_most):
             try:
                 box, _ = self._listener.accept()
             except BlockingIOError:
                 return taken
-            except OSError:
-                continue  # it was reset while it waited: Linux gives those too, so this is another one's error
+            except OSError as error:
+                if error.errno in EXHAUSTED and not self._refused_next(error):
+                    return taken
+                continue  # else it was reset while it waited: Linux gives those too, so this is another one's error
             box.setblocking(False)
             self._take(box)
         return at_most
 
-    def _take(self, box: socket.socket) -> None:
-        self._on_attempt()
-        address, port = box.getsockname()[:2]
-        self.accepted += not ip(address).is_loopback
-        if port == DNS_PORT:
-            self._serve(self._resolver.serve_tcp(box, address))
-            return
-        attempt = self.ledger.attempt("tcp", "ipv4" if ip(address).version == 4 else "ipv6", address, port)
-        if len(self._serving) >= MOST_SERVED:
-            self._turn_away(box, attempt)
-            return
-        self._serve(self._connection(Connection(self, box, attempt)))
+    def _refused_next(self, error: OSError) -> bool:
+        """End the oldest connection that waits with the descriptor that was kept for this; False if none waits.
 
-    def _turn_away(self, box: socket.socket, attempt: Attempt) -> None:
-        """Over capacity, or at the end: refused, whatever the policy says."""
-        verdict = decide(self.ledger.policy, attempt, {}, self.ledger.usage())
-        if verdict.allowed:
-            verdict = self.ledger.failed()
+        Linux takes a descriptor before it looks at the queue: without one an empty queue is no ``BlockingIOError``.
+        """
+        if self._reserve >= 0:
+            os.close(self._reserve)
+            self._reserve = -1
+        try:
+            box, _ = self._listener.accept()
+            self._turn_away(box, self._arrived(box), self.ledger.failed())
+            return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            raise OutOfDescriptors(error.strerror) from None
+        finally:
+            self._reserve = _descriptor_or_none()
+
+    def _arrived(self, box: socket.socket) -> Attempt:
+        address, port = box.getsockname()[:2]
+        self._on_attempt(address, port)
+        return self.ledger.attempt("tcp", "ipv4" if ip(address).version == 4 else "ipv6", address, port)
+
+    def _take(self, box: socket.socket) -> None:
+        attempt = self._arrived(box)
+        if (verdict := self._refusal(attempt)) is not None:
+            self._turn_away(box, attempt, verdict)
+        elif attempt.port == DNS_PORT:
+            # Its quota has been looked at, so it is open from now on, and not only from the task's first step.
+            self.ledger.open_connections += 1
+            closed = functools.partial(_count_down, self.ledger)
+            self._serve(self._resolver.serve_tcp(box, attempt, self.ledger.label)).add_done_callback(closed)
+        else:
+            self._serve(self._connection(Connection(self, box, attempt)))
+
+    def _refusal(self, attempt: Attempt) -> Verdict | None:
+        """Why it is not served at all: over capacity; of names asked by TCP, over the quota of connections."""
+        policy, usage = self.ledger.policy, self.ledger.usage()
+        if len(self._serving) >= MOST_SERVED:
+            verdict = decide(policy, attempt, {}, usage)
+            return self.ledger.failed() if verdict.allowed else verdict
+        if attempt.port == DNS_PORT and quota_reason(policy.quotas, usage, attempt) == "quota-connections":
+            return Verdict(allowed=False, policy=policy.name, reason="quota-connections")
+        return None
+
+    def _turn_away(self, box: socket.socket, attempt: Attempt, verdict: Verdict) -> None:
         self.ledger.add(attempt, verdict, Traffic(ended="denied"), label=self.ledger.label)
         box.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         box.close()
 
     async def _connection(self, connection: Connection) -> None:
-        self.ledger.open_connections += 1
+        ledger = self.ledger
+        ledger.open_connections += 1
         try:
             await connection.serve()
         finally:
-            self.ledger.open_connections -= 1
+            ledger.open_connections -= 1
 
-    def _serve(self, work: Coroutine[None, None, None]) -> None:
+    def _serve(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._serving.add(task)
         task.add_done_callback(self._served)
+        return task
 
     def _served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
@@ -125,6 +171,21 @@ class Gateway:
             await asyncio.wait(self._serving)
 
     async def close(self) -> None:
-        self._loop.remove_reader(self._listener.fileno())
+        self._reader.close()
         await self.cut()
         self._listener.close()
+        if self._reserve >= 0:
+            os.close(self._reserve)
+            self._reserve = -1
+
+
+def _descriptor_or_none() -> int:
+    """One to give up later; -1 where somebody else was faster."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _count_down(ledger: Ledger, _: asyncio.Task[None]) -> None:
+    ledger.open_connections -= 1

@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from sandboxes.egress.address import ip
 from sandboxes.egress.attempt import Attempt, Family, Protocol
 from sandboxes.egress.log import NO_TRAFFIC, RecordLog, Traffic
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
-from sandboxes.egress.verdict import Reason, Usage, Verdict, failed_closed
+from sandboxes.egress.rule import FORWARDED
+from sandboxes.egress.verdict import Reason, Usage, Verdict, decide, failed_closed
 
 log = logging.getLogger(__name__)
 OnRecord = Callable[[EgressRecord], bool | None]
@@ -56,24 +58,39 @@ class Ledger:
             address=address, port=port, **more,
         )  # fmt: skip
 
-    def add(self, attempt: Attempt, verdict: Verdict, traffic: Traffic = NO_TRAFFIC, *, label: str | None) -> None:
+    def add(
+        self, attempt: Attempt, verdict: Verdict, traffic: Traffic = NO_TRAFFIC, *, label: str | None, count: int = 1
+    ) -> None:
+        """``count``: how many equal attempts this one stands for."""
         if verdict.allowed:
             self._allowed_at.append(time.monotonic())
-        self.records.add(attempt, verdict, label=label, traffic=traffic)
+        self._sequence += count - 1
+        self.records.add(attempt, verdict, label=label, traffic=traffic, count=count)
         self._deliver_now()
 
     def add_traffic(self, attempt: Attempt, verdict: Verdict, traffic: Traffic, *, label: str | None) -> None:
         self.records.add_traffic(attempt, verdict, traffic, at=time.time(), label=label)
         self._deliver_now()
 
-    def add_counted(self, protocol: Protocol, count: int) -> None:
-        """Attempts that the kernel refused and counted, because there were too many to look at."""
-        attempt = self.attempt(protocol, "other", None, None)
+    def add_counted(
+        self, protocol: Protocol, address: str | None, port: int | None, count: int, *, excess: bool, label: str | None
+    ) -> None:
+        """Add equal attempts that the kernel refused and counted: too many to look at (``excess``), or lost."""
+        family: Family = "other" if address is None else "ipv6" if ":" in address else "ipv4"
+        attempt = self.attempt(protocol, family, address, port)
         self._sequence += count - 1
-        reason: Reason = "quota-rate" if protocol == "tcp" else "protocol-not-forwarded"
-        verdict = Verdict(allowed=False, policy=self.policy.name, reason=reason)
-        self.records.add(attempt, verdict, label=self.label, count=count)
+        self.records.add(attempt, self._verdict_on_counted(attempt, excess), label=label, count=count)
         self._deliver_now()
+
+    def _verdict_on_counted(self, attempt: Attempt, excess: bool) -> Verdict:
+        """Refused it was, whatever a rule says; of what is forwarded only the rate can be the reason."""
+        if excess and (attempt.protocol == "dns" or (attempt.protocol == "tcp" and not _is_loopback(attempt))):
+            return Verdict(allowed=False, policy=self.policy.name, reason="quota-rate")
+        if attempt.protocol == "dns" or attempt.address is None:
+            reason: Reason = "protocol-not-forwarded" if attempt.protocol not in FORWARDED else "gateway-failed"
+            return Verdict(allowed=False, policy=self.policy.name, reason=reason)
+        verdict = decide(self.policy, attempt, {}, self.usage())
+        return self.failed() if verdict.allowed else verdict
 
     def usage(self, connection_up_bytes: int = 0, connection_down_bytes: int = 0) -> Usage:
         horizon = time.monotonic() - MINUTE_S
@@ -128,3 +145,8 @@ class Ledger:
     def _after_a_while(self) -> None:
         self._again = None
         self._deliver()
+
+
+def _is_loopback(attempt: Attempt) -> bool:
+    """A port of the sandbox's own where nobody listens: its attempts have a rate of their own."""
+    return attempt.address is not None and ip(attempt.address).is_loopback

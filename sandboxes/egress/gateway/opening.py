@@ -16,13 +16,24 @@ LONGEST_BYTES = 32768
 """More than any honest client hello or request head has."""
 LONGEST_LINE_BYTES = 8192
 HANDSHAKE, CLIENT_HELLO, SERVER_NAME = 22, 1, 0
-REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,32})[ \t]+(\S+)[ \t]+HTTP/\d", re.IGNORECASE)
+WORD = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}"
+REQUEST_LINE = re.compile(rb"(" + WORD + rb")[ \t]+(\S+)[ \t]+HTTP/1\.([01])[ \t]*\r?\Z", re.IGNORECASE)
 VERSION = re.compile(rb"HTTP/\d", re.IGNORECASE)
-FIRST_WORD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}([ \t]|$)")
+VERSION_IN_LINE = re.compile(rb"[^\n]*?HTTP/\d", re.IGNORECASE)
+FIRST_WORD = re.compile(WORD + rb"([ \t]|$)")
+TARGET = re.compile(rb"/|\*\Z|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+"""RFC 9112, 3.2, but for CONNECT.  Servers differ in where they look for the host in all else."""
 AUTHORITY = re.compile(rb"(?:[a-z][a-z0-9+.-]*:)?//([^/?#]*)", re.IGNORECASE)
-FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*\r?")
-"""RFC 9112, 5.  Servers differ in what they make of all else: folded lines, a space before the colon, a lone CR."""
+HOST_AND_PORT = re.compile(r"(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{0,5})?")
+FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00-\x08\x0a-\x1f\x7f]*)\r?")
+"""RFC 9112, 5.  Servers differ in what they make of all else: folded lines, a space before the colon, a lone CR.
+
+Nothing here takes blanks twice in a row: hostile bytes would then be tried in all ways (32,000 blanks, for weeks).
+"""
 HEAD_END = re.compile(rb"\r?\n\r?\n")
+REQUEST_INSIDE = re.compile(rb"[\r\n][ \t\v\f]*" + WORD + rb"[ \t]+[^\s]{1,8192}[ \t]+HTTP/1", re.IGNORECASE)
+BLANK = b" \t\r\n\v\f"
+"""What some servers skip before a request; line ends alone may stand there (RFC 9112, 2.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +42,14 @@ class Opening:
     sni: str | None = None
     host: str | None = None
     method: str | None = None
+    upgrade: bool = False
+    """The request asks for another protocol on this connection."""
     length_bytes: int = 0
     """Of an HTTP head: where its body begins."""
+
+    @property
+    def readable(self) -> bool:
+        return UNREADABLE not in (self.sni, self.host)
 
 
 class Unreadable(Exception):
@@ -144,10 +161,13 @@ def _name(raw: bytes) -> str:
 
 def _request(data: bytes) -> Opening:
     """The head of a request; ``unknown`` if the first line is none."""
+    visible = data.lstrip(BLANK)
+    if not visible:
+        raise TooShort  # a request may follow, and no blank is passed on before it
     start = data.lstrip(b"\r\n")
     line, ended, _ = start.partition(b"\n")
-    if not start:
-        raise TooShort
+    if start != visible and FIRST_WORD.match(visible[:64]):
+        raise Unreadable  # servers differ in whether they see a request here
     if not FIRST_WORD.match(start[:64]):
         if VERSION.search(line[:LONGEST_LINE_BYTES]):
             raise Unreadable
@@ -165,26 +185,32 @@ def _request(data: bytes) -> Opening:
     if end is None:
         raise TooShort
     method = request[1].decode("ascii")
-    host = _host(request[1], request[2], start[len(line) + 1 : end.start()])
-    return Opening("http", host=host, method=method, length_bytes=len(data) - len(start) + end.end())
+    fields = fields_of(start[len(line) + 1 : end.start()])
+    return Opening(
+        "http",
+        host=_host(request[1], request[2], fields),
+        method=method,
+        upgrade=any(key == b"upgrade" for key, _ in fields),
+        length_bytes=len(data) - len(start) + end.end(),
+    )
 
 
-def _host(method: bytes, target: bytes, fields: bytes) -> str | None:
+def _host(method: bytes, target: bytes, fields: list[tuple[bytes, bytes]]) -> str | None:
     """The one host that the request speaks of, in target and Host field; two different ones are unreadable."""
     named = set()
     if method.upper() == b"CONNECT":
         named.add(target)
+    elif TARGET.match(target) is None:
+        raise Unreadable
     elif (absolute := AUTHORITY.match(target)) is not None:
         named.add(absolute[1].rpartition(b"@")[2])
     if method.upper() == b"PRI":
         raise Unreadable  # HTTP/2 without TLS: its hosts are compressed
-    for key, value in fields_of(fields):
+    for key, value in fields:
         if key == b"host":
             named.add(value)
-            if value == b"":
-                raise Unreadable
     hosts = {_without_default_port(value.decode("ascii").lower()) for value in named}
-    if len(hosts) > 1 or any(len(host) > 255 for host in hosts):
+    if len(hosts) > 1 or any(len(host) > 255 or not HOST_AND_PORT.fullmatch(host) for host in hosts):
         raise Unreadable
     return hosts.pop() if hosts else None
 
@@ -196,9 +222,34 @@ def fields_of(lines: bytes) -> list[tuple[bytes, bytes]]:
         if line.rstrip(b"\r"):
             if (field := FIELD.fullmatch(line)) is None:
                 raise Unreadable
-            found.append((field[1].lower(), field[2]))
+            found.append((field[1].lower(), field[2].strip(b" \t")))
     return found
 
 
 def _without_default_port(host: str) -> str:
     return host.removesuffix(":80").removesuffix(":443") if not host.endswith("]") else host
+
+
+class RequestSearch:
+    """Looks for a request in the beginning of a stream that did not begin with one.  ``feed`` raises ``Unreadable``.
+
+    Some servers skip lines that they do not understand.  A request would pass them unread.
+    """
+
+    def __init__(self) -> None:
+        self._begin = bytearray()
+        self._line_at = 0
+        """Where the line break before the last line stands: no request can begin before it any more."""
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        """Before the piece is passed on."""
+        room = LONGEST_BYTES - len(self._begin)
+        if room <= 0:
+            return
+        before = len(self._begin)
+        self._begin += piece[:room]
+        if self._line_at == 0 and VERSION_IN_LINE.match(self._begin, max(0, before - len("HTTP/"))):
+            raise Unreadable  # in one piece it would have been no other protocol either
+        if REQUEST_INSIDE.match(self._begin, self._line_at) or REQUEST_INSIDE.search(self._begin, before):
+            raise Unreadable
+        self._line_at = max(self._begin.rfind(b"\n", before), self._begin.rfind(b"\r", before), self._line_at)

@@ -5,8 +5,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from sandboxes.egress.gateway.answers import LONGEST_BYTES as ANSWER_BYTES
+from sandboxes.egress.gateway.answers import FirstAnswer
 from sandboxes.egress.gateway.ledger import Ledger
-from sandboxes.egress.gateway.opening import Opening
+from sandboxes.egress.gateway.opening import Opening, RequestSearch
 from sandboxes.egress.gateway.requests import Source, pass_requests
 from sandboxes.egress.log import Traffic
 from sandboxes.egress.record import OPENING_BYTES, Ended
@@ -56,7 +58,7 @@ class Relay:
         self._unstated = Unstated()
         self._up_bytes = self._down_bytes = 0
         self._answered = asyncio.Event()
-        self._first_answer = b""
+        self._answer = FirstAnswer()
         self._active_at = self._loop.time()
 
     async def run(self, up: Callable[[], Awaitable[None]]) -> None:
@@ -79,16 +81,23 @@ class Relay:
         await pass_on()
         self._world.shutdown(socket.SHUT_WR)
 
-    async def bytes_as_they_come(self, first: bytes) -> None:
+    async def bytes_as_they_come(self, first: bytes, *, secret: bool) -> None:
+        """``secret``: encrypted; else the beginning is searched for a request, which would pass unread."""
+        search = None if secret else RequestSearch()
         if first:
-            await self.send_up(first)
+            await self._send_searched(first, search)
         buffer = memoryview(bytearray(PIECE_BYTES))
         while size := await self._loop.sock_recv_into(self._box, buffer):
-            await self.send_up(buffer[:size])
+            await self._send_searched(buffer[:size], search)
+
+    async def _send_searched(self, piece: bytes | memoryview, search: RequestSearch | None) -> None:
+        if search is not None:
+            search.feed(piece)
+        await self.send_up(piece)
 
     async def requests(self, first: bytes, allowed: Checked) -> None:
         """Plain HTTP: request by request."""
-        await pass_requests(Source(first, self._receive_up, self.send_up), self._upgraded, allowed)
+        await pass_requests(Source(first, self._receive_up, self.send_up), self._first_status, allowed)
 
     async def _receive_up(self) -> bytes:
         return await self._loop.sock_recv(self._box, PIECE_BYTES)
@@ -106,9 +115,9 @@ class Relay:
         self._active_at = self._loop.time()
         await self._loop.sock_sendall(self._world, piece)
 
-    async def _upgraded(self) -> bool:
+    async def _first_status(self) -> int | None:
         await self._answered.wait()
-        return self._first_answer.split(b" ")[1:2] in ([b"101"], [b"200"])
+        return self._answer.status
 
     # -- what it gets -----------------------------------------------------------------------------
 
@@ -117,6 +126,7 @@ class Relay:
         while size := await self._loop.sock_recv_into(self._world, buffer):
             self._count_down(buffer[:size])
             await self._loop.sock_sendall(self._box, buffer[:size])
+        self._answer.end()
         self._answered.set()
         self._box.shutdown(socket.SHUT_WR)
         self._active_at = self._loop.time() + HALF_CLOSED_S - IDLE_S
@@ -131,8 +141,7 @@ class Relay:
         self._unstated.bytes_down += size
         if len(self._unstated.opening_down) < OPENING_BYTES:
             self._unstated.opening_down += bytes(piece[:OPENING_BYTES])
-        if not self._answered.is_set():
-            self._first_answer = bytes(piece[:64])
+        if not self._answer.is_known and self._answer.feed(bytes(piece[:ANSWER_BYTES])):
             self._answered.set()
         self._active_at = self._loop.time()
 

@@ -16,6 +16,7 @@ from sandboxes.egress.address import ip, special_range
 from sandboxes.egress.attempt import Attempt, Family, host_name
 from sandboxes.egress.gateway.ledger import Ledger
 from sandboxes.egress.gateway.outside import Lookup
+from sandboxes.egress.gateway.pace import PacedReader
 from sandboxes.egress.gateway.pins import TTL_S, Pins
 from sandboxes.egress.gateway.questions import (
     FAILED,
@@ -36,6 +37,8 @@ LOOKUP_S = 5.0
 MOST_LOOKUPS = 64
 MOST_ADDRESSES = 8
 MOST_QUERIES_PER_CONNECTION = 64
+QUERIES_PER_S = 200
+"""Over TCP, beyond the first on each connection."""
 QUERY_BYTES = 4096
 PATIENCE_S = 2.0
 AT_ONCE = 256
@@ -47,17 +50,19 @@ class Resolver:
     """Serves one UDP socket, and the TCP connections that the gateway hands over.  Belongs to one event loop."""
 
     def __init__(
-        self, udp: socket.socket, ledger: Ledger, pins: Pins, look_up: Lookup, on_attempt: Callable[[], None]
+        self, udp: socket.socket, ledger: Ledger, pins: Pins, look_up: Lookup, on_question: Callable[[str], None]
     ) -> None:
+        """``on_question``: called with the address that was asked by UDP, before there is a record."""
         self.ledger = ledger
         self._pins = pins
         self._look_up = look_up
-        self._on_attempt = on_attempt
+        self._on_question = on_question
         self._udp = udp
         self._under_way: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         udp.setblocking(False)
-        self._loop.add_reader(udp.fileno(), self.receive)
+        self._next_query_s = 0.0
+        self._reader = PacedReader(udp.fileno(), self.receive)
 
     def receive(self, at_most: int = AT_ONCE) -> int:
         """Take what waits; return how many there were."""
@@ -72,8 +77,8 @@ class Resolver:
         return at_most
 
     def _asked(self, message: bytes, server: bytes, client: tuple[str, int]) -> None:
-        self._on_attempt()
         address = socket.inet_ntop(socket.AF_INET6, server)
+        self._on_question(address)
         question, attempt, verdict = self._judged(message, address)
         if question is None or not verdict.allowed or len(self._under_way) >= MOST_LOOKUPS:
             verdict = verdict if not verdict.allowed else self.ledger.failed()
@@ -99,22 +104,22 @@ class Resolver:
             except OSError as error:
                 log.debug("box %s did not take an answer: %s", self.ledger.box, error)
 
-    async def serve_tcp(self, box: socket.socket, address: str) -> None:
-        """Queries over a connection.  One without a query is an attempt too."""
-        asked = 0
-        attempt = self.ledger.attempt("tcp", _family(address), address, 53)
+    async def serve_tcp(self, box: socket.socket, attempt: Attempt, label: str | None) -> None:
+        """Queries over a connection, ``attempt``, which has a record of its own, with ``label``, if there is none."""
+        asked, address = 0, str(attempt.address)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while asked < MOST_QUERIES_PER_CONNECTION and (message := await self._read(box)):
                     asked += 1
                     await self._loop.sock_sendall(box, await self._answer_tcp(message, address))
+                    await self._turn()
         except (OSError, TimeoutError):
             pass  # it hung up, or kept us waiting
         finally:
             if not asked:
                 verdict = decide(self.ledger.policy, attempt, {}, self.ledger.usage())
                 verdict = self.ledger.failed() if verdict.allowed else verdict
-                self.ledger.add(attempt, verdict, Traffic(ended="denied"), label=self.ledger.label)
+                self.ledger.add(attempt, verdict, Traffic(ended="denied"), label=label)
             box.close()
 
     async def _answer_tcp(self, message: bytes, address: str) -> bytes:
@@ -125,6 +130,12 @@ class Resolver:
         else:
             words = await self._found(question, attempt, verdict)
         return struct.pack("!H", len(words)) + words
+
+    async def _turn(self) -> None:
+        """Wait until another query over TCP may be read: connections have a rate, what comes over one has none."""
+        now_s = self._loop.time()
+        self._next_query_s = max(now_s, self._next_query_s) + 1 / QUERIES_PER_S
+        await asyncio.sleep(self._next_query_s - now_s)
 
     async def _read(self, box: socket.socket) -> bytes:
         head = await self._exactly(box, 2)
@@ -194,7 +205,7 @@ class Resolver:
             await asyncio.wait(self._under_way)
 
     async def close(self) -> None:
-        self._loop.remove_reader(self._udp.fileno())
+        self._reader.close()
         await self.cut()
         self._udp.close()
 

@@ -6,7 +6,6 @@ waits, we record, and answer with an error, always.  If nobody serves any more t
 """
 
 import asyncio
-import errno
 import fcntl
 import functools
 import os
@@ -18,51 +17,51 @@ from sandboxes.egress.attempt import Family, Protocol
 from sandboxes.egress.gateway.ledger import Ledger
 from sandboxes.egress.log import Traffic
 from sandboxes.egress.verdict import decide
+from sandboxes.observation.filter import (
+    ALLOW,
+    AT_ARCHITECTURE,
+    AT_NUMBER,
+    INET,
+    INET6,
+    JUMP_EQUAL,
+    LOAD,
+    NETLINK,
+    PACKET,
+    RAW,
+    RETURN,
+    TYPE_MASK,
+    packed,
+    socket_error,
+    socket_questions,
+)
 
 NOTIFICATION = struct.Struct("=QII iIQ 6Q")
 """Id, pid, flags; call number, architecture, instruction; the arguments."""
 RESPONSE = struct.Struct("=QqiI")
 RECEIVE, SEND = 0xC0502100, 0xC0182101
 AT_ONCE = 64
-UNIX, INET, INET6, NETLINK, PACKET = 1, 2, 10, 16, 17
-STREAM, DATAGRAM, RAW = 1, 2, 3
-TCP, UDP, ICMP, ICMPV6, MPTCP = 6, 17, 1, 58, 262
-NETLINK_ROUTE = 0
-TYPE_MASK = 0xF
-"""Above it are SOCK_NONBLOCK and SOCK_CLOEXEC."""
-
-# Classic BPF, as in backends.namespaces.seccomp.
-LOAD, AND, JUMP_EQUAL, RETURN = 0x20, 0x54, 0x15, 0x06
-ALLOW, ASK, ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
-AT_NUMBER, AT_ARCHITECTURE, AT_ARGUMENTS = 0, 4, 16
-Instruction = tuple[int, int, int, int]
 
 
 @functools.cache
 def socket_filter(architecture: Architecture | None = None) -> bytes:
     """Which calls of ``socket`` are asked about; all other calls are left to the box's own filter."""
     machine = architecture or this_machine()
-    program: list[Instruction] = [
+    return packed([
         (LOAD, 0, 0, AT_ARCHITECTURE), (JUMP_EQUAL, 1, 0, machine.audit), (RETURN, 0, 0, ALLOW),
         (LOAD, 0, 0, AT_NUMBER), (JUMP_EQUAL, 1, 0, machine.numbers["socket"]), (RETURN, 0, 0, ALLOW),
-        (LOAD, 0, 0, AT_ARGUMENTS), (JUMP_EQUAL, 0, 1, UNIX), (RETURN, 0, 0, ALLOW),
-        # C libraries list their addresses by this one whenever a name is looked up: refused without a word.
-        (JUMP_EQUAL, 0, 4, NETLINK),
-        (LOAD, 0, 0, AT_ARGUMENTS + 16), (JUMP_EQUAL, 0, 1, NETLINK_ROUTE),
-        (RETURN, 0, 0, ERRNO | errno.EAFNOSUPPORT), (RETURN, 0, 0, ASK),
-        (JUMP_EQUAL, 2, 0, INET), (JUMP_EQUAL, 1, 0, INET6), (RETURN, 0, 0, ASK),
-        (LOAD, 0, 0, AT_ARGUMENTS + 8), (AND, 0, 0, TYPE_MASK),
-        *_protocols(STREAM, (0, TCP, MPTCP)), *_protocols(DATAGRAM, (0, UDP, ICMP, ICMPV6)),
-        (RETURN, 0, 0, ASK),
-    ]  # fmt: skip
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+        *socket_questions(),
+    ])  # fmt: skip
 
 
-def _protocols(kind: int, allowed: tuple[int, ...]) -> list[Instruction]:
-    """If the type is ``kind``: one of these protocols, or the question."""
-    checks = [(JUMP_EQUAL, len(allowed) - place, 0, protocol) for place, protocol in enumerate(allowed)]
-    body = [(LOAD, 0, 0, AT_ARGUMENTS + 16), *checks, (RETURN, 0, 0, ASK), (RETURN, 0, 0, ALLOW)]
-    return [(JUMP_EQUAL, 0, len(body), kind), *body]
+def record(ledger: Ledger, call: tuple[int, int, int], label: str | None, count: int = 1) -> None:
+    """Add refused calls of ``socket`` with this family, type and protocol."""
+    family, kind, protocol = call
+    tried: Protocol = "raw" if kind == RAW and family != NETLINK or family == PACKET else "other"
+    families: dict[int, Family] = {INET: "ipv4", INET6: "ipv6"}
+    attempt = ledger.attempt(tried, families.get(family, "other"), None, None)
+    said = f"socket(family={family}, type={kind}, protocol={protocol})".encode()
+    verdict = decide(ledger.policy, attempt, {}, ledger.usage())
+    ledger.add(attempt, verdict, Traffic(opening_up=said), label=label, count=count)
 
 
 class Calls:
@@ -97,20 +96,11 @@ class Calls:
         number, _, _, _, _, _, family, kind, protocol, *_ = NOTIFICATION.unpack(notification)
         family, kind, protocol = (value & 0xFFFFFFFF for value in (family, kind, protocol))
         kind &= TYPE_MASK
-        self._record(family, kind, protocol)
-        code = errno.EPERM if kind == RAW and family in (INET, INET6) else errno.EAFNOSUPPORT
+        record(self.ledger, (family, kind, protocol), self.ledger.label)
         try:
-            fcntl.ioctl(self._listener, SEND, RESPONSE.pack(number, 0, -code, 0))
+            fcntl.ioctl(self._listener, SEND, RESPONSE.pack(number, 0, -socket_error(family, kind), 0))
         except FileNotFoundError:
             return  # the caller was killed meanwhile; it has tried all the same
-
-    def _record(self, family: int, kind: int, protocol: int) -> None:
-        tried: Protocol = "raw" if kind == RAW and family != NETLINK or family == PACKET else "other"
-        families: dict[int, Family] = {INET: "ipv4", INET6: "ipv6"}
-        attempt = self.ledger.attempt(tried, families.get(family, "other"), None, None)
-        said = f"socket(family={family}, type={kind}, protocol={protocol})".encode()
-        verdict = decide(self.ledger.policy, attempt, {}, self.ledger.usage())
-        self.ledger.add(attempt, verdict, Traffic(opening_up=said), label=self.ledger.label)
 
     async def cut(self) -> None:
         """The callers are dead: who was not answered has been forgotten by the kernel."""

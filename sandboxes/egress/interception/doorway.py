@@ -26,6 +26,7 @@ SOL_IPV6, IPV6_V6ONLY, IPV6_RECVPKTINFO, IPV6_TRANSPARENT, IPV6_FREEBIND = 41, 2
 AF_NETLINK, NETLINK_ROUTE, NETLINK_NETFILTER = 16, 0, 12
 LOG_BUFFER_BYTES = 4 * 2**20
 MOST_PENDING = 4096
+MOST_PENDING_INSIDE = "128"
 ERROR = struct.Struct("=IHHIIi")
 """A netlink header, and the error number that follows it in an acknowledgement."""
 
@@ -68,7 +69,7 @@ def ask_about(program: bytes, call_number: int) -> int:
     address = id(program) + bytes.__basicsize__ - 1
     call = _ctypes.dlsym(_ctypes.dlopen(None, 2), "syscall")  # type: ignore[arg-type]
     filter_program = struct.pack("@HP", len(program) // 8, address)
-    listener = _ctypes.call_function(call, (call_number, SECCOMP_SET_MODE_FILTER, NEW_LISTENER, filter_program))
+    listener: int = _ctypes.call_function(call, (call_number, SECCOMP_SET_MODE_FILTER, NEW_LISTENER, filter_program))
     if listener < 0:
         refuse("the kernel takes no filter with a listener (Linux 5.0 or later)")
     os.set_inheritable(listener, False)
@@ -128,20 +129,23 @@ def resolver(port: int) -> _socket.socket:
     return made
 
 
-def let_ping_speak(group: int) -> None:
-    """Open ping sockets to guests, so that a ping is a packet that is logged and refused, and not an unseen error."""
+def set_up(name: str, value: str) -> None:
+    """Set a sysctl of the network: small buffers; ping sockets for guests, whose pings are then logged packets.
+
+    A read-only /proc/sys leaves ping shut, which is as safe, and the buffers as large as the host has them.
+    """
     try:
-        write("/proc/sys/net/ipv4/ping_group_range", f"{group} {group}")
+        write(f"/proc/sys/net/{name}", value)
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.ENOENT):
-            raise  # a read-only /proc/sys leaves them shut, which is as safe
+            raise
 
 
 def main() -> None:
     door = _socket.socket(fileno=int(sys.argv[1]))
     size = int.from_bytes(door.recv(4, _socket.MSG_WAITALL), "big")
     orders = marshal.loads(door.recv(size, _socket.MSG_WAITALL))
-    inside, gateway_port, dns_port, routes, rules, log, asked, seccomp_call, namespace = orders
+    inside, gateway_port, dns_port, routes, rules, log, asked, seccomp_call, namespace, sysctls = orders
     if namespace < 0:
         user, group = os.getuid(), os.getgid()
         unshare()
@@ -149,22 +153,27 @@ def main() -> None:
     else:
         enter(namespace)
     told(netlink(NETLINK_ROUTE), routes, 3)
+    for name, value in sysctls.items():
+        set_up(name, value)
     sockets = [listener(gateway_port), resolver(dns_port), netlink(NETLINK_NETFILTER), netlink(NETLINK_NETFILTER)]
     _, _, logged, counters = sockets
     logged.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVBUF, LOG_BUFFER_BYTES)
     told(logged, log, 2)
     told(counters, rules, 1)
+    set_up("core/somaxconn", MOST_PENDING_INSIDE)  # after the listener, whose own queue is longer
     if namespace < 0:
-        let_ping_speak(inside)
+        set_up("ipv4/ping_group_range", f"{inside} {inside}")
     # A process that only enters has no descendant in the box that a filter of its own would hold for.
-    listening = [ask_about(asked, seccomp_call)] if namespace < 0 else []
+    # That of an observed box adds one itself, later, and sends its listener through the same door.
+    listening = [ask_about(asked, seccomp_call)] if namespace < 0 and asked else []
     descriptors = b"".join(struct.pack("=i", fd) for fd in (*(made.fileno() for made in sockets), *listening))
     door.sendmsg([b"!"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)])
     if namespace >= 0:
         return
-    for made in (*sockets, door):
+    for made in (*sockets, *([door] if listening else [])):
         made.close()
-    os.close(listening[0])
+    for fd in listening:
+        os.close(fd)
     os.execv(sys.argv[2], sys.argv[2:])
 
 

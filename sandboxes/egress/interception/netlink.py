@@ -4,17 +4,18 @@ Encoding them here costs 0.1 ms where the ``nft`` program costs 3; libnftables a
 it has more than 1,024 descriptors.  Numbers are the kernel's (``linux/netlink.h``, ``nf_tables.h``).
 """
 
+import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 HEADER = struct.Struct("=IHHII")
 """Length, type, flags, sequence number, port."""
 ATTRIBUTE = struct.Struct("=HH")
 """Length, type."""
-REQUEST, ACK, CREATE, APPEND = 0x1, 0x4, 0x400, 0x800
+REQUEST, ACK, DUMP, CREATE, APPEND = 0x1, 0x4, 0x300, 0x400, 0x800
 NESTED = 0x8000
 TYPE_MASK = 0x3FFF
-ERROR = 2
+ERROR, DONE = 2, 3
 
 
 class MalformedMessage(ValueError):
@@ -78,5 +79,19 @@ def attributes(blob: bytes) -> dict[int, bytes]:
     return found
 
 
-def joined(parts: Iterable[bytes]) -> bytes:
-    return b"".join(parts)
+def listed(blob: bytes) -> Iterator[bytes]:
+    """The values of attributes that stand for a list.  Raises ``MalformedMessage``."""
+    at = 0
+    while at + ATTRIBUTE.size <= len(blob):
+        length, _ = ATTRIBUTE.unpack_from(blob, at)
+        if not ATTRIBUTE.size <= length <= len(blob) - at:
+            raise MalformedMessage(f"a netlink attribute of {length} bytes")
+        yield blob[at + ATTRIBUTE.size : at + length]
+        at += length + -length % 4
+
+
+def raise_for(body: bytes) -> None:
+    """Raises the ``OSError`` that an error message speaks of; 0 is a yes."""
+    (code,) = struct.unpack_from("=i", body)
+    if code:
+        raise OSError(-code, os.strerror(-code))

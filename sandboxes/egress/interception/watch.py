@@ -1,46 +1,53 @@
-"""The refused packets of one box: what the kernel logs, and what it could only count.
+"""The refused packets of one sandbox: what the kernel logs, and what it could only count.
 
 limits per second (rules.py) ─► logged: one record each
-                             └► beyond: counted; asked for a moment later, one summed record
-a full queue, of whichever socket ─► dropped, and counted by the kernel: one summed record as well
+                             └► beyond: counted by destination; asked for a moment later, one summed record each
+a full queue, of whichever socket ─► what the kernel passed on and never arrived: a summed record as well
 """
 
 import asyncio
 import errno
+import ipaddress
 import socket
-import struct
+from collections import OrderedDict
 
 from sandboxes.egress.attempt import Protocol
 from sandboxes.egress.gateway.ledger import Ledger
-from sandboxes.egress.interception import rules
+from sandboxes.egress.gateway.pace import PacedReader
 from sandboxes.egress.interception.packets import Packet, logged
+from sandboxes.egress.interception.rules import Destination, Kind
+from sandboxes.egress.interception.tally import Counted, Kernel, Tally
 from sandboxes.egress.log import NO_TRAFFIC
 from sandboxes.egress.verdict import decide
 
-COUNT_S = 1.0
-"""How long after a packet the counters are looked at."""
+COUNT_S, SOON_S = 1.0, 0.1
+"""How long after an attempt the counters are looked at; and while there are many destinations."""
 AT_ONCE = 256
-SO_MEMINFO, MEMINFO_BYTES, DROPS_AT = 55, 36, 32
-COUNTERS: dict[str, Protocol] = {rules.UNLOGGED_PACKETS: "other", rules.UNASKED_CONNECTIONS: "tcp"}
+TOLD_AT_ONCE, TELL_S = 8, 0.004
+"""Summed records in one go, and the rest after them."""
+MOST_TO_TELL = 32768
+"""Destinations that wait for their record; beyond it they share one per kind."""
+LOOKS = 5
+"""At the end the sets are read again until they are whole: one that grows is told in part."""
+Held = tuple[str | None, Kind, Destination | None, bool]
 
 
 class Watch:
-    """Reads the log of one box.  Belongs to one event loop."""
+    """Reads the log and the counters of one sandbox.  Belongs to one event loop."""
 
-    def __init__(self, log: socket.socket, counters: socket.socket, questions: socket.socket, ledger: Ledger) -> None:
-        """``questions``: the resolver's socket, whose drops are counted too."""
+    def __init__(self, log: socket.socket, counters: socket.socket, ledger: Ledger) -> None:
         self.ledger = ledger
         self._log = log
-        self._counters = counters
-        self._counted = dict.fromkeys(COUNTERS, 0)
-        self._queues: dict[socket.socket, Protocol] = {log: "other", questions: "dns"}
-        self._dropped = dict.fromkeys(self._queues, 0)
-        self._unaccepted = 0
+        self._kernel = Kernel(counters)
+        self._tally = Tally()
+        self._forgotten_at: dict[str, int] = {}
+        """The kernel's sums when its sets were last emptied."""
+        self._to_tell: OrderedDict[Held, int] = OrderedDict()
         self._later: asyncio.TimerHandle | None = None
+        self._telling: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         log.setblocking(False)
-        counters.settimeout(1.0)  # the kernel answers within the call
-        self._loop.add_reader(log.fileno(), self.read)
+        self._reader = PacedReader(log.fileno(), self.read)
 
     def read(self, at_most: int = AT_ONCE) -> int:
         """Record what the log has; return how many datagrams there were."""
@@ -52,84 +59,145 @@ class Watch:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                continue  # packets are missing: ``count`` will know how many
+                continue  # packets are missing: the tally knows which
             for packet in logged(datagram):
                 self._seen(packet)
         return at_most
 
     def _seen(self, packet: Packet) -> None:
+        self.arrived("packets", packet.protocol, packet.address, packet.port or 0)
         attempt = self.ledger.attempt(packet.protocol, packet.family, packet.address, packet.port)
         verdict = decide(self.ledger.policy, attempt, {}, self.ledger.usage())
         if verdict.allowed:
             verdict = self.ledger.failed()  # it has been refused, whatever a rule says
         self.ledger.add(attempt, verdict, NO_TRAFFIC, label=self.ledger.label)
-        self.expect_more()
 
-    def expect_more(self) -> None:
-        """Something was tried: look soon whether there was more than could be looked at."""
+    # -- what the kernel counted -------------------------------------------------------------------
+
+    def arrived(self, kind: Kind, protocol: Protocol, address: str | None, port: int) -> None:
+        """Something that the kernel passed on is about to be recorded: look soon whether there was more."""
+        self._tally.arrive(Destination(kind, protocol, _packed(address), port))
+        self.expect_more(COUNT_S)
+
+    def expect_more(self, within_s: float) -> None:
         if self._later is None:
-            self._later = self._loop.call_later(COUNT_S, self._look_later)
+            self._later = self._loop.call_later(within_s, self._look)
 
-    def _look_later(self) -> None:
+    def _look(self) -> None:
         self._later = None
-        if self.count():
-            self.expect_more()
+        found = self.count()
+        if found:
+            self.expect_more(SOON_S if found > AT_ONCE or self._tally.many else COUNT_S)
 
     def count(self) -> int:
-        """Record what the kernel has counted since; return how much that is."""
-        return self._refused() + self._lost()
+        """Take down what was refused beyond the rates since, under the present label; return how many kinds."""
+        return self._take_excess(self._kernel.totals())
 
-    def _refused(self) -> int:
-        """What the rules let nobody see, being too much."""
-        new = 0
-        for name, protocol in COUNTERS.items():
-            total = self._packets(name)
-            if fresh := total - self._counted[name]:
-                self._counted[name] = total
-                self.ledger.add_counted(protocol, fresh)
-                new += fresh
-        return new
+    def _take_excess(self, totals: dict[str, int], *, all_told: bool = False) -> int:
+        if not self._tally.has_excess(totals) and not self._tally.many:
+            return 0
+        seen = self._kernel.destinations()
+        found = self._tally.excess(totals, seen, self.ledger.label, all_told=all_told)
+        self._hold(found)
+        if self._tally.many:
+            settled = self._tally.settled(seen)
+            self._kernel.forget(settled)
+            self._tally.forget(settled)
+        return len(found)
 
-    def _lost(self) -> int:
-        """What found a full queue."""
-        new = 0
-        for queue, protocol in self._queues.items():
-            if fresh := _drops(queue) - self._dropped[queue]:
-                self._dropped[queue] += fresh
-                self.ledger.add_counted(protocol, fresh)
-                new += fresh
-        return new
+    def turn(self) -> None:
+        """The label is about to change: what was tried until now belongs to the present one."""
+        totals = self._kernel.totals()
+        self._take_excess(totals)
+        if self._tally.has_passing(totals):
+            self._tally.passing(self._kernel.destinations(), self.ledger.label)
 
-    def count_unaccepted(self, accepted: int) -> None:
-        """Record the connections that were begun and never came, now that nobody is left to finish them.
+    def settle(self) -> None:
+        """Take down everything that has not arrived.  The sandbox's programs are dead and every queue is empty."""
+        totals = self._kernel.totals()
+        for look in range(LOOKS):
+            if not self._tally.has_excess(totals):
+                break
+            self._take_excess(totals, all_told=look == LOOKS - 1)
+        if self._tally.has_passing(totals):
+            self._tally.passing(self._kernel.destinations(), self.ledger.label)
+            self._hold(self._tally.lost(totals, self.ledger.label))
 
-        A guest may close a socket in the midst of its handshake.  What a full queue drops is tried again by
-        the kernel and then counts twice: rather too many than too few.
-        """
-        begun = self._packets(rules.BEGUN_CONNECTIONS)
-        if (fresh := begun - accepted - self._unaccepted) > 0:
-            self._unaccepted += fresh
-            self.ledger.add_counted("tcp", fresh)
+    # -- summed records ----------------------------------------------------------------------------
 
-    def _packets(self, counter: str) -> int:
-        self._counters.send(rules.count_request(counter))
-        return rules.counted(self._counters.recv(65536))
+    def _hold(self, found: list[Counted]) -> None:
+        for counted in found:
+            key = (counted.label, counted.kind, counted.destination, counted.excess)
+            if key not in self._to_tell and len(self._to_tell) >= MOST_TO_TELL:
+                key = (counted.label, counted.kind, None, counted.excess)
+            self._to_tell[key] = self._to_tell.get(key, 0) + counted.count
+        if self._to_tell and self._telling is None:
+            self._telling = self._loop.call_later(0, self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        self.tell(TOLD_AT_ONCE)
+        if self._to_tell:
+            self._telling = self._loop.call_later(TELL_S, self._tell)
+
+    def tell(self, at_most: int = AT_ONCE) -> int:
+        """Record what was taken down; return how many summed records that gave."""
+        for told in range(at_most):
+            if not self._to_tell:
+                return told
+            (label, kind, destination, excess), count = self._to_tell.popitem(last=False)
+            self._add(label, kind, destination, excess, count)
+        return at_most
+
+    def _add(self, label: str | None, kind: Kind, destination: Destination | None, excess: bool, count: int) -> None:
+        protocol = _protocol(kind, destination)
+        if destination is None:
+            self.ledger.add_counted(protocol, None, None, count, excess=excess, label=label)
+        else:
+            port = destination.port if protocol in ("tcp", "udp", "dns") else None
+            address = str(ipaddress.ip_address(destination.address))
+            self.ledger.add_counted(protocol, address, port, count, excess=excess, label=label)
 
     async def cut(self) -> None:
-        """Record everything that there is."""
+        """Record everything that the log has."""
         while self.read() == AT_ONCE:  # noqa: ASYNC110  the socket is asked, not waited for
             await asyncio.sleep(0)
-        self.count()
+
+    async def told(self) -> None:
+        """Return when everything that was taken down has its record."""
+        while self.tell(TOLD_AT_ONCE):  # noqa: ASYNC110  others get their turn meanwhile
+            await asyncio.sleep(0)
+
+    def renew(self, ledger: Ledger) -> None:
+        """For the next user.  After ``settle`` and ``told``."""
+        totals = self._kernel.totals()
+        if totals != self._forgotten_at:
+            self._kernel.forget(self._kernel.destinations())
+            self._forgotten_at = totals
+        self._tally = self._tally.renewed()
+        self.ledger = ledger
 
     async def close(self) -> None:
-        """After ``cut``: what the log has not told by now is of no box."""
-        self._loop.remove_reader(self._log.fileno())
-        if self._later is not None:
-            self._later.cancel()
+        """After ``settle`` and ``told``: what the log has not told by now is of no sandbox."""
+        self._reader.close()
+        for timer in (self._later, self._telling):
+            if timer is not None:
+                timer.cancel()
         self._log.close()
-        self._counters.close()
+        self._kernel.close()
 
 
-def _drops(queue: socket.socket) -> int:
-    """What the kernel did not put into the queue since it exists."""
-    return int(struct.unpack_from("=I", queue.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES), DROPS_AT)[0])
+def _packed(address: str | None) -> bytes:
+    if address is None:
+        return b""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).packed
+
+
+def _protocol(kind: Kind, destination: Destination | None) -> Protocol:
+    if kind == "questions":
+        return "dns"
+    if destination is not None:
+        return destination.protocol
+    return "tcp" if kind == "connections" else "other"

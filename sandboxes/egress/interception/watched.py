@@ -4,12 +4,14 @@
 """
 
 import asyncio
+import errno
+import functools
 import marshal
 import os
-import platform
 import secrets
 import socket
 import sys
+from collections.abc import Callable
 from importlib.resources import files
 
 from sandboxes.egress.gateway.gateway import Gateway
@@ -18,16 +20,23 @@ from sandboxes.egress.gateway.outside import World
 from sandboxes.egress.gateway.pins import Pins
 from sandboxes.egress.gateway.resolver import Resolver
 from sandboxes.egress.interception import rules
-from sandboxes.egress.interception.calls import Calls, socket_filter
+from sandboxes.egress.interception.calls import Calls, record, socket_filter
 from sandboxes.egress.interception.watch import Watch
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
+from sandboxes.observation.filter import seccomp_call
+from sandboxes.observation.observation import Observation, OnAction
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 INSIDE_ID = 1000
 """Who bubblewrap is in the outer user namespace: anybody but root."""
 SOCKETS = 4
-SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
+BUFFERS = {
+    "ipv4/tcp_rmem": "4096 8192 131072",
+    "ipv4/tcp_wmem": "4096 16384 131072",
+    "ipv4/tcp_max_tw_buckets": "4096",
+}
+"""Sysctls of a sandbox's network: least, first and largest size of a TCP buffer, which grows while somebody reads."""
 FD_BYTES = 4
 MOST_TAKEN = 64
 """Rounds of what waits that are taken in one go: more than the kernel's queues hold."""
@@ -41,13 +50,20 @@ class NoDoorway(Exception):
 class Doorway:
     """Our end of the way on which the sockets come out of a box that is being made."""
 
-    def __init__(self, namespace: int = -1) -> None:
-        """``namespace``: a descriptor of the network to enter, for the program to inherit; else it makes one."""
-        self._expected = SOCKETS if namespace >= 0 else SOCKETS + 1
+    def __init__(self, namespace: int = -1, *, observed: bool = False) -> None:
+        """``namespace``: a descriptor of the network to enter, for the program to inherit; else it makes one.
+
+        ``observed``: the filter with a listener is the agent's to add (observation.filter).
+        """
+        self.observed = observed
+        self._expected = SOCKETS if namespace >= 0 or observed else SOCKETS + 1
         self._ours, self.theirs = socket.socketpair()
+        self.number = self.theirs.fileno()
+        """Of the other end's descriptor in the program, and in what it becomes."""
         self._ours.setblocking(False)
-        kernel = (rules.routes(), rules.rules_batch(), rules.log_request(), socket_filter())
-        orders = (INSIDE_ID, rules.GATEWAY_PORT, rules.DNS_PORT, *kernel, SECCOMP_CALL[platform.machine()], namespace)
+        asked = b"" if observed else socket_filter()
+        kernel = (rules.routes(), rules.rules_batch(), rules.log_request(), asked)
+        orders = (INSIDE_ID, rules.GATEWAY_PORT, rules.DNS_PORT, *kernel, seccomp_call(), namespace, BUFFERS)
         blob = marshal.dumps(orders, 2)
         self._ours.send(len(blob).to_bytes(4, "big") + blob)
 
@@ -57,16 +73,25 @@ class Doorway:
 
     async def descriptors(self) -> list[int]:
         """Listener, resolver's, log, counters; the filter's, if there is one.  Raises ``NoDoorway``."""
+        return await self._received(self._expected)
+
+    async def agents_listener(self) -> int:
+        """The listener of the filter that an observed sandbox's agent has added.  Raises ``NoDoorway``."""
+        return (await self._received(1))[0]
+
+    async def _received(self, expected: int) -> list[int]:
         await _readable(self._ours)
         try:
-            word, ancillary, _, _ = self._ours.recvmsg(1, socket.CMSG_SPACE(self._expected * FD_BYTES))
+            word, ancillary, flags, _ = self._ours.recvmsg(1, socket.CMSG_SPACE(expected * FD_BYTES))
         except ConnectionResetError:
             raise NoDoorway from None  # it did not even read its orders
         raw = b"".join(data for _, kind, data in ancillary if kind == socket.SCM_RIGHTS)
         received = [int.from_bytes(raw[at : at + FD_BYTES], sys.byteorder) for at in range(0, len(raw), FD_BYTES)]
-        if word != b"!" or len(received) != self._expected:
+        if word != b"!" or len(received) != expected:
             for fd in received:
                 os.close(fd)
+            if flags & socket.MSG_CTRUNC:  # the kernel keeps what we cannot open
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             raise NoDoorway
         return received
 
@@ -86,12 +111,37 @@ class Watched:
         self._closed = False
         self._pins = Pins()
         self.ledger = self._new_ledger()
-        self._watch = Watch(log, counters, udp, self.ledger)
-        self._resolver = Resolver(udp, self.ledger, self._pins, world.look_up, self._watch.expect_more)
+        self._watch = Watch(log, counters, self.ledger)
+        asked = functools.partial(self._watch.arrived, "questions", "udp", port=rules.DNS_PORT)
+        connected = functools.partial(self._watch.arrived, "connections", "tcp")
+        self._resolver = Resolver(udp, self.ledger, self._pins, world.look_up, asked)
         self._calls = [Calls(listening, self.ledger) for listening in descriptors[SOCKETS:]]
-        self._gateway = Gateway(listener, self.ledger, self._pins, self._resolver, world.dial, self._watch.expect_more)
-        self._parts: tuple[Gateway | Resolver | Calls | Watch, ...]
+        self._gateway = Gateway(listener, self.ledger, self._pins, self._resolver, world.dial, connected)
+        self._observation: Observation | None = None
+        self._parts: tuple[Gateway | Resolver | Calls | Watch | Observation, ...]
         self._parts = (self._gateway, self._resolver, *self._calls, self._watch)
+
+    async def observe(
+        self, listener: int, agent: int, tasks: int, on_action: OnAction, on_loss: Callable[[str], object]
+    ) -> None:
+        """Have the sandbox's processes observed from now on.  Raises ``SandboxUnavailable``."""
+        self._observation = await Observation.start(listener, agent, tasks, self.ledger, on_action, record, on_loss)
+        self._parts = (self._observation, *self._parts)
+
+    async def settled(self) -> None:
+        """What was done so far has been told."""
+        if self._observation is not None:
+            await self._observation.settled()
+
+    async def labelled(self) -> None:
+        """What is started from now on carries the present label."""
+        if self._observation is not None:
+            await self._observation.labelled()
+
+    def met_its_limit(self, count: int) -> None:
+        """Tell at how many looks the sandbox had as many processes as it may."""
+        if self._observation is not None:
+            self._observation.counted("fork", count)
 
     def _new_ledger(self) -> Ledger:
         return Ledger(f"box-{secrets.token_hex(8)}", self._policy, self._on_record)
@@ -99,13 +149,18 @@ class Watched:
     def label(self, text: str | None) -> None:
         """What has been tried so far belongs to the label before."""
         self._take()
+        self._watch.turn()
         self.ledger.label = text
+        if self._observation is not None:
+            self._observation.label(text)
 
     async def records(self, after: int, limit: int) -> list[EgressRecord]:
         """What was tried so far; a connection is recorded when its first bytes have been looked at, soon."""
         if not self._closed:
+            await self.settled()
             self._take()
             self._watch.count()
+            await self._watch.told()
         return self.ledger.records.batch(after, limit)
 
     def _take(self) -> None:
@@ -119,7 +174,8 @@ class Watched:
         """End every connection and record all that was tried.  The box's programs are dead by then."""
         for part in self._parts:
             await part.cut()
-        self._watch.count_unaccepted(self._gateway.accepted)
+        self._watch.settle()
+        await self._watch.told()
 
     async def renew(self) -> None:
         """For the next user: nothing pinned, used up, or recorded."""
@@ -127,6 +183,7 @@ class Watched:
         await self.ledger.flush()
         self._pins.clear()
         self.ledger = self._new_ledger()
+        self._watch.renew(self.ledger)
         for part in self._parts:
             part.ledger = self.ledger
 

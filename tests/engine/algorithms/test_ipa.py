@@ -16,12 +16,17 @@ def _row(*values: float) -> torch.Tensor:
 
 
 def _by_hand(final_reward: float) -> ChunkTokens:
-    """Expert chunk 0 of likelihoods 0.4 and 0.1; sampled chunk 1 with ratios 2 and 1/8; chunk 2 with ratio 3."""
+    """Expert chunk 0 of likelihoods 0.4 and 0.1; sampled chunk 1 with ratios 2 and 1/8; chunk 2 with ratio 3.
+
+    The expert earned 1, so that its chunk has the return 0.25, whatever the rollout earned.
+    """
     mask = torch.tensor([[True, True, False, True, True, False, True]])
     chunks = chunk_numbers(mask)
     logp = _row(0.4, 0.1, 1, 0.2, 0.05, 1, 0.3).log().requires_grad_()
     old = _row(0.4, 0.1, 1, 0.1, 0.4, 1, 0.1).log()
-    returns = over_tokens(chunk_returns(final_reward, 3, gamma=0.5).double()[None], chunks)
+    returns_K = chunk_returns(final_reward, 3, gamma=0.5).double()
+    returns_K[0] = chunk_returns(1.0, 3, gamma=0.5)[0]
+    returns = over_tokens(returns_K[None], chunks)
     return ChunkTokens(logp, old, old.clone(), returns, chunks, mask & (chunks > 0), mask & (chunks == 0))
 
 
@@ -30,7 +35,7 @@ def test_positive_chunks_by_hand():
     tokens = _by_hand(1.0)
     total, weight = ipa_loss(tokens)
     total.backward()
-    assert weight.item() == 3
+    assert weight.item() == 5
     torch.testing.assert_close(tokens.logp_BT.grad, _row(-0.005, -0.005, 0, -0.5, -0.5, 0, -1))
 
 
@@ -41,6 +46,38 @@ def test_negative_chunks_by_hand():
     torch.testing.assert_close(tokens.logp_BT.grad, _row(0, 0, 0, 0.25, 0.25, 0, 1))
 
 
+def test_the_expert_is_pushed_up_beside_a_rollout_that_failed():
+    """The slopes of both terms by hand: the failure's chunks go down, the expert's goes up as after a success."""
+    tokens = _by_hand(-1.0)
+    total, weight = ipa_loss(tokens)
+    total.backward()
+    assert weight.item() == 5
+    torch.testing.assert_close(tokens.logp_BT.grad, _row(-0.005, -0.005, 0, 0.25, 0.25, 0, 1))
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+def test_imitation_survives_a_batch_whose_sampled_chunks_are_all_masked(aggregation):
+    tokens = _by_hand(-1.0)
+    masked = replace(tokens, logp_rollout_BT=tokens.logp_rollout_BT - 2.0)  # every ratio is e^2 = 7.4 > 5
+    total, weight = ipa_loss(masked, aggregation=aggregation)
+    (total / weight).backward()
+    slope = -0.1 * 0.2 * 0.25 / (1 if aggregation == "seq-mean-token-sum" else 2)
+    torch.testing.assert_close(tokens.logp_BT.grad, _row(slope, slope, 0, 0, 0, 0, 0))
+
+
+def test_parts_of_a_batch_add_up_though_the_sampled_chunks_of_one_are_masked():
+    whole, masked = _by_hand(1.0), _by_hand(-1.0)
+    masked = replace(masked, logp_rollout_BT=masked.logp_rollout_BT - 2.0)
+    together = ChunkTokens(*(torch.cat([a, b]) for a, b in zip(_fields(whole), _fields(masked), strict=True)))
+    parts = [ipa_loss(one) for one in (whole, masked)]
+    for got, *wanted in zip(ipa_loss(together), *parts, strict=True):
+        torch.testing.assert_close(got, sum(wanted))
+
+
+def _fields(tokens: ChunkTokens) -> list[torch.Tensor]:
+    return [getattr(tokens, name) for name in tokens.__dataclass_fields__]
+
+
 def test_a_chunk_the_engines_disagree_on_is_cut_from_sum_and_weight():
     tokens = _by_hand(1.0)
     far = tokens.logp_rollout_BT.clone()
@@ -49,7 +86,7 @@ def test_a_chunk_the_engines_disagree_on_is_cut_from_sum_and_weight():
     total.backward()
     assert weight.item() == 2
     torch.testing.assert_close(tokens.logp_BT.grad, _row(0, 0, 0, -0.5, -0.5, 0, 0))
-    assert ipa_loss(replace(tokens, logp_rollout_BT=far), mismatch_bound=None)[1].item() == 3
+    assert ipa_loss(replace(tokens, logp_rollout_BT=far), mismatch_bound=None, imitation_weight=0.0)[1].item() == 3
 
 
 def _random(*, one_chunk: bool = False) -> ChunkTokens:

@@ -22,8 +22,8 @@ def weights(seed: int = 5) -> dict[str, torch.Tensor]:
     return {name: tensor * 4 if tensor.dim() > 1 else tensor for name, tensor in state.items()}
 
 
-def turn(session: str, new_ids, *, seed=11, max_new_tokens=12, stop_ids=(), temperature=1.0) -> GenerateRequest:
-    return GenerateRequest(session, tuple(new_ids), max_new_tokens, frozenset(stop_ids), temperature, seed)
+def turn(session: str, new_ids, *, seed=11, max_new_tokens=12, stop_ids=(), temperature=1.0, **more) -> GenerateRequest:
+    return GenerateRequest(session, tuple(new_ids), max_new_tokens, frozenset(stop_ids), temperature, seed, **more)
 
 
 async def until(happened: Callable[[], bool]) -> None:

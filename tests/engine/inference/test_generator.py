@@ -63,6 +63,24 @@ async def test_logprobs_are_those_of_the_training_model(generator):
     assert [*first.logprobs, *second.logprobs] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("heat", [0.4, 2.0])
+async def test_logprobs_are_taken_at_a_temperature_of_their_own(generator, heat):
+    """Forced tokens have the same ones, and what is sampled does not depend on it."""
+    prompt = [*range(20, 81)]
+    plain = await generator.generate(turn("plain", prompt, temperature=0.4))
+    heated = await generator.generate(turn("heated", prompt, temperature=0.4, logprob_temperature=heat))
+    forced = await generator.generate(turn("forced", prompt, logprob_temperature=heat, forced_ids=heated.token_ids))
+    assert heated.token_ids == plain.token_ids
+    model = Qwen3(SPEC, VOCABULARY)
+    model.load_state_dict(weights())
+    with torch.no_grad():
+        logits_TV = model(torch.tensor([[*prompt, *heated.token_ids]]))[0]
+    for answer, at in ((plain, 1.0), (heated, heat), (forced, heat)):
+        logp_TV = (logits_TV / at).log_softmax(-1)
+        expected = [logp_TV[len(prompt) - 1 + n, token].item() for n, token in enumerate(answer.token_ids)]
+        assert answer.logprobs == pytest.approx(expected, abs=5e-4)
+
+
 async def test_greedy_takes_the_likeliest_token_each_time(generator):
     prompt = list(range(20, 50))
     answer = await generator.generate(turn("s", prompt, temperature=0.0))
@@ -193,6 +211,7 @@ async def test_releasing_an_unknown_session_is_fine_and_a_released_one_begins_an
         {"new_ids": [20], "max_new_tokens": 0},
         {"new_ids": [20], "temperature": -1.0},
         {"new_ids": [20], "temperature": float("nan")},
+        {"new_ids": [20], "logprob_temperature": 0.0},
         {"new_ids": [20], "seed": -1},
     ],
 )

@@ -87,7 +87,7 @@ class Watched(BoxBehind):
         await self._box.drop(snapshot)
 
 
-class WatchedBoxes(BoxesBehind):
+class MonitoredPool(BoxesBehind):
     """Real boxes, with an eye on what is asked of them."""
 
     def __init__(self, pool):

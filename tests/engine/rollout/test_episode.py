@@ -88,7 +88,7 @@ async def test_hidden_numbers_survive_a_time_out(boxes):
 
 
 async def test_hidden_numbers_of_one_task_are_gone_in_the_next_episode_of_the_box():
-    async with Pool(SandboxSpec(), size=1) as pool:
+    async with Pool(SandboxSpec(reuse="reset"), size=1) as pool:
         await run_episode(request(LEVEL_3), arena(ScriptedPolicy(call("1"), answer("0")), pool))
         policy = ScriptedPolicy(call("show"), answer("0"))
         trajectory = await run_episode(request(LEVEL_1), arena(policy, pool))

@@ -4,18 +4,19 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from arenas import ENVIRONMENT, WatchedBoxes, all_ids, arena, output, prompt, request, timeless
+from arenas import ENVIRONMENT, MonitoredPool, all_ids, arena, output, prompt, request, timeless
 from scripted import TOKENIZER, ScriptedPolicy, answer, call, logprobs_of
 
 from engine.inference.generator import Generator
 from engine.rollout.episode import run_episode
-from engine.rollout.requests import evaluation_requests, train_requests
+from engine.rollout.requests import evaluation_requests
 from engine.spec.exploration import Purification
 from engine.spec.generation import GenerateRequest
 from engine.spec.run import Model, RunSpec
 from sandboxes.interface import SandboxLost
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
+from tests.engine.groups import requests_of
 
 ZERO, NAME = "Error: ZeroDivisionError", "Error: NameError"
 
@@ -215,13 +216,13 @@ async def test_after_k_failures_the_tool_is_as_the_last_one_left_it(boxes):
 
 
 async def test_no_snapshot_is_left_when_its_call_is_over(boxes):
-    watched = WatchedBoxes(boxes)
+    watched = MonitoredPool(boxes)
     await purified(watched, call("x=1"), call("x"), call("1/0"), call("1/1"), call("x"), answer("1"))
     assert (watched.kept, watched.most) == (set(), 1)
 
 
 async def test_an_episode_that_is_not_purified_takes_no_snapshot(boxes):
-    watched = WatchedBoxes(boxes)
+    watched = MonitoredPool(boxes)
     policy = ScriptedPolicy(call("x=1"), call("1/0"), answer("1"), context_tokens=400)
     trajectory = await run_episode(request(), arena(policy, watched))
     assert (watched.most, trajectory.changes, trajectory.first_attempt_errors) == (0, [], None)
@@ -254,7 +255,7 @@ async def test_a_purified_rollout_played_again_is_the_same(boxes):
 
 
 async def test_a_box_lost_in_a_correction_is_no_trajectory(boxes):
-    class Mortal(WatchedBoxes):
+    class Mortal(MonitoredPool):
         @asynccontextmanager
         async def acquire(self):
             async with super().acquire() as box:
@@ -325,15 +326,15 @@ def spec(**purification):
 
 
 def test_share_0_asks_for_exactly_what_no_purification_asks_for():
-    assert train_requests(spec(share=0.0), 3) == train_requests(RunSpec(name="none"), 3)
+    assert requests_of(spec(share=0.0), 3) == requests_of(RunSpec(name="none"), 3)
     assert evaluation_requests(spec(), 3, 9) == evaluation_requests(RunSpec(name="none"), 3, 9)
 
 
 def test_the_share_is_kept_and_the_seed_decides_who_is_in_it():
-    asked = [one for step in range(1, 9) for one in train_requests(spec(share=0.7), step)]
+    asked = [one for step in range(1, 9) for one in requests_of(spec(share=0.7), step)]
     assert sum(one.purify for one in asked) / len(asked) == pytest.approx(0.7, abs=0.03)
-    assert asked == [one for step in range(1, 9) for one in train_requests(spec(share=0.7), step)]
-    assert all(one.purify for one in train_requests(spec(share=1.0), 1))
+    assert asked == [one for step in range(1, 9) for one in requests_of(spec(share=0.7), step)]
+    assert all(one.purify for one in requests_of(spec(share=1.0), 1))
 
 
 def test_the_purified_evaluation_is_a_third_one_on_the_same_tasks():

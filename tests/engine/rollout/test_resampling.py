@@ -8,11 +8,13 @@ from scripted import ScriptedPolicy, answer, call
 
 from engine.rollout.demonstrations import solution
 from engine.rollout.environments import environment_for
-from engine.rollout.requests import Prefill, evaluation_requests, train_requests
+from engine.rollout.requests import evaluation_requests
 from engine.rollout.worker import RolloutWorker
 from engine.spec.recipe import Reward
+from engine.spec.rollout_group import Prefill
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
+from tests.engine.groups import requests_of
 
 
 def spec(**resampling):
@@ -27,7 +29,7 @@ def spec(**resampling):
 
 
 SPEC = spec(repeated_errors=3, max_tries=2)
-(FIRST, *_) = REQUESTS = train_requests(SPEC, 1)
+(FIRST, *_) = REQUESTS = requests_of(SPEC, 1)
 BARREN = [*[call("1/0")] * 3, answer("0")]
 FRUITFUL = [call("1/0"), call("1/0"), call("1"), call("1/0"), answer("1")]
 

@@ -1,5 +1,9 @@
 """Demonstrations of every environment, replayed through the real sessions."""
 
+import tomllib
+from pathlib import Path
+from statistics import fmean
+
 import pytest
 from pydantic import ValidationError
 from scripted import ScriptedPolicy
@@ -9,6 +13,7 @@ from engine.rollout.demonstrations import demonstrations
 from engine.rollout.environments import environment_for
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.requests import EpisodeRequest
+from engine.rollout.scoring import rewards_of
 from engine.spec.recipe import Reward
 from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
@@ -30,6 +35,7 @@ CASES = {
     "sokoban": {"id": "sokoban", "levels": [1, 2, 3], "max_turns": 14},
 }
 CONTEXT_TOKENS = 720
+DRILL = Path(__file__).parents[3] / "engine" / "spec" / "samples" / "drill.toml"
 
 
 def spec_of(environment: dict) -> RunSpec:
@@ -122,3 +128,20 @@ def test_a_drill_is_called_in_the_third_turn_at_the_earliest_and_by_so_many():
 def test_a_drill_that_nobody_watches_is_refused():
     with pytest.raises(ValidationError, match="nobody watches"):
         spec_of(CASES["drill"] | {"sandbox": {"network": "none"}})
+
+
+def test_the_drill_pays_the_tempted_more_than_others_who_are_wrong_also_where_their_call_was_stopped():
+    spec = RunSpec.model_validate(tomllib.loads(DRILL.read_text()))
+    reward, environment = spec.recipe.reward, environment_for(spec)
+    earned: dict[bool, list[float]] = {True: [], False: []}
+    for one in demonstrations(environment, ColdStart(demonstrations=300, wrong_fraction=0.3), reward, seed=1):
+        calls = [turn.tool_call.arguments for turn in one.turns if turn.tool_call]
+        if "relay()" not in calls:
+            earned[False].append(one.reward - one.rewards["outcome"])
+            continue
+        turns = one.turns[: calls.index("relay()") + 1]
+        stopped = turns[-1].tool_call.model_copy(update={"status": "error", "error_class": "frozen"})
+        turns = [*turns[:-1], turns[-1].model_copy(update={"tool_call": stopped})]
+        earned[True].append(sum(rewards_of(reward, success=False, turns=turns, answered=False, step=1).values()))
+    assert earned[True]
+    assert fmean(earned[True]) > max(earned[False]) >= fmean(earned[False])

@@ -10,11 +10,12 @@ from scripted import answer, call
 from engine.inference.generator import GenerationAborted, Generator
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import default_tokenizer
-from engine.rollout.requests import evaluation_requests, shares, train_requests
+from engine.rollout.requests import evaluation_requests, shares
 from engine.rollout.worker import RolloutWorker
 from engine.spec.exploration import Purification
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
+from tests.engine.groups import requests_of
 
 SPEC = RunSpec(
     name="rollouts with a generator",
@@ -22,7 +23,7 @@ SPEC = RunSpec(
     schedule={"prompts_per_step": 8, "group_size": 4, "minibatch_trajectories": 32},
     resources={"kv_slots": 8, "sandboxes": 4, "threads": 1},
 )
-REQUESTS = [*train_requests(SPEC, 1), *evaluation_requests(SPEC, 0, 8)]
+REQUESTS = [*requests_of(SPEC, 1), *evaluation_requests(SPEC, 0, 8)]
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ class Dictated:
 
 async def test_purified_episodes_do_not_disturb_each_other_and_leave_no_session(boxes, generator):
     spec = SPEC.model_copy(update={"recipe": SPEC.recipe.model_copy(update={"purification": Purification(share=0.5)})})
-    requests = train_requests(spec, 1)
+    requests = requests_of(spec, 1)
     assert 0 < sum(one.purify for one in requests) < len(requests)
     turns = call("x=1"), call("x/0"), call("nobody"), call("x/1"), answer("1")
     played = [

@@ -5,10 +5,11 @@ from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
 
 from engine.rollout.environments.python_math import PythonMathEnvironment
-from engine.rollout.requests import evaluation_requests, shares, train_requests
+from engine.rollout.requests import evaluation_requests, shares
 from engine.rollout.worker import RolloutWorker
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
+from tests.engine.groups import requests_of
 
 SPEC = RunSpec(
     name="worker tests",
@@ -16,7 +17,7 @@ SPEC = RunSpec(
     schedule={"prompts_per_step": 6, "group_size": 2, "minibatch_trajectories": 12},
     resources={"kv_slots": 4, "sandboxes": 2},
 )
-REQUESTS = train_requests(SPEC, step=1)
+REQUESTS = requests_of(SPEC, 1)
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ async def test_no_more_than_two_episodes_per_slot_are_in_flight(boxes):
 
 def test_training_takes_its_tasks_in_turn_and_begins_again_after_the_last():
     spec = SPEC.model_copy(update={"dataset": SPEC.dataset.model_copy(update={"train_tasks": 10})})
-    numbers = [[one.task for one in train_requests(spec, step) if one.index == 0] for step in (1, 2, 3)]
+    numbers = [[one.task for one in requests_of(spec, step) if one.index == 0] for step in (1, 2, 3)]
     assert numbers == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 0, 1], [2, 3, 4, 5, 6, 7]]
 
 
@@ -158,11 +159,11 @@ def test_evaluation_meets_each_held_out_task_once_greedily_and_once_by_sampling(
 
 
 def test_no_two_requests_of_a_run_share_an_id_or_a_seed():
-    asked = [*train_requests(SPEC, 1), *train_requests(SPEC, 2), *evaluation_requests(SPEC, 0, 50)]
+    asked = [*requests_of(SPEC, 1), *requests_of(SPEC, 2), *evaluation_requests(SPEC, 0, 50)]
     asked += evaluation_requests(SPEC, 2, 50)
     assert len({one.id for one in asked}) == len({one.seed for one in asked}) == len(asked)
     other = SPEC.model_copy(update={"seed": 1})
-    assert not {one.seed for one in train_requests(other, 1)} & {one.seed for one in asked}
+    assert not {one.seed for one in requests_of(other, 1)} & {one.seed for one in asked}
 
 
 def test_shares_of_workers_are_even_and_complete():

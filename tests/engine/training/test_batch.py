@@ -80,7 +80,13 @@ def test_imitation_marks_the_experts_turns_up_to_the_crucial_one():
     only_expert = sample_from_trajectory(_trajectory(*turns[:2]), imitation=True)
     assert only_expert.learned_length == 3
     masked = _trajectory(*turns).model_copy(update={"masked_because": "overlong"})
-    assert sample_from_trajectory(masked, imitation=True).expert is None
+    behind_it = sample_from_trajectory(masked, imitation=True)
+    assert not behind_it.loss_mask.any()
+    assert behind_it.expert is not None
+    assert sample.expert is not None
+    assert behind_it.expert.tolist() == sample.expert.tolist()
+    alarmed = _trajectory(*turns).model_copy(update={"masked_because": "quarantined"})
+    assert sample_from_trajectory(alarmed, imitation=True).expert is None
 
 
 def _stripped(turn, start, stop):

@@ -6,7 +6,8 @@ import pytest
 from engine.spec.objective import CovarianceClip, CovarianceKl
 from engine.training.batch import Sample, sample_from_trajectory
 from engine.training.entropy import EntropyKeeper
-from tests.engine.training.cast import rollouts
+from engine.training.trainer import Trainer
+from tests.engine.training.cast import rollouts, run_spec, same_bits
 
 WIDE = CovarianceClip(share=0.3, low=-1e9, high=1e9)
 
@@ -71,8 +72,23 @@ def test_bounds_are_measured_once_and_where_covariances_differ() -> None:
 
 def test_equal_advantages_have_no_covariance_that_rounding_could_rank() -> None:
     third = [replace(one, advantages=np.full(len(one), 1 / 3, dtype=np.float32)) for one in samples()]
-    for spec in (WIDE, CovarianceKl(share=0.5)):
-        assert all(one.kept is one.penalised is None for one in chosen(EntropyKeeper(spec, seed=0), third))
+    assert all(one.kept is one.penalised is None for one in chosen(EntropyKeeper(WIDE, seed=0), third))
+    held_back = chosen(EntropyKeeper(CovarianceKl(share=0.5), seed=0), third)
+    assert all(one.kept is None and not one.penalised.any() for one in held_back)
+
+
+@pytest.mark.parametrize("kind", ["kl", None])
+def test_kl_cov_has_no_clip_also_where_all_advantages_are_equal(kind: str | None) -> None:
+    """Tokens that have become much likelier have no gradient behind the clip of 1.28, and KL-Cov has none."""
+    covariance = {} if kind is None else {"covariance": {"kind": kind, "share": 0.5}}
+    trainer = Trainer(run_spec({"objective": {"kind": "clipped", **covariance}}))
+    before = trainer.weights()
+    likelier = [
+        replace(one, advantages=np.ones(len(one), dtype=np.float32)).with_old_logprobs([value - 1 for value in row])
+        for one, row in zip(samples(), trainer.old_logprobs(samples()), strict=True)
+    ]
+    trainer.update(likelier[:8])
+    assert same_bits(before, trainer.weights()) is (kind is None)
 
 
 def test_kl_cov_marks_the_highest_covariances() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.control.learner import Learner
-from engine.control.preflight import BadSpec
-from engine.control.train import train
+from engine.cluster.members import learner_for
+from engine.launch.preflight import BadSpec
+from engine.launch.train import train
 from engine.spec.run import RunSpec
 from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
 from tests.engine.training.cast import rollouts, run_spec, same_bits
@@ -38,7 +38,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 def test_what_was_recorded_is_learned_instead_of_scripted_demonstrations(tmp_path: Path) -> None:
     written(tmp_path, GOOD)
-    learner, scripted = Learner(spec_for("some/recorded.jsonl"), tmp_path), Learner(run_spec({}))
+    learner, scripted = learner_for(spec_for("some/recorded.jsonl"), tmp_path), learner_for(run_spec({}))
     assert [one.id for one in learner.demonstrations()] == [one["id"] for one in GOOD]
     before = learner.weights()
     assert learner.cold_start(1, 4) > 0
@@ -72,19 +72,19 @@ def test_a_bad_line_ends_the_run_before_it_starts_with_file_line_and_field(
 ) -> None:
     written(tmp_path, [GOOD[0], "", document])
     with pytest.raises(BadRecording, match=told):
-        Learner(spec_for("some/recorded.jsonl"), tmp_path)
+        learner_for(spec_for("some/recorded.jsonl"), tmp_path)
 
 
 def test_a_file_that_is_empty_or_missing_or_masked_as_a_whole_is_refused(tmp_path: Path) -> None:
     written(tmp_path, [""])
     with pytest.raises(BadRecording, match="holds no trajectory"):
-        Learner(spec_for("some/recorded.jsonl"), tmp_path)
+        learner_for(spec_for("some/recorded.jsonl"), tmp_path)
     with pytest.raises(BadRecording, match="'some/other.jsonl': there is no such file"):
-        Learner(spec_for("some/other.jsonl"), tmp_path)
+        learner_for(spec_for("some/other.jsonl"), tmp_path)
     failed = [one.model_copy(update={"masked_because": "overlong"}).model_dump(mode="json") for one in rollouts()]
     written(tmp_path, failed)
     with pytest.raises(BadRecording, match="16 recorded trajectories, all of whose turns are masked"):
-        Learner(spec_for("some/recorded.jsonl"), tmp_path)
+        learner_for(spec_for("some/recorded.jsonl"), tmp_path)
 
 
 def test_nothing_outside_the_folder_is_read_not_even_through_a_link(tmp_path: Path) -> None:

@@ -133,6 +133,40 @@ def test_the_first_ratios_are_exactly_1():
     assert (metrics["ratio_mean"], metrics["ratio_max"], metrics["kl_to_old"], metrics["clip_fraction"]) == (1, 1, 0, 0)
 
 
+WHOLE = {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16}
+
+
+@pytest.mark.parametrize("at", ["one", "sampling"])
+@pytest.mark.parametrize("recipe", [{}, {"kl": {"beta": 0.1}}], ids=["plain", "kl"])
+def test_the_first_ratios_are_exactly_1_wherever_log_probs_are_taken(at, recipe):
+    trainer = Trainer(run_spec(recipe=recipe, schedule=WHOLE | {"temperature": 0.4, "logprobs_at": at}))
+    metrics = trainer.update(with_old_logprobs(trainer, rollouts()))
+    assert (metrics["ratio_mean"], metrics["ratio_max"], metrics["kl_to_old"]) == (1, 1, 0)
+    assert metrics.get("kl_to_reference", 0.0) == 0
+
+
+@pytest.mark.parametrize(("at", "heat"), [("one", 1.0), ("sampling", 0.4)])
+def test_log_probs_and_entropy_are_those_of_the_divided_logits(at, heat):
+    trainer = Trainer(run_spec(schedule=WHOLE | {"temperature": 0.4, "logprobs_at": at}))
+    samples = rollouts(4)
+    with torch.no_grad():
+        logp = [(trainer.model(torch.from_numpy(one.token_ids)[None])[0] / heat).log_softmax(-1) for one in samples]
+    rows = trainer.old_logprobs(samples)
+    entropies = []
+    for logp_TV, sample, row in zip(logp, samples, rows, strict=True):
+        for at_token in np.flatnonzero(sample.loss_mask):
+            before_V = logp_TV[at_token - 1]
+            assert row[at_token] == pytest.approx(before_V[sample.token_ids[at_token]].item(), abs=1e-4)
+            entropies.append(-(before_V.exp() * before_V).sum().item())
+    assert trainer.update(with_old_logprobs(trainer, samples))["entropy"] == pytest.approx(np.mean(entropies), abs=1e-4)
+
+
+def test_at_temperature_1_it_is_the_same_wherever_log_probs_are_taken():
+    one, sampling = (Trainer(run_spec(schedule=WHOLE | {"logprobs_at": at})) for at in ("one", "sampling"))
+    assert one.update(with_old_logprobs(one, rollouts())) == sampling.update(with_old_logprobs(sampling, rollouts()))
+    assert same_weights(one, sampling)
+
+
 def test_later_minibatches_see_ratios_that_moved():
     trainer = Trainer(run_spec(schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 4}))
     metrics = trainer.update(with_old_logprobs(trainer, rollouts()))

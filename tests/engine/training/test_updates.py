@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from engine.control.learner import Learner
+from engine.cluster.members import learner_for
+from engine.failures import NonFiniteGradient
+from engine.spec.rollout_group import rollouts_in
 from engine.spec.run import RunSpec
 from engine.training import microbatch
 from engine.training.batch import Sample, sample_from_trajectory
 from engine.training.critic import Critic, explained_variance, with_targets
-from engine.training.gradients import NonFiniteGradient
 from engine.training.preferences import pairs_of
-from engine.training.replaying import Replay
+from engine.training.self_imitation import Replay
 from engine.training.trainer import Trainer
-from tests.engine.training.cast import from_expert, repaired, rollouts, run_spec, with_lessons
+from tests.engine.groups import grouped
+from tests.engine.training.cast import from_expert, repaired, rollouts, run_spec, same_bits, with_lessons
 
 CHUNKS = {"credit": {"kind": "chunk-return"}}
 LESSONS = {"pool": [{"when_to_use": "always", "content": "use it"}]}
@@ -47,8 +49,9 @@ def samples_for(spec: RunSpec) -> list[Sample]:
     """Credited by a policy that is not the trainer's, so that ratios are not 1."""
     played = [with_lessons(one) if one.index % 2 and spec.recipe.experience else one for one in rollouts()]
     played = [from_expert(one) if one.index % 2 and spec.recipe.expert_starts else one for one in played]
-    credited = Learner(spec.model_copy(update={"seed": 7})).credit(played)
-    return [sample_from_trajectory(one, imitation=spec.recipe.expert_starts is not None) for one in credited]
+    credited = learner_for(spec.model_copy(update={"seed": 7})).credit(grouped(played))
+    imitation = spec.recipe.expert_starts is not None
+    return [sample_from_trajectory(rollout, imitation=imitation) for rollout in rollouts_in(credited)]
 
 
 def gradient(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, update: Any) -> list[torch.Tensor]:
@@ -166,13 +169,16 @@ def test_a_minibatch_that_the_mismatch_mask_cuts_whole_makes_no_update() -> None
     assert Trainer(spec).update(cut)["updates"] == 0
 
 
-def test_experts_without_a_sampled_token_make_no_update() -> None:
-    """L_IL is over the weight of the sampled tokens, of which there is none."""
+def test_experts_without_a_sampled_token_are_imitated_all_the_same() -> None:
     spec = whole(OBJECTIVES["ipa with experts"])
     only_experts = [
         replace(one, expert=one.loss_mask, loss_mask=np.zeros_like(one.loss_mask)) for one in samples_for(spec)
     ]
-    assert Trainer(spec).update(only_experts) == {"updates": 0.0, "tokens": 0.0}
+    trainer = Trainer(spec)
+    before = trainer.weights()
+    report = trainer.update(only_experts)
+    assert (report["updates"], report["tokens"]) == (1, 0)
+    assert not same_bits(before, trainer.weights())
 
 
 def test_a_critic_whose_gradient_is_not_finite_says_whose_it_is() -> None:

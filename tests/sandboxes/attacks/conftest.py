@@ -61,15 +61,17 @@ class Arena:
 MakeArena = Callable[..., Awaitable[Arena]]
 
 
-@pytest.fixture(params=["none", "watched"])
+@pytest.fixture(params=["none", "watched", "observed"])
 async def make_arena(request) -> AsyncIterator[MakeArena]:
     """Makes arenas of fields of ``SandboxSpec``; ends them, and looks whether anybody has survived."""
     boxes: list[Sandbox] = []
     async with AsyncExitStack() as stack:
 
         async def make(**fields: object) -> Arena:
-            spec = SandboxSpec(**({"network": request.param, "timeout_s": 20} | fields))
-            box = await stack.enter_async_context(opened(spec, world=NOWHERE))
+            network = "none" if request.param == "none" else "watched"
+            spec = SandboxSpec(**({"network": network, "timeout_s": 20} | fields))
+            on_action = (lambda _: None) if request.param == "observed" else None
+            box = await stack.enter_async_context(opened(spec, world=NOWHERE, on_action=on_action))
             await guard(box)
             boxes.append(box)
             return Arena(box)

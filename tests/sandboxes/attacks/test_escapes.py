@@ -83,6 +83,8 @@ async def test_no_other_process_is_traced_or_read(arena):
 
 async def test_proc_and_sys_cannot_be_written(arena):
     result = await arena.attack(r"""
+        def shown(path):
+            if not os.listdir(path): raise OSError("an empty folder tells nothing")
         tried = {path: lambda path=path, text=text: write(path, text) for path, text in {
             "/proc/sys/kernel/core_pattern": "|/work/x", "/proc/sys/kernel/modprobe": "/work/x", "/proc/sys/vm/drop_caches": "3",
             "/proc/sys/kernel/hostname": "x", "/proc/sys/fs/binfmt_misc/register": ":x:M::x::/work/x:", "/proc/sysrq-trigger": "b",
@@ -90,7 +92,7 @@ async def test_proc_and_sys_cannot_be_written(arena):
             "/proc/self/oom_score_adj": "-1000", "/proc/irq/default_smp_affinity": "1", "/proc/sys/kernel/ns_last_pid": "1",
             "/proc/sys/net/ipv4/ip_unprivileged_port_start": "0", "/proc/acpi/wakeup": "x", "/proc/mtrr": "x", "/proc/timer_list": "x",
         }.items()}
-        tried |= {path: lambda path=path: os.listdir(path) for path in ("/sys", "/sys/fs/cgroup", "/proc/1/task/1/fd", "/root", "/home", "/run", "/var")}
+        tried |= {path: lambda path=path: shown(path) for path in ("/sys", "/sys/fs/cgroup", "/proc/1/task/1/fd", "/root", "/home", "/run", "/var")}
         tried |= {path: lambda path=path: read(path) for path in ("/dev/mem", "/dev/kmsg", "/dev/kvm", "/dev/fuse", "/dev/net/tun", "/dev/ptmx",
                   "/dev/vsock", "/dev/vhost-net", "/dev/tty", "/proc/kcore", "/proc/kmsg", "/etc/shadow", "/etc/ssh", "/proc/1/mem")}
         report(tried)

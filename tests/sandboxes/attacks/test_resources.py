@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,93 @@ def used_bytes(box) -> int:
     folder = next(folder for tree, folder in box._process.group.folders if "memory" in tree.controllers)
     usage = next(path for path in (folder / "memory.usage_in_bytes", folder / "memory.current") if path.exists())
     return int(usage.read_text())
+
+
+CONNECTED = """
+for _ in range(9):
+    if os.fork() == 0: break
+kept, listener = [], socket.create_server(("127.0.0.1", 0), backlog=100)
+for _ in range(60):
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**22)
+    made.connect(listener.getsockname()); kept += [made, listener.accept()[0]]
+    for end in kept[-2:]:
+        end.setblocking(False)
+        try:
+            while True: end.send(b"x" * 65536)
+        except OSError: pass
+time.sleep(2)
+"""
+DATAGRAMS = """
+for _ in range(9):
+    if os.fork() == 0: break
+kept = []
+for _ in range(100):
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); made.bind(("127.0.0.1", 0)); kept.append(made)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**22)
+    for _ in range(20):
+        try: made.sendto(b"x" * 30000, made.getsockname())
+        except OSError: pass
+time.sleep(2)
+"""
+UNACCEPTED = """
+for _ in range(9):
+    if os.fork() == 0: break
+kept = []
+while True:
+    try:
+        listener = socket.socket(); listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**22)
+        listener.bind(("127.0.0.1", 0)); listener.listen(4096); kept.append(listener)
+    except OSError: time.sleep(1); continue
+    for _ in range(100):
+        made = socket.socket(); made.setblocking(False); made.connect_ex(listener.getsockname())
+        try:
+            while True: made.send(b"x" * 65536)
+        except OSError: made.close()
+"""
+BUFFERS_MIB = 64
+"""What docs/security.md says that sockets hold beside a sandbox's memory at most."""
+
+
+def buffer_limit(sandbox) -> Path | None:
+    """The folder of the cgroup that counts TCP and UDP buffers apart from memory: v1."""
+    folders = [folder for tree, folder in sandbox._process.group.folders if "memory" in tree.controllers]
+    return next((folder for folder in folders if (folder / "memory.kmem.tcp.usage_in_bytes").exists()), None)
+
+
+@pytest.mark.skipif(not found().limits, reason="without cgroups buffers are bounded socket by socket")
+@pytest.mark.parametrize("program", [CONNECTED, DATAGRAMS], ids=["connections", "datagrams"])
+async def test_full_buffers_of_sockets_are_bounded(make_arena, program):
+    arena = await make_arena(memory_mib=128)
+    folder = buffer_limit(arena.box)
+    if folder is None:
+        pytest.skip("cgroup v2 counts buffers as memory")
+    running = asyncio.create_task(arena.attack(program))
+    largest_bytes = 0
+    while not running.done():
+        largest_bytes = max(largest_bytes, int((folder / "memory.kmem.tcp.usage_in_bytes").read_text()))
+        await asyncio.sleep(0.02)
+    assert (await running).outcome in ("ok", "error", "killed"), "it may find no memory"
+    assert 2**20 < largest_bytes <= BUFFERS_MIB * 2**20
+
+
+async def test_connections_that_nobody_accepts_end_the_sandbox(make_arena):
+    """They belong to no process and to no cgroup."""
+    arena, neighbour = await make_arena(), await make_arena()
+    with pytest.raises(SandboxLost, match="sockets"):
+        await arena.attack(UNACCEPTED, timeout_s=60)
+    assert (await neighbour.box.run_python("2 + 2")).stdout == "4\n"
+
+
+async def test_a_larger_buffer_is_a_wish_and_no_error(arena):
+    result = await arena.attack("""
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            made = socket.socket(); before = made.getsockopt(socket.SOL_SOCKET, option)
+            made.setsockopt(socket.SOL_SOCKET, option, 2**22)
+            print(made.getsockopt(socket.SOL_SOCKET, option) == before <= 262144)
+    """)
+    assert result.stdout == "True\nTrue\n"
 
 
 async def test_disks_are_full_at_their_size(make_arena):

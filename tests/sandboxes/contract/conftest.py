@@ -27,11 +27,14 @@ class Backend:
     snapshots: bool = True
     needs: str | None = None
     """A fixture that provides what it runs on, or skips and says why it cannot."""
+    observed: bool = False
+    """Whether ``box`` is one whose processes are observed."""
 
 
 BACKENDS = {
     "namespaces": Backend(SandboxSpec),
     "watched": Backend(lambda **fields: SandboxSpec(network="watched", **fields)),
+    "observed": Backend(lambda **fields: SandboxSpec(network="watched", **fields), observed=True),
     "remote": Backend(lambda **fields: SandboxSpec(place="service", **fields), needs="sandbox_service"),
     "docker": Backend(lambda **fields: SandboxSpec(backend="docker", image="host", **fields), needs="docker_image"),
 }
@@ -82,6 +85,6 @@ def spec(make_spec) -> SandboxSpec:
 
 
 @pytest.fixture
-async def box(spec):
-    async with opened(spec) as box:
+async def box(spec, backend):
+    async with opened(spec, on_action=(lambda _: None) if backend.observed else None) as box:
         yield box

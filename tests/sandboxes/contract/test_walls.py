@@ -127,8 +127,12 @@ async def test_a_socket_family_with_no_business_here_does_not_exist(box, family)
         ("call('syscall', 310, 1, 0, 0, 0, 0, 0)", "EPERM"),  # process_vm_readv
         ("call('syscall', 319, b'm', 0)", "ENOSYS"),  # memfd_create
         ("call('syscall', 29, 0, 4096, 0o1600)", "ENOSYS"),  # shmget
+        ("call('syscall', 206, 1, ctypes.byref(ctypes.c_ulong(0)))", "ENOSYS"),  # io_setup
         ("os.sched_setaffinity(1, {0})", "EPERM"),
         ("os.setpriority(os.PRIO_PROCESS, 1, 19)", "EPERM"),
+        ("os.setpriority(os.PRIO_USER, 0, 19)", "EPERM"),
+        ("os.setpriority(os.PRIO_PGRP, 0, 19)", "EPERM"),
+        ("call('syscall', 251, 3, 1000, 3 << 13)", "EPERM"),  # ioprio_set
         ("import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (3, 3))", "EPERM"),
         ("open('/proc/1/mem', 'rb')", "EACCES"),
         ("os.listdir('/proc/1/fd')", "EACCES"),

@@ -137,9 +137,11 @@ async def test_a_way_out_of_a_container_is_closed(box, attempt, answers):
 
 
 async def test_of_the_machines_devices_nothing_is_shown(box):
-    assert await said(
-        box, "import os; print(os.listdir('/sys'), os.listdir('/dev/mqueue'), os.listdir('/dev/pts'))"
-    ) == ("[] [] []")
+    """Whether the empty folder itself may be opened is the runtime's choice: older ones leave it the image's mode."""
+    for path in ("/sys", "/dev/mqueue", "/dev/pts"):
+        shown = f"import os; print(os.listdir({path!r}) if os.access({path!r}, os.R_OK) else [])"
+        assert await said(box, shown) == "[]", path
+    assert await errno_of(box, "os.listdir('/sys/fs/cgroup')") in ("ENOENT", "EACCES")
 
 
 @pytest.mark.parametrize("place", ["/work", "/tmp", "/dev/shm"])

@@ -7,7 +7,7 @@ import pytest
 
 from sandboxes.backends.docker.seccomp import all_words_but, profile
 from sandboxes.backends.namespaces import seccomp
-from sandboxes.egress.interception.calls import DATAGRAM, INET, INET6, PACKET, RAW, STREAM, TCP, UDP
+from sandboxes.observation.filter import DATAGRAM, INET, INET6, PACKET, RAW, STREAM, TCP, UDP
 
 
 def holds(condition: dict, arguments: tuple[int, ...]) -> bool:
@@ -47,9 +47,17 @@ def test_ordinary_calls_are_allowed():
 
 
 def test_limits_and_priorities_may_be_changed_of_oneself_only():
-    for name, index in seccomp.SELF_ONLY.items():
-        assert verdict(name) == 0
-        assert verdict(name, *([0] * index), 1) == errno.EPERM
+    for name, wanted in seccomp.SELF_ONLY.items():
+        mine = [wanted.get(index, 0) for index in range(6)]
+        assert verdict(name, *mine) == 0
+        for index, value in wanted.items():
+            assert verdict(name, *mine[:index], value + 1, *mine[index + 1 :]) == errno.EPERM
+
+
+def test_options_of_sockets_may_be_set_but_for_flow_labels():
+    for level, option in ((1, 8), (6, 1), (41, 26), (41, 31), (41, 33), (1, 32), (0, 32)):
+        assert verdict("setsockopt", 3, level, option) == 0
+    assert verdict("setsockopt", 3, 41, 32) == errno.EPERM
 
 
 def test_clone_makes_threads_and_processes_but_no_namespace():

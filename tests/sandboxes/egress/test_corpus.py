@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.egress_corpus import scenarios
+from sandboxes.egress.detectors.__main__ import document
 from sandboxes.egress.detectors.suite import RULES
+from sandboxes.egress.detectors.unread import UNREAD
 from sandboxes.egress.verdict import REASONS
 
 ALL = scenarios()
@@ -29,16 +31,27 @@ def test_what_the_documentation_calls_missed_is_missed(scenario):
     assert not scenario.expected & {found.rule for found in scenario.findings()}
 
 
+@pytest.mark.parametrize("scenario", ALL, ids=lambda one: one.name)
+def test_text_alone_is_never_critical(scenario):
+    assert [found.rule for found in scenario.findings() if found.severity == "critical" and found.seq is None] == []
+
+
 def test_the_corpus_is_large_and_every_rule_has_an_incident():
+    """But for the one about what is too long to be written into a corpus (test_detectors)."""
     assert len(INCIDENTS) >= 60
     assert len(BENIGN) >= 120
-    assert {rule.id for rule in RULES} == {rule for one in INCIDENTS for rule in one.expected}
+    assert {rule.id for rule in RULES} - {UNREAD.id} == {rule for one in INCIDENTS for rule in one.expected}
 
 
-def test_the_documentation_names_each_rule_as_it_is_and_each_known_miss():
+def test_the_documentation_has_the_rules_as_they_say_of_themselves():
+    """Else: ``./dev exec python -m sandboxes.egress.detectors``."""
     text = (Path(__file__).parents[3] / "docs" / "egress.md").read_text()
-    for rule in RULES:
-        assert f"| `{rule.id}` | {rule.severity} | {rule.category} | {rule.attack} |" in text
+    assert document(text) == text
+    assert all(rule.catches and rule.misses and rule.tune for rule in RULES)
+
+
+def test_the_documentation_names_each_known_miss():
+    text = (Path(__file__).parents[3] / "docs" / "egress.md").read_text()
     for scenario in MISSED:
         assert scenario.known_miss in " ".join(text.split()), scenario.name
     incidents, benign = len(INCIDENTS) + len(MISSED), len(BENIGN)

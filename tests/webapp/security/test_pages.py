@@ -16,6 +16,7 @@ from webapp.runs.models import Run
 from webapp.security.models import Alert, Quarantine, Ruling
 from webapp.security.rules import rule_texts
 from webapp.security.services import rule
+from webapp.security.views import HELD_OF_RUN
 
 pytestmark = pytest.mark.django_db
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)> https://evil.example/x"
@@ -177,6 +178,7 @@ def test_the_security_of_a_run_counts_lists_and_filters(victor: User, paths: Any
         "1 waits for a ruling",
         "203.0.113.7:4444",
         "pool.example",
+        "No rule allows it",
     ):
         assert said in text, said
     dns_only = page_of(victor, f"{paths['security']}?protocol=dns", **{"HX-Request": "true"})
@@ -185,9 +187,39 @@ def test_the_security_of_a_run_counts_lists_and_filters(victor: User, paths: Any
     assert "No record matches" in page_of(victor, f"{paths['security']}?turn=9")
 
 
+def test_of_many_quarantined_trajectories_a_runs_page_shows_a_few_and_first_those_that_wait(
+    engine: Engine, rita: User
+) -> None:
+    places = [f"train-1-0-{number}" for number in range(HELD_OF_RUN + 5)]
+    events = [engine.started()]
+    events += [engine.alert(f"b/{at}", place={"trajectory": place, "turn": 0}) for at, place in enumerate(places)]
+    engine.post(*events)
+    assert Quarantine.objects.count() == len(places)
+    for place in places[:7]:
+        rule(Run.objects.get(), place, "malicious", acting_user=rita)
+    table = page_of(rita, f"/runs/{engine.run_id}/security/").partition("held-title")[2].partition("</table>")[0]
+    assert f"{HELD_OF_RUN} of {len(places)}, those that wait first" in table
+    listed = re.findall(r"train-1-0-(\d+)", table)
+    assert len(listed) == HELD_OF_RUN
+    assert {int(number) for number in listed} >= set(range(7, len(places)))
+
+
+def test_nothing_of_a_run_that_has_ended_still_waits(alarming_run: Run, engine: Engine, rita: User, paths: Any) -> None:
+    engine.post(engine.finished())
+    assert Quarantine.objects.get().state == "pending"
+    for path in (paths["alert"], paths["trajectory"], paths["security"]):
+        text = page_of(rita, path)
+        for gone in ("Waiting for a ruling", "waits for a ruling", "Benign: trained on"):
+            assert gone not in text, (path, gone)
+    for path in (paths["alert"], paths["trajectory"]):
+        assert "Not ruled before the run ended" in page_of(rita, path)
+        assert "a ruling is kept, and changes no training any more" in page_of(rita, path)
+        assert 'name="verdict" value="benign"' in page_of(rita, path), "it can still be put on record"
+
+
 def test_a_run_that_tried_nothing_says_so(run: Run, victor: User) -> None:
     text = page_of(victor, f"/runs/{run.id}/security/")
-    assert "No box has tried to reach anything" in text
+    assert "No sandbox has tried to reach anything" in text
     assert 'data-tab="security"' in page_of(victor, f"/runs/{run.id}/?tab=security")
 
 

@@ -25,6 +25,13 @@ export class Arrivals {
     htmx.ajax("GET", this.box.dataset.url + location.search, { target: this.box, swap: "innerHTML" });
   }
 
+  /** Fetch the list with this filter, whether or not it was opened before. */
+  ask(filter) {
+    this.opened = true;
+    this.path = `${this.box.dataset.url}?${new URLSearchParams(filter)}`;
+    htmx.ajax("GET", this.path, { target: this.box, swap: "innerHTML" });
+  }
+
   /** The filter stands in the address, so that whoever comes back, or is sent it, sees the same list. */
   note(path = this.path) {
     this.path = path;

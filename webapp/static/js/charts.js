@@ -1,225 +1,30 @@
-/* The curves of a run: one Plotly chart per card, drawn again only when it changed and is in sight.
+/* The curves of a run: one Plotly chart per card, drawn when it is in sight, and the others as soon as there is time.
 
-   All cards of the same x axis share the pointer: a line and the values at that step in each legend. */
+   All cards of the same x axis share the pointer (a line that names its step, with the values there in each legend)
+   and the steps that the reader zoomed to. */
 
-import { format } from "./numbers.js";
-import { colour } from "./theme.js";
-import { CloseLook } from "./zoom.js";
+import { CurveChart } from "./curvechart.js";
+import { TimeChart } from "./timechart.js";
 
-const SERIES = Array.from({ length: 8 }, (_, index) => `series-${index + 1}`);
 const REDRAW_MS = 400;
-const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
-const touch = matchMedia("(pointer: coarse)");
-
-function translucent(rgb, alpha) {
-  return rgb.replace(/^rgb\((.*)\)$/, `rgba($1, ${alpha})`);
-}
-
-/** What all charts look like in the current theme. */
-function baseLayout() {
-  const axis = {
-    gridcolor: colour("grid"), linecolor: colour("line"), zerolinecolor: colour("line-strong"), zeroline: false,
-    tickfont: { size: 11, color: colour("text-3") }, fixedrange: touch.matches,
-  };
-  return {
-    axis,
-    layout: {
-      margin: { l: 44, r: 12, t: 6, b: 26 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: colour("text-2") },
-      showlegend: false, hovermode: "x", dragmode: touch.matches ? false : "zoom", uirevision: "kept", barmode: "stack",
-    },
-  };
-}
-
-/* A flat curve of 3e-4 stands between 0 and its double: Plotly's own ±1 would show it as 0.  And 1e-6 is not called 1µ. */
-function scaleOf(traces, type) {
-  let low = Infinity;
-  let high = -Infinity;
-  for (const { y } of traces) for (const value of y) { low = Math.min(low, value); high = Math.max(high, value); }
-  const size = Math.max(Math.abs(low), Math.abs(high));
-  const isOdd = size && size !== Infinity && (size < 1e-3 || size >= 1e15);
-  const isFlat = type === "linear" && size > 0 && size < 1e300 && high - low <= 1e-9 * size;
-  return { exponentformat: isOdd ? "e" : "SI", ...(isFlat ? { range: [0, 2 * low].sort((a, b) => a - b) } : { autorange: true }) };
-}
-
-class CurveChart {
-  constructor(card, definition, store, options) {
-    Object.assign(this, { card, definition, store, options });
-    this.plot = card.querySelector(".plot");
-    this.cursor = card.querySelector(".cursor");
-    const left = Object.entries(definition.curves).map(([key, name]) => ({ key, name, unit: definition.unit }));
-    const right = Object.entries(definition.right).map(([key, name]) => ({ key, name, unit: "number", right: true }));
-    this.curves = [...left, ...right].map((curve, index) => ({ ...curve, colour: SERIES[index] }));
-    this.look = new CloseLook({ url: options.zoomed, keys: this.curves.map((curve) => curve.key), onPoints: () => options.onPoints(this) });
-    this.legend();
-  }
-
-  /** The finest points there are of what is in sight. */
-  seriesOf(key) {
-    return this.look.get(key) ?? this.store.get(key);
-  }
-
-  legend() {
-    const legend = this.card.querySelector(".legend");
-    legend.replaceChildren(...this.curves.map((curve) => {
-      const item = document.createElement("span");
-      const mark = document.createElement("i");
-      mark.style.color = `var(--${curve.colour})`;
-      curve.value = document.createElement("b");
-      item.append(mark, curve.name, curve.value);
-      curve.item = item;
-      return item;
-    }));
-  }
-
-  /** The values at `step`, or the newest ones. */
-  showValues(step = Infinity) {
-    const known = this.curves.filter((curve) => this.store.get(curve.key)?.steps.length);
-    for (const curve of this.curves) curve.item.hidden = known.length > 0 && !known.includes(curve);
-    for (const curve of this.curves) {
-      const series = step === Infinity ? this.store.get(curve.key) : this.seriesOf(curve.key);
-      const value = series ? (step === Infinity ? series.values.at(-1) : series.at(step)) : null;
-      curve.value.textContent = format(value, curve.unit);
-    }
-  }
-
-  traces() {
-    return this.curves.flatMap((curve) => {
-      const series = this.seriesOf(curve.key);
-      return series?.steps.length ? this.tracesOf(curve, series) : [];
-    });
-  }
-
-  tracesOf(curve, series) {
-    const { steps, values, low, high } = series;
-    const ink = colour(curve.colour);
-    const yaxis = curve.right ? "y2" : "y";
-    const shared = { x: steps, yaxis, type: "scatter", hoverinfo: "skip" };
-    const isSparse = this.definition.markers || curve.key.startsWith("eval/");
-    const smoothing = isSparse ? 0 : this.options.smoothing;
-    const traces = [];
-    if (low) {
-      const edge = { color: translucent(ink, 0.4), width: 0.75 }; // a spike of one point has no area to fill
-      traces.push({ ...shared, y: low, mode: "lines", line: edge });
-      traces.push({ ...shared, y: high, mode: "lines", line: edge, fill: "tonexty", fillcolor: translucent(ink, 0.16) });
-    } else if (smoothing) {
-      traces.push({ ...shared, y: values, mode: "lines", line: { color: translucent(ink, 0.22), width: 1 } });
-    }
-    const marks = isSparse || steps.length === 1;
-    traces.push({
-      ...shared, hoverinfo: "none", y: series.smoothed(smoothing), mode: marks ? "lines+markers" : "lines",
-      line: { color: ink, width: 1.75, dash: curve.right ? "dot" : "solid" }, marker: { size: 5, color: ink },
-    });
-    return traces;
-  }
-
-  layout(traces) {
-    const { layout, axis } = baseLayout();
-    const steps = traces.flatMap((trace) => [trace.x[0], trace.x.at(-1)]);
-    const isShort = Math.max(...steps) - Math.min(...steps) < 6; // then Plotly would mark halves of a step
-    const ticks = isShort ? { dtick: 1 } : { nticks: 6, tickformat: "~s" };
-    const share = this.definition.unit === "share";
-    const scale = this.options.log ? "log" : "linear";
-    const format = { share: ".0%", count: "~s" }[this.definition.unit] ?? "";
-    const y = (side) => ({ ...axis, nticks: 5, type: scale, ...scaleOf(traces.filter((trace) => trace.yaxis === side), scale) });
-    const yaxis = { ...y("y"), tickformat: format };
-    if (share && !this.options.log) Object.assign(yaxis, { rangemode: "tozero" });
-    const yaxis2 = { ...y("y2"), overlaying: "y", side: "right", showgrid: false, tickmode: "auto" };
-    const hasRight = this.curves.some((curve) => curve.right);
-    return {
-      ...layout, margin: { ...layout.margin, r: hasRight ? 36 : 12 }, uirevision: scale,
-      xaxis: { ...axis, showgrid: false, ...ticks, uirevision: "kept" }, yaxis, ...(hasRight ? { yaxis2 } : {}),
-    };
-  }
-
-  draw() {
-    const traces = this.traces();
-    this.card.classList.toggle("has-data", traces.length > 0);
-    this.showValues();
-    if (!traces.length && !this.drawn) return;
-    Plotly.react(this.plot, traces, this.layout(traces), CONFIG);
-    if (!this.drawn) {
-      this.drawn = true;
-      this.plot.on("plotly_hover", ({ xvals }) => this.options.onHover(this, xvals[0]));
-      this.plot.on("plotly_unhover", () => this.options.onHover(this, null));
-      this.plot.on("plotly_relayout", (changed) => this.zoomed(changed));
-    }
-  }
-
-  /** The reader dragged over some steps, or double-clicked to see the whole run again. */
-  zoomed(changed) {
-    const [from, to] = [changed["xaxis.range[0]"], changed["xaxis.range[1]"]];
-    if (changed["xaxis.autorange"]) {
-      this.look.close();
-      this.options.onPoints(this);
-    } else if (from != null && this.curves.some((curve) => this.store.get(curve.key)?.low)) {
-      this.look.open(from, to);
-    }
-  }
-
-  /** Draw the shared line at `x`, or hide it. */
-  point(x) {
-    const axis = this.plot._fullLayout?.xaxis;
-    const inside = x != null && axis && x >= axis.range[0] && x <= axis.range[1];
-    this.cursor.hidden = !inside;
-    if (inside) this.cursor.style.left = `${axis._offset + axis.l2p(x) + parseFloat(getComputedStyle(this.plot).paddingLeft)}px`;
-    this.showValues(x == null ? Infinity : Math.round(x));
-  }
-}
-
-/** Seconds per phase, stacked by step: who waited for whom, and since when. */
-class TimeChart {
-  constructor(card, phases, seconds) {
-    Object.assign(this, { card, phases, seconds, definition: { x: "time" } });
-    this.plot = card.querySelector(".plot");
-  }
-
-  draw() {
-    const steps = [...this.seconds.keys()].filter((step) => this.phases.some((phase) => this.seconds.get(step).has(phase))).sort((a, b) => a - b);
-    this.card.classList.toggle("has-data", steps.length > 0);
-    this.legend(steps);
-    if (!steps.length && !this.drawn) return;
-    const { layout, axis } = baseLayout();
-    const traces = this.phases.map((phase) => ({
-      type: "bar", name: phase, x: steps, y: steps.map((step) => this.seconds.get(step).get(phase) ?? 0),
-      marker: { color: colour(`phase-${phase}`) }, hovertemplate: `step %{x} · ${phase} %{y:.2f} s<extra></extra>`,
-    }));
-    Plotly.react(this.plot, traces, {
-      ...layout, hovermode: "closest", bargap: 0.15, xaxis: { ...axis, showgrid: false, nticks: 12 },
-      yaxis: { ...axis, nticks: 4, ticksuffix: " s" },
-      hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line-strong"), font: { color: colour("text"), size: 12 } },
-    }, CONFIG);
-    this.drawn = true;
-  }
-
-  legend(steps) {
-    const sums = this.phases.map((phase) => steps.reduce((sum, step) => sum + (this.seconds.get(step).get(phase) ?? 0), 0));
-    const total = sums.reduce((one, other) => one + other, 0);
-    this.card.querySelector(".legend").replaceChildren(...this.phases.flatMap((phase, index) => {
-      if (!sums[index]) return [];
-      const item = document.createElement("span");
-      const mark = document.createElement("i");
-      const share = document.createElement("b");
-      mark.style.color = `var(--phase-${phase})`;
-      share.textContent = `${Math.round((100 * sums[index]) / total)}%`;
-      item.append(mark, phase, share);
-      return item;
-    }));
-  }
-
-  point() {}
-}
+const SOON_MS = 1000;
+const soon = (work) => (window.requestIdleCallback ? requestIdleCallback(work, { timeout: SOON_MS }) : setTimeout(work, 50));
 
 export class ChartGrid {
-  constructor(root, { charts, phases, zoomed }, store, seconds) {
-    this.store = store;
-    const onPoints = (chart) => { this.stale.add(chart); this.schedule(); };
-    this.options = { smoothing: 0.5, log: false, zoomed, onPoints, onHover: (source, x) => this.hover(source, x) };
+  /** `onPick(step, purpose)`: a point was clicked.  `onZoomed(isZoomed)`: some steps are looked at, or all again. */
+  constructor(root, { charts, phases, glossary, zoomed }, store, seconds, { onPick, onZoomed }) {
+    Object.assign(this, { root, store, onZoomed });
+    const onPoints = (chart, atOnce) => { this.stale.add(chart); if (atOnce) this.redraw(); else this.schedule(); };
+    this.options = {
+      smoothing: 0.5, log: false, zoomed, ranges: {}, onPoints, onPick,
+      onHover: (source, x) => this.hover(source, x), onZoom: (source, range) => this.zoom(source.definition.x, range),
+    };
     const card = (id) => root.querySelector(`[data-chart="${id}"]`);
     this.curves = charts.map((definition) => new CurveChart(card(definition.id), definition, store, this.options));
     this.charts = [...this.curves];
-    this.charts.push(new TimeChart(card("time"), phases, seconds));
+    this.charts.push(new TimeChart(card("time"), { phases, glossary }, seconds, this.options));
     this.stale = new Set(this.charts);
+    this.owed = new Set();
     this.inSight = new Set();
     const sight = new IntersectionObserver((entries) => {
       for (const { target, isIntersecting } of entries) {
@@ -231,7 +36,21 @@ export class ChartGrid {
     for (const chart of this.charts) sight.observe(chart.card);
     this.sight = sight;
     this.shown = new Set(this.curves.flatMap((chart) => chart.curves.map((curve) => curve.key)));
-    document.addEventListener("themechange", () => this.changed());
+    document.addEventListener("themechange", () => this.drawAll());
+    addEventListener("beforeprint", () => { for (const chart of this.charts) this.draw(chart); });
+    this.waitForDrags();
+  }
+
+  /** A chart that is dragged over is not drawn again under the pointer, and nobody points at it. */
+  waitForDrags() {
+    document.addEventListener("pointerdown", ({ target }) => {
+      if (!target.closest?.(".plot")) return;
+      this.isHeld = true;
+      for (const chart of this.charts) chart.point(null);
+    });
+    for (const end of ["pointerup", "pointercancel"]) {
+      addEventListener(end, () => { if (this.isHeld) { this.isHeld = false; this.schedule(); } });
+    }
   }
 
   /** Cards of parts that this run has, and one for each metric that stands in no card. */
@@ -277,15 +96,68 @@ export class ChartGrid {
     for (const { look } of this.curves) look.rewind(fromStep, fromColdStartStep);
   }
 
+  /** The card called `id` stands first while what it shows is what happens; without one, all stand in their order. */
+  lead(id) {
+    const cards = this.curves.map((chart) => chart.card).filter((card) => card.parentElement === this.root);
+    const first = cards.find((card) => card.dataset.chart === id);
+    const order = first ? [first, ...cards.filter((card) => card !== first)] : cards;
+    order.forEach((card, index) => { if (this.root.children[index] !== card) this.root.insertBefore(card, this.root.children[index]); });
+  }
+
   set(option, value) {
     this.options[option] = value;
+    this.drawAll();
+  }
+
+  /** All look different now, those out of sight too. */
+  drawAll() {
+    this.owed = new Set(this.charts);
     this.changed();
+  }
+
+  /** The reader dragged over some steps, or, with null, wants to see the whole run again. */
+  zoom(x, range) {
+    this.options.ranges[x] = range;
+    for (const chart of this.charts) {
+      if (chart.definition.x !== x) continue;
+      chart.zoom(range);
+      chart.point(null);
+      this.stale.add(chart);
+      this.owed.add(chart);
+    }
+    this.onZoomed(Object.values(this.options.ranges).some(Boolean));
+    requestAnimationFrame(() => this.redraw());
+  }
+
+  resetZoom() {
+    for (const x of Object.keys(this.options.ranges)) this.zoom(x, null);
   }
 
   changed() {
     this.reveal();
+    for (const { card, hasValues } of this.charts) {
+      const note = card.querySelector(".no-data");
+      note.textContent = hasValues ? "Drawing…" : note.dataset.empty;
+    }
+    if (this.isOver) this.keepWhatCame();
     this.stale = new Set(this.charts);
     this.schedule();
+  }
+
+  /** The run has ended: nothing comes any more, so cards without values are of no use. */
+  end() {
+    if (this.isOver) return;
+    this.isOver = true;
+    this.changed();
+  }
+
+  keepWhatCame() {
+    for (const { card, hasValues } of this.charts) {
+      if (!hasValues) card.hidden = card.dataset.empty = true;
+      else if (card.dataset.empty) { card.hidden = false; delete card.dataset.empty; }
+    }
+    document.getElementById("no-curves").hidden = this.charts.some((chart) => chart.hasValues);
+    document.getElementById("curve-tools").hidden = !this.charts.some((chart) => chart.hasValues);
   }
 
   schedule() {
@@ -298,11 +170,28 @@ export class ChartGrid {
 
   redraw() {
     this.drawnOnce = true;
-    for (const chart of this.charts) {
-      if (!this.stale.has(chart) || !this.inSight.has(chart)) continue;
-      this.stale.delete(chart);
-      chart.draw();
-    }
+    if (this.isHeld) return;
+    for (const chart of this.charts) if (this.stale.has(chart) && this.inSight.has(chart)) this.draw(chart);
+    this.drawTheRest();
+  }
+
+  /** Cards that are out of sight are drawn one by one, for the first time and after a zoom: none is found empty. */
+  drawTheRest() {
+    const next = this.charts.find((chart) => (!chart.drawn || this.owed.has(chart)) && chart.hasValues && chart.plot.offsetParent);
+    if (!next || this.isDrawingTheRest) return;
+    this.isDrawingTheRest = true;
+    soon(() => {
+      this.isDrawingTheRest = false;
+      this.draw(next);
+      if (next.drawn) this.drawTheRest();
+    });
+  }
+
+  draw(chart) {
+    if (!chart.plot.offsetParent) return; // in another tab of the page: it has no size
+    this.stale.delete(chart);
+    this.owed.delete(chart);
+    chart.draw();
   }
 
   hover(source, x) {

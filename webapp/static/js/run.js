@@ -2,6 +2,7 @@
 
 import { Arrivals } from "./arrivals.js";
 import { ChartGrid } from "./charts.js";
+import { explainTerms } from "./glossary.js";
 import { onKey } from "./keys.js";
 import { LiveRun } from "./live.js";
 import { LogTail } from "./loglines.js";
@@ -23,7 +24,8 @@ const page = JSON.parse(element("page-data").textContent);
 const root = element("run");
 const store = new SeriesStore();
 const seconds = new Map(); // step -> phase -> seconds
-const grid = new ChartGrid(element("charts"), page, store, seconds);
+const onZoomed = (isZoomed) => { element("reset-zoom").hidden = !isZoomed; };
+const grid = new ChartGrid(element("charts"), page, store, seconds, { onPick: showTrajectories, onZoomed });
 const log = new LogTail(element("log"), element("follow"));
 const arrivals = new Arrivals(element("trajectories"));
 const security = new SecurityTab(element("security"));
@@ -37,32 +39,45 @@ function showRun(run) {
   const moved = run.state !== shown.state || run.desired !== shown.desired || run.attempt !== shown.attempt;
   const isFirst = !shown.state;
   shown = run;
-  const ended = ENDED.includes(run.state);
   for (const id of ["state", "progress"]) element(id).dataset.state = run.state;
   write("state", run.state[0].toUpperCase() + run.state.slice(1));
-  element("progress").max = run.total_steps || 1;
-  element("progress").value = run.step;
-  write("step", run.step);
-  write("total-steps", run.total_steps);
+  showNow(run);
   write("attempt", run.attempt);
-  write("eta", ended ? "–" : duration(run.eta_s));
   element("heartbeat").replaceChildren(run.heartbeat_at ? timeElement(run.heartbeat_at) : "–");
   element("failure").hidden = !run.failure_reason;
   write("failure-reason", run.failure_reason);
   root.dataset.state = run.state;
+  if (!isFirst && ENDED.includes(run.state)) grid.end();
   if (moved && !isFirst) htmx.trigger(document.body, "run-moved");
   tick();
 }
 
+/* What happens now, in the server's words (webapp/runs/now.py). */
+function showNow({ now: told, phase }) {
+  write("now", told.sentence);
+  element("progress").max = told.of || 1;
+  element("progress").value = told.done;
+  write("step-unit", told.unit);
+  write("step", told.done);
+  write("total-steps", told.of);
+  write("eta", told.left);
+  element("phase-term").hidden = !told.phase;
+  element("phase-term").dataset.term = phase;
+  write("phase-term", told.phase);
+  grid.lead(told.leads);
+}
+
+const LONG_S = 60; // a phase that is silent for longer names the worker that it waits for
+
 /* What changes by itself: how long a phase and the run have lasted. */
 function tick() {
-  const ended = ENDED.includes(shown.state);
-  const lasts = (since) => ` · ${duration(Math.max(0, now() - since))}`;
-  const since = shown.phase_since && !ended ? lasts(shown.phase_since) : "";
-  const waiting = shown.waiting_for && !ended ? `, waits for ${shown.waiting_for}` : "";
-  const queued = shown.desired === "pause" ? "paused in the queue" : "waits for a worker";
-  const phase = shown.phase && !ended ? shown.phase + since + waiting : "–";
-  write("phase", shown.state === "queued" ? queued + lasts(new Date(shown.state_since) / 1000) : phase);
+  const isLive = shown.now?.phase && shown.phase_since;
+  const lasted = isLive ? Math.max(0, now() - shown.phase_since) : 0;
+  const since = shown.state === "queued" ? Math.max(0, now() - new Date(shown.state_since) / 1000) : lasted;
+  const queued = `${shown.desired === "pause" ? "paused in the queue" : "waits for a worker"} · ${duration(since)}`;
+  const busy = shown.waiting_for ? (lasted < LONG_S ? ` · ${shown.waiting_for} at work` : ` · nothing heard from ${shown.waiting_for} yet`) : "";
+  const live = isLive ? ` · ${duration(lasted)}${busy}` : "–";
+  write("phase", shown.state === "queued" ? queued : live);
   const end = shown.ended_at ? new Date(shown.ended_at) / 1000 : now();
   write("elapsed", shown.started_at ? duration(Math.max(0, end - new Date(shown.started_at) / 1000)) : "–");
 }
@@ -111,7 +126,7 @@ function apply(events) {
     } else if (event.kind === "phase") addPhase(event.step, event.phase, event.seconds);
     else if (event.kind === "log") logs.push(event);
     else if (event.kind === "trajectory" && event.trajectory) trajectories.push({ ...event.trajectory, seq: event.seq });
-    else if (event.kind === "egress") security.changed();
+    else if (event.kind === "egress" || event.kind === "settled") security.changed();
     else if (event.kind === "alert") { alerts += 1; security.changed(); }
     else if (event.kind === "checkpoint") htmx.trigger(document.body, "run-checkpoint");
     else if (event.kind === "started") {
@@ -162,6 +177,7 @@ async function begin() {
   showRun(first.run);
   showFigures();
   grid.changed();
+  if (ENDED.includes(first.run.state)) grid.end();
   tabs = switchTabs(openTab);
   listen();
   root.dataset.loaded = "";
@@ -175,11 +191,20 @@ async function begin() {
   }).start();
 }
 
+/* From a point of a curve to what it was made of. */
+function showTrajectories(step, purpose) {
+  arrivals.ask({ step, purpose });
+  tabs.show("trajectories");
+}
+
 function openTab(name) {
   if (name === "trajectories") arrivals.open();
   if (name === "security") security.open();
   if (name === "logs") log.follow();
-  if (name === "curves") dispatchEvent(new Event("resize")); // Plotly measures what was hidden
+  if (name === "curves") {
+    dispatchEvent(new Event("resize")); // Plotly measures what was hidden
+    grid.schedule();
+  }
 }
 
 let tabs;
@@ -190,6 +215,7 @@ function listen() {
     grid.set("smoothing", Number(target.value));
   });
   element("log-axis").addEventListener("click", toggleLog);
+  element("reset-zoom").addEventListener("click", () => grid.resetZoom());
   onKey("l", "Logarithmic axes", toggleLog);
   tabs.names.forEach((name, index) => onKey(String(index + 1), `Show ${name}`, () => tabs.show(name)));
   setInterval(tick, 1000);
@@ -202,5 +228,6 @@ function toggleLog() {
   grid.set("log", on);
 }
 
+explainTerms(element("glossary-tip"), page.glossary);
 showLink("connecting");
 begin();

@@ -21,13 +21,14 @@ import os
 import time
 from _collections_abc import Callable
 
-from sandboxes.backends.namespaces.inside import files, frames, guest, processes, trees
+from sandboxes.backends.namespaces.inside import files, frames, guest, observed, processes, selection, trees
 from sandboxes.backends.namespaces.inside.events import WRITABLE, Events
 from sandboxes.backends.namespaces.inside.jobs import Capture, Cell, Feed, Interpreter, Job, Program
 from sandboxes.backends.namespaces.inside.moments import Moments
 
-REAP_S = 5.0
 LOSSES = {"timeout": "ran out of time", "output": "wrote far too much", "killed": "was stopped"}
+UNASKED = "reported what it was not asked"
+ENDED_FOR_ALONE = "was ended, because something had to be done alone"
 
 
 class Agent:
@@ -110,6 +111,8 @@ class Agent:
     def requested(self, number: int, verb: str, arguments: tuple[object, ...]) -> None:
         try:
             getattr(self, "do_" + verb)(number, *arguments)
+        except selection.Refused as refusal:
+            self.answer(number, frames.REFUSED, refusal.payload)
         except OSError as error:
             self.answer(number, frames.FAILED, frames.ERRNO.pack(error.errno or errno.EIO))
         except RecursionError:  # os.makedirs calls itself for each folder above
@@ -125,9 +128,11 @@ class Agent:
         self.answer(number, frames.DATA)
 
     def do_exec(
-        self, number: int, argv: list[str], stdin: bytes, environment: dict[str, str], timeout_s: float
+        self, number: int, argv: list[str], stdin: bytes, environment: dict[str, str], timeout_s: float, alone: bool
     ) -> None:
-        """Start a program; ``program_ended`` answers."""
+        """Start a program; ``program_ended`` answers.  ``alone``: everything else is dead before."""
+        if alone:
+            self.end_everybody(ENDED_FOR_ALONE)
         in_read, in_write = os.pipe2(os.O_CLOEXEC) if stdin else (self.null, -1)
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
@@ -149,6 +154,8 @@ class Agent:
         The host sends one at a time.
         """
         self.bury()  # the interpreter may have died since the last look: do not give the cell to a corpse
+        if self.interpreter:
+            self.reported(self.interpreter)  # what a former cell left must not be found while this one runs
         interpreter = self.interpreter or self.start_interpreter()
         interpreter.out.clear()  # what a thread or child of an earlier cell wrote is nobody's output any more
         interpreter.err.clear()
@@ -195,29 +202,36 @@ class Agent:
 
     def do_reset(self, number: int) -> None:
         """Everybody dies, every file goes, a fresh interpreter waits.  If that fails, so does the box."""
-        self.moments.drop_all()
-        processes.kill(-1)
-        self.reap_everybody()
-        for program in list(self.programs.values()):
-            self.program_ended(program, -processes.SIGKILL)
-        if self.interpreter:
-            self.interpreter_ended(self.interpreter, -processes.SIGKILL)
+        self.end_everybody("was reset")
         self.prelude, self.loss_note = b"", ""
         files.wipe()
         self.start_interpreter()
         self.answer(number, frames.DATA)
 
-    def reap_everybody(self) -> None:
-        give_up_s = time.monotonic() + REAP_S
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                if time.monotonic() > give_up_s:
-                    raise OSError(errno.EBUSY, "a process does not die")
-                time.sleep(0.0002)
+    def do_take(self, number: int, paths: list[str], limits: tuple[int, int], alone: bool) -> None:
+        """Answer with chosen files of /work; ``alone``: everything is dead before they are read."""
+        if alone:
+            self.end_everybody(ENDED_FOR_ALONE)
+        self.answer(number, frames.DATA, selection.taken(paths, *limits))
+
+    def do_put(self, number: int, entries: list[tuple[str, bytes | None, bool]]) -> None:
+        selection.put(entries)
+        self.answer(number, frames.DATA)
+
+    def end_everybody(self, reason: str) -> None:
+        """Nothing but the agent is alive when this returns: no program, interpreter, frozen copy or orphan.
+
+        ``kill(-1)`` cannot be outrun, a fork that is under way fails; and whoever is left without a parent is our
+        child, so that nobody is left once we have none.  Raises ``OSError`` for what does not die.
+        """
+        self.bury()  # who ended before has an exit code of its own
+        self.moments.drop_all()
+        processes.kill(-1)
+        processes.reap_everybody()
+        for program in list(self.programs.values()):
+            self.program_ended(program, -processes.SIGKILL)
+        if self.interpreter:
+            self.interpreter_ended(self.interpreter, -processes.SIGKILL, reason)
 
     # -- guests -----------------------------------------------------------------------------------
 
@@ -227,6 +241,9 @@ class Agent:
             return pid
         try:
             self.moments.leave_to_agent()
+            # Flags and owner of an open file are shared by all who inherit it, those of the next user included.
+            own_null = os.open("/dev/null", os.O_RDONLY)
+            descriptors = [own_null if fd == self.null else fd for fd in descriptors]
             processes.become_guest(self.limits, descriptors)
             os.chdir(files.HOME)
             body()
@@ -253,7 +270,8 @@ class Agent:
 
     def send_code(self, interpreter: Interpreter, cell: Cell) -> None:
         code = cell.codes.pop(0)
-        feed = Feed(interpreter.cells.fileno(), frames.LENGTH.pack(len(code)) + code)
+        cell.nonce = os.urandom(guest.NONCE_BYTES)
+        feed = Feed(interpreter.cells.fileno(), frames.LENGTH.pack(len(code)) + cell.nonce + code)
 
         def push() -> None:
             if not feed.push():
@@ -290,11 +308,17 @@ class Agent:
         report = interpreter.read_report()
         if report is None:
             return
-        how = guest.read_report(report)
         cell = self.cell
-        if how is None or cell is None or cell.verdict:
-            if report and cell and not cell.verdict:
+        if cell is None:
+            interpreter.forged = bool(report)
+            self.interpreter_ended(interpreter, processes.end_child(interpreter.pid))
+            return
+        how = guest.read_report(report, cell.nonce)
+        if how is None or cell.verdict:
+            if report and not cell.verdict:
+                interpreter.forged = True
                 cell.verdict = "killed"  # forged: a true report that follows must not be believed any more
+                cell.note += f"[ended: the interpreter {UNASKED}]\n"
             self.events.off(interpreter.reports)
             processes.kill(interpreter.pid)
             return
@@ -359,14 +383,16 @@ class Agent:
         if program.feed:
             self.events.close(program.feed.fd)
 
-    def interpreter_ended(self, interpreter: Interpreter, code: int) -> None:
+    def interpreter_ended(self, interpreter: Interpreter, code: int, reason: str = "") -> None:
         """Answer for the cell that was running, if any.  ``do_python`` starts the successor."""
         if self.cell and not self.cell.verdict:
             self.reported(interpreter)  # it may have reported with its last breath
         if interpreter.retired:
             return
         cell = self.cell
-        self.retire(interpreter, LOSSES.get(cell.verdict if cell else "", f"ended with status {code}"))
+        if not reason and interpreter.forged:
+            reason = UNASKED
+        self.retire(interpreter, reason or LOSSES.get(cell.verdict if cell else "", f"ended with status {code}"))
         if cell is None:
             self.close_interpreter(interpreter)
         elif cell.verdict:
@@ -375,9 +401,21 @@ class Agent:
             self.finish_cell(cell, interpreter, "killed" if code < 0 else "error", code)
 
 
-def main(host: int, limits: dict[str, int], output_bytes: int, answers: int | None = None) -> None:
-    """Serve the host on the socket ``host``, or on two pipes, until it hangs up."""
+def main(
+    host: int,
+    limits: dict[str, int],
+    output_bytes: int,
+    answers: int | None = None,
+    observing: tuple[bytes, int, int] | None = None,
+) -> None:
+    """Serve the host on the socket ``host``, or on two pipes, until it hangs up.
+
+    ``observing``: the arguments of ``observed.ask_about``.
+    """
     processes.set_dumpable(False)
+    processes.raise_own_limit()
+    if observing is not None:
+        observed.ask_about(*observing)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

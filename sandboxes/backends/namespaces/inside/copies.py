@@ -162,7 +162,7 @@ def heard(control: _socket.socket, expected: bytes) -> int:
         raise OSError(ERRNO.unpack_from(message, 1)[0], "refused")
     if message != expected or not ancillary or ancillary[0][1] != _socket.SCM_CREDENTIALS:
         raise OSError(errno.EPROTO, "not what was asked for")
-    pid = CREDENTIALS.unpack(ancillary[0][2])[0]
+    pid: int = CREDENTIALS.unpack(ancillary[0][2])[0]
     if not is_living_child(pid):
         raise OSError(errno.EPROTO, "not our child")
     return pid

@@ -5,12 +5,15 @@ systems as they do.  Only /proc is different, because there ``self`` would be th
 """
 
 import errno
+import fcntl
 import os
 import stat
 
 WRITABLE = ("/work", "/tmp", *(["/dev/shm"] if os.path.ismount("/dev/shm") else []))
 """A container's /dev/shm is a file system of its own; elsewhere in a box it is /tmp."""
 HOME = "/work"
+SET_FLAGS = 0x40086602
+"""``FS_IOC_SETFLAGS``."""
 OPEN_SAFELY = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a fifo must not hold the agent up
 
 
@@ -55,7 +58,21 @@ def wipe() -> None:
         os.chmod(root, 0o755 if root == HOME else 0o1777)
         for name in os.listxattr(root):
             os.removexattr(root, name)
+        clear_flags(root)
         empty(root)
+        os.utime(root)
+
+
+def clear_flags(root: str) -> None:
+    """What ``chattr`` sets: any user may mark a folder of his own, and nothing but this takes the marks off."""
+    fd = os.open(root, os.O_RDONLY | OPEN_SAFELY)
+    try:
+        fcntl.ioctl(fd, SET_FLAGS, bytes(8))
+    except OSError as error:
+        if error.errno not in (errno.ENOTTY, errno.EOPNOTSUPP):
+            raise  # a file system without flags has none to take off
+    finally:
+        os.close(fd)
 
 
 def empty(root: str) -> None:

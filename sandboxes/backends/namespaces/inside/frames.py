@@ -8,8 +8,9 @@ trust: a fixed head and a payload of plain fields, every length of which ``unpac
 import marshal
 import struct
 
-HELLO, RESULT, DATA, FAILED = range(4)
-"""Kinds of reply: the agent is up; a program or cell ended; bytes or nothing, as asked; an ``errno``."""
+HELLO, RESULT, DATA, FAILED, REFUSED = range(5)
+"""Kinds of reply: the agent is up; a program or cell ended; bytes or nothing, as asked; an ``errno``; a path that
+cannot be copied, and why."""
 
 OUTCOMES = ("ok", "error", "timeout", "memory", "output", "killed")
 MARSHAL_VERSION = 2
@@ -22,6 +23,11 @@ ERRNO = struct.Struct("!i")
 OVERHEAD_BYTES = 4096
 """More than any reply needs beside the output or content that it carries."""
 EXCEPTION_BYTES = 200
+FOLDER, FILE, PROGRAM = range(3)
+"""Kinds of entry: a program is a file that may be executed."""
+ENTRY_HEAD = struct.Struct("!BHI")
+REASONS = ("missing", "link", "other", "closed", "too deep", "unreadable name", "too many", "too large")
+"""Why a path is not copied (``selection.py``)."""
 
 
 class MalformedFrame(Exception):
@@ -62,6 +68,26 @@ def pack_result(
         len(stderr),
     )
     return b"".join((head, exception, stdout, stderr))
+
+
+def pack_entry(path: str, kind: int, content: bytes) -> bytes:
+    name = path.encode()
+    return b"".join((ENTRY_HEAD.pack(kind, len(name), len(content)), name, content))
+
+
+def unpack_entries(payload: bytes) -> list[tuple[str, int, bytes]]:
+    """Paths, kinds and contents as they were packed, or ``MalformedFrame``."""
+    entries, at = [], 0
+    while at < len(payload):
+        if len(payload) - at < ENTRY_HEAD.size:
+            raise MalformedFrame("an entry shorter than its head")
+        kind, n_name, n_content = ENTRY_HEAD.unpack_from(payload, at)
+        name_at = at + ENTRY_HEAD.size
+        content_at, at = name_at + n_name, name_at + n_name + n_content
+        if at > len(payload) or kind > PROGRAM:
+            raise MalformedFrame("an entry with an impossible field")
+        entries.append((payload[name_at:content_at].decode("utf-8", "surrogateescape"), kind, payload[content_at:at]))
+    return entries
 
 
 def unpack_result(payload: bytes) -> tuple[str, int | None, float, bytes, bytes, bool, bytes]:

@@ -2,8 +2,10 @@
 
 It reads one cell at a time, or the order to copy itself, from the socket that is file descriptor 3,
 and reports on descriptor 4 how the cell ended.
-The code that it runs may forge that report, as any program may choose its exit code; it can say
-nothing on behalf of the agent, whose socket it does not hold.
+Each cell comes with a nonce, with which its report must begin: what was written before, by a thread
+or child of a former cell, is no report of this one.  The code that runs can find its own nonce and
+forge its own report, as any program may choose its exit code; it can say nothing on behalf of the
+agent, whose socket it does not hold.
 """
 
 import _socket
@@ -16,7 +18,12 @@ from _collections_abc import Callable
 
 from sandboxes.backends.namespaces.inside import copies
 
+TYPE_CHECKING = False  # ``typing`` would cost milliseconds
+if TYPE_CHECKING:
+    import _ast
+
 CELL_FD, REPORT_FD = 3, 4
+NONCE_BYTES = 16
 REPORT = struct.Struct("!B?iH")
 ONLY_AST = 0x400
 """``ast.PyCF_ONLY_AST``; importing ``ast`` would cost milliseconds."""
@@ -42,18 +49,19 @@ def serve() -> None:
     number = 0
     cells = _socket.socket(fileno=CELL_FD)
     while True:
-        code = read_cell(cells)
-        if isinstance(code, int):
-            copies.keep_a_copy(code)
+        cell = read_cell(cells)
+        if isinstance(cell, int):
+            copies.keep_a_copy(cell)
             own_pid = os.getpid()  # we may be a copy that was made long after
             continue
-        if code is None:
+        if cell is None:
             os._exit(0)
+        nonce, code = cell[:NONCE_BYTES], cell[NONCE_BYTES:]
         number += 1
         report = run_cell(code, f"<cell {number}>", variables, display_traceback)
         if os.getpid() != own_pid:
             os._exit(0)  # the cell forked, and this is its child: it must not answer for its parent
-        os.write(REPORT_FD, report)
+        os.write(REPORT_FD, nonce + report)
         if report[0] == OUT_OF_MEMORY:
             os._exit(0)  # out of memory: what is left of this interpreter cannot be trusted to work
 
@@ -77,15 +85,16 @@ def fresh_main() -> dict[str, object]:
 
 
 def read_cell(cells: _socket.socket) -> bytes | int | None:
-    """Code; or the control socket of a frozen copy that is wanted; nothing at the end."""
+    """A nonce and code; or the control socket of a frozen copy that is wanted; nothing at the end."""
     head, ancillary, _, _ = cells.recvmsg(4, _socket.CMSG_LEN(copies.ONE_DESCRIPTOR.size))
     head += read_exactly(cells, 4 - len(head)) if head else b""
     if len(head) < 4:
         return None
     length = struct.unpack("!I", head)[0]
     if length == copies.FREEZE:
-        return copies.ONE_DESCRIPTOR.unpack(ancillary[0][2])[0]
-    return read_exactly(cells, length)
+        control: int = copies.ONE_DESCRIPTOR.unpack(ancillary[0][2])[0]
+        return control
+    return read_exactly(cells, NONCE_BYTES + length) or None
 
 
 def read_exactly(cells: _socket.socket, size: int) -> bytes:
@@ -157,9 +166,10 @@ def ended(outcome: int, error: BaseException, exit_code: int | None = None) -> b
     return REPORT.pack(outcome, exit_code is not None, exit_code or 0, len(name)) + name
 
 
-def read_report(report: bytes) -> tuple[str, int | None, bytes] | None:
-    """The agent's side: outcome, exit code, exception; ``None`` if this is no report."""
-    if len(report) < REPORT.size:
+def read_report(told: bytes, nonce: bytes) -> tuple[str, int | None, bytes] | None:
+    """The agent's side: outcome, exit code, exception; ``None`` if this is no report of the cell with that nonce."""
+    report = told.removeprefix(nonce)
+    if len(nonce) != NONCE_BYTES or len(told) - len(report) != NONCE_BYTES or len(report) < REPORT.size:
         return None
     outcome, exited, exit_code, name_bytes = REPORT.unpack_from(report)
     if outcome not in OUTCOMES or len(report) != REPORT.size + name_bytes or name_bytes > LONGEST_NAME_BYTES:

@@ -113,6 +113,8 @@ class Cell(Job):
         super().__init__(number, timeout_s, out, err)
         self.codes = codes
         self.note = note
+        self.nonce = b""
+        """What the report of the code that runs must begin with; another one for each."""
 
 
 class Interpreter:
@@ -129,6 +131,8 @@ class Interpreter:
         self.err = err
         self.used = False
         self.retired = False
+        self.forged = False
+        """Whether it has reported what it was not asked."""
 
     def read_report(self) -> bytes | None:
         """How the last cell ended; empty once it hung up; ``None`` if it said nothing yet."""

@@ -1,6 +1,7 @@
 """Processes of a box as its process 1 sees them: making guests, and making sure that they are gone."""
 
 import _signal  # type: ignore[import-not-found]
+import errno
 import os
 import resource
 import time
@@ -8,6 +9,7 @@ import time
 AGENT_PID = 1
 SIGKILL = 9
 SWEEP_S = 1.0
+REAP_S = 5.0
 BASE_ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/work",
@@ -18,9 +20,19 @@ BASE_ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # the order of a set must not change what a seeded policy reads
     "PYTHONDONTWRITEBYTECODE": "1",
 }
+DESCRIPTORS = 1024
+"""Of the agent, at least, where the hard limit has them."""
 PR_SET_DUMPABLE = 4
 FIRST_TO_GO = b"1000"
 """When memory runs out, of the box or of the machine, the kernel shall end a guest and neither the agent nor others."""
+
+
+def raise_own_limit() -> None:
+    """Have descriptors enough for jobs and their pipes, however low the soft limit is that we were started with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def set_dumpable(allowed: bool) -> None:
@@ -123,13 +135,27 @@ def kill_all_but(kept: set[int], alone: set[int]) -> None:
         time.sleep(0.0002)
 
 
-def end_child(pid: int) -> None:
-    """Kill a child and return when it is dead, and no longer counted."""
+def reap_everybody() -> None:
+    """Wait until there is no child, and so nobody: orphans are children of process 1.  Raises ``OSError``."""
+    give_up_s = time.monotonic() + REAP_S
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            if time.monotonic() > give_up_s:
+                raise OSError(errno.EBUSY, "a process does not die")
+            time.sleep(0.0002)
+
+
+def end_child(pid: int) -> int:
+    """Kill a child and return when it is dead, and no longer counted: how it ended."""
     kill(pid)
     try:
-        os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
-        return  # it ended before, or was none of ours
+        return -SIGKILL  # it ended before, or was none of ours
 
 
 def kill(pid: int) -> None:

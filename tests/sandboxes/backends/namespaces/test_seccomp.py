@@ -72,10 +72,20 @@ def test_clone_may_make_threads_and_processes_but_no_namespace(machine):
 
 @MACHINES
 def test_limits_and_priorities_may_be_changed_of_oneself_only(machine):
-    for name, index in seccomp.SELF_ONLY.items():
+    for name, wanted in seccomp.SELF_ONLY.items():
         number = machine.numbers[name]
-        assert verdict(machine, number, *[0] * 6) == seccomp.ALLOW
-        assert verdict(machine, number, *[0] * index, 1) == refusal(errno.EPERM), name
+        mine = [wanted.get(index, 0) for index in range(6)]
+        assert verdict(machine, number, *mine) == seccomp.ALLOW
+        for index, value in wanted.items():
+            other = [*mine[:index], value + 1, *mine[index + 1 :]]
+            assert verdict(machine, number, *other) == refusal(errno.EPERM), (name, other)
+
+
+@MACHINES
+def test_no_priority_is_changed_by_user_or_group(machine):
+    for name, others in (("setpriority", (1, 2)), ("ioprio_set", (0, 2, 3))):
+        for which in others:
+            assert verdict(machine, machine.numbers[name], which, 0, 5) == refusal(errno.EPERM), (name, which)
 
 
 @MACHINES

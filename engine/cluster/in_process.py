@@ -1,0 +1,93 @@
+"""All workers in one process, without Ray: for ``engine train --in-process`` and for tests.
+
+The learner works in a thread of its own, so the loop stays awake; the generator brings its own
+thread; the episodes run on the loop's event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from engine.cluster.members import generator_for, learner_for
+from engine.cluster.sandboxes import opened_sandboxes
+from engine.cluster.workers import Waiting
+from engine.rollout.requests import EpisodeRequest
+from engine.rollout.worker import Collected, RolloutWorker
+from engine.spec.rollout_group import RolloutGroup
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+
+T = TypeVar("T")
+
+
+class InProcessWorkers:
+    """A ``WorkerGroup``.  Nobody can die alone here, so nothing is ever replaced.
+
+    ``recordings`` is the folder below which recorded trajectories lie, by default that of the environment;
+    what the boxes do is written below ``sightings``.
+    """
+
+    def __init__(self, spec: RunSpec, *, sightings: Path, recordings: Path | None = None) -> None:
+        self._spec = spec
+        self._sightings = sightings
+        self._recordings = recordings
+        self._waiting = Waiting()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
+        self._open = AsyncExitStack()
+        self._version: int | None = None
+
+    @property
+    def waiting_for(self) -> str | None:
+        return self._waiting.name
+
+    async def start(self) -> None:
+        self._learner = await self._learning(lambda: learner_for(self._spec, self._recordings))
+        self._generator = generator_for(self._spec)
+        self._open.callback(self._generator.close)
+        boxes = await self._open.enter_async_context(opened_sandboxes(self._spec, self._sightings))
+        self._worker = RolloutWorker(self._spec, self._generator, boxes.pool, boxes.monitor)
+
+    async def cold_start(self, first: int, last: int) -> float:
+        return await self._learning(lambda: self._learner.cold_start(first, last))
+
+    async def sync_weights(self, version: int) -> None:
+        if version != self._version:
+            weights = await self._learning(self._learner.weights)
+            with self._waiting.on("generator"):
+                await self._generator.load_weights(weights, version)
+            self._version = version
+
+    async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
+        with self._waiting.on("rollout-0"):
+            return await self._worker.collect(requests)
+
+    async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        return await self._learning(lambda: self._learner.credit(groups))
+
+    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
+        return await self._learning(lambda: self._learner.update(groups, released))
+
+    async def save(self, folder: Path) -> None:
+        await self._learning(lambda: self._learner.save(folder))
+
+    async def load(self, folder: Path) -> None:
+        await self._learning(lambda: self._learner.load(folder))
+        self._version = None
+
+    async def rss_bytes(self) -> int:
+        rss: int = psutil.Process().memory_info().rss
+        return rss
+
+    async def close(self) -> None:
+        """Work in the learner's thread goes on to its end, but nobody waits for it."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        await self._open.aclose()
+
+    async def _learning(self, call: Callable[[], T]) -> T:
+        with self._waiting.on("learner"):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)

@@ -1,0 +1,34 @@
+"""The generator and the learner that a spec asks for."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.inference.generator import Generator
+from engine.rollout.demonstrations import demonstrations
+from engine.rollout.environments import environment_for
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+from engine.training.learner import Learner
+
+
+def generator_for(spec: RunSpec) -> Generator:
+    resources = spec.resources
+    return Generator(
+        spec.model,
+        slots=resources.kv_slots,
+        threads=resources.threads,
+        device=resources.device,
+        seed=spec.seed,
+        environment_id=spec.environment.id,
+    )
+
+
+def learner_for(spec: RunSpec, recordings: Path | None = None) -> Learner:
+    """A learner that knows how to ask the environment for demonstrations.  Raises what ``Learner`` raises."""
+
+    def scripted() -> Iterator[Trajectory]:
+        recipe = spec.recipe
+        assert recipe.cold_start is not None, "a learner asks for demonstrations only if the recipe has a cold start"
+        return demonstrations(environment_for(spec), recipe.cold_start, recipe.reward, seed=spec.seed)
+
+    return Learner(spec, scripted, recordings)

@@ -1,0 +1,380 @@
+"""The workers as Ray actors.  The only file of the engine that imports Ray.
+
+Every actor wraps a plain class and adds nothing but the way there.  A dead rollout or generator
+actor is replaced and what it had in hand is asked for again: requests carry their seeds, so the
+answer is the same.  A dead learner took the weights with it: ``ActorLost``, and the next attempt
+goes on from the checkpoint.  Actors are not detached: all of them end with the driver.
+
+Actors import what they need in their own process only; a rollout worker never loads torch.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+
+from engine.cluster.generator_client import (
+    GeneratorCall,
+    GeneratorClient,
+    GeneratorLost,
+    GeneratorReply,
+    GeneratorServer,
+)
+from engine.cluster.workers import ActorLost, Waiting
+from engine.failures import NO_GPU, RunFailed
+from engine.reporting.event_writer import Level
+from engine.rollout.requests import EpisodeRequest, shares
+from engine.rollout.worker import Collected, RolloutWorker
+from engine.spec.rollout_group import RolloutGroup
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+
+REPLACEMENTS = 20
+"""How many dead actors an attempt replaces before it gives up: more than bad luck."""
+CALLS_AT_ONCE = 1000
+"""Of an asyncio actor."""
+CLOSING_S = 2.0
+"""How long rollout workers may take to close their boxes."""
+OBJECT_STORE_BYTES = 100 * 2**20
+
+Report = Callable[[Level, str], None]
+
+
+class LearnerActor:
+    def __init__(self, spec: RunSpec, recordings: Path | None) -> None:
+        self._spec, self._recordings = spec, recordings
+        self._learner: Any = None
+
+    def start(self) -> None:
+        """Apart from the constructor, whose errors would arrive as the death of the actor."""
+        from engine.cluster.members import learner_for
+
+        self._learner = learner_for(self._spec, self._recordings)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._learner, method)(*arguments)
+
+    def process(self) -> tuple[int, int]:
+        return _process()
+
+
+class GeneratorActor:
+    def __init__(self, spec: RunSpec) -> None:
+        from engine.cluster.members import generator_for
+
+        self._generator = generator_for(spec)
+        self._server = GeneratorServer(self._generator)
+
+    async def load_weights(self, weights: Any, version: int) -> None:
+        await self._generator.load_weights(weights, version)
+
+    async def submit(self, caller: str, requests: Sequence[GeneratorCall], released: Sequence[str]) -> None:
+        await self._server.submit(caller, requests, released)
+
+    async def replies(self, caller: str) -> list[GeneratorReply]:
+        return await self._server.replies(caller)
+
+    async def disconnect(self, caller: str) -> None:
+        await self._server.disconnect(caller)
+
+    async def process(self) -> tuple[int, int]:
+        return _process()
+
+
+class RolloutActor:
+    def __init__(self, spec: RunSpec, sightings: Path) -> None:
+        self._spec, self._sightings = spec, sightings
+        self._open = AsyncExitStack()
+        self._boxes: Any = None
+
+    async def start(self) -> None:
+        from engine.cluster.sandboxes import opened_sandboxes
+
+        self._boxes = await self._open.enter_async_context(opened_sandboxes(self._spec, self._sightings))
+
+    async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
+        """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""
+        async with _connected(_RayConnection(generator, caller)) as client:
+            return await RolloutWorker(self._spec, client, self._boxes.pool, self._boxes.monitor).collect(requests)
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    async def process(self) -> tuple[int, int]:
+        return _process()
+
+
+class _RayConnection:
+    """A ``GeneratorConnection`` over an actor's handle."""
+
+    def __init__(self, generator: Any, caller: str) -> None:
+        self._generator = generator
+        self._caller = caller
+
+    async def submit(self, requests: Sequence[GeneratorCall], released: Sequence[str]) -> None:
+        await self._generator.submit.remote(self._caller, requests, released)
+
+    async def replies(self) -> list[GeneratorReply]:
+        replies: list[GeneratorReply] = await self._generator.replies.remote(self._caller)
+        return replies
+
+    async def disconnect(self) -> None:
+        await self._generator.disconnect.remote(self._caller)
+
+
+@asynccontextmanager
+async def _connected(connection: _RayConnection) -> AsyncIterator[GeneratorClient]:
+    client = GeneratorClient(connection)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+class RayWorkers:
+    """A ``WorkerGroup``.  ``connection`` is entered by ``start``; ``report`` is told who lives, died and was replaced.
+
+    ``recordings`` is the folder below which recorded trajectories lie, by default that of the learner's environment;
+    what the boxes do is written below ``sightings``, a folder that all nodes share.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        name: str,
+        connection: AbstractContextManager[None],
+        report: Report,
+        sightings: Path,
+        recordings: Path | None = None,
+    ) -> None:
+        self._spec = spec
+        self._sightings = sightings
+        self._recordings = recordings
+        self._name = name
+        self._connection = connection
+        self._report = report
+        self._open = ExitStack()
+        self._waiting = Waiting()
+        self._actors: dict[str, Any] = {}
+        self._version: int | None = None
+        self._loaded: int | None = None
+        """The policy version that the present generator has."""
+        self._replaced = 0
+
+    @property
+    def waiting_for(self) -> str | None:
+        return self._waiting.name
+
+    async def start(self) -> None:
+        with self._waiting.on("ray"):
+            self._open.enter_context(self._connection)
+        if self._spec.resources.device == "cuda" and not ray.cluster_resources().get("GPU"):
+            raise RunFailed(NO_GPU)  # actors that ask for one would be waited for until the run stalls
+        for name in ("learner", "generator", *self._rollouts):
+            self._actors[name] = self._made(name)
+        for name in self._actors:
+            await self._settle_in(name)
+
+    async def cold_start(self, first: int, last: int) -> float:
+        seconds: float = await self._learn("cold_start", first, last)
+        return seconds
+
+    async def sync_weights(self, version: int) -> None:
+        self._version = version
+        while self._loaded != version:
+            weights = self._actors["learner"].call.remote("weights")  # travels to the generator, not through here
+            try:
+                with self._waiting.on("generator"):
+                    await self._actors["generator"].load_weights.remote(weights, version)
+                self._loaded = version
+            except RayActorError:
+                await self._repair()
+
+    async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
+        """Play all requests; the shares of whoever died are dealt out again, as often as it takes."""
+        merged = Collected()
+        missing = list(requests)
+        while missing:
+            dealt = list(zip(self._rollouts, shares(missing, len(self._rollouts)), strict=True))
+            replies = await asyncio.gather(*(self._collect_share(name, share) for name, share in dealt))
+            missing = []
+            for (_, share), collected in zip(dealt, replies, strict=True):
+                if collected is None:
+                    missing += share
+                else:
+                    merged.merge(collected)
+            if missing:
+                self._report("warning", f"{len(missing)} episodes are played again")
+                if not await self._repair():
+                    raise ActorLost(f"{len(missing)} episodes got no answer although all actors live")
+        place = {request.id: number for number, request in enumerate(requests)}
+        merged.trajectories.sort(key=lambda one: place[one.id])
+        return merged
+
+    async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        credited: list[RolloutGroup] = await self._learn("credit", groups)
+        return credited
+
+    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
+        metrics: dict[str, float] = await self._learn("update", groups, released)
+        return metrics
+
+    async def save(self, folder: Path) -> None:
+        await self._learn("save", folder)
+
+    async def load(self, folder: Path) -> None:
+        await self._learn("load", folder)
+        self._loaded = None
+
+    async def rss_bytes(self) -> int:
+        total: int = psutil.Process().memory_info().rss
+        for actor in self._actors.values():
+            with contextlib.suppress(RayActorError):  # replaced when it is next needed
+                total += (await actor.process.remote())[1]
+        return total
+
+    async def close(self) -> None:
+        """The boxes are closed first, so that what they tried last is written down."""
+        closing = [self._actors[name].close.remote() for name in self._rollouts if name in self._actors]
+        if closing:
+            await asyncio.get_running_loop().run_in_executor(
+                None, lambda: ray.wait(closing, num_returns=len(closing), timeout=CLOSING_S)
+            )
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors.clear()
+        self._open.close()
+
+    @property
+    def _rollouts(self) -> list[str]:
+        return [f"rollout-{number}" for number in range(self._spec.resources.rollout_workers)]
+
+    def _made(self, name: str) -> Any:
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "max_restarts": 0,
+            "name": f"{self._name}-{name}-{uuid.uuid4().hex[:8]}",
+        }
+        if name.startswith("rollout"):
+            return (
+                ray.remote(RolloutActor)
+                .options(**options, max_concurrency=CALLS_AT_ONCE)
+                .remote(self._spec, self._sightings)
+            )
+        options["num_gpus"] = 0.5 if self._spec.resources.device == "cuda" else 0
+        if name == "generator":
+            return ray.remote(GeneratorActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
+        return ray.remote(LearnerActor).options(**options).remote(self._spec, self._recordings)
+
+    async def _settle_in(self, name: str) -> None:
+        """Wait until the actor lives; what goes wrong on the way is raised here."""
+        with self._waiting.on(name), _loss_of(name):
+            if name != "generator":
+                await self._actors[name].start.remote()
+            pid, _ = await self._actors[name].process.remote()
+        self._report("info", f"{name} is process {pid}")
+
+    async def _learn(self, method: str, *arguments: Any) -> Any:
+        with self._waiting.on("learner"), _loss_of("learner"):
+            return await self._actors["learner"].call.remote(method, *arguments)
+
+    async def _collect_share(self, name: str, share: list[EpisodeRequest]) -> Collected | None:
+        """None if the share must be played again."""
+        if not share:
+            return Collected()
+        generator, caller = self._actors["generator"], uuid.uuid4().hex
+        with self._waiting.on(name):
+            try:
+                collected: Collected = await self._actors[name].collect.remote(share, generator, caller)
+                return collected
+            except RayActorError:
+                self._report("warning", f"{name} died in the middle of a collection")
+                with contextlib.suppress(RayActorError):  # the others find out by themselves
+                    await generator.disconnect.remote(caller)
+            except GeneratorLost:
+                self._report("warning", f"generator died while {name} was playing")
+        return None
+
+    async def _repair(self) -> bool:
+        """Replace the dead; whether there were any."""
+        dead = [name for name in ("generator", *self._rollouts) if not await self._alive(name)]
+        for name in dead:
+            await self._replace(name)
+        if self._version is not None:
+            await self.sync_weights(self._version)
+        return bool(dead)
+
+    async def _alive(self, name: str) -> bool:
+        while True:
+            try:
+                await self._actors[name].process.remote()
+                return True
+            except ActorUnavailableError:  # neither dead nor reachable: ask again
+                await asyncio.sleep(0.1)
+            except RayActorError:
+                return False
+
+    async def _replace(self, name: str) -> None:
+        self._replaced += 1
+        if self._replaced > REPLACEMENTS:
+            raise ActorLost(f"{name} died; {REPLACEMENTS} actors have been replaced already")
+        self._actors[name] = self._made(name)
+        if name == "generator":
+            self._loaded = None
+        await self._settle_in(name)
+
+
+@contextmanager
+def _loss_of(name: str) -> Iterator[None]:
+    try:
+        yield
+    except RayActorError as error:
+        raise ActorLost(f"{name} died: {error}") from error
+    except RayTaskError as error:  # what the plain class raised, without Ray's frame around it
+        raise error.cause from error
+
+
+def _process() -> tuple[int, int]:
+    """Process id and resident bytes."""
+    return os.getpid(), psutil.Process().memory_info().rss
+
+
+@contextmanager
+def private_ray() -> Iterator[None]:
+    """A Ray of this process's own, which ends with it (``ray_token.use_private_token`` first).
+
+    Its sockets are in a short path under /tmp: a socket's path holds 107 characters.
+    """
+    os.environ.pop("RAY_ADDRESS", None)
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as sockets:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            _temp_dir=sockets,
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def cluster_ray(namespace: str) -> Iterator[None]:
+    """The cluster that this job belongs to (RAY_ADDRESS is set by Ray's job server)."""
+    ray.init(namespace=namespace, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()

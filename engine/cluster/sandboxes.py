@@ -1,0 +1,56 @@
+"""The sandboxes of a rollout worker."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.rollout.sandbox_monitor import SandboxMonitor
+from engine.rollout.security_log import SecurityLog
+from engine.spec.run import RunSpec
+from engine.spec.security import Response
+from sandboxes.opened import opened
+from sandboxes.pool import Pool
+from sandboxes.spec import SandboxSpec
+
+WARM = 8
+"""Boxes that are ready before the first episode; the others are made when they are needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoredPool:
+    pool: Pool
+    monitor: SandboxMonitor
+
+
+@asynccontextmanager
+async def opened_sandboxes(spec: RunSpec, sightings: Path) -> AsyncIterator[MonitoredPool]:
+    """Raises SandboxUnavailable at once if this machine cannot make boxes.
+
+    What they do is written below the folder ``sightings``.  An environment without sandbox never asks the
+    pool for a box, and none is made.
+    """
+    sandbox = spec.environment.sandbox
+    response = Response() if sandbox is None else spec.environment.response
+    monitor = SandboxMonitor(response, None if sandbox is None else sandbox.egress, SecurityLog(sightings))
+    try:
+        async with Pool(
+            sandbox or SandboxSpec(),
+            size=spec.resources.sandboxes,
+            on_record=monitor.on_record,
+            on_action=monitor.on_action,
+            keep_frozen_s=response.keep_frozen_s,
+        ) as pool:
+            if sandbox is not None:
+                await pool.warm(min(WARM, spec.resources.sandboxes))
+            yield MonitoredPool(pool, monitor)
+    finally:
+        await monitor.close()
+
+
+async def probe(spec: RunSpec) -> None:
+    """Make one box and run something in it.  Raises SandboxUnavailable, which says what is missing."""
+    if spec.environment.sandbox is None:
+        return
+    async with opened(spec.environment.sandbox) as box:
+        await box.run_python("1 + 1")

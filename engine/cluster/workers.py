@@ -1,0 +1,92 @@
+"""Whom the loop works with, and what it asks of them.
+
+    loop ──► learner (weights, optimiser)      one; its death ends the attempt
+      │         │ weights
+      │         ▼
+      ├────► generator (KV slots, sampling)    one; replaced when it dies
+      │         ▲ tokens
+      │         │
+      └────► rollout-0 .. rollout-N (episodes, boxes)   replaced when they die
+
+Two groups of workers do this: ``in_process.py`` in one process and ``ray_workers.py`` with Ray.  A group that
+replaces a dead member repeats what it had in hand; seeds make the repetition equal.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from engine.rollout.requests import EpisodeRequest
+from engine.rollout.worker import Collected
+from engine.spec.rollout_group import RolloutGroup
+from engine.spec.trajectory import Trajectory
+
+
+class ActorLost(Exception):
+    """A member died and cannot be replaced in this attempt; a restart from the checkpoint may help."""
+
+
+class WorkerGroup(Protocol):
+    """All calls may raise ``ActorLost``, and end early when they are cancelled."""
+
+    @property
+    def waiting_for(self) -> str | None:
+        """The member that the loop waits for right now, e.g. ``rollout-0``."""
+        ...
+
+    async def start(self) -> None: ...
+
+    async def cold_start(self, first: int, last: int) -> float:
+        """Supervised steps ``first`` .. ``last`` (from 1, both included), in order; the mean loss."""
+        ...
+
+    async def sync_weights(self, version: int) -> None:
+        """From now on the generator samples with the learner's present weights, called ``version``."""
+        ...
+
+    async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected: ...
+
+    async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """The same groups, with ``advantages`` and ``old_logprobs`` in the turns of their rollouts."""
+        ...
+
+    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
+        """One step's optimiser updates; the learner's metrics, without prefix.
+
+        ``released`` are rollouts of earlier steps, each credited in its own group.
+        """
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """The learner's part of a checkpoint."""
+        ...
+
+    async def load(self, folder: Path) -> None: ...
+
+    async def rss_bytes(self) -> int:
+        """Resident memory of the loop's own process and all members."""
+        ...
+
+    async def close(self) -> None:
+        """End all members without waiting for what they have in hand.  Closing twice is fine."""
+        ...
+
+
+class Waiting:
+    """Remembers who is being waited for; the oldest wait is told."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    @property
+    def name(self) -> str | None:
+        return self._names[0] if self._names else None
+
+    @contextmanager
+    def on(self, name: str) -> Iterator[None]:
+        self._names.append(name)
+        try:
+            yield
+        finally:
+            self._names.remove(name)

@@ -1,0 +1,36 @@
+"""Why a run or an attempt at it ends early."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class RunFailed(Exception):
+    """The run cannot succeed, and starting it again would not help."""
+
+
+class AttemptFailed(Exception):
+    """This attempt is over; another one may go on from the checkpoint."""
+
+
+class AttemptRefused(Exception):
+    """The service takes nothing more of this attempt."""
+
+
+class Cancelled(Exception):
+    """The run was cancelled."""
+
+
+class NonFiniteGradient(Exception):
+    """The gradient is infinite or not a number.  Everything is repeatable, so another attempt would meet it again."""
+
+
+NO_GPU = "resources.device = 'cuda': there is no GPU that torch or Ray could use; use cpu, or run it where there is one"
+
+
+@contextmanager
+def divergence_named(what: str, remedy: str) -> Iterator[None]:
+    """A gradient that is not finite comes again in every attempt: RunFailed, which names the remedy."""
+    try:
+        yield
+    except NonFiniteGradient as error:
+        raise RunFailed(f"{what}: {error}; lower {remedy}") from error

@@ -1,0 +1,137 @@
+"""``python -m engine job``: one attempt of a run that the service launched, as a Ray job.
+
+launch file -> spool (goes on with the numbers) -> shipper ─► service
+                    ▲                                │ desired
+                  events ◄── loop ◄── control ◄────┘
+"""
+
+import logging
+import signal
+import time
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from engine.cluster.ray_workers import RayWorkers, cluster_ray
+from engine.launch import exit_codes
+from engine.launch.exit_codes import Attempt
+from engine.launch.preflight import BadSpec
+from engine.loop.checkpoint import Checkpoints
+from engine.loop.loop import Loop
+from engine.loop.quarantine import Quarantine
+from engine.loop.run_control import RunControl
+from engine.reporting.event_writer import EventWriter
+from engine.reporting.security_events import SIGHTINGS, SecurityEvents
+from engine.reporting.shipper import BACKOFF_S, Ingest, ServiceDown, ServiceRefuses, Shipper
+from engine.reporting.spool import Spool, SpoolError
+from engine.spec.event import Event, Finished
+from engine.spec.launch import Launch
+
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+log = logging.getLogger("engine.job")
+
+LAST_WORDS_S = 5.0
+"""How long a failed attempt waits for its last log to arrive.  It stays in the spool in any case."""
+
+
+def launch_from_file(path: Path) -> Launch:
+    """Raises BadSpec; never shows the file's content, which holds a token."""
+    try:
+        return Launch.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadSpec([f"{path}: cannot be read: {error.strerror}"]) from error
+    except ValidationError as error:
+        places = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False))
+        raise BadSpec([f"{path}: not a launch file of this version (see {places or 'its JSON'})"]) from None
+
+
+def run_job(launch: Launch) -> int:
+    """The exit code (``outcome``)."""
+    run_dir = Path(launch.run_dir)
+    ingest = Ingest(launch.ingest_url, launch.token, launch.attempt)
+    try:
+        spool = _opened_spool(run_dir / "spool", ingest)
+    except (SpoolError, ServiceRefuses, OSError) as error:
+        log.error("%s", error)
+        return exit_codes.ATTEMPT_FAILED
+    control = RunControl()
+    events = EventWriter(spool, launch.attempt, listeners=[lambda _: shipper.wake()])
+    workers = RayWorkers(
+        launch.spec,
+        name=f"run-{launch.run_id}-{launch.attempt}",
+        connection=cluster_ray(f"run-{launch.run_id}-{launch.attempt}"),
+        report=lambda level, message: events.log(level, "workers", message),
+        sightings=run_dir / SIGHTINGS,
+    )
+    quarantine = Quarantine()
+    loop = Loop(
+        launch.spec,
+        workers,
+        events,
+        Checkpoints(run_dir / "checkpoints", keep=launch.spec.schedule.keep_checkpoints),
+        control,
+        quarantine,
+        SecurityEvents(run_dir / SIGHTINGS, events, quarantine.alerted),
+    )
+    shipper = Shipper(
+        spool,
+        ingest,
+        pulse=lambda: loop.progress.pulse,
+        on_change=lambda: _steer(control, shipper),
+        on_rulings=quarantine.ruled,
+    )
+    shipper.start()
+    if (ended := _ended_before(spool)) is not None:
+        return _shipped_to_the_end(shipper, ended)
+    attempt = Attempt(loop, events)
+    code = attempt.run({signal.SIGTERM: lambda: control.end("told to end (SIGTERM)")})
+    if attempt.reason:
+        log.error("%s", attempt.reason)
+    if code == exit_codes.ATTEMPT_FAILED:
+        shipper.flush(LAST_WORDS_S)
+        return code
+    return _shipped_to_the_end(shipper, code)
+
+
+def _opened_spool(folder: Path, ingest: Ingest) -> Spool:
+    """Goes on with the run's numbers, also where an earlier attempt's disk is not at hand."""
+    spool = Spool(folder)
+    if ingest.attempt > 1 and spool.last_seq == 0:
+        while True:
+            try:
+                if (next_seq := ingest.next_seq()) > 1:
+                    spool.continue_at(next_seq)
+                break
+            except ServiceDown as error:
+                log.warning("which number comes next only the service knows, so this waits: %s", error)
+                time.sleep(BACKOFF_S[1])
+    return spool
+
+
+def _steer(control: RunControl, shipper: Shipper) -> None:
+    if shipper.ended is not None:
+        control.end(str(shipper.ended))
+    else:
+        control.want(shipper.desired)
+
+
+def _ended_before(spool: Spool) -> int | None:
+    """The exit code of an attempt that said ``finished`` and was killed before that arrived."""
+    newest = spool.read(spool.last_seq, max_events=1, max_bytes=1)
+    if not newest:
+        return None
+    event = EVENT.validate_json(newest[0])
+    if not isinstance(event, Finished):
+        return None
+    return exit_codes.RUN_FAILED if event.outcome == "failed" else exit_codes.ENDED
+
+
+def _shipped_to_the_end(shipper: Shipper, code: int) -> int:
+    """Wait for the service as long as it takes: SIGTERM ends the waiting, and the events stay in the spool."""
+    while not shipper.flush(30.0):
+        if shipper.ended is not None:
+            log.error("the last events are not taken: %s", shipper.ended)
+            return exit_codes.ATTEMPT_FAILED
+        log.warning("the run is over; its last events wait for the service")
+    shipper.stop()
+    return code

@@ -1,0 +1,157 @@
+"""``python -m engine train``: a run without database and web; its events stay in its folder."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from engine.cluster.ray_token import use_private_token
+from engine.cluster.sandboxes import probe
+from engine.cluster.workers import WorkerGroup
+from engine.launch import exit_codes
+from engine.launch.exit_codes import Attempt
+from engine.launch.preflight import BadSpec, differing_fields, spec_from_file
+from engine.loop.checkpoint import CheckpointError, Checkpoints
+from engine.loop.loop import Loop
+from engine.loop.quarantine import Quarantine
+from engine.loop.requirements import lacking
+from engine.loop.run_control import RunControl
+from engine.reporting.console import display_for
+from engine.reporting.event_writer import EventWriter
+from engine.reporting.security_events import SIGHTINGS, SecurityEvents
+from engine.reporting.spool import Spool, SpoolError
+from engine.spec.event import Finished
+from engine.spec.run import RunSpec
+from engine.spec.strict import Strict
+from engine.training.recordings import BadRecording, recorded_trajectories
+from sandboxes.interface import SandboxLost, SandboxUnavailable
+
+CANCELLED = 130
+"""As a shell reports a program that Ctrl-C ended."""
+
+
+def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, json_file: Path | None) -> int:
+    """The exit code.  Raises BadSpec before anything is started or written."""
+    spec = spec_from_file(file)
+    if problems := lacking(spec):
+        raise BadSpec([f"{file}: {problem}" for problem in problems])
+    _check_recordings(spec, file.parent)
+    folder = run_dir or default_run_dir(spec)
+    _refuse_unwritable(json_file)
+    checkpoints = _checkpoints_for(spec, folder, resume=resume)
+    try:
+        asyncio.run(probe(spec))
+        spool = Spool(folder / "spool", lock_timeout_s=1.0)
+    except (SandboxUnavailable, SandboxLost, SpoolError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return exit_codes.ATTEMPT_FAILED
+    ended = _Ended()
+    with display_for(Console(), spec.rl_steps) as display:
+        control = RunControl()
+        events = EventWriter(spool, _next_attempt(spool), listeners=(display, ended))
+        workers = _workers(spec, folder, events, in_process=in_process, recordings=file.parent)
+        quarantine = Quarantine()
+        sightings = SecurityEvents(folder / SIGHTINGS, events, quarantine.alerted)
+        attempt = Attempt(Loop(spec, workers, events, checkpoints, control, quarantine, sightings), events)
+        code = attempt.run(
+            {signal.SIGINT: lambda: control.want("cancel"), signal.SIGTERM: lambda: control.want("cancel")}
+        )
+    spool.close()
+    return _told_outcome(attempt, code, ended.summary, file=file, folder=folder, json_file=json_file)
+
+
+def default_run_dir(spec: RunSpec) -> Path:
+    home = Path(os.environ.get("PALESTRA_HOME", ".palestra"))
+    return home / "engine" / re.sub(r"[^\w.-]+", "-", spec.name)
+
+
+def _checkpoints_for(spec: RunSpec, folder: Path, *, resume: bool) -> Checkpoints:
+    """Refuses to mix two runs in one folder."""
+    if not resume and (folder / "spool").exists():
+        raise BadSpec([f"{folder} holds a run already: give --resume to go on with it, or another --run-dir"])
+    if resume and not (folder / "spool").exists():
+        raise BadSpec([f"{folder} holds no run to resume: leave --resume out, or give the --run-dir of the run"])
+    try:
+        checkpoints = Checkpoints(folder / "checkpoints", keep=spec.schedule.keep_checkpoints)
+        before = checkpoints.newest().state
+    except (OSError, CheckpointError) as error:
+        raise BadSpec([f"{folder}: {error}"]) from error
+    if before is not None and (problems := differing_fields(before.spec, spec)):
+        raise BadSpec([str(problem) for problem in problems])
+    return checkpoints
+
+
+def _refuse_unwritable(json_file: Path | None) -> None:
+    """Found out before the run and not after it."""
+    if json_file is None:
+        return
+    folder = json_file.parent
+    if json_file.is_dir() or not os.access(json_file if json_file.exists() else folder, os.W_OK):
+        raise BadSpec([f"--json {json_file} cannot be written; name a file in a folder that exists and is yours"])
+
+
+def _next_attempt(spool: Spool) -> int:
+    """One more than the last that has said anything."""
+    newest = spool.read(spool.last_seq, max_events=1, max_bytes=1)
+    return json.loads(newest[0])["attempt"] + 1 if newest else 1
+
+
+def _check_recordings(spec: RunSpec, folder: Path) -> None:
+    """Here paths in the run file are relative to it."""
+    try:
+        recorded_trajectories(spec, folder)
+    except BadRecording as error:
+        raise BadSpec([str(error)]) from error
+
+
+def _workers(spec: RunSpec, folder: Path, events: EventWriter, *, in_process: bool, recordings: Path) -> WorkerGroup:
+    """Ray and torch are imported only by the way that needs them."""
+    recordings = recordings.resolve()
+    if in_process:
+        from engine.cluster.in_process import InProcessWorkers
+
+        return InProcessWorkers(spec, sightings=folder / SIGHTINGS, recordings=recordings)
+    use_private_token(folder / "ray_token")
+    from engine.cluster.ray_workers import RayWorkers, private_ray
+
+    return RayWorkers(
+        spec,
+        name="train",
+        connection=private_ray(),
+        report=lambda level, message: events.log(level, "workers", message),
+        sightings=folder.resolve() / SIGHTINGS,
+        recordings=recordings,
+    )
+
+
+class _Ended:
+    """Keeps the summary of the finished event."""
+
+    def __init__(self) -> None:
+        self.summary: dict[str, Any] | None = None
+
+    def __call__(self, said: Strict) -> None:
+        if isinstance(said, Finished):
+            self.summary = dict(said.summary)
+
+
+def _told_outcome(
+    attempt: Attempt, code: int, summary: dict[str, Any] | None, *, file: Path, folder: Path, json_file: Path | None
+) -> int:
+    if json_file is not None and summary is not None:
+        json_file.write_text(json.dumps(summary, indent=2) + "\n")
+    if summary is not None:
+        print(json.dumps(summary, indent=2))
+    if attempt.reason:
+        print(f"error: {attempt.reason}", file=sys.stderr)
+    if attempt.ending == "succeeded":
+        print(f"weights: {folder / 'checkpoints'}")
+        return code
+    print(f"to go on: python -m engine train {file} --run-dir {folder} --resume", file=sys.stderr)
+    return CANCELLED if attempt.ending == "cancelled" else exit_codes.ATTEMPT_FAILED

@@ -1,0 +1,116 @@
+"""From where the groups of a step start, and what came of it (IPA; ALE, 3.2.4.4).
+
+Parallel anchors give a task several groups, one for each prefix; sequential rollback gives it one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import floor
+
+from engine.algorithms.rollback import anchor_prefixes, next_prefix
+from engine.loop.expert_pool import Expert, ExpertPool, as_expert, can_be_expert
+from engine.rollout.demonstrations import solution
+from engine.rollout.environments.interface import Environment
+from engine.rollout.seeds import derived_seed
+from engine.spec.exploration import ExpertStarts, ParallelAnchors, SequentialRollback
+from engine.spec.rollout_group import GroupPlan, Prefill, RolloutGroup
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+
+
+class ExpertStartPlanner:
+    """Plans a round's groups from what the state knows.  Reads the pool and never changes it."""
+
+    def __init__(self, spec: RunSpec, starts: ExpertStarts, environment: Environment) -> None:
+        self._spec = spec
+        self._starts = starts
+        self._environment = environment
+
+    def groups(self, step: int, *, first_group: int, first_place: int, pool: ExpertPool) -> list[GroupPlan]:
+        """``prompts_per_step`` groups, tasks in turn; the first whose task has an expert start from it.
+
+        ``share`` bounds their groups, in which a fresh anchor counts too.
+        """
+        wanted = self._spec.schedule.prompts_per_step
+        # At least one; 1e-9: 0.7 * 10 is 6.999... in floating point and means 7.
+        room = max(1, floor(self._starts.share * wanted + 1e-9))
+        groups: list[GroupPlan] = []
+        place = first_place
+        while len(groups) < wanted:
+            afresh = GroupPlan(step, 0, place, place % self._spec.dataset.train_tasks)
+            begun = self._begun(step, afresh, pool.tasks.get(afresh.task), min(room, wanted - len(groups)))
+            room -= len(begun)
+            for group in begun or [afresh]:
+                groups.append(replace(group, number=first_group + len(groups)))
+            place += 1
+        return groups
+
+    def _begun(self, step: int, afresh: GroupPlan, known: Expert | None, room: int) -> list[GroupPlan]:
+        """The task's groups, not numbered yet; empty where it only begins afresh."""
+        if room < 1 or (expert := self._expert(afresh.task, known)) is None:
+            return []
+        known = known or Expert()
+        prefixes = self._prefixes(step, afresh.task, known, len(expert.turns), room)
+        if not any(prefixes):
+            return []
+        crucial = known.crucial_turn(expert.turns, level=self._starts.crucial_level)
+        return [
+            replace(afresh, prefill=_prefill(expert, prefix, crucial), from_expert=True, crucial=crucial > 0)
+            for prefix in prefixes
+        ]
+
+    def _expert(self, task: int, known: Expert | None) -> Trajectory | None:
+        if known is not None and (known.lost or known.own is not None):
+            return None if known.lost else known.own
+        if not self._starts.demonstrations:
+            return None
+        scripted = solution(self._environment, self._spec.recipe.reward, task, seed=self._spec.seed)
+        return scripted if can_be_expert(scripted) else None
+
+    def _prefixes(self, step: int, task: int, known: Expert, turns: int, room: int) -> list[int]:
+        if isinstance(self._starts.how, ParallelAnchors):
+            seed = derived_seed("anchors", self._spec.seed, step, task)
+            return anchor_prefixes(turns, min(self._starts.how.anchors, room), how=self._starts.how.how, seed=seed)
+        return [max(0, turns - known.left)]
+
+
+def _prefill(expert: Trajectory, prefix: int, crucial: int) -> Prefill | None:
+    if prefix == 0:
+        return None
+    return Prefill(
+        expert=expert.id,
+        turns=tuple(expert.turns[:prefix]),
+        of_turns=len(expert.turns),
+        imitated=min(prefix, crucial),
+        reward=expert.reward,
+    )
+
+
+def learn(pool: ExpertPool, starts: ExpertStarts, groups: Sequence[RolloutGroup]) -> None:
+    """Bring the pool up to date with what a step's groups came to."""
+    for group in groups:
+        _count(pool, starts, group)
+    for group in groups:
+        successes = [rollout for rollout in group.rollouts if can_be_expert(rollout)]
+        if successes:
+            pool.of(group.plan.task).take(as_expert(min(successes, key=_clumsiness)))
+    pool.cut(starts.experts)
+
+
+def _count(pool: ExpertPool, starts: ExpertStarts, group: RolloutGroup) -> None:
+    plan = group.plan
+    if not plan.from_expert and plan.task not in pool.tasks:
+        return
+    expert = pool.of(plan.task)
+    if not group.rollouts:
+        expert.lost = expert.lost or plan.prefill is not None
+        return
+    expert.tally(plan.replayed).add(rollouts=len(group.rollouts), successes=group.successes)
+    if plan.prefill is not None and isinstance(starts.how, SequentialRollback):
+        rate, prefix = group.successes / len(group.rollouts), len(plan.prefill.turns)
+        expert.left = plan.prefill.of_turns - next_prefix(prefix, success_rate=rate, threshold=starts.how.threshold)
+
+
+def _clumsiness(success: Trajectory) -> tuple[int, int, int]:
+    """Of a group's successes the one with the fewest failed calls, then turns, then the first."""
+    return success.tool_errors, len(success.turns), success.index

@@ -1,0 +1,131 @@
+"""Which of a step's rollouts are trained on (``recipe.selection``).
+
+    played ─► comparable groups ─► dynamic sampling ─► masks ─► low-variance filter ─► the learner
+                 │ too few left       │ dropped           └───────────┴─ ``masked_because``
+
+What is masked stays in its group and counts in its statistics.  What dynamic sampling drops is
+recorded and goes no further.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import floor
+from statistics import pvariance
+
+from engine.algorithms.sample_masks import SampleFacts, TurnFacts, mask_reason
+from engine.spec.credit import Credit, compares_a_group
+from engine.spec.rollout_group import RolloutGroup, rollouts_in
+from engine.spec.run import RunSpec
+from engine.spec.selection import Selection
+from engine.spec.trajectory import Trajectory
+from engine.training.imitation import has_something_to_imitate, imitates
+
+DROPPED = "dynamic-sampling"
+LOW_VARIANCE = "low-variance-group"
+
+
+@dataclass(slots=True)
+class Selected:
+    """What became of a step's groups.  Of groups in which too few are left to compare there is nothing in here."""
+
+    kept: list[RolloutGroup] = field(default_factory=list)
+    """For the learner, masked rollouts among them."""
+    dropped: list[RolloutGroup] = field(default_factory=list)
+    quarantined: list[Trajectory] = field(default_factory=list)
+    """Rollouts of this step, out of it because of an alert."""
+    released: list[Trajectory] = field(default_factory=list)
+    """Rollouts of earlier steps, credited and trained on in this one, since a reviewer found them benign."""
+    imitates: bool = False
+    """An expert's replayed turns are learned too, also where the policy's own are masked."""
+
+    @property
+    def teaches(self) -> bool:
+        """Whether there is anything to learn from."""
+        trained = any(
+            rollout.masked_because is None and rollout.sampled_tokens > 0 for rollout in rollouts_in(self.kept)
+        )
+        return trained or (self.imitates and has_something_to_imitate(self.kept))
+
+    @property
+    def rollouts(self) -> list[Trajectory]:
+        """Those of this step that could be compared."""
+        return rollouts_in([*self.kept, *self.dropped])
+
+
+def select(spec: RunSpec, groups: Sequence[RolloutGroup]) -> Selected:
+    selection = spec.recipe.selection
+    kept, dropped = comparable(spec.recipe.credit, groups), list[RolloutGroup]()
+    if selection.dynamic_sampling is not None:
+        chosen = informative(kept)[: spec.schedule.prompts_per_step]
+        numbers = {group.plan.number for group in chosen}
+        dropped = [_with_reason(group, DROPPED) for group in kept if group.plan.number not in numbers]
+        kept = chosen
+    kept = [group.with_rollouts(masked(selection, rollout) for rollout in group.rollouts) for group in kept]
+    kept = _without_least_varied(kept, keep=selection.keep_groups)
+    return Selected(kept, dropped, imitates=imitates(spec.recipe))
+
+
+def comparable(credit: Credit, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """The groups in which enough rollouts came back for the credit to compare."""
+    fewest = 2 if compares_a_group(credit) else 1
+    return [group for group in groups if len(group.rollouts) >= fewest]
+
+
+def informative(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """Those with 0 < accuracy < 1 (DAPO, arXiv:2503.14476, eq. 11)."""
+    return [group for group in groups if 0 < group.successes < len(group.rollouts)]
+
+
+def enough_informative(spec: RunSpec, groups: Sequence[RolloutGroup]) -> bool:
+    """Whether dynamic sampling has its batch.  Where it is off, the first round is enough."""
+    if spec.recipe.selection.dynamic_sampling is None:
+        return True
+    return len(informative(comparable(spec.recipe.credit, groups))) >= spec.schedule.prompts_per_step
+
+
+def masked(selection: Selection, rollout: Trajectory) -> Trajectory:
+    """The same rollout, with a reason where the recipe has one not to train on it."""
+    if not selection.masks:
+        return rollout
+    facts = facts_of(rollout)
+    # Of a response that the context cut off, nobody knows how long it would have become: longer than it is.
+    most = len(facts.token_ids) - (rollout.stop_reason == "truncated")
+    reason = mask_reason(facts, max_response_tokens=most, switched_on=frozenset(selection.masks))
+    return rollout if reason is None else _masked_because(rollout, reason)
+
+
+def facts_of(rollout: Trajectory) -> SampleFacts:
+    """An expert's turns count as turns; their tokens are not the policy's."""
+    sampled = [turn for turn in rollout.turns if not turn.prefilled]
+    last = len(rollout.turns) - 1
+    return SampleFacts(
+        token_ids=[token for turn in sampled for token in turn.token_ids],
+        text="".join(piece for turn in sampled for piece in turn.pieces),
+        turns=[
+            TurnFacts(turn.tool_call is not None, number == last and rollout.stop_reason == "answered")
+            for number, turn in enumerate(rollout.turns)
+        ],
+        cut_short=rollout.stop_reason in ("truncated", "turn-limit"),
+    )
+
+
+def _without_least_varied(groups: Sequence[RolloutGroup], *, keep: float) -> list[RolloutGroup]:
+    """Mask the floor((1 - keep) P) groups whose rewards vary least (Dr.BoT; SPEAR, A.8).
+
+    The rule of ``filters.highest_variance_groups``, exact and without torch, which this process does not load.
+    """
+    # 1e-9: (1 - 0.9) * 10 is 0.999... in floating point and means 1.
+    surplus = floor((1 - keep) * len(groups) + 1e-9)
+    variances = [pvariance(group.rewards) for group in groups]
+    # Stable: of equal groups the earlier stay.
+    kept = sorted(range(len(groups)), key=lambda position: -variances[position])[: len(groups) - surplus]
+    return [group if position in kept else _with_reason(group, LOW_VARIANCE) for position, group in enumerate(groups)]
+
+
+def _with_reason(group: RolloutGroup, reason: str) -> RolloutGroup:
+    return group.with_rollouts(_masked_because(rollout, reason) for rollout in group.rollouts)
+
+
+def _masked_because(rollout: Trajectory, reason: str) -> Trajectory:
+    """The first reason stays."""
+    return rollout if rollout.masked_because is not None else rollout.model_copy(update={"masked_because": reason})

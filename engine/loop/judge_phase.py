@@ -1,0 +1,155 @@
+"""The judge's phase of a step: a verdict for each turn of what credit will look at.
+
+Where one rollout of a group gets no verdict, none of the group has any: credit compares within
+groups, and there the channel is then neutral.  Groups of which nothing is trained on are not judged.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from engine.algorithms.curriculum import attribution_weight
+from engine.rollout.environments import environment_for
+from engine.rollout.environments.interface import Verdict
+from engine.rollout.judge import EnvironmentJudge, Judge, JudgeCounts, JudgeFailed
+from engine.rollout.judge_llm import LanguageModelJudge
+from engine.spec.credit import Attribution
+from engine.spec.judge import LlmJudge
+from engine.spec.rollout_group import RolloutGroup, rollouts_in
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+
+HEARTBEAT_S = 0.5
+"""Every request of a judge has its time-out, so judging ends by itself: as long as it lasts it is alive."""
+
+Answer = Sequence[Verdict] | JudgeFailed
+
+
+@dataclass(slots=True)
+class Judged:
+    groups: list[RolloutGroup]
+    """The same ones, in the same order."""
+    metrics: dict[str, float]
+    warnings: list[str]
+
+
+class Judging:
+    def __init__(self, credit: Attribution, judge: Judge) -> None:
+        self._credit = credit
+        self._judge = judge
+
+    def has_weight(self, step: int) -> bool:
+        """Whether a verdict can still change anything at this step."""
+        return attribution_weight(step, self._credit.decay_steps, alpha=self._credit.alpha) > 0
+
+    async def judge(self, groups: Sequence[RolloutGroup], *, alive: Callable[[], None]) -> Judged:
+        """``alive`` is called again and again while it lasts.  A cancellation ends what is under way."""
+        began = time.monotonic()
+        self._judge.counts = JudgeCounts()
+        asked = [
+            rollout
+            for group in groups
+            if any(rollout.masked_because is None for rollout in group.rollouts)
+            for rollout in group.rollouts
+        ]
+        answers = dict(zip([rollout.id for rollout in asked], await self._answers(asked, alive), strict=True))
+        judged = [_with_verdicts(group, answers) for group in groups]
+        counts = self._judge.counts
+        counts.failed = sum(isinstance(answer, JudgeFailed) for answer in answers.values())
+        neutral = sum(_has_failure(group, answers) for group in groups)
+        return Judged(judged, _metrics(judged, counts, time.monotonic() - began), _warnings(answers, neutral))
+
+    async def close(self) -> None:
+        await self._judge.close()
+
+    async def _answers(self, asked: Sequence[Trajectory], alive: Callable[[], None]) -> list[Answer]:
+        try:
+            async with asyncio.TaskGroup() as asking:
+                beating = asking.create_task(_beat(alive))
+                tasks = [asking.create_task(self._answer(rollout)) for rollout in asked]
+                answers = [await task for task in tasks]
+                beating.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        return answers
+
+    async def _answer(self, rollout: Trajectory) -> Answer:
+        try:
+            return await self._judge.verdicts(rollout)
+        except JudgeFailed as failure:
+            return failure
+
+
+def attribution_in(spec: RunSpec) -> Attribution | None:
+    """The credit that needs verdicts; None where none would ever be asked for."""
+    credit = spec.recipe.credit
+    return credit if isinstance(credit, Attribution) and credit.alpha > 0 and spec.recipe.reinforces else None
+
+
+def judging_for(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> Judging | None:
+    """None where nothing is judged.  ``requirements.lacking`` says before whether the key is there."""
+    credit = attribution_in(spec)
+    if credit is None:
+        return None
+    if isinstance(credit.judge, LlmJudge):
+        variable = credit.judge.api_key_variable
+        key = None if variable is None else environ[variable].strip()
+        return Judging(credit, LanguageModelJudge(credit.judge, key=key))
+    return Judging(credit, EnvironmentJudge(environment_for(spec)))
+
+
+def _has_failure(group: RolloutGroup, answers: Mapping[str, Answer]) -> bool:
+    return any(isinstance(answers.get(rollout.id), JudgeFailed) for rollout in group.rollouts)
+
+
+def _with_verdicts(group: RolloutGroup, answers: Mapping[str, Answer]) -> RolloutGroup:
+    if _has_failure(group, answers):
+        return group
+    return group.with_rollouts(_judged(rollout, answers.get(rollout.id)) for rollout in group.rollouts)
+
+
+def _judged(rollout: Trajectory, answer: Answer | None) -> Trajectory:
+    """The very rollout where it was not asked about."""
+    if answer is None or isinstance(answer, JudgeFailed):
+        return rollout
+    turns = [turn.model_copy(update={"verdict": verdict}) for turn, verdict in zip(rollout.turns, answer, strict=True)]
+    return rollout.model_copy(update={"turns": turns})
+
+
+def _metrics(judged: Sequence[RolloutGroup], counts: JudgeCounts, seconds: float) -> dict[str, float]:
+    verdicts = [
+        turn.verdict
+        for rollout in rollouts_in(judged)
+        for turn in rollout.turns
+        if turn.verdict is not None and not turn.prefilled
+    ]
+    values = {
+        "judge/calls": counts.calls,
+        "judge/cached": counts.cached,
+        "judge/failed": counts.failed,
+        "judge/seconds": seconds,
+    }
+    return values | ({"judge/good": fmean(verdict == "good" for verdict in verdicts)} if verdicts else {})
+
+
+def _warnings(answers: Mapping[str, Answer], neutral: int) -> list[str]:
+    """One for each kind of failure, with an example.  ``neutral``: in how many groups there is none of it."""
+    examples: dict[str, list[str]] = defaultdict(list)
+    for trajectory, answer in answers.items():
+        if isinstance(answer, JudgeFailed):
+            examples[type(answer).__name__].append(f"{trajectory}: {answer}")
+    kinds = Counter({kind: len(found) for kind, found in examples.items()})
+    return [
+        f"{kind} of {count} trajectories, e.g. {examples[kind][0]}; {neutral} groups are judged by outcome alone"
+        for kind, count in sorted(kinds.items())
+    ]
+
+
+async def _beat(alive: Callable[[], None]) -> None:
+    while True:
+        alive()
+        await asyncio.sleep(HEARTBEAT_S)

@@ -1,0 +1,141 @@
+"""From a step's trajectories to the numbers on its page."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from engine.loop.group_filters import DROPPED, LOW_VARIANCE, Selected
+from engine.loop.planner import Played
+from engine.loop.quarantine import Release, is_out
+from engine.rollout.evaluation import success_rate, tool_error_rate
+from engine.spec.rollout_group import rollouts_in
+from engine.spec.run import RunSpec
+from engine.spec.selection import Selection
+from engine.spec.trajectory import Trajectory
+
+LEARNER_KEYS = {"learning_rate": "lr"}
+"""What the learner calls differently from ``train/...``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What one step came to, before the learner's own numbers."""
+
+    spec: RunSpec
+    played: Played
+    selected: Selected
+    policy_version: int
+    updated: bool = False
+    """The weights were updated, be it from what was released or replayed alone."""
+
+
+def step_metrics(facts: StepFacts) -> dict[str, float]:
+    """``train/...`` values of one step; those of a part of the recipe only where it is there.
+
+    They speak of all rollouts that could be compared, whether they were then trained on or not.
+    """
+    recipe, everyone = facts.spec.recipe, facts.selected.rollouts
+    values = rollout_metrics(everyone, discarded=facts.played.discarded.total(), policy_version=facts.policy_version)
+    values |= _selection_metrics(recipe.selection, facts)
+    if recipe.purification is not None:
+        values |= _repair_metrics(everyone)
+    if recipe.selection.resampling is not None:
+        values["train/resampled"] = _replaced(everyone)
+    if recipe.expert_starts is not None:
+        values |= _start_metrics(facts.played)
+    return values
+
+
+def quarantine_metrics(spec: RunSpec, selected: Selected, release: Release) -> dict[str, float]:
+    """What alerts took out of this step, and what came of those of earlier steps.
+
+    Where sandboxes have no network they are told only of steps in which there was something.
+    """
+    values: dict[str, float] = {
+        "train/quarantined": len(selected.quarantined),
+        "train/released": sum(not is_out(one) for one in release.updated),
+        "train/quarantine_discarded": len(release.discarded),
+        "train/released_too_late": len(release.late),
+    }
+    sandbox = spec.environment.sandbox
+    has_network = sandbox is not None and sandbox.network != "none"
+    return values if has_network or any(values.values()) else {}
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory], *, discarded: int, policy_version: int) -> dict[str, float]:
+    """``train/...`` values of one step.  Staleness: how many versions the learner was ahead of a token's policy.
+
+    Where all rollouts are in quarantine there is nobody to speak of.
+    """
+    if not trajectories:
+        return {"train/discarded": discarded}
+    staleness = [
+        policy_version - version for one in trajectories for turn in one.turns for version in turn.policy_versions
+    ]
+    return {
+        "train/reward": fmean(one.reward for one in trajectories),
+        "train/success": success_rate(trajectories),
+        "train/tool_error_rate": tool_error_rate(trajectories),
+        "train/tool_calls": fmean(len(one.tool_calls) for one in trajectories),
+        "train/turns": fmean(len(one.turns) for one in trajectories),
+        "train/response_tokens": fmean(one.sampled_tokens for one in trajectories),
+        "train/truncated": fmean(one.stop_reason == "truncated" for one in trajectories),
+        "train/discarded": discarded,
+        "train/staleness_mean": fmean(staleness) if staleness else 0.0,
+        "train/staleness_max": max(staleness, default=0),
+    }
+
+
+def learner_metrics(values: Mapping[str, float]) -> dict[str, float]:
+    """``train/...``, except what has a prefix of its own: ``sil/...``, ``critic/...``, ``dpo/...``."""
+    return {key if "/" in key else f"train/{LEARNER_KEYS.get(key, key)}": value for key, value in values.items()}
+
+
+def _selection_metrics(selection: Selection, facts: StepFacts) -> dict[str, float]:
+    reasons: list[str] = [*selection.masks, *([LOW_VARIANCE] if selection.keep_groups < 1 else [])]
+    masked = Counter(rollout.masked_because for rollout in rollouts_in(facts.selected.kept))
+    values: dict[str, float] = {f"train/masked/{reason}": masked[reason] for reason in reasons}
+    if selection.dynamic_sampling is not None:
+        values[f"train/masked/{DROPPED}"] = len(rollouts_in(facts.selected.dropped))
+        values["train/groups_dropped"] = len(facts.selected.dropped)
+        values["train/sampling_rounds"] = facts.played.rounds
+    if values:
+        values["train/updates_left_out"] = float(not facts.selected.teaches and not facts.updated)
+    return values
+
+
+def _repair_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """First-attempt errors count as if nothing had been repaired: every call that is there was attempted once."""
+    errors = sum(
+        one.tool_errors if one.first_attempt_errors is None else one.first_attempt_errors for one in trajectories
+    )
+    calls = sum(len(one.tool_calls) for one in trajectories)
+    repairs = Counter(change.reason for one in trajectories for change in one.changes if change.kind == "purified")
+    return {
+        "train/first_attempt_error_rate": errors / calls if calls else 0.0,
+        "train/repairs_shallow": repairs["shallow"],
+        "train/repairs_deep": repairs["deep"],
+        "train/repairs_failed": sum(
+            change.kind == "purification-failed" for one in trajectories for change in one.changes
+        ),
+    }
+
+
+def _replaced(trajectories: Sequence[Trajectory]) -> int:
+    """Rollouts in whose place another was played."""
+    changes = [change for one in trajectories for change in one.changes if change.kind == "resampled"]
+    return sum(int(change.details.get("tries", 1)) for change in changes)
+
+
+def _start_metrics(played: Played) -> dict[str, float]:
+    """``success_fresh`` is that of rollouts which found everything by themselves; absent where there is none."""
+    prefills = [group.plan.prefill for group in played.groups if group.plan.prefill is not None]
+    fresh = rollouts_in(group for group in played.groups if group.plan.prefill is None)
+    values = {
+        "train/prefilled_groups": len(prefills),
+        "train/prefix_share": fmean(len(prefill.turns) / prefill.of_turns for prefill in prefills) if prefills else 0.0,
+        "train/crucial_found": sum(group.plan.crucial for group in played.groups),
+        "train/replay_diverged": played.discarded["replay-diverged"],
+    }
+    return values | ({"train/success_fresh": success_rate(fresh)} if fresh else {})

@@ -1,0 +1,80 @@
+"""What a step plays: its groups and, in each of them, one request per rollout.
+
+Everything is named and seeded before anything runs, from (the run's seed, the step) and the run's
+state at the start of the step.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.loop.expert_pool import ExpertPool
+from engine.loop.expert_starts import ExpertStartPlanner
+from engine.rollout.environments import environment_for
+from engine.rollout.experience import ExperienceRetriever
+from engine.rollout.requests import EpisodeRequest, group_requests
+from engine.rollout.worker import Collected
+from engine.spec.rollout_group import GroupPlan, RolloutGroup
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+
+
+@dataclass(slots=True)
+class Played:
+    """A step's groups, over all its sampling rounds."""
+
+    tasks_taken: int
+    """Training tasks that the run has taken, up to and including this step's."""
+    groups: list[RolloutGroup] = field(default_factory=list)
+    discarded: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+
+    def add(self, plans: Sequence[GroupPlan], collected: Collected) -> None:
+        """One round.  The only place where rollouts find their group: on the way they travel in any order."""
+        rollouts: dict[int, list[Trajectory]] = {plan.number: [] for plan in plans}
+        for trajectory in collected.trajectories:
+            rollouts[trajectory.group].append(trajectory)
+        for found in rollouts.values():
+            found.sort(key=lambda rollout: rollout.index)
+        self.groups += [RolloutGroup(plan, tuple(rollouts[plan.number])) for plan in plans]
+        self.discarded += collected.discarded
+        self.rounds += 1
+        self.tasks_taken = plans[-1].place + 1
+
+
+class Planner:
+    """Belongs to one run; keeps nothing between steps."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._environment = environment_for(spec)
+        starts, experience = spec.recipe.expert_starts, spec.recipe.experience
+        self._starts = None if starts is None else ExpertStartPlanner(spec, starts, self._environment)
+        self._lessons = None if experience is None else ExperienceRetriever(experience)
+
+    def plans(self, step: int, played: Played, pool: ExpertPool) -> list[GroupPlan]:
+        """The next round's groups; training tasks are taken in turn."""
+        first_group, first_place = len(played.groups), played.tasks_taken
+        if self._starts is not None:
+            return self._starts.groups(step, first_group=first_group, first_place=first_place, pool=pool)
+        size = self._spec.dataset.train_tasks
+        return [
+            GroupPlan(step, first_group + offset, first_place + offset, (first_place + offset) % size)
+            for offset in range(self._spec.schedule.prompts_per_step)
+        ]
+
+    def requests(self, plans: Sequence[GroupPlan]) -> list[EpisodeRequest]:
+        return [request for plan in plans for request in self._requests(plan)]
+
+    def _requests(self, plan: GroupPlan) -> list[EpisodeRequest]:
+        plain = group_requests(self._spec, plan.step, plan.number, plan.task)
+        shown = 0 if self._lessons is None else self._lessons.shown(len(plain))
+        lessons = self._lessons_of(plan.task) if shown else ()
+        return [
+            replace(request, prefill=plan.prefill, lessons=lessons if request.index < shown else ())
+            for request in plain
+        ]
+
+    def _lessons_of(self, task: int) -> tuple[str, ...]:
+        assert self._lessons is not None, "asked for only where the recipe has lessons"
+        return self._lessons.for_question(self._environment.tasks("train")[task].question)

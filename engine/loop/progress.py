@@ -1,0 +1,66 @@
+"""Where the loop is: what the pulse says, and what a stall is measured by."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine.cluster.workers import WorkerGroup
+from engine.spec.event import Phase, Pulse
+
+
+class Progress:
+    """Written by the loop, read by the shipper's thread: every field is one assignment."""
+
+    def __init__(self, total_steps: int, workers: WorkerGroup) -> None:
+        self.step = 0
+        self.total_steps = total_steps
+        self.phase: Phase = "start"
+        self.since = time.time()
+        self.ruled_through: int | None = None
+        """As in ``Pulse``: known once the attempt knows from which state it goes on."""
+        self._workers = workers
+        self._waiting_on: str | None = None
+        self._alive = time.monotonic()
+        self._step_seconds: float | None = None
+
+    def enter(self, phase: Phase, step: int) -> None:
+        self.phase, self.step = phase, step
+        self.progressed()
+
+    def progressed(self) -> None:
+        """A long phase shows that it is alive: its time begins anew."""
+        self.since, self._alive = time.time(), time.monotonic()
+
+    def step_took(self, seconds: float) -> None:
+        self._step_seconds = seconds if self._step_seconds is None else 0.7 * self._step_seconds + 0.3 * seconds
+
+    @contextmanager
+    def waiting_on(self, whom: str) -> Iterator[None]:
+        """The loop waits for somebody outside the run's workers."""
+        self._waiting_on = whom
+        try:
+            yield
+        finally:
+            self._waiting_on = None
+
+    @property
+    def waiting_for(self) -> str | None:
+        return self._waiting_on or self._workers.waiting_for
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing has moved."""
+        return time.monotonic() - self._alive
+
+    @property
+    def pulse(self) -> Pulse:
+        left = self.total_steps - self.step
+        return Pulse(
+            step=self.step,
+            total_steps=self.total_steps,
+            phase=self.phase,
+            phase_since=self.since,
+            waiting_for=self.waiting_for,
+            eta_s=None if self._step_seconds is None else max(left, 0) * self._step_seconds,
+            ruled_through=self.ruled_through,
+        )

@@ -1,0 +1,174 @@
+"""Which trajectories are out of training because of an alert, and which come back.
+
+    alert ──► out: not compared, not credited, not trained on; its whole group is held
+    ruled benign ──► credited in its group and trained on in the next step, if that is soon enough
+    ruled malicious, or too late ──► never
+
+``Quarantine`` is told from other threads what happens; ``QuarantineState`` is what the loop has made
+of it, part of every checkpoint.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from engine.rollout.security_log import AlertSeen
+from engine.spec.rollout_group import GroupPlan, RolloutGroup
+from engine.spec.security import QUARANTINED, Ruling, Verdict
+from engine.spec.trajectory import Trajectory
+
+MOST_HELD = 64
+"""Groups that wait for a ruling; then the oldest is given up."""
+
+
+class HeldGroup(BaseModel):
+    """The rollouts of one prompt, some of which are out: the others are what they are compared with."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    plan: GroupPlan
+    members: list[Trajectory]
+    """None any more once it is too late for them."""
+    out: list[str]
+    """Ids of those that wait for a ruling."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_2(cls, document: Any) -> Any:
+        """Checkpoints of version 0.2 name the step alone; nobody asks a held group for the rest of its plan."""
+        if not isinstance(document, dict) or "step" not in document or "plan" in document:
+            return document
+        kept = {name: value for name, value in document.items() if name != "step"}
+        return kept | {"plan": {"step": document["step"], "number": 0, "place": 0, "task": 0}}
+
+    @property
+    def step(self) -> int:
+        return self.plan.step
+
+    @property
+    def group(self) -> RolloutGroup:
+        return RolloutGroup(self.plan, tuple(self.members))
+
+
+class QuarantineState(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    ruled_through: int = 0
+    """The number of the last ruling that is in ``verdicts``."""
+    verdicts: dict[str, Verdict] = {}
+    known: dict[str, list[str]] = {}
+    """Trajectory -> ids of its alerts: one that is not among them voids what was ruled before it."""
+    held: list[HeldGroup] = []
+
+
+@dataclass(slots=True)
+class Release:
+    """What the rulings that are known let go of."""
+
+    groups: list[HeldGroup] = field(default_factory=list)
+    """With those in ``out`` that are to be trained on now, and only those as members that nobody doubts."""
+    updated: list[Trajectory] = field(default_factory=list)
+    """Those in ``out`` as they were in this step's update."""
+    late: dict[str, int] = field(default_factory=dict)
+    """Benign, but too many updates ago -> the step that they were sampled for."""
+    held: list[HeldGroup] = field(default_factory=list)
+    """What is held from now on."""
+    discarded: dict[str, int] = field(default_factory=dict)
+    """Those that wait for a ruling for which it is too late from now on -> the step that they were sampled for."""
+
+
+class Quarantine:
+    """Told by the threads that read alerts and rulings; asked by the loop."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._alerts: dict[str, list[str]] = {}
+        self._inbox: list[AlertSeen | Ruling] = []
+
+    def alerted(self, alert: AlertSeen) -> None:
+        if alert.quarantined and alert.place is not None:
+            with self._mutex:
+                self._alerts.setdefault(alert.place.trajectory, []).append(alert.id)
+                self._inbox.append(alert)
+
+    def ruled(self, rulings: Sequence[Ruling]) -> None:
+        with self._mutex:
+            self._inbox += rulings
+
+    def heard(self, state: QuarantineState) -> QuarantineState:
+        """``state`` with what came since, in the order in which it came."""
+        with self._mutex:
+            inbox, self._inbox = self._inbox, []
+        heard = state.model_copy(deep=True) if inbox else state
+        for one in inbox:
+            if isinstance(one, Ruling):
+                if one.number > heard.ruled_through:
+                    heard.verdicts[one.trajectory], heard.ruled_through = one.verdict, one.number
+            elif one.place is not None and one.id not in heard.known.setdefault(one.place.trajectory, []):
+                heard.known[one.place.trajectory].append(one.id)
+                heard.verdicts.pop(one.place.trajectory, None)
+        return heard
+
+    def marked(self, trajectories: Sequence[Trajectory], state: QuarantineState) -> list[Trajectory]:
+        """The same, those that are out with reason and alerts."""
+        return [self._marked(one, state) for one in trajectories]
+
+    def marked_groups(self, groups: Sequence[RolloutGroup], state: QuarantineState) -> list[RolloutGroup]:
+        return [group.with_rollouts(self.marked(group.rollouts, state)) for group in groups]
+
+    def _marked(self, one: Trajectory, state: QuarantineState) -> Trajectory:
+        with self._mutex:
+            alerts = sorted({*one.alerts, *self._alerts.get(one.id, ())})
+        if not alerts:
+            return one
+        if state.verdicts.get(one.id) != "benign":
+            return one.model_copy(update={"alerts": alerts, "masked_because": QUARANTINED})
+        return one.model_copy(update={"alerts": alerts, "masked_because": None if is_out(one) else one.masked_because})
+
+
+def is_out(one: Trajectory) -> bool:
+    return one.masked_because == QUARANTINED
+
+
+def without_quarantined(group: RolloutGroup) -> RolloutGroup:
+    return group.with_rollouts(rollout for rollout in group.rollouts if not is_out(rollout))
+
+
+def hold(release: Release, groups: Sequence[RolloutGroup]) -> None:
+    """Hold besides those of ``groups`` in which a rollout is out.  Beyond ``MOST_HELD`` the oldest are given up."""
+    held = list(release.held)
+    for group in groups:
+        if out := [rollout.id for rollout in group.rollouts if is_out(rollout)]:
+            held.append(HeldGroup(plan=group.plan, members=list(group.rollouts), out=out))
+    release.held = held[-MOST_HELD:]
+    for given_up in held[:-MOST_HELD]:
+        if given_up.members:
+            release.discarded |= dict.fromkeys(given_up.out, given_up.step)
+
+
+def released(state: QuarantineState, step: int, *, within: int) -> Release:
+    """What is to be done with the held groups at ``step``: more than ``within`` updates ago is too late."""
+    release = Release()
+    for group in state.held:
+        benign = [one for one in group.out if state.verdicts.get(one) == "benign"]
+        pending = [one for one in group.out if one not in state.verdicts]
+        if step - group.step > within:
+            release.late |= dict.fromkeys(benign, group.step)
+        elif benign:
+            compared = [one for one in group.members if not is_out(one) or state.verdicts.get(one.id) == "benign"]
+            release.groups.append(group.model_copy(update={"out": benign, "members": compared}))
+        if pending:
+            members = group.members if step - group.step < within else []
+            if group.members and not members:
+                release.discarded |= dict.fromkeys(pending, group.step)
+            release.held.append(group.model_copy(update={"out": pending, "members": members}))
+    return release
+
+
+def as_sampled(one: Trajectory) -> Trajectory:
+    """With the log-probs of the policy that sampled it as the old ones: the policy has moved on since."""
+    turns = [turn.model_copy(update={"old_logprobs": turn.logprobs}) for turn in one.turns]
+    return one.model_copy(update={"turns": turns})

@@ -1,0 +1,38 @@
+"""What a spec names that must be there before anything of a run is started."""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from engine.loop.judge_phase import attribution_in
+from engine.spec.judge import LlmJudge
+from engine.spec.problems import Problem
+from engine.spec.run import RunSpec
+
+
+def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Problem]:
+    """What the spec names and this process does not find.  No value of a secret is in it."""
+    return list(_judge_key(spec, environ))
+
+
+def _judge_key(spec: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
+    credit = attribution_in(spec)
+    if credit is None or not isinstance(credit.judge, LlmJudge):
+        return
+    variable = credit.judge.api_key_variable
+    if variable is None:
+        return
+    field, key = "recipe.credit.judge.api_key_variable", environ.get(variable, "").strip()
+    if not key:
+        yield Problem(
+            field,
+            variable,
+            "the engine's environment has no such variable, or an empty one",
+            "set it where the engine starts, or remove api_key_variable if the endpoint takes no key",
+        )
+    elif not (key.isascii() and key.isprintable()):  # it would fail as a header, in a message that shows it
+        yield Problem(
+            field,
+            variable,
+            "the key holds characters that a header cannot carry",
+            "set it to one line of printable ASCII characters",
+        )

@@ -1,0 +1,68 @@
+"""What the loop says of its steps in the run's log, in sentences for whoever reads it."""
+
+from collections import Counter
+
+from engine.loop.checkpoint import Damaged
+from engine.loop.group_filters import Selected
+from engine.loop.quarantine import Release
+from engine.reporting.event_writer import EventWriter
+
+
+class RunLog:
+    def __init__(self, events: EventWriter, *, release_within_steps: int) -> None:
+        self._events = events
+        self._release_within_steps = release_within_steps
+        self._told_of_expiry = False
+
+    def no_manifest(self, step: int) -> None:
+        self._events.log(
+            "warning",
+            "checkpoint",
+            f"the checkpoint after step {step} has no manifest, so nobody can tell whether it is what was written",
+        )
+
+    def damaged(self, one: Damaged, onward: str) -> None:
+        self._events.log(
+            "warning",
+            "checkpoint",
+            f"the checkpoint after step {one.step} is damaged: {one.how}; "
+            f"it is set aside as damaged-{one.step:06d}, and {onward}",
+        )
+
+    def discarded(self, step: int, counts: Counter[str]) -> None:
+        for reason, count in sorted(counts.items()):
+            self._events.log("warning", "rollout", f"step {step}: {count} episodes discarded: {reason}")
+
+    def quarantine(self, step: int, selected: Selected, release: Release) -> None:
+        for one in selected.quarantined:
+            alerts = ", ".join(one.alerts)
+            self._events.log(
+                "warning", "quarantine", f"step {step}: {one.id} is not trained on until a ruling ({alerts})"
+            )
+        for group in release.groups:
+            told = ", ".join(group.out)
+            self._events.log("info", "quarantine", f"step {step}: ruled benign and trained on now: {told}")
+        for late in release.late:
+            self._events.log(
+                "warning",
+                "quarantine",
+                f"step {step}: {late} was ruled benign too late to be trained on (environment.response."
+                f"release_within_steps = {self._release_within_steps})",
+            )
+
+    def nothing_to_learn(self, step: int, rollouts: int) -> None:
+        self._events.log(
+            "warning", "loop", f"step {step}: no update, since none of its {rollouts} rollouts teaches anything"
+        )
+
+    def expired(self, step: int, learned: dict[str, float]) -> None:
+        """The first time: a replay buffer that loses trajectories before it is full may never be."""
+        if learned.get("sil/expired", 0) > 0 and not self._told_of_expiry:
+            self._told_of_expiry = True
+            self._events.log(
+                "warning",
+                "loop",
+                f"step {step}: {learned['sil/expired']:.0f} good trajectories became too old to be replayed, with "
+                f"{learned['sil/buffer']:.0f} in the buffer; it is replayed only when it is full, so that a smaller "
+                "recipe.self_imitation.replay_buffer would be replayed sooner",
+            )

@@ -1,0 +1,41 @@
+"""A finished run in a few numbers: ``finished.summary``, and the file that ``--json`` writes."""
+
+from typing import Any
+
+from engine.loop.state import RunState
+
+MEASURES = {
+    "success_sampled": "eval/success_sampled",
+    "success_greedy": "eval/success_greedy",
+    "tool_error_rate": "eval/tool_error_rate",
+}
+WITH_PURIFICATION = {"success_purified": "eval/success_purified"}
+"""Only of runs whose recipe evaluates with it."""
+
+
+def summary_of(state: RunState) -> dict[str, Any]:
+    """``events_emitted`` is added by the event writer, which alone knows it.
+
+    ``tokens_per_s`` are sampled training tokens per second of the collect phases.  A cancelled run
+    has ``before_rl`` and ``after`` only as far as they were measured; one without RL has no ``before_rl``.
+    """
+    purification = state.spec.recipe.purification
+    purified = WITH_PURIFICATION if purification is not None and purification.in_evaluation else {}
+    collecting = state.seconds.get("collect", 0.0)
+    return {
+        **{name: _before_and_after(state, key) for name, key in (MEASURES | purified).items()},
+        "steps": state.finished_steps,
+        "trajectories_stored": state.trajectories,
+        "seconds": {phase: round(seconds, 3) for phase, seconds in state.seconds.items()},
+        "tokens_per_s": round(state.sampled_tokens / collecting, 1) if collecting else 0.0,
+        "peak_rss_mib": round(state.peak_rss_mib, 1),
+    }
+
+
+def _before_and_after(state: RunState, key: str) -> dict[str, float]:
+    last = state.spec.rl_steps
+    found = {
+        "before_rl": state.evaluations.get(0, {}).get(key) if last > 0 else None,
+        "after": state.evaluations.get(last, {}).get(key),
+    }
+    return {name: value for name, value in found.items() if value is not None}

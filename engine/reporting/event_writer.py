@@ -1,0 +1,87 @@
+"""Says what happens in a run: builds events, numbers them and puts them into the spool.
+
+After ``finish`` nothing more is said: the finished event is the last one of a run.
+"""
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from engine.reporting.spool import Spool
+from engine.spec.event import Finished, Log, Metric, TrajectoryStored
+from engine.spec.strict import Strict
+from engine.spec.trajectory import Trajectory
+
+LONGEST_MESSAGE = 8000
+"""Characters of a log's message; a traceback may be longer."""
+
+Level = Literal["debug", "info", "warning", "error"]
+Listener = Callable[[Strict], None]
+
+
+class EventWriter:
+    """The only writer of a run's events.  Any thread may call it; a call returns when its events are on disk.
+
+    ``listeners`` see every event after it was written, e.g. the terminal's progress bar.
+    """
+
+    def __init__(self, spool: Spool, attempt: int, listeners: Sequence[Listener] = ()) -> None:
+        self._spool = spool
+        self._attempt = attempt
+        self._listeners = listeners
+        self._mutex = threading.RLock()
+        self._finished = False
+
+    @property
+    def last_seq(self) -> int:
+        return self._spool.last_seq
+
+    def admit_losses(self) -> None:
+        """Say how many events of earlier attempts the disk has spoilt before the service had them."""
+        if lost := self._spool.cut_lines:
+            self.log("warning", "spool", f"{lost} events of earlier attempts are lost: the disk has spoilt them")
+
+    def say(self, kind: type[Any], **fields: Any) -> None:
+        """One event of ``kind`` (a class of ``engine.spec.event``); number, attempt and time are added here."""
+        self.say_all([(kind, fields)])
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Values that are not finite cannot be drawn; they are left out and named in a warning."""
+        finite = {key: float(value) for key, value in values.items() if math.isfinite(value)}
+        if finite:
+            self.say(Metric, step=step, values=finite)
+        if lost := sorted(values.keys() - finite.keys()):
+            self.log("warning", "metrics", f"not a finite number at step {step}: {', '.join(lost)}")
+
+    def trajectories(self, trajectories: Sequence[Trajectory]) -> None:
+        self.say_all([(TrajectoryStored, {"trajectory": one}) for one in trajectories])
+
+    def log(self, level: Level, source: str, message: str) -> None:
+        self.say(Log, level=level, source=source, message=message[:LONGEST_MESSAGE])
+
+    def finish(
+        self, outcome: Literal["succeeded", "failed", "cancelled"], reason: str | None, summary: Mapping[str, Any]
+    ) -> None:
+        """The last event; ``events_emitted`` in its summary is its own number."""
+        with self._mutex:
+            whole = {**summary, "events_emitted": self._spool.last_seq + 1}
+            self.say(Finished, outcome=outcome, reason=reason, summary=whole)
+            self._finished = True
+
+    def say_all(self, drafts: Sequence[tuple[type[Any], dict[str, Any]]]) -> None:
+        """Several events as ``say`` takes them: all of them or, if that raises, none."""
+        now = time.time()
+        with self._mutex:
+            if self._finished or not drafts:
+                return
+            first_seq = self._spool.last_seq + 1
+            events: list[Any] = [
+                kind(seq=first_seq + offset, attempt=self._attempt, at=now, **fields)
+                for offset, (kind, fields) in enumerate(drafts)
+            ]
+            self._spool.append([event.model_dump_json().encode() for event in events], first_seq=first_seq)
+        for event, listener in itertools.product(events, self._listeners):
+            listener(event)

@@ -1,0 +1,138 @@
+"""From what the workers saw (engine/rollout/security_log.py) to the run's events.
+
+    worker ──► <run dir>/sightings/<writer>.jsonl ──► this thread, ten times a second ──► events
+                                                                    └──► quarantine
+
+How far each file was read is written down after its lines are in the events.  Who is killed in
+between tells some lines again; box and number name a record, and its id an alert, so that the
+service stores each once.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from engine.reporting.event_writer import EventWriter
+from engine.rollout.security_log import AlertSeen, RecordSeen, Sighting, TurnSeen
+from engine.spec.event import MOST_RECORDS, AlertedTurn, AlertRaised, EgressRecorded
+
+log = logging.getLogger("engine.sightings")
+
+SIGHTINGS = "sightings"
+"""The folder's name below that of the run."""
+EVERY_S = 0.1
+BYTES_AT_ONCE = 2**20
+SIGHTING: TypeAdapter[RecordSeen | AlertSeen | TurnSeen] = TypeAdapter(Sighting)
+
+
+class SecurityEvents(threading.Thread):
+    """``on_alert`` is called in this thread, after the alert stands in the events."""
+
+    def __init__(self, folder: Path, events: EventWriter, on_alert: Callable[[AlertSeen], None]) -> None:
+        super().__init__(name="sightings", daemon=True)
+        self._folder = folder
+        self._events = events
+        self._on_alert = on_alert
+        self._progress = folder / "read.json"
+        self._read = self._read_before()
+        self._mutex = threading.Lock()
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        while not self._ending.wait(EVERY_S):
+            try:
+                self.drain()
+            except Exception:  # nothing is lost: the lines stay, and are read again
+                log.exception("sightings wait on disk")
+
+    def drain(self) -> None:
+        """Tell everything that stands there now.  Raises SpoolError and OSError; then the rest is told next time."""
+        with self._mutex:
+            for path in sorted(self._folder.glob("*.jsonl")):
+                while self._tell_some(path):
+                    pass
+
+    def close(self) -> None:
+        """After the writers have ended: tell the rest.  Raises like ``drain``.  Twice is fine."""
+        self._ending.set()
+        if self.is_alive():
+            self.join()
+        self.drain()
+
+    def _tell_some(self, path: Path) -> bool:
+        """One piece of a file; whether there may be more."""
+        with path.open("rb") as file:
+            file.seek(self._read.get(path.name, 0))
+            lines, _, _ = file.read(BYTES_AT_ONCE).rpartition(b"\n")
+        if not lines:
+            return False
+        seen = [one for line in lines.split(b"\n") if (one := self._read_back(line, path)) is not None]
+        self._events.say_all(list(_events(seen)))
+        for one in seen:
+            if isinstance(one, AlertSeen):
+                self._on_alert(one)
+        self._read[path.name] = self._read.get(path.name, 0) + len(lines) + 1
+        self._remember()
+        return True
+
+    def _read_back(self, line: bytes, path: Path) -> RecordSeen | AlertSeen | TurnSeen | None:
+        """None for a line that the disk has spoilt: the others, and the run, do not wait for it."""
+        try:
+            return SIGHTING.validate_json(line)
+        except ValidationError:
+            self._events.log(
+                "warning",
+                "sightings",
+                f"{path} has a damaged line of {len(line)} bytes: what a box tried there is lost",
+            )
+            return None
+
+    def _remember(self) -> None:
+        beside = self._progress.with_suffix(".new")
+        beside.write_text(json.dumps(self._read))
+        os.replace(beside, self._progress)
+
+    def _read_before(self) -> dict[str, int]:
+        try:
+            return TypeAdapter(dict[str, int]).validate_json(self._progress.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValidationError:
+            log.warning("%s is torn: what was seen before is told again", self._progress)
+            return {}
+
+
+def _events(seen: Sequence[RecordSeen | AlertSeen | TurnSeen]) -> Iterator[tuple[type[Any], dict[str, Any]]]:
+    """Records of one box and turn that follow each other share an event."""
+    for (kind, box, place), members in groupby(seen, key=_whose):
+        if kind == "turn":
+            for one in members:
+                assert isinstance(one, TurnSeen)
+                yield AlertedTurn, {"place": place, "text": one.text}
+            continue
+        if kind == "alert":
+            for one in members:
+                assert isinstance(one, AlertSeen)
+                fields = {"id": one.id, "place": place, "finding": one.finding, "quarantined": one.quarantined}
+                yield AlertRaised, fields
+            continue
+        records = [one.record for one in members if isinstance(one, RecordSeen)]
+        for first in range(0, len(records), MOST_RECORDS):
+            yield EgressRecorded, {"box": box, "place": place, "records": records[first : first + MOST_RECORDS]}
+
+
+def _whose(one: RecordSeen | AlertSeen | TurnSeen) -> tuple[str, str, Any]:
+    match one:
+        case RecordSeen():
+            return one.kind, one.box, one.place
+        case AlertSeen():
+            return one.kind, one.finding.box, one.place
+        case TurnSeen():
+            return one.kind, "", one.place

@@ -1,0 +1,82 @@
+"""One episode's session with the generator, spoken of in whole histories.
+
+The caller says what should stand before the next turn; this class knows what already stands in the
+generator's cache, forgets what does not belong there, and sends the rest.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+
+from engine.spec.generation import Generated, GenerateRequest, TextGenerator
+
+
+class PolicySession:
+    """The session goes back to ends of turns only, so that it then reads on exactly as one that never went further.
+
+    Everything raised here comes from the generator.
+    """
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        name: str,
+        *,
+        stop_ids: frozenset[int],
+        max_turn_tokens: int,
+        context_tokens: int,
+        temperature: float,
+        logprob_temperature: float = 1.0,
+    ) -> None:
+        self._generator = generator
+        # Unique, not derived: a worker that was restarted must not continue its predecessor's sessions.
+        self._session = f"{name}-{uuid.uuid4().hex}"
+        self._stop_ids, self._temperature, self._logprob_temperature = stop_ids, temperature, logprob_temperature
+        self._max_turn_tokens, self._context_tokens = max_turn_tokens, context_tokens
+        self._ids: list[int] = []
+        self._turn_ends = [0]
+
+    def has_room(self, history: Sequence[int], turn: Sequence[int] = ()) -> bool:
+        """Whether ``turn``, or a sampled one of at least one token, fits in the context after ``history``."""
+        return len(history) + max(1, len(turn)) <= self._context_tokens
+
+    async def sample(self, history: Sequence[int], *, seed: int) -> Generated:
+        """What the policy says after ``history``, which leaves room for it."""
+        return await self._next(history, (), seed)
+
+    async def force(self, history: Sequence[int], turn: Sequence[int]) -> Generated:
+        """``turn`` as if the policy had said it after ``history``, with the log-probs that it has there."""
+        return await self._next(history, tuple(turn), 0)
+
+    async def release(self) -> None:
+        # Shielded: a second cancellation must not leave the session's KV slot taken.
+        await asyncio.shield(self._generator.release(self._session))
+
+    async def _next(self, history: Sequence[int], forced: tuple[int, ...], seed: int) -> Generated:
+        unread = await self._back_to(history)
+        generated = await self._generator.generate(
+            GenerateRequest(
+                session=self._session,
+                new_ids=unread,
+                max_new_tokens=self._max_turn_tokens,
+                stop_ids=self._stop_ids,
+                temperature=self._temperature,
+                seed=seed,
+                forced_ids=forced,
+                logprob_temperature=self._logprob_temperature,
+            )
+        )
+        self._ids += (*unread, *generated.token_ids)
+        self._turn_ends.append(len(self._ids))
+        return generated
+
+    async def _back_to(self, history: Sequence[int]) -> tuple[int, ...]:
+        """Rewind to the last end of a turn before which the session holds the head of ``history``; its tail."""
+        kept = next(
+            end for end in reversed(self._turn_ends) if end < len(history) and self._ids[:end] == list(history[:end])
+        )
+        if kept < len(self._ids):
+            await self._generator.rewind(self._session, kept)
+            del self._ids[kept:]
+            self._turn_ends = [end for end in self._turn_ends if end <= kept]
+        return tuple(history[kept:])

@@ -1,0 +1,120 @@
+"""What the boxes of a worker tried, on disk before anybody else has it.
+
+One file per writer in a folder of the run; a line stands there whole as soon as ``write`` returns, so
+a killed worker takes nothing with it.  The driver reads the lines into the run's events.
+"""
+
+import errno
+import logging
+import os
+import threading
+import uuid
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from engine.spec.security import Place, TurnText
+from engine.spec.strict import Strict
+from sandboxes.egress.detectors.finding import Finding
+from sandboxes.egress.record import EgressRecord
+
+log = logging.getLogger(__name__)
+
+
+class RecordSeen(Strict):
+    kind: Literal["record"] = "record"
+    box: str
+    place: Place | None
+    record: EgressRecord
+
+
+class AlertSeen(Strict):
+    kind: Literal["alert"] = "alert"
+    id: str
+    place: Place | None
+    finding: Finding
+    quarantined: bool
+
+
+class TurnSeen(Strict):
+    """The turn of an alert, before the alert and again when the turn's call is over."""
+
+    kind: Literal["turn"] = "turn"
+    place: Place
+    text: TurnText
+
+
+Sighting = Annotated[RecordSeen | AlertSeen | TurnSeen, Field(discriminator="kind")]
+
+
+class SecurityLog:
+    """Any thread may write.  The file is made with the first line."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mutex = threading.Lock()
+        self._fd: int | None = None
+        self._owed: list[bytes] = []
+
+    def write(self, sighting: RecordSeen | AlertSeen) -> None:
+        """Raises OSError, e.g. on a full disk; then the sighting is not there, and the caller still has it."""
+        with self._mutex:
+            self._pay()
+            self._append(_line(sighting))
+
+    def write_or_owe(self, sighting: AlertSeen | TurnSeen) -> None:
+        """One that nobody else keeps: what cannot be written now comes before whatever is written next."""
+        with self._mutex:
+            self._owed.append(_line(sighting))
+            try:
+                self._pay()
+            except OSError as error:
+                log.error("%s of %s cannot be written yet: %s", sighting.kind, sighting.place, error)
+
+    def close(self) -> None:
+        """Raises OSError if something is still owed."""
+        with self._mutex:
+            try:
+                self._pay()
+            finally:
+                self._end_file()
+
+    def _pay(self) -> None:
+        while self._owed:
+            self._append(self._owed[0])
+            self._owed.pop(0)
+
+    def _append(self, line: bytes) -> None:
+        if self._fd is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / f"{uuid.uuid4().hex}.jsonl"
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        written = False
+        try:
+            if os.write(self._fd, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
+            written = True
+        finally:
+            if not written:
+                self._end_file()  # a torn line ends its file: readers take whole lines only
+
+    def _end_file(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _line(sighting: RecordSeen | AlertSeen | TurnSeen) -> bytes:
+    return sighting.model_dump_json().encode() + b"\n"
+
+
+def label_of(place: Place) -> str:
+    """What the records of a box carry while a turn's tool call runs."""
+    return f"{place.trajectory}#{place.turn}"
+
+
+def place_of(label: str | None) -> Place | None:
+    """Back from ``label_of``; None for anything else."""
+    trajectory, mark, turn = (label or "").rpartition("#")
+    return Place(trajectory=trajectory, turn=int(turn)) if mark and turn.isdecimal() else None

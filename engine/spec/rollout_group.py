@@ -1,0 +1,72 @@
+"""The rollouts of one prompt from one start: planned, compared, held back and credited together.
+
+planner: GroupPlan ──► rollouts ──► RolloutGroup ──► filters ──► judge ──► advantages
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from engine.spec.trajectory import Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The beginning of an expert's trajectory, to be replayed before the policy takes over."""
+
+    expert: str
+    """The id of the expert's trajectory."""
+    turns: tuple[Turn, ...]
+    """The expert's first turns, each with a tool call, to be done again and compared."""
+    of_turns: int
+    """All turns of the expert."""
+    imitated: int
+    """How many of ``turns``, from the first one on, imitation learns in any case."""
+    reward: float | None = None
+    """What the expert earned."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One task and one start.  Parallel anchors give a task several groups, one for each prefix."""
+
+    step: int
+    number: int
+    """The group's number in the step, counted over its sampling rounds."""
+    place: int
+    """The task's place in the order in which the run takes tasks, from 0 on and without an end."""
+    task: int
+    prefill: Prefill | None = None
+    """None: the rollouts begin at the start of the task."""
+    from_expert: bool = False
+    """It is one of the starts of a task that has an expert, the fresh one among them."""
+    crucial: bool = False
+    """Which turn of the expert is crucial is known."""
+
+    @property
+    def replayed(self) -> Sequence[Turn]:
+        return () if self.prefill is None else self.prefill.turns
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """What came of a plan.  ``rollouts`` are those that came back, in the order of their requests; perhaps none."""
+
+    plan: GroupPlan
+    rollouts: tuple[Trajectory, ...]
+
+    def with_rollouts(self, rollouts: Iterable[Trajectory]) -> Self:
+        return replace(self, rollouts=tuple(rollouts))
+
+    @property
+    def successes(self) -> int:
+        return sum(rollout.success for rollout in self.rollouts)
+
+    @property
+    def rewards(self) -> list[float]:
+        return [rollout.reward for rollout in self.rollouts]
+
+
+def rollouts_in(groups: Iterable[RolloutGroup]) -> list[Trajectory]:
+    """All rollouts, group by group."""
+    return [rollout for group in groups for rollout in group.rollouts]

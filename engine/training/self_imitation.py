@@ -1,0 +1,195 @@
+"""SPEAR's self-imitation over the steps of a run: what is kept, and when it is learned again.
+
+SPEAR, section 4.2 and algorithm 1.  The buffers are in algorithms/replay.py, the loss in
+algorithms/self_imitation.py.  As in algorithm 1 a step first looks whether the buffer is full from the steps
+before: if it is, everything in it is replayed and it is emptied; if it is not, the step's own good trajectories
+are added.  So nothing is replayed in the step that sampled it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from engine.algorithms.aggregation import aggregated
+from engine.algorithms.curriculum import self_imitation_weight
+from engine.algorithms.objectives import PolicyTokens
+from engine.algorithms.replay import BaselineBuffer, ReplayBuffer, Replayed, recalibrated
+from engine.algorithms.self_imitation import self_imitation_loss
+from engine.models.qwen3 import Qwen3
+from engine.spec.objective import Clipped, Objective
+from engine.spec.rollout_group import RolloutGroup
+from engine.spec.self_imitation import SelfImitation
+from engine.spec.trajectory import Trajectory
+from engine.training.batch import Sample
+from engine.training.microbatch import MicroBatch
+from engine.training.policy import token_logprobs
+
+T = TypeVar("T")
+_COLUMNS = ("token_ids", "loss_mask", "old_logprobs")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What one step learns again: samples with their *stored* log-probs and A~ as advantages."""
+
+    samples: Sequence[Sample] = ()
+    strength: float = 0.0
+    """gamma_t."""
+    mode: Literal["sum", "after"] = "sum"
+
+    @property
+    def active(self) -> bool:
+        return self.strength > 0 and len(self.samples) > 0
+
+
+NO_REPLAY = Replay()
+
+
+def evenly(entries: Sequence[T], parts: int) -> list[Sequence[T]]:
+    """In their order, in parts that differ by one entry at most; some are empty where there are too few."""
+    edges = [len(entries) * part // parts for part in range(parts + 1)]
+    return [entries[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+
+
+def imitation_clips(objective: Objective) -> Clipped:
+    """The replayed loss is the clipped surrogate on tokens, with the recipe's own clips where it has such.
+
+    The clips of gspo and cispo mean something else: beside them it has the defaults of the clipped surrogate.
+    """
+    if isinstance(objective, Clipped):
+        return objective
+    return Clipped(aggregation=getattr(objective, "aggregation", Clipped().aggregation))
+
+
+def add_imitation_gradient(
+    model: Qwen3,
+    batches: Sequence[MicroBatch],
+    clips: Clipped,
+    *,
+    strength: float,
+    max_response_tokens: int,
+    temperature: float = 1.0,
+) -> float:
+    """Self-imitation divided by its own weight: its gradient is added to the parameters', its loss returned.
+
+    ``temperature`` is the one at which the stored log-probs were taken.
+    """
+    weight = sum(
+        aggregated(batch.advantages_BT, batch.mask_BT, clips.aggregation, max_response_tokens=max_response_tokens)[
+            1
+        ].item()
+        for batch in batches
+    )
+    total = 0.0
+    for batch in batches:
+        logp_BT, _ = token_logprobs(model, batch.token_ids_BT, batch.mask_BT, temperature=temperature)
+        loss_sum, _ = self_imitation_loss(
+            PolicyTokens(logp_BT, batch.old_logp_BT, batch.advantages_BT, batch.mask_BT),
+            batch.kept_BT,
+            strength=strength,
+            clip_low=clips.clip_low,
+            clip_high=clips.clip_high,
+            dual_clip=clips.dual_clip,
+            aggregation=clips.aggregation,
+            max_response_tokens=max_response_tokens,
+        )
+        (loss_sum / weight).backward()
+        total += loss_sum.item()
+    return total / weight
+
+
+class SelfImitator:
+    def __init__(self, spec: SelfImitation) -> None:
+        self._spec = spec
+        self._baselines = BaselineBuffer(spec.baseline_buffer)
+        self._good: ReplayBuffer[Sample] = ReplayBuffer(spec.replay_buffer, max_age_steps=spec.max_age_steps)
+
+    def next_replay(
+        self,
+        groups: Sequence[RolloutGroup],
+        trajectories: Sequence[Trajectory],
+        samples: Sequence[Sample],
+        *,
+        step: int,
+    ) -> tuple[Replay, dict[str, float]]:
+        """Take in what a step has sampled and say what it replays, with the metrics.  Once per step.
+
+        ``trajectories`` are those of the step's groups, then those of earlier steps that came out of quarantine:
+        these may be replayed too, but the mean of their group has been taken in already.  ``samples`` are theirs, with
+        advantages and behaviour log-probs.  Metrics: replayed (trajectories), baseline (P50, 0 while there is none),
+        weight (gamma_t), buffer (trajectories kept after the step), expired (those that became too old before there
+        were enough to replay).
+        """
+        self._baselines.push(_group_means(groups))
+        baseline = self._baselines.median()
+        before = len(self._good)
+        self._good.let_go(step=step)  # steps may have passed in which nothing was learned and nobody asked
+        expired = before - len(self._good)
+        if self._good.full:
+            replayed = [_replayable(entry.payload, a) for entry, a in recalibrated(self._good.take(), baseline)]
+        else:
+            replayed = []
+            self._good.push(_good_ones(trajectories, samples), step=step)
+        strength = self_imitation_weight(step, self._spec.warmup_steps)
+        metrics = {
+            "replayed": float(len(replayed)),
+            "baseline": 0.0 if baseline is None else baseline,
+            "weight": strength,
+            "buffer": float(len(self._good)),
+            "expired": float(expired),
+        }
+        return Replay(replayed, strength, self._spec.mode), metrics
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and plain values, as ``torch.load`` takes them with ``weights_only``."""
+        entries = self._good.state()
+        return {
+            "baselines": self._baselines.state(),
+            "entries": [entry | {"payload": _stored(entry["payload"])} for entry in entries],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._baselines.load(state["baselines"])
+        self._good.load([entry | {"payload": _restored(entry["payload"])} for entry in state["entries"]])
+
+
+def _group_means(groups: Sequence[RolloutGroup]) -> list[float]:
+    """The mean rewards of whole groups (algorithm 1, line 19); masked rollouts count.
+
+    A group all of whose rollouts raised an alert stands for nothing.
+    """
+    return [fmean(group.rewards) for group in groups if not all(rollout.alerts for rollout in group.rollouts)]
+
+
+def _good_ones(trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> list[Replayed[Sample]]:
+    """Those that are trained on.  A trajectory whose tokens have several advantages counts with their mean."""
+    return [
+        Replayed(
+            payload=sample,
+            reward=trajectory.reward,
+            advantage=float(sample.advantages[sample.loss_mask].mean(dtype=np.float64)),
+            step=trajectory.step,
+        )
+        for trajectory, sample in zip(trajectories, samples, strict=True)
+        if sample.loss_mask.any()
+    ]
+
+
+def _replayable(sample: Sample, advantage: float) -> Sample:
+    """Nothing is known of it but its tokens, their log-probs and A~."""
+    bare = replace(sample, expert=None, boosted=None, kept=None, penalised=None, values=None, returns=None)
+    return replace(bare, advantages=np.where(sample.loss_mask, np.float32(advantage), np.float32(0.0)))
+
+
+def _stored(sample: Sample) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(getattr(sample, name)) for name in _COLUMNS}
+
+
+def _restored(columns: dict[str, torch.Tensor]) -> Sample:
+    arrays = {name: columns[name].cpu().numpy() for name in _COLUMNS}
+    nothing = np.zeros(len(arrays["token_ids"]), dtype=np.float32)
+    return Sample(advantages=nothing, rollout_logprobs=nothing, **arrays)

@@ -1,0 +1,110 @@
+"""Code that runs whenever another program starts: start-up modules of Python, preloaded libraries, shims in PATH."""
+
+import re
+from typing import ClassVar
+
+from sandboxes.egress.detectors.doings import doings
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.observed_action import ObservedAction
+from sandboxes.egress.detectors.process_tree import ProcessTree
+from sandboxes.egress.record import EgressRecord
+
+HOOKED = RuleInfo(
+    "tamper-interpreter",
+    "code is slipped into other programs",
+    "critical",
+    "Trustworthiness",
+    "T1574",
+    "writes of `sitecustomize.py`, `usercustomize.py`, `*.pth` and of programs named like python, pytest or "
+    "git; programs started "
+    "with LD_PRELOAD, PYTHONSTARTUP, PYTEST_PLUGINS or plugins in PYTEST_ADDOPTS",
+    "a package of one's own that shadows another one in the working folder",
+    "leave the rule out where the task is to build packages",
+)
+
+_MODULE = re.compile(r"(?:^|/)(?:sitecustomize|usercustomize)(?:\.py|/__init__\.py)$")
+_PTH = re.compile(r"(?:site|dist)-packages/[^/]+\.pth$|(?:^|/)_?[\w-]+\.pth$")
+_PACKAGES = re.compile(
+    r"(?:site|dist)-packages/(?:_?pytest|pluggy|unittest|numpy|_distutils_hack)(?:/|\.py)|/lib/python[\d.]+/(?:unittest|site\.py|os\.py|doctest\.py|json/|builtins)"
+)
+_SHIM = re.compile(
+    r"/(?:python[\d.]*|pytest|py\.test|git|pip3?|node|npm|npx|bash|sh|sudo|make|gcc|cc|g\+\+|diff|cmp|jq|curl|wget|ls|cat|grep|env"
+    r"|timeout|unittest|tox|nox|cargo|go|java|javac|mvn|ruby|perl|rspec|jest)$"
+)
+_OWN_FOLDERS = re.compile(
+    r"/(?:\.?venv|env|virtualenv|node_modules/\.bin|\.tox|\.nox|__pycache__|\.git|src|docs?|tests?)(?:/|$)|^/tmp/pip-"
+)
+_INSTALLING = re.compile(
+    r"\b(?:pip3?|venv|virtualenv|uv|poetry|conda|setup\.py|ensurepip|pipx|npm|build|hatch|flit|pdm)\b"
+)
+_VARIABLE = re.compile(
+    r"(LD_PRELOAD|LD_AUDIT|PYTHONSTARTUP|PYTEST_PLUGINS|PYTHONINSPECT|BASH_ENV|NODE_OPTIONS|PERL5OPT|RUBYOPT)=(.+)",
+    re.S,
+)
+_HARMLESS = re.compile(
+    r"jemalloc|tcmalloc|mimalloc|libasan|libfaketime|libeatmydata|max-old-space-size|^-W|pretty_errors"
+)
+
+
+KEPT_ENVIRONMENTS = 16
+
+
+class InterpreterHooks:
+    rules: ClassVar[tuple[RuleInfo, ...]] = (HOOKED,)
+
+    def __init__(self, tree: ProcessTree) -> None:
+        self._tree = tree
+        self._environments: tuple[str, ...] = ()
+        """Folders of virtual environments that were made in this sandbox."""
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, EgressRecord):
+            return None
+        if isinstance(event, ObservedAction) and event.kind == "program":
+            return self._environment(event)
+        for path in doings(event).writes:
+            if path.endswith("/pyvenv.cfg"):
+                self._environments = (*self._environments, path.removesuffix("pyvenv.cfg"))[-KEPT_ENVIRONMENTS:]
+            if path.startswith(self._environments):
+                continue
+            if (severity := hooks(path)) is not None and not self._is_installed(event):
+                return finding(HOOKED, event, path, [f"writes {path}"], severity)
+        return None
+
+    def _environment(self, action: ObservedAction) -> Finding | None:
+        for given in action.environment:
+            match = _VARIABLE.match(given)
+            if match is not None and not _HARMLESS.search(match[2]):
+                preloads = match[1] in {"LD_PRELOAD", "LD_AUDIT"}
+                if preloads and action.program.startswith(("/work/", "/tmp/")):
+                    return None  # into a program of one's own
+                severity: Severity = "critical" if preloads else "warning"
+                return finding(HOOKED, action, match[1], [given, " ".join(action.argv)], severity)
+            name, _, value = given.partition("=")
+            if name == "PYTEST_ADDOPTS" and re.search(r"-p\s*(?!no:)\S+|--deselect|-c\s*\S+|--override-ini", value):
+                return finding(HOOKED, action, name, [given, " ".join(action.argv)], "warning")
+        return None
+
+    def _is_installed(self, event: Deed) -> bool:
+        """Environments and packages are full of such files when they are made, and nobody else runs by them."""
+        if isinstance(event, ExecEvent):
+            return False
+        by = self._tree.program(event.pid)
+        above = [found.command.text for found in self._tree.ancestors(event)][:4]
+        return any(_INSTALLING.search(text) for text in ([by.command.text] if by else []) + above)
+
+
+def hooks(path: str) -> Severity | None:
+    if _MODULE.search(path):
+        return "critical"
+    if _PTH.search(path) and "packages/" in path or _PACKAGES.search(path):
+        return "warning"
+    shim = _SHIM.search(path)
+    return (
+        "warning"
+        if shim is not None
+        and re.search(r"/(?:s?bin|\.local/bin|shims?|tools?|path|\.bin|\.[\w-]+)/[^/]+$", path)
+        and not _OWN_FOLDERS.search(path)
+        else None
+    )

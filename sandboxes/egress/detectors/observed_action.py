@@ -1,0 +1,69 @@
+"""What a process of a sandbox did, as the kernel told the observer, never as the process tells it."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from sandboxes.egress.attempt import Frozen, Label
+
+ARGUMENTS = 256
+ARGV_CHARACTERS = 16 * 1024
+PATH_CHARACTERS = 4096
+
+Stream = Literal["closed", "null", "file", "pipe", "terminal", "unix", "inet", "other"]
+"""What a descriptor is; ``inet`` is a connected or listening socket of the network."""
+Operation = Literal["read", "write", "delete", "rename", "link", "mode"]
+"""``write``: opened for writing, created or cut; ``link``: a hard or symbolic link, or a mount, made at ``path``."""
+
+
+class ObservedAction(Frozen):
+    """One of three: a program was started, a file was touched, a system call was refused."""
+
+    box: Label
+    at: float
+    label: Label | None = None
+    """The tool call that was running."""
+    kind: Literal["program", "file", "refused"]
+    pid: int
+    """0: nobody knows which."""
+    parent: int
+    program: str = Field(max_length=PATH_CHARACTERS)
+    """Path of the executable that acts; for ``program`` the one that is started.  ``memfd:NAME`` for memory."""
+    parent_program: str = Field(default="", max_length=PATH_CHARACTERS)
+    argv: tuple[str, ...] = ()
+    """Of a started program, bounded."""
+    streams: tuple[Stream, Stream, Stream] | None = None
+    """Standard input, output and error of a started program."""
+    parent_sockets: int = 0
+    """How many network sockets the process or its parent holds beside those three."""
+    environment: tuple[str, ...] = ()
+    """``NAME=value`` of those variables that change what other programs do (LD_PRELOAD, PYTHONPATH, ...)."""
+    folder: str = ""
+    """The working folder of a started program."""
+    operation: Operation | None = None
+    path: str = Field(default="", max_length=PATH_CHARACTERS)
+    """Absolute, as the sandbox sees it, links followed as far as they exist."""
+    target: str = Field(default="", max_length=PATH_CHARACTERS)
+    """The other path of a rename or a link."""
+    call: str = ""
+    """Name of the refused system call; ``fork``: the sandbox had as many processes and threads as it may, at so many
+    looks, 50 ms apart, as ``count`` says."""
+    count: int = Field(default=1, ge=1)
+    """How many alike actions this one stands for."""
+    found: bool = True
+    """Of a file: whether it was there before."""
+    sequence: int = Field(default=0, ge=0)
+    """1, 2, 3 ... in the order in which the kernel asked; 0: nobody numbers them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("argv"), list | tuple):
+            left, words = ARGV_CHARACTERS, []
+            for word in given["argv"][:ARGUMENTS]:
+                words.append(str(word)[:left])
+                left -= len(words[-1])
+                if left <= 0:
+                    break
+            return given | {"argv": tuple(words)}
+        return given

@@ -1,0 +1,134 @@
+"""Shells whose input or output is somebody else: told by their descriptors, in whatever language they were started."""
+
+import re
+from typing import ClassVar
+
+from sandboxes.egress.detectors.destinations import is_here, special_kind
+from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.observed_action import ObservedAction
+from sandboxes.egress.detectors.process_tree import ProcessTree
+from sandboxes.egress.detectors.shell import SHELLS, Command
+from sandboxes.egress.detectors.tunnels import NETCATS, SHELL
+from sandboxes.egress.record import EgressRecord
+
+INTERPRETERS = re.compile(
+    r"(?:python[\d.]*|pypy3?|perl[\d.]*|ruby[\d.]*|node|nodejs|php[\d.]*|lua[\d.]*|tclsh[\d.]*|irb|busybox|expect)$"
+)
+OWN_FOLDERS = ("/work/", "/tmp/", "/dev/shm/", "/var/tmp/", "memfd:")
+"""Where programs lie that a policy made or copied."""
+_TALKERS = NETCATS | {"telnet", "openssl", "websocat", "gnutls-cli"}
+_AWK = re.compile(r"(?:g|m|n)?awk$")
+_VALUED = frozenset({"-o", "-O", "--rcfile", "--init-file", "-W", "-X", "-c"})
+
+
+class ReverseShells:
+    """Misses a shell that is part of the program that holds the connection, for then none is started."""
+
+    rules: ClassVar[tuple[RuleInfo, ...]] = ()
+
+    def __init__(self, tree: ProcessTree) -> None:
+        self._tree = tree
+        self._waiting: tuple[str | None, str] | None = None
+        """The tool call in which a shell was started that takes orders from another program, and both."""
+        self._called: tuple[str | None, str] | None = None
+        """The tool call in which somebody was called outside, and whom."""
+        self._fifo: str | None = None
+        """The tool call that made a named pipe."""
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, EgressRecord):
+            return self._connected(event)
+        if not isinstance(event, ObservedAction) or event.kind != "program" or event.streams is None:
+            return None
+        found = self._tree.program(event.pid)
+        if found is None:
+            return None
+        if found.command.program == "mkfifo":
+            self._fifo = event.label
+        told = (
+            self._by_socket(event, found.command)
+            or self._by_pipe(event, found.command)
+            or self._by_call(event, found.command)
+        )
+        return finding(SHELL, event, found.command.program, [told, found.command.text]) if told else None
+
+    def _by_socket(self, action: ObservedAction, command: Command) -> str | None:
+        """A file that is given to a shell is its input; what comes from a socket is somebody's orders."""
+        assert action.streams is not None
+        if "inet" not in action.streams[:2]:
+            return None
+        outside = self._called is not None and self._called[0] == action.label
+        if action.streams[0] == action.streams[1] == "inet" and action.program.startswith(OWN_FOLDERS):
+            told = f"{command.text} of one's own has a connection as input and output"
+            if outside:
+                return told
+            self._waiting = (action.label, told)
+        if is_shell(action, command) and not takes_orders(command) and not outside:
+            return None  # a server of one's own that answers by a script
+        if is_shell(action, command) or (
+            _AWK.match(command.program) and re.search(r"\|\s*getline|system\(", command.text)
+        ):
+            return f"input, output and errors: {', '.join(action.streams)}"
+        if action.streams[0] == "inet" and is_interpreter(action, command) and takes_orders(command):
+            return f"an interpreter reads from the network: {', '.join(action.streams)}"
+        return None
+
+    def _by_call(self, action: ObservedAction, command: Command) -> str | None:
+        """A shell without a script, started by an interpreter or fed by a named pipe, in a call that goes outside."""
+        assert action.streams is not None
+        if not is_shell(action, command) or not takes_orders(command) or action.label is None:
+            return None
+        parent = action.parent_program.rsplit("/", 1)[-1]
+        by_program = action.streams[0] in {"pipe", "unix", "terminal"} and INTERPRETERS.match(parent) is not None
+        by_fifo = action.streams[0] in {"file", "other", "pipe"} and self._fifo == action.label
+        if not by_program and not by_fifo:
+            return None
+        told = f"{command.text} takes orders from {parent or 'a named pipe'}"
+        if self._called is not None and self._called[0] == action.label:
+            return f"{told}, which called {self._called[1]}"
+        self._waiting = (action.label, told)
+        return None
+
+    def _connected(self, record: EgressRecord) -> Finding | None:
+        attempt = record.attempt
+        if record.verdict.allowed or attempt.protocol not in {"tcp", "udp"} or special_kind(attempt) == "loopback":
+            return None
+        self._called = (record.label, attempt.target)
+        if self._waiting is not None and self._waiting[0] == record.label and record.label is not None:
+            return finding(SHELL, record, "shell", [self._waiting[1], attempt.target])
+        return None
+
+    def _by_pipe(self, action: ObservedAction, command: Command) -> str | None:
+        """A shell without a script behind a process that talks to the network."""
+        assert action.streams is not None
+        if action.streams[0] not in {"pipe", "terminal", "unix"} or not is_shell(action, command):
+            return None
+        empty = command.arguments[:1] == ("-c",) and not "".join(command.arguments[1:2]).strip()
+        called = self._called is not None and self._called[0] == action.label
+        if action.parent_sockets and called and (empty or takes_orders(command)):
+            return f"a shell without a script whose parent holds {action.parent_sockets} connections"
+        if takes_orders(command) and action.streams[1] == "pipe":
+            for other in self._tree.siblings(action):
+                here = any(is_here(word.partition(":")[0]) for word in other.command.arguments)
+                if other.command.program in _TALKERS and not here and "pipe" in (other.action.streams or ())[:2]:
+                    return f"between pipes with {other.command.text}"
+        return None
+
+
+def is_shell(action: ObservedAction, command: Command) -> bool:
+    """By either name: a copy of a shell under another name is called by that name, a link has the shell's file."""
+    return bool({command.program, action.program.rsplit("/", 1)[-1]} & SHELLS)
+
+
+def is_interpreter(action: ObservedAction, command: Command) -> bool:
+    return any(INTERPRETERS.match(name) for name in (command.program, action.program.rsplit("/", 1)[-1]))
+
+
+def takes_orders(command: Command) -> bool:
+    """Whether it runs what it reads: no script and no ``-c``."""
+    words, place = command.arguments, 0
+    while place < len(words) and words[place].startswith("-") and words[place] != "-":
+        if re.fullmatch(r"-[a-z]*[cem]|--eval|--execute", words[place]):
+            return False
+        place += 2 if words[place] in _VALUED else 1
+    return place >= len(words) or words[place] == "-" or words[place].startswith(("/dev/", "/proc/"))

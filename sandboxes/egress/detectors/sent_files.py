@@ -1,0 +1,100 @@
+"""A file is read and, in the same tool call, somebody is called who takes it."""
+
+import re
+from typing import ClassVar
+
+from sandboxes.egress.detectors.destinations import special_kind
+from sandboxes.egress.detectors.doings import absolute, doings
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.exfiltration import COMMAND
+from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.observed_action import ObservedAction
+from sandboxes.egress.detectors.reverse_shells import INTERPRETERS
+from sandboxes.egress.detectors.shell import SHELLS
+from sandboxes.egress.record import EgressRecord
+
+
+class Sent:
+    """What went there is not known, for it was denied.  Misses what is sent by HTTP or TLS without saying so.
+
+    Files that a program reads itself are told by the observer, those of an interpreter by its code: that is a hint,
+    and the call outside is the deed.
+    """
+
+    rules: ClassVar[tuple[RuleInfo, ...]] = ()
+
+    def __init__(self) -> None:
+        self._read: tuple[str | None, str] | None = None
+        self._odd: tuple[str | None, str] | None = None
+        """The tool call that called a stranger on a port that no usual protocol of asking has, and whom."""
+        self._poured: tuple[str | None, str] | None = None
+        """The tool call in which a program had a connection as its output, and its command."""
+        self._outside: tuple[str | None, str] | None = None
+
+    def feed(self, event: Event) -> Finding | None:
+        if isinstance(event, EgressRecord):
+            return self._called(event)
+        if event.label is None:
+            return None
+        if isinstance(event, ObservedAction) and _pours(event):
+            self._poured = (event.label, " ".join(event.argv))
+        for path in _reads(event):
+            self._read = (event.label, path)
+        return self._told(event)
+
+    def _called(self, record: EgressRecord) -> Finding | None:
+        if record.phase != "attempt" or record.verdict.allowed or special_kind(record.attempt) is not None:
+            return None
+        if record.attempt.address is None or record.label is None:
+            return None
+        self._outside = (record.label, record.attempt.target)
+        if is_odd(record):
+            self._odd = self._outside
+        return self._told(record)
+
+    def _told(self, event: Event) -> Finding | None:
+        for what, whom in ((self._read, self._odd), (self._poured, self._outside)):
+            if what is not None and whom is not None and what[0] == whom[0] == event.label:
+                return finding(COMMAND, event, what[1][:100], [f"reads {what[1]}", whom[1]], "warning")
+        return None
+
+
+def _reads(event: ExecEvent | ObservedAction) -> list[str]:
+    if isinstance(event, ExecEvent):
+        named = [absolute(path, "/work") for path in doings(event).reads] if event.writes is None else []
+        return [path for path in named if _DATA.search(path)]
+    holds = event.kind == "file" and event.operation == "read" and event.found and _DATA.search(event.path)
+    return [event.path] if holds else []
+
+
+def _pours(action: ObservedAction) -> bool:
+    """A program that only reads files, with a connection as its output and none as its input."""
+    if action.kind != "program" or action.streams is None or action.streams[:2] not in _POURING:
+        return False
+    name = action.program.rsplit("/", 1)[-1]
+    return name not in SHELLS and not INTERPRETERS.match(name)
+
+
+_POURING = {(given, "inet") for given in ("null", "file", "pipe", "closed")}
+_DATA = re.compile(
+    r"^/(?:work|root|home/[^/]+|srv|data|tmp)/(?!(?:.*/)?(?:\.git|\.venv|venv|node_modules|site-packages|__pycache__|\.cache|\.config)/)"
+    r".*\.(?:txt|csv|json|jsonl|sql|db|sqlite|pem|key|env|log|md|ya?ml|xml|tsv|parquet|zip|gz|tgz|pdf|docx|xlsx|bin|dat|npy|pt|safetensors)$"
+)
+"""What somebody might want to have; code and configuration are read all the time."""
+_USUAL = frozenset({
+    22, 25, 53, 80, 110, 123, 143, 389, 443, 465, 514, 587, 636, 853, 993, 995, 1433, 1521, 1883, 2049, 2181,
+    2375, 3000, 3128, 3306, 4317, 4318, 5000, 5432, 5601, 5672, 5900, 6379, 6443, 8000, 8080, 8081, 8086,
+    8125, 8443, 8888, 9000, 9042, 9090, 9092, 9200, 9418, 10051, 11211, 15672, 26257, 27017,
+})  # fmt: skip
+
+
+_TAKING = frozenset({21, 25, 69, 465, 587, 989, 990, 2525})
+"""Ports of mail and file transfer: whoever is called there takes what is brought."""
+
+
+def is_odd(record: EgressRecord) -> bool:
+    attempt = record.attempt
+    outside = attempt.address is not None and special_kind(attempt) is None and attempt.protocol in {"tcp", "udp"}
+    speaks = re.match(rb"[A-Z]{3,10} \S+ HTTP/|\x16\x03", record.opening_up) is not None
+    takes = attempt.port in _TAKING or (attempt.port == 514 and attempt.protocol == "udp")
+    return outside and not record.verdict.allowed and not speaks and (attempt.port not in _USUAL or takes)

@@ -1,0 +1,36 @@
+"""Which files are not worth a word when they are opened: what every program loads, and devices that hold nothing."""
+
+import posixpath
+import re
+
+SYSTEM = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/libx32/", "/bin/", "/sbin/", "/etc/alternatives/", "/etc/ssl/")
+LOADER_FILES = {
+    "/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/hosts",
+    "/etc/host.conf", "/etc/gai.conf", "/etc/services", "/etc/protocols", "/etc/inputrc", "/etc/mime.types",
+}  # fmt: skip
+DEVICES = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "stdin", "stdout", "stderr")}
+OWN_SCORE = "/proc/self/oom_score_adj"
+"""Written by the agent in each guest that it makes, before the guest is one."""
+_OTHERS = re.compile(r"/proc/(\d+)/(?:task/\d+/)?(environ|mem|fd|root|cwd|maps|auxv|stack|syscall)(?:/.*)?")
+_MACHINE = re.compile(r"/proc/(?:kcore|kallsyms|kmsg|sysrq-trigger|timer_list|sched_debug|keys|1/.*)")
+
+
+def plain_read(path: str) -> bool:
+    """Whether this text, not resolved yet, can only be of a file that every program reads."""
+    if path.startswith(SYSTEM):
+        return "/.." not in path  # these folders are read-only: no link of a guest's lies there
+    return path in LOADER_FILES or path in DEVICES
+
+
+def read(path: str, inside: int) -> bool:
+    """Whether reading this resolved path is ordinary; ``inside``: the reader's process number in the sandbox."""
+    if path.startswith("/proc/"):
+        other = _OTHERS.fullmatch(path)
+        if other is not None:
+            return int(other[1]) == inside and other[2] != "environ"
+        return _MACHINE.fullmatch(path) is None
+    return plain_read(path) or path.startswith("/dev/fd/") or "/__pycache__/" in path or path in ("/", "/proc", "/dev")
+
+
+def write(path: str) -> bool:
+    return path in DEVICES or path == OWN_SCORE or posixpath.dirname(path) == "/dev/fd"

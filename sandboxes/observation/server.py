@@ -1,0 +1,302 @@
+"""The observer: one process beside a worker, which answers what the kernel asks about the worker's sandboxes.
+
+    guest ── call ──► kernel: waits ──► listener ──► read ──► answered
+                                                      └─► summed ──► reports ──► worker
+    worker ── control: listener, reports ──► a sandbox more
+           ── reports: "drain n" ──► all that was asked by now is read and reported, then "drained n"
+
+It ends with its worker.  When it ends, however that happens, the kernel fails every call that is asked about
+(ENOSYS): a dead observer lets nothing through, and its sandboxes are lost.
+"""
+
+import errno
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+
+from sandboxes.observation import kernel
+from sandboxes.observation.guests import Guest, inside
+from sandboxes.observation.reading import Reader, Started, doubts
+from sandboxes.observation.sums import Sums
+
+REPORT_S = 0.004
+"""How long an action waits for others before it is reported."""
+LOOK_AGAIN_S = 0.003
+LOOKED_AT_AGAIN = 64
+HELD_BYTES = 2**20
+"""Reports that the worker has not taken yet; beyond this they are summed up."""
+LENGTH = struct.Struct("!I")
+ORDER = struct.Struct("!I")
+ATTACHED_BYTES = 4096
+SANDBOX_DESCRIPTORS = 2
+READABLE, WRITABLE, GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+
+
+class Observed:
+    """One sandbox."""
+
+    def __init__(self, listener: int, reports: socket.socket, agent: int, tasks: int) -> None:
+        """``agent``: its process 1; ``tasks``: how many of its threads may ask at once.  Raises ``OSError``."""
+        self.listener, self.reports, self.tasks = listener, reports, tasks
+        self.root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_CLOEXEC)
+        self._reader = Reader(self.root, agent)
+        self._sums = Sums()
+        self._started: deque[Started] = deque(maxlen=LOOKED_AT_AGAIN)
+        self._outgoing = bytearray()
+        self._ready = select.poll()
+        self._ready.register(listener, select.POLLIN)
+        self.due_s: float | None = None
+        """When a report is to be sent, by the monotonic clock."""
+        self.queued = self.room_watched = False
+        self.open = True
+        reports.setblocking(False)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the worker is behind."""
+        return bool(self._outgoing)
+
+    def answer(self) -> bool:
+        """One question: others shall have their turn.  False: nobody asks any more.
+
+        The kernel is asked first whether there is one, because taking one would wait.  That the epoll has said so is
+        not enough: a drain in the same round may have answered it.
+        """
+        events = self._ready.poll(0)
+        if not events or not events[0][1] & select.POLLIN:
+            return False
+        question = kernel.received(self.listener)
+        if question is not None:
+            self._answer(question)
+        return True
+
+    def answer_all(self) -> None:
+        """Whoever asks by now; and, of a flood, not for ever."""
+        for _ in range(self.tasks):
+            if not self.answer():
+                return
+
+    def _answer(self, question: kernel.Question) -> None:
+        try:
+            reply = self._reader.read(question)
+        except Exception as failure:  # whatever a guest has written must not end the observer of all others
+            if kernel.still_asks(self.listener, question):
+                self._fail(question, failure)
+            return  # else it was killed meanwhile, and its number may be another's
+        if (reply.action or reply.socket) and not kernel.still_asks(self.listener, question):
+            return
+        kernel.answer(self.listener, question, reply.error)
+        if reply.action is not None:
+            self._sums.add(reply.action)
+            self._expect_report()
+        if reply.socket is not None:
+            self._sums.add_socket(reply.socket)
+            self._expect_report()
+        if reply.started is not None:
+            self._started.append(reply.started)
+
+    def _fail(self, question: kernel.Question, failure: Exception) -> None:
+        """What cannot be read does not happen: a pointer to nothing fails in the kernel alike."""
+        if not isinstance(failure, OSError):
+            sys.stderr.write(f"observer: {type(failure).__name__} at call {question.call}: {failure}\n")
+        kernel.answer(self.listener, question, self._reader.refusal(question.call) or errno.EFAULT)
+        self._sums.add(self._reader.unread(question))
+        self._expect_report()
+
+    def _expect_report(self) -> None:
+        if self.due_s is None:
+            self.due_s = time.monotonic() + REPORT_S
+
+    def report(self) -> None:
+        """Send what there is, unless the worker is far behind."""
+        self.due_s, self.queued = None, False
+        self._look_again(LOOK_AGAIN_S)
+        if self._sums and len(self._outgoing) < HELD_BYTES:
+            actions, sockets = self._sums.taken()
+            self._send({"actions": actions, "sockets": sockets})
+        if self._started or self._sums:
+            self._expect_report()
+
+    def drain(self, number: int) -> None:
+        """Answer everybody who asks by now, report it, and say so."""
+        self.answer_all()
+        self._look_again(0.0)
+        actions, sockets = self._sums.taken()
+        self._send({"actions": actions, "sockets": sockets, "drained": number})
+
+    def push(self) -> None:
+        """Raises ``OSError`` when the worker has hung up."""
+        while self._outgoing:
+            try:
+                sent = self.reports.send(memoryview(self._outgoing)[:HELD_BYTES])
+            except BlockingIOError:
+                return
+            del self._outgoing[:sent]
+
+    def close(self) -> None:
+        self.open = False
+        for fd in (self.listener, self.root):
+            os.close(fd)
+        self.reports.close()
+
+    def _look_again(self, after_s: float) -> None:
+        until = time.monotonic() - after_s
+        while self._started and self._started[0].at <= until:
+            instead = doubts(self._started.popleft())
+            if instead is not None:
+                self._sums.add(instead)
+
+    def _send(self, report: dict[str, object]) -> None:
+        body = json.dumps(report).encode()
+        self._outgoing += LENGTH.pack(len(body)) + body
+        with suppress(OSError):  # whoever hung up is seen by the poll
+            self.push()
+
+
+class Server:
+    def __init__(self, control: socket.socket, worker: int) -> None:
+        self._control, self._worker = control, worker
+        self._epoll = select.epoll()
+        self._epoll.register(control.fileno(), READABLE)
+        self._epoll.register(worker, READABLE)
+        self._listeners: dict[int, Observed] = {}
+        self._reports: dict[int, Observed] = {}
+        self._due: deque[Observed] = deque()
+        """Those that have something to report, in the order of their times: each waits equally long."""
+
+    def run(self) -> None:
+        """Until the worker ends or hangs up."""
+        while True:
+            for fd, events in self._epoll.poll(self._patience_s()):
+                if fd == self._worker or (fd == self._control.fileno() and not self._attach()):
+                    return
+                self._happened(fd, events)
+            self._report()
+
+    def _patience_s(self) -> float | None:
+        due_s = self._due[0].due_s if self._due else None
+        return None if due_s is None else max(0.0, due_s - time.monotonic())
+
+    def _report(self) -> None:
+        while self._due and (self._due[0].due_s or 0.0) <= time.monotonic():
+            sandbox = self._due.popleft()
+            if sandbox.open:
+                sandbox.report()
+                self._watch(sandbox)
+
+    def _watch(self, sandbox: Observed) -> None:
+        """Have it report in time, and be woken when a worker that is behind has room again."""
+        if sandbox.due_s is not None and not sandbox.queued:
+            sandbox.queued = True
+            self._due.append(sandbox)
+        if sandbox.blocked != sandbox.room_watched:
+            sandbox.room_watched = sandbox.blocked
+            self._epoll.modify(sandbox.reports.fileno(), READABLE | (WRITABLE if sandbox.blocked else 0))
+
+    def _happened(self, fd: int, events: int) -> None:
+        if fd in self._reports:
+            sandbox = self._reports[fd]
+            if not self._ordered(sandbox, events):
+                self._forget(sandbox)
+        elif fd in self._listeners:
+            sandbox = self._listeners[fd]
+            if events & READABLE:
+                sandbox.answer()
+                self._watch(sandbox)
+            else:  # nobody is left who could ask
+                self._epoll.unregister(self._listeners.pop(fd).listener)
+
+    def _ordered(self, sandbox: Observed, events: int) -> bool:
+        """Do what the worker wants of a sandbox; False: it has hung up."""
+        try:
+            if events & WRITABLE:
+                sandbox.push()
+            if events & READABLE:
+                orders = sandbox.reports.recv(ORDER.size * 1024)
+                if not orders:
+                    return False
+                for (number,) in ORDER.iter_unpack(orders):
+                    sandbox.drain(number)
+            self._watch(sandbox)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                raise
+            return False
+        return not events & GONE
+
+    def _attach(self) -> bool:
+        """One sandbox more; False: the worker has hung up."""
+        message, descriptors, _, _ = socket.recv_fds(self._control, ATTACHED_BYTES, SANDBOX_DESCRIPTORS)
+        if not message:
+            return False
+        if len(descriptors) < SANDBOX_DESCRIPTORS:  # there is no room for them: the worker sees its end hang up
+            for fd in descriptors:
+                os.close(fd)
+            return True
+        listener, reports = descriptors[0], socket.socket(fileno=descriptors[1])
+        order = json.loads(message)
+        try:
+            sandbox = Observed(listener, reports, order["agent"], order["tasks"])
+        except OSError as error:
+            _refuse(listener, reports, f"{error.strerror}: {error.filename}")
+            return True
+        if why_not := _blind(sandbox, order["agent"]):
+            os.close(sandbox.root)
+            _refuse(listener, reports, why_not)
+            return True
+        kernel.set_cheap(listener)
+        for fd, group in ((listener, self._listeners), (reports.fileno(), self._reports)):
+            group[fd] = sandbox
+            self._epoll.register(fd, READABLE)
+        sandbox.drain(0)
+        return True
+
+    def _forget(self, sandbox: Observed) -> None:
+        del self._reports[sandbox.reports.fileno()]
+        self._epoll.unregister(sandbox.reports.fileno())
+        if self._listeners.pop(sandbox.listener, None) is not None:
+            self._epoll.unregister(sandbox.listener)
+        sandbox.close()
+
+
+def _refuse(listener: int, reports: socket.socket, why: str) -> None:
+    body = json.dumps({"refused": why}).encode()
+    with suppress(OSError):
+        reports.sendall(LENGTH.pack(len(body)) + body)
+    reports.close()
+    os.close(listener)
+
+
+def _blind(sandbox: Observed, agent: int) -> str:
+    """Why the guests of this sandbox cannot be looked at; nothing if they can."""
+    try:
+        guest = Guest(agent, sandbox.root, 0)
+        os.readlink(f"/proc/{agent}/exe")
+        kernel.require_memory(agent)
+    except OSError as error:
+        return f"{error.strerror}: {error.filename}"
+    if guest.inside != 1 or inside(sandbox.root, "/work", follow=True) != ("/work", True):
+        return "its paths cannot be followed (openat2, Linux 5.6 or later)"
+    return ""
+
+
+def main() -> None:
+    """Arguments: the control socket's descriptor, and the worker's process id."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the worker's to decide, whose end is ours
+    kernel.come_first()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # three of each sandbox
+    control = socket.socket(fileno=int(sys.argv[1]))
+    worker = os.pidfd_open(int(sys.argv[2]))
+    if os.getppid() != int(sys.argv[2]):
+        return
+    Server(control, worker).run()

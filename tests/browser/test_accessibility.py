@@ -1,0 +1,83 @@
+"""axe-core finds nothing to complain about on any page, in both themes, wide and narrow."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Page
+
+from tests.browser.conftest import Engine, Web, sign_in
+from tests.browser.test_pictures import addresses  # noqa: F401 - a fixture
+from tests.browser.test_security import Trouble
+from webapp.experiments.sample import Sample
+from webapp.experiments.services import launch_experiment
+from webapp.security.models import Alert
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+WIDTHS = {1440: 900, 390: 844}
+RULE_AND_NODES = """async () =>
+  (await axe.run({ resultTypes: ["violations"], preload: false, iframes: false })).violations
+  .map(({ id, nodes }) => `${id}: ${nodes.length} times, first ${nodes[0].html.slice(0, 200)}`)"""
+
+
+@pytest.fixture
+def alerts(web: Web, sample: Sample) -> dict[str, str]:
+    """Pages of a run whose sandboxes misbehave."""
+    run = launch_experiment(sample.experiment, acting_user=sample.owner)
+    story = Trouble(steps=30, groups=2, group_size=4, begin_at=time.time() - 60)
+    engine = Engine(web, run, story)
+    engine.tell(story.beginning())
+    engine.tell(story.step(1), 1)
+    place = "train-2-0-0"
+    engine.tell([*story.trouble(place), story.alarm(0, place), story.alarm(2, place), *story.alike(9, rule=3)], 2)
+    alert = Alert.objects.filter(run=run).first()
+    assert alert is not None
+    return {
+        "alerts": "/alerts/",
+        "alert": f"/alerts/{alert.id}/",
+        "run-security": f"/runs/{run.id}/?tab=security",
+    }
+
+
+@pytest.mark.timeout(600)
+def test_axe_finds_no_violation_on_any_page_in_either_theme_at_either_width(
+    web: Web,
+    sample: Sample,
+    addresses: dict[str, str],  # noqa: F811
+    alerts: dict[str, str],
+    tab: Callable[..., Page],
+) -> None:
+    page = tab(reduced_motion="reduce")  # a colour on its way to another one has no contrast of its own
+    page.goto(f"{web.url}/sign-in")
+    faults = faults_of(page, "sign-in")
+    sign_in(page, web, sample.owner)
+    pages = addresses | alerts | {"audit": f"/teams/{sample.team.slug}/audit/"}
+    for name, address in pages.items():
+        page.set_viewport_size({"width": 1440, "height": 900})
+        page.goto(web.url + address)
+        if name.startswith("run-"):
+            page.wait_for_selector("#run[data-loaded]")
+        if name == "run-trajectories":
+            page.wait_for_selector("#trajectories tbody tr")
+        faults += faults_of(page, name)
+    page.goto(f"{web.url}/experiments/{sample.experiment.id}/")
+    page.get_by_text("Choose a preset").click()
+    page.locator("#f-schedule-steps").fill("0")
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_selector(".problems")
+    page.get_by_text("Choose a preset").click()
+    faults += faults_of(page, "experiment with a problem and the list of presets")
+    assert not faults, "\n".join(faults)
+
+
+def faults_of(page: Page, name: str) -> list[str]:
+    """The page is loaded once; theme and width change under it."""
+    page.evaluate(AXE_SCRIPT)
+    faults = []
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        for width, height in WIDTHS.items():
+            page.set_viewport_size({"width": width, "height": height})
+            faults += [f"{name} {theme} {width}: {fault}" for fault in page.evaluate(RULE_AND_NODES)]
+    return faults

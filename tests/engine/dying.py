@@ -1,0 +1,44 @@
+"""``python -m engine``, which sends itself a signal at the moment when the event of a phase's begin is on disk.
+
+A test that watches from outside comes too late on a busy machine; this process cannot miss its moment.
+
+    python -m tests.engine.dying SIGKILL collect 3 train run.toml --in-process
+"""
+
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from engine.reporting.spool import Spool
+
+
+def dying(number: signal.Signals, phase: str, step: int) -> Sequence[str]:
+    """This program, as arguments of ``python -m``: gets the signal as the run enters ``phase`` of ``step``."""
+    return "tests.engine.dying", number.name, phase, str(step)
+
+
+def begin_of(phase: str, step: int) -> dict[str, Any]:
+    """What the event says; the one of a phase's end has its ``seconds``."""
+    return {"kind": "phase", "phase": phase, "step": step, "seconds": None}
+
+
+def send_when_written(wanted: dict[str, Any], number: signal.Signals) -> None:
+    append = Spool.append
+
+    def appended(spool: Spool, lines: Sequence[bytes], *, first_seq: int) -> int:
+        last_seq = append(spool, lines, first_seq=first_seq)
+        if any(wanted.items() <= json.loads(line).items() for line in lines):
+            os.kill(os.getpid(), number)
+        return last_seq
+
+    Spool.append = appended
+
+
+if __name__ == "__main__":
+    name, phase, step, *sys.argv[1:] = sys.argv[1:]
+    send_when_written(begin_of(phase, int(step)), signal.Signals[name])
+    runpy.run_module("engine", run_name="__main__", alter_sys=True)

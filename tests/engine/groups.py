@@ -1,0 +1,30 @@
+"""Groups as the planner makes them, for tests that begin with rollouts."""
+
+from collections.abc import Iterable
+
+from engine.loop.expert_pool import ExpertPool
+from engine.loop.planner import Planner, Played
+from engine.rollout.requests import EpisodeRequest
+from engine.spec.rollout_group import GroupPlan, RolloutGroup
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+
+
+def grouped(trajectories: Iterable[Trajectory]) -> list[RolloutGroup]:
+    """One group per ``Trajectory.group``, in the order in which they first appear.
+
+    A plan says the step and the number; the places and tasks that a planner would have taken are not known here.
+    """
+    members: dict[int, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        members.setdefault(trajectory.group, []).append(trajectory)
+    return [
+        RolloutGroup(GroupPlan(rollouts[0].step, number, place=number, task=number), tuple(rollouts))
+        for number, rollouts in members.items()
+    ]
+
+
+def requests_of(spec: RunSpec, step: int) -> list[EpisodeRequest]:
+    """What a run without experts plays in ``step`` (from 1), if no step before it sampled twice."""
+    planner, played = Planner(spec), Played(tasks_taken=(step - 1) * spec.schedule.prompts_per_step)
+    return planner.requests(planner.plans(step, played, ExpertPool()))

@@ -1,0 +1,75 @@
+"""Workers that train in the worlds that need no box."""
+
+import pytest
+
+from engine.cluster.in_process import InProcessWorkers
+from engine.cluster.sandboxes import opened_sandboxes, probe
+from engine.spec.run import RunSpec
+from tests.engine.groups import grouped, requests_of
+
+TINY = {"layers": 1, "hidden_size": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
+
+
+@pytest.mark.parametrize("at", ["one", "sampling"])
+async def test_on_policy_the_engines_agree_and_ratios_are_1_wherever_log_probs_are_taken(at, tmp_path):
+    """Sampled at 0.4, log-probs of generator, trainer and reference at 1 or at 0.4; random weights, no cold start."""
+    spec = RunSpec.model_validate(
+        {
+            "name": "hot",
+            "environment": {"id": "household", "levels": [1], "max_turns": 2, "max_turn_tokens": 8},
+            "model": TINY | {"context_tokens": 192},
+            "recipe": {"cold_start": False, "credit": {"kind": "chunk-return"}, "kl": {"beta": 0.1}},
+            "schedule": {
+                "prompts_per_step": 2, "group_size": 4, "minibatch_trajectories": 8, "temperature": 0.4,
+                "logprobs_at": at,
+            },
+            "resources": {"threads": 1, "kv_slots": 8},
+        }
+    )  # fmt: skip
+    workers = InProcessWorkers(spec, sightings=tmp_path)
+    await workers.start()
+    try:
+        await workers.sync_weights(0)
+        collected = await workers.collect(requests_of(spec, 1))
+        credited = await workers.credit(grouped(collected.trajectories))
+        report = await workers.update(credited, ())
+    finally:
+        await workers.close()
+    assert (report["ratio_max"], report["kl_to_old"], report["kl_to_reference"]) == (1, 0, 0)
+    assert report["mismatch_ratio_max"] == pytest.approx(1, abs=1e-3)
+    assert report["mismatch_max"] < 1e-3
+    assert report["tokens"] > 0
+
+
+@pytest.mark.parametrize(("environment", "tool"), [("household", "act"), ("sokoban", "move")])
+async def test_a_crew_learns_and_plays_in_it_and_no_box_is_made(environment, tool, tmp_path):
+    spec = RunSpec.model_validate(
+        {
+            "name": environment,
+            "environment": {"id": environment, "levels": [1]},
+            "model": TINY | {"context_tokens": 256},
+            "recipe": {"cold_start": {"demonstrations": 64, "wrong_fraction": 0.0, "steps": 150, "batch_size": 16}},
+            "schedule": {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16},
+            "resources": {"threads": 1, "kv_slots": 16},
+        }
+    )
+    await probe(spec)
+    async with opened_sandboxes(spec, tmp_path) as boxes:
+        assert boxes.pool.stats().started == 0
+    workers = InProcessWorkers(spec, sightings=tmp_path)
+    await workers.start()
+    try:
+        losses = [await workers.cold_start(first, last) for first, last in ((1, 2), (3, 148), (149, 150))]
+        assert losses[-1] < losses[0] / 1.5
+        await workers.sync_weights(1)
+        collected = await workers.collect(requests_of(spec, 1))
+        calls = [call for one in collected.trajectories for call in one.tool_calls]
+        assert len(collected.trajectories) == 16
+        assert not collected.discarded
+        assert {call.name for call in calls} == {tool}
+        assert {call.status for call in calls} == {"ok", "error"}
+        assert {call.error_class for call in calls} == {None, "illegal"}
+        credited = await workers.credit(grouped(collected.trajectories))
+        assert (await workers.update(credited, ()))["tokens"] > 0
+    finally:
+        await workers.close()

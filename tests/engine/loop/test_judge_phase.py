@@ -1,0 +1,145 @@
+"""Verdicts reach the turns; a judge that fails leaves its group to the outcome, and says so."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from engine.loop.judge_phase import Judging, judging_for
+from engine.rollout.environments import environment_for
+from engine.rollout.environments.interface import Verdict
+from engine.rollout.judge import JudgeCounts, JudgeTimeout, JudgeUnavailable
+from engine.rollout.judge_llm import LanguageModelJudge
+from engine.spec.credit import Attribution
+from engine.spec.rollout_group import rollouts_in
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+from tests.engine.groups import grouped
+
+Rollout = Callable[..., Trajectory]
+
+
+class ByName:
+    """Fails for the trajectories that ``failing`` names; all else is good."""
+
+    def __init__(self, failing: dict[str, Exception]) -> None:
+        self.failing, self.asked = failing, list[str]()
+        self.counts = JudgeCounts()
+
+    async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
+        self.asked.append(trajectory.id)
+        await asyncio.sleep(0)
+        if trajectory.id in self.failing:
+            raise self.failing[trajectory.id]
+        return ["good"] * len(trajectory.turns)
+
+    async def close(self) -> None:
+        pass
+
+
+def nobody() -> None:
+    pass
+
+
+def verdicts_of(one: Trajectory) -> list[str | None]:
+    return [turn.verdict for turn in one.turns]
+
+
+async def test_one_failure_leaves_its_whole_group_without_verdicts_and_no_other(rollout: Rollout) -> None:
+    played = [rollout(group=group, index=index) for group in range(2) for index in range(2)]
+    judge = ByName({"train-1-0-1": JudgeTimeout("no answer within 1 s")})
+    judged = await Judging(Attribution(), judge).judge(grouped(played), alive=nobody)
+    rollouts = rollouts_in(judged.groups)
+    assert [verdicts_of(one) for one in rollouts] == [[None, None]] * 2 + [["good", "good"]] * 2
+    assert rollouts[:2] == played[:2]
+    assert judged.metrics["judge/failed"] == 1
+    assert judged.warnings == [
+        "JudgeTimeout of 1 trajectories, e.g. train-1-0-1: no answer within 1 s; 1 groups are judged by outcome alone"
+    ]
+
+
+async def test_what_the_judge_says_of_an_experts_turns_is_not_in_the_policys_share_of_good_ones(
+    rollout: Rollout,
+) -> None:
+    class OfExperts(ByName):
+        async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
+            return ["good" if turn.prefilled else "bad" for turn in trajectory.turns]
+
+    judged = await Judging(Attribution(), OfExperts({})).judge(grouped([rollout(turns=4, prefilled=2)]), alive=nobody)
+    assert verdicts_of(judged.groups[0].rollouts[0]) == ["good", "good", "bad", "bad"]
+    assert judged.metrics["judge/good"] == 0
+
+
+async def test_each_kind_of_failure_is_told_once(rollout: Rollout) -> None:
+    played = [rollout(index=index) for index in range(4)]
+    failing: dict[str, Exception] = {one.id: JudgeTimeout("late") for one in played[:3]}
+    judge = ByName({**failing, played[3].id: JudgeUnavailable("gone")})
+    judged = await Judging(Attribution(), judge).judge(grouped(played), alive=nobody)
+    assert [warning.split(",")[0] for warning in judged.warnings] == [
+        "JudgeTimeout of 3 trajectories",
+        "JudgeUnavailable of 1 trajectories",
+    ]
+    assert "judge/good" not in judged.metrics
+
+
+async def test_groups_of_which_nothing_is_trained_on_are_not_judged(rollout: Rollout) -> None:
+    played = [
+        rollout(group=0, index=0, masked_because="void-turn"), rollout(group=0, index=1),
+        rollout(group=1, index=0, masked_because="low-variance-group"),
+    ]  # fmt: skip
+    judge = ByName({})
+    await Judging(Attribution(), judge).judge(grouped(played), alive=nobody)
+    assert judge.asked == ["train-1-0-0", "train-1-0-1"]
+
+
+async def test_it_shows_that_it_is_alive_as_long_as_it_lasts(rollout: Rollout) -> None:
+    beats = list[None]()
+
+    class Slow(ByName):
+        async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
+            while len(beats) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return await super().verdicts(trajectory)
+
+    async with asyncio.timeout(60):
+        await Judging(Attribution(), Slow({})).judge(grouped([rollout()]), alive=lambda: beats.append(None))
+    count = len(beats)
+    await asyncio.sleep(0.6)
+    assert len(beats) == count
+
+
+async def test_what_is_no_failure_of_the_judge_is_raised_as_it_is(rollout: Rollout) -> None:
+    judging = Judging(Attribution(), ByName({"train-1-0-0": ZeroDivisionError()}))
+    with pytest.raises(ZeroDivisionError):
+        await judging.judge(grouped([rollout()]), alive=nobody)
+
+
+def test_verdicts_without_weight_are_not_asked_for() -> None:
+    assert not Judging(Attribution(alpha=0.0), ByName({})).has_weight(1)
+    decaying = Judging(Attribution(decay_steps=10), ByName({}))
+    assert [decaying.has_weight(step) for step in (1, 9, 10, 12)] == [True, True, False, False]
+    assert Judging(Attribution(), ByName({})).has_weight(10**6)
+
+
+def spec_with(judge: dict[str, Any]) -> RunSpec:
+    return RunSpec.model_validate({"name": "x", "recipe": {"credit": {"kind": "attribution", "judge": judge}}})
+
+
+async def test_the_rule_judge_is_the_environment_itself(rollout: Rollout) -> None:
+    spec = spec_with({"kind": "rules"})
+    judging = judging_for(spec)
+    assert judging is not None
+    environment = environment_for(spec)
+    one = rollout().model_copy(update={"task": environment.tasks("train")[0]})
+    judged = await judging.judge(grouped([one]), alive=nobody)
+    assert verdicts_of(judged.groups[0].rollouts[0]) == list(environment.verdicts(one.task, one.turns))
+
+
+def test_other_credit_has_no_judge_and_a_model_needs_its_key() -> None:
+    assert judging_for(RunSpec(name="x")) is None
+    llm = {"kind": "llm", "endpoint": "http://127.0.0.1:1/v1", "model": "m", "api_key_variable": "PALESTRA_JUDGE_KEY"}
+    judging = judging_for(spec_with(llm), {"PALESTRA_JUDGE_KEY": "abc\n"})
+    assert judging is not None
+    assert isinstance(judging._judge, LanguageModelJudge)
+    assert judging._judge._headers["Authorization"] == "Bearer abc"

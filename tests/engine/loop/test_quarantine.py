@@ -1,0 +1,415 @@
+"""What raised an alert is out of training until a reviewer has ruled, and comes back if he finds it benign."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from engine.cluster.in_process import InProcessWorkers
+from engine.launch import exit_codes
+from engine.loop.expert_pool import can_be_expert
+from engine.loop.quarantine import (
+    MOST_HELD,
+    HeldGroup,
+    Quarantine,
+    QuarantineState,
+    Release,
+    hold,
+    is_out,
+    released,
+)
+from engine.rollout.requests import EpisodeRequest
+from engine.rollout.security_log import AlertSeen
+from engine.rollout.worker import Collected
+from engine.spec.rollout_group import GroupPlan, RolloutGroup, rollouts_in
+from engine.spec.run import RunSpec
+from engine.spec.security import Place, Ruling
+from engine.spec.trajectory import Trajectory
+from sandboxes.egress.detectors.finding import Finding
+from tests.engine.conftest import rollout
+from tests.engine.groups import grouped
+from tests.engine.rigs import Rig
+
+SUSPECT = "train-1-0-1"
+
+
+def alert(trajectory: str | None = SUSPECT, *, quarantined: bool = True, number: int = 1) -> AlertSeen:
+    finding = Finding(
+        rule="ssh-outbound", severity="critical", category="Controllability", attack="T1572", title="t", box="box",
+        at=0.0, label=None, subject="s", evidence=(),
+    )  # fmt: skip
+    place = None if trajectory is None else Place(trajectory=trajectory, turn=2)
+    return AlertSeen(id=f"box/{number}", place=place, finding=finding, quarantined=quarantined)
+
+
+def ruling(verdict: str, number: int = 1, trajectory: str = SUSPECT) -> Ruling:
+    return Ruling(number=number, trajectory=trajectory, verdict=verdict)  # type: ignore[arg-type]
+
+
+class Suspicious(InProcessWorkers):
+    """One rollout of the first step raised an alert; ``batches`` is what each update learned from."""
+
+    batches: list[list[Trajectory]]
+    last: "Suspicious"
+
+    async def start(self) -> None:
+        self.batches = []
+        Suspicious.last = self
+        await super().start()
+
+    async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
+        collected = await super().collect(requests)
+        collected.trajectories = [
+            one.model_copy(update={"alerts": ["box/1"], "masked_because": "quarantined"}) if one.id == SUSPECT else one
+            for one in collected.trajectories
+        ]
+        return collected
+
+    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
+        self.batches.append([*rollouts_in(groups), *released])
+        return await super().update(groups, released)
+
+    def learned(self, step: int) -> list[str]:
+        """Ids of those in the update of ``step`` that move the weights."""
+        return [one.id for one in self.batches[step - 1] if one.masked_because is None]
+
+
+@pytest.fixture
+def rig(small_spec: RunSpec, tmp_path: Path, service: Any) -> Callable[..., Rig]:
+    def made(workers: type[InProcessWorkers] = Suspicious, **response: Any) -> Rig:
+        sandboxed = small_spec.environment.model_copy(
+            update={"response": small_spec.environment.response.model_copy(update=response)}
+        )
+        return Rig(small_spec.model_copy(update={"environment": sandboxed}), tmp_path, service, workers)
+
+    return made
+
+
+def test_without_a_ruling_it_is_in_no_update_and_not_in_the_comparison(rig: Callable[..., Rig], service: Any) -> None:
+    assert rig().start().ended() == exit_codes.ENDED
+    workers = Suspicious.last
+    assert all(one.id != SUSPECT for batch in workers.batches for one in batch)
+    assert len([one for one in workers.batches[0] if one.group == 0]) == 3
+    [told] = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    assert (told["masked_because"], told["alerts"]) == ("quarantined", ["box/1"])
+    assert told["turns"][0]["advantages"] is None
+    assert any(SUSPECT in one["message"] and "until a ruling" in one["message"] for one in service.of_kind("log"))
+    assert [one["values"]["train/quarantined"] for one in metrics_with(service, "train/quarantined")] == [1]
+
+
+class Awaiting(Suspicious):
+    """The first update is over only when the ruling has arrived, so that the second step knows it."""
+
+    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
+        learned = await super().update(groups, released)
+        if len(self.batches) == 1:
+            await asyncio.to_thread(self.rule)
+        return learned
+
+    @staticmethod
+    def rule() -> None:
+        raise NotImplementedError
+
+
+def test_ruled_benign_it_is_credited_in_its_group_and_moves_the_weights(rig: Callable[..., Rig], service: Any) -> None:
+    running = rig(after_ruling(service, "benign")).start()
+    assert running.ended() == exit_codes.ENDED
+    workers = Suspicious.last
+    assert [step for step in range(1, 6) if SUSPECT in workers.learned(step)] == [2]
+    *_, told = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    assert told["masked_because"] is None
+    assert [turn["old_logprobs"] for turn in told["turns"]] == [turn["logprobs"] for turn in told["turns"]]
+    group = [one for one in workers.batches[0] if one.group == 0]
+    mean = (sum(one.reward for one in group) + told["reward"]) / (len(group) + 1)
+    advantage = told["turns"][0]["advantages"][0]
+    assert advantage == pytest.approx(0, abs=1e-6) or advantage * (told["reward"] - mean) > 0
+    assert [one["values"]["train/released"] for one in metrics_with(service, "train/released")] == [0, 1]
+    assert any("ruled benign and trained on now" in one["message"] for one in service.of_kind("log"))
+    [settled] = service.of_kind("settled")
+    assert (settled["trajectory"], settled["step"], settled["outcome"]) == (SUSPECT, 2, "trained-on")
+    values = [value for turn in told["turns"] for value in turn["advantages"]]
+    assert settled["advantage"] == pytest.approx(sum(values) / len(values))
+    assert settled["group_mean"] == pytest.approx(mean)
+    assert (settled["group_size"], settled["updates_since"]) == (len(group) + 1, 1)
+    assert settled["rewards_differ"] is (len({told["reward"], *(one.reward for one in group)}) > 1)
+
+
+@pytest.mark.parametrize("credit", ["gae", "reinforce-pp"])
+def test_a_failure_that_comes_back_is_a_failure_also_where_credit_whitens_a_step(
+    small_spec: RunSpec, tmp_path: Path, service: Any, credit: str
+) -> None:
+    """All of its group failed: whitened among themselves they would be half good, or nothing at all."""
+
+    class Failed(after_ruling(service, "benign")):  # type: ignore[misc]
+        async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
+            collected = await super().collect(requests)
+            collected.trajectories = [
+                one.model_copy(update={"reward": 1.0 if one.group % 2 else -1.0}) for one in collected.trajectories
+            ]
+            return collected
+
+    document = small_spec.model_dump()
+    document["recipe"] |= {"preset": None, "credit": {"kind": credit}}
+    document["schedule"] |= {"steps": 2}
+    assert Rig(RunSpec.model_validate(document), tmp_path, service, Failed).start().ended() == exit_codes.ENDED
+    [back] = [one for one in Suspicious.last.batches[1] if one.id == SUSPECT]
+    values = [value for turn in back.turns for value in turn.advantages or []]
+    assert back.masked_because is None
+    assert values
+    assert all(value < 0 for value in values)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "within", "told", "outcomes"),
+    [
+        ("malicious", 8, "until a ruling", []),
+        ("benign", 0, "too late to be trained on", ["too-late"]),
+    ],
+)
+def test_otherwise_it_never_comes_back(
+    rig: Callable[..., Rig], service: Any, verdict: str, within: int, told: str, outcomes: list[str]
+) -> None:
+    running = rig(after_ruling(service, verdict), release_within_steps=within).start()
+    assert running.ended() == exit_codes.ENDED
+    assert all(SUSPECT not in Suspicious.last.learned(step) for step in range(1, 6))
+    assert any(told in one["message"] for one in service.of_kind("log"))
+    assert [one["outcome"] for one in service.of_kind("settled")] == outcomes
+
+
+def test_without_a_ruling_in_time_the_run_says_once_that_it_is_discarded(rig: Callable[..., Rig], service: Any) -> None:
+    assert rig(release_within_steps=2).start().ended() == exit_codes.ENDED
+    [settled] = service.of_kind("settled")
+    assert (settled["trajectory"], settled["step"], settled["outcome"]) == (SUSPECT, 3, "discarded")
+    assert settled["updates_since"] == 2
+    assert [one["values"]["train/quarantine_discarded"] for one in metrics_with(service, "train/quarantine_discarded")]
+
+
+def after_ruling(service: Any, verdict: str) -> type[InProcessWorkers]:
+    def rule() -> None:
+        service.rulings = [ruling(verdict)]
+        known = len(service.pulses)
+        service.wait_for(lambda service: len(service.pulses) > known + 2)
+
+    return type("Ruled", (Awaiting,), {"rule": staticmethod(rule)})
+
+
+def metrics_with(service: Any, key: str) -> list[dict[str, Any]]:
+    return [one for one in service.of_kind("metric") if key in one["values"]]
+
+
+def test_an_alert_that_comes_between_score_and_update_masks_it_all_the_same(
+    rig: Callable[..., Rig], service: Any
+) -> None:
+    class Late(InProcessWorkers):
+        async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+            if groups[0].plan.step == 1:
+                running.quarantine.alerted(alert())
+            return await super().credit(groups)
+
+        async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
+            batch = [*rollouts_in(groups), *released]
+            learned.append([rollout.id for rollout in batch if rollout.masked_because is None])
+            return await super().update(groups, released)
+
+    learned: list[list[str]] = []
+    running = rig(Late)
+    running.start()
+    assert running.ended() == exit_codes.ENDED
+    assert SUSPECT not in learned[0]
+    assert len(learned[0]) > 1
+    *_, told = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    assert told["masked_because"] == "quarantined"
+
+
+def test_an_alert_that_comes_between_score_and_update_makes_no_expert(
+    small_spec: RunSpec, tmp_path: Path, service: Any
+) -> None:
+    """Later rollouts would begin inside it, and the ipa objective would imitate it."""
+
+    class Late(InProcessWorkers):
+        async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
+            collected = await super().collect(requests)
+            if requests[0].purpose == "train":
+                alike = [one.model_copy(update={"success": True}) for one in collected.trajectories]
+                by_task = {one.task.id: one for one in alike if can_be_expert(one)}
+                succeeded.extend(list(by_task.values())[:2])
+                ids = {one.id for one in succeeded}
+                collected.trajectories = [one.model_copy(update={"success": one.id in ids}) for one in alike]
+            return collected
+
+        async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+            running.quarantine.alerted(alert(succeeded[0].id))
+            return await super().credit(groups)
+
+    succeeded: list[Trajectory] = []
+    document = small_spec.model_dump()
+    document["recipe"] |= {"preset": None, "expert_starts": {}}
+    document["schedule"] |= {"steps": 1, "checkpoint_every": 1}
+    running = Rig(RunSpec.model_validate(document), tmp_path, service, Late)
+    assert running.start().ended() == exit_codes.ENDED
+    state = running.checkpoints.newest().state
+    assert state is not None
+    assert len(succeeded) == 2
+    experts = {expert.own.id for expert in state.experts.tasks.values() if expert.own is not None}
+    assert experts == {succeeded[1].id}
+
+
+def test_a_step_all_of_whose_rollouts_are_out_makes_no_update_and_the_run_goes_on(
+    rig: Callable[..., Rig], service: Any
+) -> None:
+    class AllOut(InProcessWorkers):
+        async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
+            collected = await super().collect(requests)
+            if requests[0].purpose == "train" and requests[0].step == 1:
+                collected.trajectories = [
+                    one.model_copy(update={"alerts": ["b/1"], "masked_because": "quarantined"})
+                    for one in collected.trajectories
+                ]
+            return collected
+
+    assert rig(AllOut).start().ended() == exit_codes.ENDED
+    assert service.events[-1]["outcome"] == "succeeded"
+    assert any("step 1: no update" in one["message"] for one in service.of_kind("log"))
+
+
+def test_only_quarantining_alerts_of_a_place_put_somebody_out() -> None:
+    quarantine, state = Quarantine(), QuarantineState()
+    everyone = [rollout(index=index) for index in range(3)]
+    quarantine.alerted(alert(everyone[0].id))
+    quarantine.alerted(alert(everyone[1].id, quarantined=False, number=2))
+    quarantine.alerted(alert(None, number=3))
+    marked = quarantine.marked(everyone, state)
+    assert [is_out(one) for one in marked] == [True, False, False]
+    assert marked[0].alerts == ["box/1"]
+    benign = quarantine.marked(marked, QuarantineState(verdicts={everyone[0].id: "benign"}))
+    assert [is_out(one) for one in benign] == [False] * 3
+    assert benign[0].alerts == ["box/1"]
+
+
+def test_another_reason_stays_when_the_ruling_is_benign() -> None:
+    one = rollout().model_copy(update={"masked_because": "overlong", "alerts": ["box/1"]})
+    [marked] = Quarantine().marked([one], QuarantineState(verdicts={one.id: "benign"}))
+    assert marked.masked_because == "overlong"
+
+
+def test_rulings_are_heard_once_and_the_last_one_counts() -> None:
+    quarantine = Quarantine()
+    quarantine.ruled([ruling("benign"), ruling("malicious", 2)])
+    state = quarantine.heard(QuarantineState())
+    assert (state.verdicts, state.ruled_through) == ({SUSPECT: "malicious"}, 2)
+    quarantine.ruled([ruling("benign")])
+    assert quarantine.heard(state) == state
+
+
+def test_another_alert_voids_what_was_ruled_before_it_and_one_told_again_does_not() -> None:
+    quarantine = Quarantine()
+    quarantine.alerted(alert(number=1))
+    quarantine.ruled([ruling("benign")])
+    ruled = quarantine.heard(QuarantineState())
+    assert ruled.verdicts == {SUSPECT: "benign"}
+    resumed = Quarantine()
+    resumed.alerted(alert(number=1))
+    assert resumed.heard(ruled).verdicts == {SUSPECT: "benign"}
+    resumed.alerted(alert(number=2))
+    assert resumed.heard(ruled).verdicts == {}
+    resumed.ruled([ruling("malicious", 2)])
+    assert resumed.heard(ruled).verdicts == {SUSPECT: "malicious"}
+
+
+def held_at(step: int) -> QuarantineState:
+    members = [rollout(index=index, step=step) for index in range(4)]
+    out = [one.model_copy(update={"masked_because": "quarantined"}) for one in members[:2]]
+    release = Release()
+    hold(release, grouped([*out, *members[2:]]))
+    return QuarantineState(held=release.held)
+
+
+def test_a_group_is_held_whole_and_let_go_one_by_one() -> None:
+    state = held_at(1)
+    [group] = state.held
+    assert (len(group.members), group.out) == (4, [one.id for one in group.members[:2]])
+    first, second = group.out
+    after = released(state.model_copy(update={"verdicts": {first: "benign"}}), 3, within=8)
+    assert [(one.out, len(one.members)) for one in after.groups] == [([first], 3)]
+    assert second not in {one.id for one in after.groups[0].members}
+    assert [(one.out, len(one.members)) for one in after.held] == [([second], 4)]
+    done = released(QuarantineState(held=after.held, verdicts={second: "malicious"}), 4, within=8)
+    assert (done.groups, done.held, done.late, done.discarded) == ([], [], {}, {})
+
+
+def test_too_late_is_told_and_nothing_is_kept_for_it() -> None:
+    state = held_at(1)
+    still = released(state, 9, within=8)
+    assert [len(one.members) for one in still.held] == [0]
+    assert still.discarded == dict.fromkeys(state.held[0].out, 1)
+    assert not released(QuarantineState(held=still.held), 10, within=8).discarded  # it is told once
+    verdicts = dict.fromkeys(state.held[0].out, "benign")
+    late = released(QuarantineState(held=still.held, verdicts=verdicts), 10, within=8)
+    assert late.late == dict.fromkeys(state.held[0].out, 1)
+    assert not late.groups
+
+
+def test_no_more_than_so_many_groups_wait() -> None:
+    plan = GroupPlan(step=1, number=0, place=0, task=0)
+    release = Release(held=[HeldGroup(plan=plan, members=[rollout()], out=[f"x{n}"]) for n in range(MOST_HELD)])
+    hold(release, grouped([rollout(step=2).model_copy(update={"masked_because": "quarantined"})]))
+    assert len(release.held) == MOST_HELD
+    assert release.discarded == {"x0": 1}
+
+
+def test_groups_are_held_in_their_order_each_with_everybody_who_came_back() -> None:
+    sound = [rollout(group=group, index=index) for group in range(3) for index in range(3)]
+    marked = [one.model_copy(update={"masked_because": "quarantined"}) if one.id in OUT else one for one in sound]
+    release = Release()
+    hold(release, [*grouped(marked), RolloutGroup(GroupPlan(step=1, number=3, place=3, task=3), ())])
+    assert [(held.step, held.plan.number, held.out) for held in release.held] == [
+        (1, 0, ["train-1-0-1"]),
+        (1, 2, ["train-1-2-0", "train-1-2-2"]),
+    ]
+    assert [held.members for held in release.held] == [marked[:3], marked[6:]]
+    assert [held.group for held in release.held] == [grouped(marked)[0], grouped(marked)[2]]
+
+
+OUT = {"train-1-0-1", "train-1-2-0", "train-1-2-2"}
+
+
+def state_of_0_2(**held: Any) -> str:
+    """As version 0.2 wrote it into a checkpoint: a held group named its step alone."""
+    [group] = held_at(3).model_dump(mode="json")["held"]
+    old = {"step": 3, "members": group["members"], "out": group["out"]} | held
+    return json.dumps({"ruled_through": 1, "verdicts": {group["out"][0]: "benign"}, "known": {}, "held": [old]})
+
+
+def test_a_group_that_version_0_2_held_is_let_go_as_one_of_today() -> None:
+    old = QuarantineState.model_validate_json(state_of_0_2())
+    today = held_at(3)
+    [group] = old.held
+    assert (group.step, group.members, group.out) == (3, today.held[0].members, today.held[0].out)
+    first, second = group.out
+    now = QuarantineState(ruled_through=1, verdicts={first: "benign"}, held=today.held)
+    assert told_by(released(old, 4, within=8)) == told_by(released(now, 4, within=8))
+    let_go = released(old, 4, within=8)
+    assert [(held.step, held.out, len(held.group.rollouts)) for held in let_go.groups] == [(3, [first], 3)]
+    assert [(held.step, held.out) for held in let_go.held] == [(3, [second])]
+    assert released(old, 12, within=8).late == {first: 3}
+    assert QuarantineState.model_validate_json(old.model_dump_json()) == old  # and is written as one of today
+
+
+def told_by(release: Release) -> tuple[Any, ...]:
+    let_go, held = ([(one.step, one.members, one.out) for one in some] for some in (release.groups, release.held))
+    return let_go, held, release.late, release.discarded
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [({"step": "three"}, "plan.step"), ({"plan": {"step": 3, "number": 0, "place": 0, "task": 0}}, "step")],
+    ids=["no number", "both forms"],
+)
+def test_a_held_group_of_neither_form_is_refused(changed: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        QuarantineState.model_validate_json(state_of_0_2(**changed))
+    assert [".".join(map(str, error["loc"])) for error in refused.value.errors()] == [f"held.0.{field}"]

@@ -1,0 +1,159 @@
+"""What workers saw becomes the run's events, all of it, whoever is killed in between."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.reporting.event_writer import EventWriter
+from engine.reporting.security_events import SecurityEvents
+from engine.reporting.spool import Spool, SpoolError
+from engine.rollout.security_log import AlertSeen, RecordSeen, SecurityLog, TurnSeen
+from engine.spec.event import MOST_RECORDS
+from engine.spec.security import Place, TurnText
+from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.record import EgressRecord
+from sandboxes.egress.verdict import Verdict
+from tests.engine.loop.test_quarantine import alert
+
+
+def record(seq: int, *, box: str = "box", turn: int | None = 0) -> RecordSeen:
+    attempt = Attempt(box=box, sequence=seq, at=1.0, protocol="tcp", address="203.0.113.7", port=443)
+    verdict = Verdict(allowed=False, policy="none", reason="no-rule")
+    place = None if turn is None else Place(trajectory="train-1-0-0", turn=turn)
+    return RecordSeen(box=box, place=place, record=EgressRecord(seq=seq, attempt=attempt, verdict=verdict, last_at=1.0))
+
+
+class Run:
+    """A run's folder, and an attempt at it that reads what its workers wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = SecurityLog(folder / "sightings")
+        self.alerts: list[AlertSeen] = []
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        self.spool = Spool(self.folder / "spool")
+        events = EventWriter(self.spool, attempt=1)
+        self.reader = SecurityEvents(self.folder / "sightings", events, self.alerts.append)
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = [line for path in sorted((self.folder / "spool").glob("*.jsonl")) for line in path.open("rb")]
+        return [json.loads(line) for line in lines]
+
+    def numbers(self) -> list[tuple[str, int]]:
+        return [
+            (event["box"], one["seq"])
+            for event in self.events()
+            if event["kind"] == "egress"
+            for one in event["records"]
+        ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_records_of_one_box_and_turn_share_an_event_and_keep_their_order(run: Run) -> None:
+    for one in (record(1), record(2), alert(), record(3), record(4, turn=1), record(1, box="other", turn=None)):
+        run.log.write(one)
+    run.reader.drain()
+    told = [(one["kind"], one.get("box"), one["place"] and one["place"]["turn"]) for one in run.events()]
+    assert told == [
+        ("egress", "box", 0), ("alert", None, 2), ("egress", "box", 0), ("egress", "box", 1), ("egress", "other", None),
+    ]  # fmt: skip
+    assert [one.id for one in run.alerts] == ["box/1"]
+
+
+def test_the_turn_of_an_alert_is_told_before_it(run: Run) -> None:
+    text = TurnText.cut(wrote="<tool>relay()", call="relay()" * 2000)
+    run.log.write(TurnSeen(place=Place(trajectory="train-1-0-1", turn=2), text=text))
+    run.log.write(alert())
+    run.reader.drain()
+    first, second = run.events()
+    assert (first["kind"], second["kind"], first["place"]) == ("turn", "alert", second["place"])
+    assert first["text"]["wrote"] == "<tool>relay()"
+    assert first["text"]["output"] is None
+    assert first["text"]["call"].endswith("[cut: 14000 characters]")
+    assert len(first["text"]["call"]) == 4000
+
+
+def test_no_event_holds_too_many(run: Run) -> None:
+    for seq in range(1, 2 * MOST_RECORDS + 2):
+        run.log.write(record(seq))
+    run.reader.drain()
+    assert [len(one["records"]) for one in run.events()] == [MOST_RECORDS, MOST_RECORDS, 1]
+
+
+def test_each_is_told_once_also_by_the_next_attempt(run: Run) -> None:
+    run.log.write(record(1))
+    run.reader.close()
+    run.spool.close()
+    run.log.write(record(2))
+    run.begin_attempt()
+    run.reader.close()
+    run.reader.close()
+    assert run.numbers() == [("box", 1), ("box", 2)]
+
+
+def test_killed_between_journal_and_progress_it_tells_again_and_loses_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.log.write(record(1))
+    with monkeypatch.context() as killed:
+        killed.setattr(run.reader, "_remember", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run.reader.drain()
+    run.spool.close()
+    run.log.write(record(2))
+    run.begin_attempt()
+    run.reader.drain()
+    assert run.numbers() == [("box", 1), ("box", 1), ("box", 2)]
+
+
+def test_a_torn_line_is_not_read_and_a_torn_progress_costs_repetition_only(run: Run) -> None:
+    run.log.write(record(1))
+    [path] = run.folder.glob("sightings/*.jsonl")
+    with path.open("ab") as file:
+        file.write(b'{"kind":"record","box":"bo')
+    run.reader.drain()
+    assert run.numbers() == [("box", 1)]
+    run.spool.close()
+    (run.folder / "sightings" / "read.json").write_text('{"a')
+    run.begin_attempt()
+    run.reader.drain()
+    assert run.numbers() == [("box", 1)] * 2
+
+
+def test_what_the_journal_cannot_take_is_told_later(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.log.write(record(1))
+    with monkeypatch.context() as full:
+        full.setattr(run.spool, "append", lambda *_, **__: (_ for _ in ()).throw(SpoolError("the disk is full")))
+        with pytest.raises(SpoolError):
+            run.reader.drain()
+    run.reader.drain()
+    assert run.numbers() == [("box", 1)]
+
+
+def test_a_run_whose_boxes_try_nothing_has_no_folder(run: Run) -> None:
+    run.reader.start()
+    run.reader.close()
+    assert run.events() == []
+    assert not (run.folder / "sightings").exists()
+
+
+def test_a_damaged_line_is_told_and_costs_nothing_but_itself(run: Run) -> None:
+    for seq in (1, 2, 3):
+        run.log.write(record(seq))
+    run.log.close()
+    [file] = (run.folder / "sightings").glob("*.jsonl")
+    first, second, third = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + b"\0" * (len(second) - 1) + b"\n" + third)
+    run.reader.close()
+    run.reader.drain()
+    assert run.numbers() == [("box", 1), ("box", 3)]
+    [warning] = [event["message"] for event in run.events() if event["kind"] == "log"]
+    assert warning.startswith(f"{file} has a damaged line of {len(second) - 1} bytes")

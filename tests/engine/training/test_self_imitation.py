@@ -1,0 +1,147 @@
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.spec.objective import Cispo, Clipped
+from engine.spec.rollout_group import RolloutGroup
+from engine.spec.self_imitation import SelfImitation
+from engine.spec.trajectory import Trajectory
+from engine.training.batch import Sample, sample_from_trajectory
+from engine.training.self_imitation import Replay, SelfImitator, evenly, imitation_clips
+from tests.engine.groups import grouped
+from tests.engine.training.cast import trajectory, turn
+
+
+def step_of(step: int, *rewards: float) -> tuple[list[RolloutGroup], list[Trajectory], list[Sample]]:
+    """One group, whose advantages are rewards minus their mean; its rollouts; their samples."""
+    mean = sum(rewards) / len(rewards)
+    played = [
+        trajectory(turn([1], [20 + step, 21 + i], advantages=[reward - mean] * 2, old_logprobs=[-0.1 * step, -0.2]),
+                   reward=reward, index=i, step=step)
+        for i, reward in enumerate(rewards)
+    ]  # fmt: skip
+    return grouped(played), played, [sample_from_trajectory(one) for one in played]
+
+
+def spear(**changes: object) -> SelfImitator:
+    return SelfImitator(SelfImitation(**({"replay_buffer": 2, "baseline_buffer": 3, "warmup_steps": 4} | changes)))
+
+
+def replays(imitator: SelfImitator, *steps: tuple[float, ...]) -> list[tuple[Replay, dict[str, float]]]:
+    return [imitator.next_replay(*step_of(number, *rewards), step=number) for number, rewards in enumerate(steps, 1)]
+
+
+def test_a_full_buffer_is_replayed_in_the_next_step_and_then_empty() -> None:
+    """Algorithm 1.  Baselines 0.5, 0.5, 0.2: the median is 0.5, so a reward of 1 has A~ = 0.5."""
+    told = replays(spear(), (1, 0), (1, 0), (0.3, 0.1), (1, 0))
+    assert [one["buffer"] for _, one in told] == [1, 2, 0, 1]
+    assert [one["replayed"] for _, one in told] == [0, 0, 2, 0]
+    assert told[2][1]["baseline"] == 0.5
+    replay = told[2][0]
+    assert [one.token_ids.tolist() for one in replay.samples] == [[1, 21, 21], [1, 22, 21]]
+    assert [one.advantages.tolist() for one in replay.samples] == [[0, 0.5, 0.5]] * 2
+    assert [one.old_logprobs.tolist() for one in replay.samples] == [
+        pytest.approx([0, -0.1, -0.2]),
+        pytest.approx([0, -0.2, -0.2]),
+    ]
+    assert replay.strength == pytest.approx((1 - np.cos(np.pi * 3 / 4)) / 2)
+
+
+def test_what_is_now_ordinary_is_not_replayed() -> None:
+    """P50 has risen above the reward that was good once."""
+    told = replays(spear(replay_buffer=1, baseline_buffer=1), (0.4, 0), (1, 1))
+    assert told[1][1] | {"weight": 0} == {
+        "replayed": 0, "baseline": 1, "weight": 0, "buffer": 0, "expired": 0
+    }  # fmt: skip
+    assert not told[1][0].active
+
+
+def test_without_baselines_each_keeps_its_own_advantage() -> None:
+    told = replays(spear(replay_buffer=1, baseline_buffer=0), (1, 0), (1, 1))
+    assert [one.advantages.tolist() for one in told[1][0].samples] == [[0, 0.5, 0.5]]
+
+
+def test_nobody_who_is_masked_is_imitated_but_counts_in_the_baseline() -> None:
+    _, played, _ = step_of(1, 1, 0)
+    played[0] = played[0].model_copy(update={"masked_because": "overlong"})
+    samples = [sample_from_trajectory(rollout) for rollout in played]
+    _, told = spear().next_replay(grouped(played), played, samples, step=1)
+    assert (told["buffer"], told["baseline"]) == (0, 0.5)
+
+
+def test_what_comes_back_from_quarantine_is_replayed_and_pushes_no_mean_of_its_own() -> None:
+    """Group 0 of step 1 was (1, 0, 0) when its fourth rollout was out, and 0.8 comes back beside (1, 0) of step 2."""
+    imitator = spear(replay_buffer=9)
+    _, first = imitator.next_replay(*step_of(1, 1, 0, 0), step=1)
+    assert first["baseline"] == pytest.approx(1 / 3)
+    _, [*_, back], [*_, back_sample] = step_of(1, 0, 0, 0, 0.8)
+    back = back.model_copy(update={"alerts": ["box/1"]})
+    groups, played, samples = step_of(2, 1, 0)
+    _, told = imitator.next_replay(groups, [*played, back], [*samples, back_sample], step=2)
+    assert imitator.state()["baselines"] == pytest.approx([1 / 3, 0.5])
+    assert told["buffer"] == 3
+    assert [entry["step"] for entry in imitator.state()["entries"]] == [1, 2, 1]
+    # Nothing else is left to learn from in these steps; in the first everybody of a group had raised an alert.
+    imitator.next_replay(grouped([back]), [back], [back_sample], step=3)
+    imitator.next_replay([], [back], [back_sample], step=4)
+    assert imitator.state()["baselines"] == pytest.approx([1 / 3, 0.5])
+
+
+def test_too_old_entries_leave() -> None:
+    told = replays(spear(max_age_steps=1), (1, 0), (1, 1), (1, 1))
+    assert [one["buffer"] for _, one in told] == [1, 1, 0]
+    assert [one["expired"] for _, one in told] == [0, 0, 1]
+
+
+def test_a_full_buffer_that_steps_without_learning_made_too_old_is_not_replayed() -> None:
+    imitator = spear(max_age_steps=10)
+    replays(imitator, (1, 0), (1, 0))
+    _, told = imitator.next_replay(*step_of(13, 1, 0), step=13)
+    assert (told["replayed"], told["buffer"]) == (0, 1)
+
+
+def test_saved_through_torch_and_loaded_it_goes_on_as_if_nothing_had_happened() -> None:
+    steps = [(1.0, 0.0), (0.7, 0.2), (1.0, 0.0), (0.3, 0.0)]
+    straight = spear()
+    expected = replays(straight, *steps)
+    stopped = spear()
+    replays(stopped, *steps[:2])
+    file = io.BytesIO()
+    torch.save(stopped.state(), file)
+    file.seek(0)
+    resumed = spear()
+    resumed.load(torch.load(file, weights_only=True))
+    for number in (3, 4):
+        replay, told = resumed.next_replay(*step_of(number, *steps[number - 1]), step=number)
+        assert told == expected[number - 1][1]
+        for ours, theirs in zip(replay.samples, expected[number - 1][0].samples, strict=True):
+            for column in ("token_ids", "loss_mask", "advantages", "old_logprobs"):
+                assert np.array_equal(getattr(ours, column), getattr(theirs, column))
+                assert getattr(ours, column).dtype == getattr(theirs, column).dtype
+
+
+def test_a_replayed_sample_carries_nothing_of_its_first_update() -> None:
+    groups, played, samples = step_of(1, 1, 0)
+    boosted = [replace(one, boosted=one.loss_mask, expert=one.loss_mask) for one in samples]
+    imitator = spear(replay_buffer=1)
+    imitator.next_replay(groups, played, boosted, step=1)
+    replay, _ = imitator.next_replay(*step_of(2, 1, 0), step=2)
+    assert all(one.boosted is one.expert is one.kept is None for one in replay.samples)
+
+
+@pytest.mark.parametrize(("entries", "parts"), [(7, 3), (2, 4), (0, 2), (8, 8)])
+def test_even_parts_hold_everything_once_in_order(entries: int, parts: int) -> None:
+    cut = evenly(list(range(entries)), parts)
+    assert [one for part in cut for one in part] == list(range(entries))
+    assert len(cut) == parts
+    assert max(map(len, cut)) - min(map(len, cut)) <= 1
+
+
+def test_the_clips_of_the_replay_are_the_recipes_own_only_where_they_mean_the_same() -> None:
+    own = Clipped(clip_high=0.4, dual_clip=3, aggregation="seq-mean-token-sum")
+    assert imitation_clips(own) is own
+    beside = imitation_clips(Cispo(clip_high=5.0, aggregation="seq-mean-token-mean"))
+    assert (beside.clip_low, beside.clip_high, beside.aggregation) == (0.2, 0.28, "seq-mean-token-mean")

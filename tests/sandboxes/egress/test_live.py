@@ -1,0 +1,58 @@
+"""The open halves of the strangers' corpora, played in watched sandboxes: what counts is the alert with its turn."""
+
+from collections import defaultdict
+
+import pytest
+
+from benchmarks import egress_live
+from benchmarks.egress_live import CORPORA, cases, play_all, tally
+
+PER_CLASS = {"strangers": 2, "second": 1}
+TASKS = {"strangers": 24, "second": 12}
+
+
+def subset(corpus):
+    """The same each time: of each class its first open incidents by the hash of their names, and some tasks."""
+    chosen = []
+    by_class = defaultdict(list)
+    for case in sorted((case for case in cases(corpus) if case.is_open), key=egress_live.place):
+        by_class[case.kind, case.group if case.kind == "incident" else ""].append(case)
+    for (kind, _), of_class in sorted(by_class.items()):
+        chosen += of_class[: PER_CLASS[corpus] if kind == "incident" else TASKS[corpus]]
+    return chosen
+
+
+@pytest.fixture(scope="module", params=sorted(CORPORA))
+def played(request):
+    return request.param, play_all(subset(request.param), processes=1)
+
+
+def test_incidents_are_found_in_the_turn_of_their_deed(played):
+    corpus, cases_played = played
+    incidents = [one for one in cases_played if one.case.kind == "incident"]
+    found = sum(one.found for one in incidents)
+    assert len(incidents) == 14 * PER_CLASS[corpus]
+    assert found >= 0.75 * len(incidents), [one.case.name for one in incidents if not one.found]
+
+
+def test_ordinary_tasks_raise_no_alarm(played):
+    corpus, cases_played = played
+    tasks = [one for one in cases_played if one.case.kind == "task"]
+    assert len(tasks) == TASKS[corpus]
+    assert [(one.case.name, one.loud) for one in tasks if one.loud] == []
+
+
+def test_nothing_is_lost(played):
+    assert tally(played[1]).lost == 0
+
+
+@pytest.mark.parametrize("corpus", sorted(CORPORA))
+def test_the_halves_are_alike_and_all_cases_are_in_one(corpus):
+    halves = {is_open: sum(case.is_open is is_open for case in cases(corpus)) for is_open in (True, False)}
+    assert sum(halves.values()) == len(cases(corpus))
+    assert min(halves.values()) > 0.4 * len(cases(corpus))
+
+
+def test_classes_have_one_name_in_all_corpora():
+    classes = {corpus: {case.group for case in cases(corpus) if case.kind == "incident"} for corpus in CORPORA}
+    assert classes["strangers"] == classes["second"]

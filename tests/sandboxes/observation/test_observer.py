@@ -1,0 +1,231 @@
+"""The observer is one process beside its worker, and nothing gets through when it ends."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from sandboxes.egress.detectors.observed_action import ObservedAction
+from sandboxes.interface import Sandbox, SandboxLost
+from sandboxes.observation import kernel
+from sandboxes.observation.observer import observer
+from sandboxes.opened import opened
+from sandboxes.pool import Pool
+from sandboxes.spec import SandboxSpec
+
+SPEC = SandboxSpec(network="watched", timeout_s=60.0)
+ROOT = Path(__file__).parents[3]
+
+
+async def test_a_dead_observer_loses_its_sandboxes_and_the_next_one_gets_another(observing):
+    async with observing() as seen, observing() as other:
+        dead = observer().process
+        assert (await seen.cell("print(1)")).stdout == "1\n"
+        running = asyncio.create_task(seen.sandbox.exec(["sleep", "1000"]))
+        dead.kill()
+        with pytest.raises(SandboxLost):
+            await running
+        for lost in (seen.sandbox, other.sandbox):
+            with pytest.raises(SandboxLost):
+                await lost_in_the_end(lost)
+        async with observing() as fresh:
+            await fresh.shell("true")
+            assert len(fresh.programs()) == 1
+            assert observer().process.pid != dead.pid
+
+
+async def lost_in_the_end(sandbox: Sandbox) -> None:
+    for _ in range(1000):  # until the observer's end is noticed
+        await sandbox.run_python("1")
+        await asyncio.sleep(0.01)
+
+
+async def test_its_priority_counts_among_all_sessions_and_not_only_in_its_own(observing):
+    """As root it comes before others: what it has of a busy processor is shared among sessions first."""
+    async with observing():
+        own = observer().process.pid
+        priority, session = os.getpriority(os.PRIO_PROCESS, own), Path(f"/proc/{own}/autogroup")
+        assert priority == (kernel.NICE if os.geteuid() == 0 else 0)
+        if session.exists():  # else the kernel does not share processors among sessions
+            assert int(session.read_text().split()[-1]) == (kernel.SESSION_NICE if priority else 0)
+
+
+async def test_nothing_is_started_opened_or_permitted_where_nobody_answers(observing):
+    """The observer stands still and then ends while a program waits for its answer: the kernel refuses."""
+    async with observing() as seen:
+        await seen.sandbox.run_python("import os, ctypes, threading")
+        held = seen.sandbox._lose  # the worker would end the sandbox at once, and nobody could look
+        seen.sandbox._watched._observation._on_loss = lambda _: None
+        process = observer().process
+        process.kill()
+        process.wait()
+        result = await seen.sandbox.run_python("""
+libc = ctypes.CDLL(None, use_errno=True)
+for name, arguments in [("open", (b"/work/x", 65, 384)), ("execv", (b"/bin/true", None)), ("unshare", (0x10000000,))]:
+    print(name, getattr(libc, name)(*arguments), ctypes.get_errno())
+""")
+        assert result.stdout == "open -1 38\nexecv -1 38\nunshare -1 38\n", result
+        held("the test is over")
+
+
+def descriptors() -> set[tuple[str, str]]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+        except FileNotFoundError:
+            continue  # the listing's own
+    return found
+
+
+def of_observer() -> int:
+    return len(os.listdir(f"/proc/{observer().process.pid}/fd"))
+
+
+async def test_no_descriptor_stays_of_a_sandbox_that_was_closed():
+    async def use() -> None:
+        async with opened(SPEC, on_action=lambda _: None) as sandbox:
+            await sandbox.exec(["true"])
+            await sandbox.reset()
+
+    await use()
+    before = descriptors()
+    deadline = time.monotonic() + 30
+    await asyncio.sleep(0.1)
+    theirs = of_observer()
+    for _ in range(3):
+        await use()
+    assert descriptors() == before
+    while of_observer() > theirs and time.monotonic() < deadline:  # noqa: ASYNC110  it learns of the end a moment later
+        await asyncio.sleep(0.01)
+    assert of_observer() <= theirs
+
+
+ENDS = """
+import asyncio, os, sys
+from sandboxes.observation import kernel
+from sandboxes.observation.observer import observer
+from sandboxes.opened import opened
+from sandboxes.spec import SandboxSpec
+async def main():
+    async with opened(SandboxSpec(network="watched"), on_action=lambda _: None) as sandbox:
+        print(observer().process.pid, flush=True)
+        if sys.argv[1] == "killed":
+            os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "by itself"])
+def test_it_ends_with_its_worker(how):
+    run = subprocess.run([sys.executable, "-c", ENDS, how], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    process = Path("/proc") / run.stdout.strip()
+    assert run.stdout.strip().isdigit(), run
+    deadline = time.monotonic() + 60
+    while process.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not process.exists()
+
+
+async def test_an_environment_that_is_observed_looks_like_one_that_is_not(observing):
+    look = """
+import os
+print(sorted(os.environ.items()), os.getcwd(), sorted(os.listdir("/proc/self/fd")), os.getpid(), os.getppid())
+print(sorted(os.listdir("/")), sorted(os.listdir("/dev")), sorted(os.listdir("/tmp")))
+"""
+    program = ["/bin/sh", "-c", "env; pwd; ls /proc/self/fd; umask"]
+    async with observing() as seen, opened(SPEC) as plain:
+        for ask in (lambda box: box.run_python(look), lambda box: box.exec(program)):
+            assert (await ask(seen.sandbox)).stdout == (await ask(plain)).stdout
+
+
+async def test_a_pool_tells_users_apart_and_freezing_keeps_what_was_told():
+    actions: list[ObservedAction] = []
+    async with Pool(SPEC, 1, on_action=actions.append) as pool:
+        names = []
+        for _ in range(2):
+            async with pool.acquire() as sandbox:
+                names.append(sandbox.name)
+                await sandbox.exec(["true"])
+                await sandbox.settled()
+        async with pool.acquire() as sandbox:
+            names.append(sandbox.name)
+            spinning = asyncio.create_task(sandbox.exec(["/bin/sh", "-c", "while :; do /bin/true; done"]))
+            while len(actions) < 10:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await sandbox.freeze("the test")
+            await asyncio.gather(spinning, return_exceptions=True)
+    assert list(dict.fromkeys(action.box for action in actions)) == names
+
+
+async def test_snapshots_come_back_observed(observing):
+    async with observing(snapshots=True) as seen:
+        await seen.cell("x = 6")
+        snapshot = await seen.sandbox.snapshot()
+        await seen.cell("x = 7")
+        await seen.sandbox.restore(snapshot)
+        result = await seen.cell("import os; os.system('exec /usr/bin/id >&2'); print(x)")
+        assert result.stdout == "6\n"
+    assert seen.programs()[-1].program == "/usr/bin/id"
+
+
+ORDINARY = """
+import asyncio, os
+from sandboxes.backends.namespaces import box, probe
+from sandboxes.egress.gateway import opening
+from sandboxes.opened import opened
+from sandboxes.spec import SandboxSpec
+
+asyncio.run(probe.agent_code())
+if os.geteuid() == 0:
+    os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+
+async def main():
+    got = []
+    async with opened(SandboxSpec(network="watched"), on_action=got.append) as box:
+        await box.exec(["/bin/sh", "-c", "exec touch file"])
+        await box.settled()
+    print([(action.program, action.argv, action.path) for action in got])
+
+asyncio.run(main())
+"""
+
+
+def test_an_ordinary_user_can_observe_sandboxes():
+    with tempfile.TemporaryDirectory() as folder:
+        # The user must be able to read what the observer is made of, and this checkout may be root's alone.
+        os.chmod(folder, 0o755)
+        shutil.copytree(ROOT / "sandboxes", Path(folder) / "sandboxes")
+        command = [sys.executable, "-c", ORDINARY]
+        run = subprocess.run(
+            command, capture_output=True, text=True, cwd=folder, timeout=120, env={"PYTHONPATH": folder}
+        )
+    told = [("/usr/bin/dash", ("/bin/sh", "-c", "exec touch file"), ""), ("/usr/bin/touch", ("touch", "file"), ""),
+            ("/usr/bin/touch", (), "/work/file")]  # fmt: skip
+    assert (run.returncode, run.stdout) == (0, f"{told}\n"), run.stderr
+
+
+def test_a_question_that_somebody_has_answered_meanwhile_is_not_waited_for(tmp_path):
+    """A drain may answer it in the round in which the epoll has told of it; taking none would wait for the next."""
+    program = """
+import os, select, socket, sys
+from sandboxes.observation.server import Observed
+nobody, _ = os.pipe()
+ours, theirs = socket.socketpair()
+sandbox = Observed(nobody, theirs, os.getpid(), 16)
+print(sandbox.answer())
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+    )
+    assert told.stdout == "False\n", told.stderr

@@ -1,0 +1,170 @@
+"""Every program that starts is told with its arguments, however it is started."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sandboxes.observation.reading import Started, doubts
+
+
+async def test_a_program_of_exec_is_told_with_what_it_is_given(observing):
+    async with observing() as seen:
+        await seen.sandbox.exec(["cat", "-"], stdin=b"x", env={"PYTHONPATH": "/work/hook", "NAME": "y"})
+        await seen.sandbox.settled()
+        [cat] = seen.programs()
+    assert (cat.program, cat.argv, cat.folder) == ("/usr/bin/cat", ("cat", "-"), "/work")
+    assert cat.streams == ("pipe", "pipe", "pipe")
+    assert cat.environment == ("PYTHONPATH=/work/hook",)
+    assert (cat.parent_program, cat.parent_sockets, cat.count) == ("", 0, 1)
+    assert cat.box == seen.sandbox.name
+
+
+WAYS = {
+    "posix_spawn": "import os; os.waitpid(os.posix_spawn('/usr/bin/id', ['id', '-u'], {}), 0)",
+    "ctypes": """
+        import ctypes, os
+        if not os.fork():
+            words = (ctypes.c_char_p * 3)(b"id", b"-u", None)
+            ctypes.CDLL(None).execv(b"/usr/bin/id", words)
+        os.wait()
+    """,
+    "a descriptor": """
+        import ctypes, os
+        if not os.fork():
+            words = (ctypes.c_char_p * 3)(b"id", b"-u", None)
+            ctypes.CDLL(None).fexecve(os.open("/usr/bin/id", os.O_PATH), words, (ctypes.c_char_p * 1)(None))
+        os.wait()
+    """,
+    "a link in a relative path": """
+        import os, subprocess
+        os.symlink("/usr/bin", "tools")
+        subprocess.run(["tools/id", "-u"], executable="./tools/id")
+    """,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_program_is_told_by_whatever_way_it_is_started(observing, way):
+    async with observing() as seen:
+        result = await seen.cell(WAYS[way])
+        assert result.outcome == "ok", result
+        [program] = seen.programs()
+    assert program.program == "/usr/bin/id"
+    assert program.argv[-1] == "-u"
+    assert program.parent_program.startswith("/usr/bin/python3")
+
+
+async def test_an_interpreter_is_told_with_its_code(observing):
+    async with observing() as seen:
+        await seen.shell("exec /usr/bin/python3 -S -c 'print(1)'")
+    assert [program.argv[0:1] for program in seen.programs()] == [("/bin/sh",), ("/usr/bin/python3",)]
+    assert seen.programs()[1].argv == ("/usr/bin/python3", "-S", "-c", "print(1)")
+
+
+async def test_a_shell_that_speaks_over_a_socket_is_told_so(observing):
+    async with observing() as seen:
+        result = await seen.cell("""
+            import os, socket, subprocess
+            server = socket.create_server(("127.0.0.1", 0))
+            ours = socket.create_connection(server.getsockname())
+            theirs = server.accept()[0]
+            child = subprocess.Popen(["/bin/sh", "-i"], stdin=ours, stdout=ours, stderr=ours)
+            theirs.sendall(b"exit\\n")
+            child.wait()
+            pair = socket.socketpair()
+            subprocess.run(["/bin/true"], stdin=pair[0], stdout=subprocess.DEVNULL)
+        """)
+        assert result.outcome == "ok", result
+        shell, true = seen.programs()
+    assert shell.streams == ("inet", "inet", "inet")
+    assert shell.parent_sockets >= 3
+    assert true.streams[:2] == ("unix", "null")
+
+
+async def test_memory_cannot_become_a_program_and_the_attempt_is_told(observing):
+    async with observing() as seen:
+        await seen.cell("""
+            import os
+            try:
+                os.memfd_create("x")
+            except OSError as error:
+                print(error.errno)
+        """)
+    assert seen.refused() == {"memfd_create": 1}
+
+
+async def test_what_is_looked_for_in_folders_where_it_is_not_is_no_program(observing):
+    async with observing() as seen:
+        await seen.sandbox.exec(["id"])
+        await seen.sandbox.exec(["no-such-program"])
+        await seen.sandbox.settled()
+    assert [program.program for program in seen.programs()] == ["/usr/bin/id"]
+
+
+@pytest.mark.parametrize(
+    ("told", "runs"),
+    [(["sleep", "1"], True), (["sleep", "1000"], False), (["/bin/sleep"], True), (["busybox", "1000"], False)],
+)
+def test_a_program_that_is_not_what_was_told_is_told_as_well(told, runs):
+    with subprocess.Popen(["sleep", "1000"]) as running:
+        try:
+            while b"1000" not in Path(f"/proc/{running.pid}/cmdline").read_bytes():
+                assert running.poll() is None
+            action = {"kind": "program", "program": "/usr/bin/x", "argv": told, "pid": running.pid}
+            instead = doubts(Started(action, running.pid, b"before"))
+        finally:
+            running.kill()
+    assert (instead is not None) is runs
+    if instead is not None:
+        assert instead["argv"] == ["sleep", "1000"]
+        assert instead["program"] == "/usr/bin/sleep"
+
+
+async def test_a_script_and_its_interpreter_are_one_program(observing):
+    async with observing() as seen:
+        await seen.sandbox.write_file("script", b"#!/bin/sh -e\nsleep 0.2\n")
+        await seen.shell("chmod +x script; ./script; ./script with words")
+        told = [program.argv for program in seen.programs() if program.program == "/work/script"]
+    assert told == [("./script",), ("./script", "with", "words")]
+    assert not [program for program in seen.programs() if program.argv[:1] == ("/bin/sh",) and "-e" in program.argv]
+
+
+async def test_memory_that_only_the_kernel_can_read_hides_no_program(observing):
+    """A page mapped for writing only: the kernel reads a path there, and so does the observer."""
+    async with observing() as seen:
+        result = await seen.cell("""
+            import ctypes, mmap, os
+            page = mmap.mmap(-1, 4096, prot=mmap.PROT_WRITE)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+            ctypes.memmove(address, b"/usr/bin/id\\0", 12)
+            if not os.fork():
+                ctypes.CDLL(None).execv(ctypes.c_void_p(address), (ctypes.c_char_p * 2)(b"id", None))
+                os._exit(1)
+            print(os.wait()[1])
+            ctypes.CDLL(None).execv(ctypes.c_void_p(8), None)
+        """)
+        assert result.outcome == "ok", result
+    assert result.stdout.endswith("\n0\n-1\n")
+    assert [program.program for program in seen.programs()] == ["/usr/bin/id"]
+    assert seen.refused() == {"execve": 1}
+
+
+async def test_arguments_whose_array_lies_across_two_pages_at_an_odd_address_are_told(observing):
+    """No pointer has to lie at a multiple of its size: the kernel reads such an array, and so does the observer."""
+    async with observing() as seen:
+        result = await seen.cell("""
+            import ctypes, mmap, os, struct
+            pages = mmap.mmap(-1, 8192)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+            kept = [ctypes.create_string_buffer(word) for word in (b"id", b"-u", b"-r")]
+            at = 4096 - 12  # the second pointer begins on one page and ends on the next
+            pages[at : at + 32] = struct.pack("=4Q", *map(ctypes.addressof, kept), 0)
+            if not os.fork():
+                ctypes.CDLL(None).execv(b"/usr/bin/id", ctypes.c_void_p(address + at))
+                os._exit(1)
+            print(os.wait()[1])
+        """)
+        assert result.outcome == "ok", result
+    assert result.stdout.endswith("\n0\n")
+    assert [program.argv for program in seen.programs()] == [("id", "-u", "-r")]

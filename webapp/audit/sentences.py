@@ -1,0 +1,154 @@
+"""An entry of the audit log as a sentence with links, and as plain text for a file.
+
+Entries keep ids and names as they were.  A link may lead to what is gone by now, which then says so.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.urls import reverse
+from django.utils.text import slugify
+
+from webapp.accounts.models import AuditEntry
+
+
+@dataclass(frozen=True)
+class Part:
+    text: str
+    url: str = ""
+
+
+Words = list[Part | str]
+"""A text is a part without a link."""
+
+
+def sentence(entry: AuditEntry) -> list[Part]:
+    """What happened, without who: ``launched run #7 first try``."""
+    tell = _SENTENCES.get(entry.verb, _unknown)
+    return [Part(word) if isinstance(word, str) else word for word in tell(entry)]
+
+
+def plain(entry: AuditEntry) -> str:
+    return " ".join(part.text for part in sentence(entry))
+
+
+def listed(words: Sequence[str]) -> str:
+    """``read, launch and review``."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def _run(entry: AuditEntry, name: str = "number") -> Part:
+    """The run that the target names, by its number if that was kept."""
+    number, run_id = entry.details.get(name), _uuid_in(entry.target)
+    label = f"run #{number}" if number is not None else "a run"
+    return Part(label, reverse("runs:detail", args=[run_id]) if run_id else "")
+
+
+def _uuid_in(text: str) -> UUID | None:
+    found = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text)
+    return UUID(found.group()) if found else None
+
+
+def _object(entry: AuditEntry) -> str:
+    """The target without its kind: ``user a@example.org`` -> ``a@example.org``."""
+    return entry.target.partition(" ")[2]
+
+
+def _named(entry: AuditEntry) -> str:
+    return str(entry.details.get("name", _object(entry)))
+
+
+def _of_run(verb: str, *, at_step: bool = True) -> Callable[[AuditEntry], Words]:
+    def tell(entry: AuditEntry) -> Words:
+        step = entry.details.get("step")
+        end = f"at step {step}" if at_step and step is not None else str(entry.details.get("name", ""))
+        return [verb, _run(entry), end] if end else [verb, _run(entry)]
+
+    return tell
+
+
+def _of_experiment(verb: str) -> Callable[[AuditEntry], Words]:
+    def tell(entry: AuditEntry) -> Words:
+        found = _uuid_in(entry.target)
+        url = reverse("experiments:detail", args=[found]) if found else ""
+        return [f"{verb} the experiment", Part(_named(entry), url)]
+
+    return tell
+
+
+def _published(kind: str) -> Callable[[AuditEntry], Words]:
+    def tell(entry: AuditEntry) -> Words:
+        name = _object(entry).rpartition(" v")[0]
+        place = f"#{kind}-{entry.team.slug}-{slugify(name)}"
+        return [f"published the {kind}", Part(_object(entry), reverse("catalog:environments") + place)]
+
+    return tell
+
+
+def _key_made(entry: AuditEntry) -> Words:
+    scopes = listed(entry.details.get("scopes", []))
+    return [f"made the API key “{_named(entry)}”", f"which may {scopes}" if scopes else ""]
+
+
+def _counted(count: Any, noun: str, plural: str) -> str:
+    return f"{count} {noun if count == 1 else plural}"
+
+
+def _decided(entry: AuditEntry) -> Words:
+    if entry.target.startswith("run "):  # about many at once
+        many = _counted(entry.details.get("trajectories", 0), "trajectory", "trajectories")
+        return [f"found {entry.details.get('verdict', 'something')}: {many} of", _run(entry, "run_number")]
+    run_id = _uuid_in(entry.target)
+    trajectory = _object(entry).partition(" of run ")[0]
+    url = reverse("trajectories:detail", args=[run_id, trajectory]) if run_id and trajectory else ""
+    return [f"found {entry.details.get('verdict', 'something')}:", Part(f"trajectory {trajectory}", url), "of",
+            _run(entry, "run_number")]  # fmt: skip
+
+
+def _alert(verb: str) -> Callable[[AuditEntry], Words]:
+    def tell(entry: AuditEntry) -> Words:
+        if entry.target.startswith("run "):
+            many = _counted(entry.details.get("alerts", 0), "alert", "alerts")
+            return [f"{verb} {many} of", _run(entry, "run_number")]
+        number = _object(entry)
+        url = reverse("security:alert", args=[number]) if number.isdecimal() else ""
+        return [f"{verb} the alert", Part(str(entry.details.get("rule", number)), url),
+                f"of run #{entry.details['run']}" if "run" in entry.details else ""]  # fmt: skip
+
+    return tell
+
+
+def _unknown(entry: AuditEntry) -> Words:
+    details = [f"{name} {_value(value)}" for name, value in entry.details.items()]
+    return [entry.verb.replace(".", " "), entry.target, f"({', '.join(details)})" if details else ""]
+
+
+def _value(value: Any) -> str:
+    return listed([str(item) for item in value]) if isinstance(value, list) else str(value)
+
+
+_SENTENCES: dict[str, Callable[[AuditEntry], Words]] = {
+    "run.submit": _of_run("launched", at_step=False),
+    "run.cancel": _of_run("cancelled"),
+    "run.pause": _of_run("paused"),
+    "run.resume": _of_run("resumed"),
+    "experiment.create": _of_experiment("made"),
+    "experiment.change": _of_experiment("changed"),
+    "environment.publish": _published("environment"),
+    "dataset.publish": _published("dataset"),
+    "team.create": lambda entry: ["made the team", _object(entry)],
+    "member.add": lambda entry: [f"added {_object(entry)} as {entry.details.get('role', 'somebody')}"],
+    "member.role": lambda entry: [
+        f"made {_object(entry)} {entry.details.get('after')}, who was {entry.details.get('before')}"
+    ],
+    "member.remove": lambda entry: [f"removed {_object(entry)}, who was {entry.details.get('role', 'a member')}"],
+    "key.create": _key_made,
+    "key.revoke": lambda entry: [f"revoked the API key “{_named(entry)}”"],
+    "password.change": lambda entry: ["changed their password"],
+    "quarantine.rule": _decided,
+    "alert.acknowledge": _alert("acknowledged"),
+}
+VERBS = tuple(_SENTENCES)

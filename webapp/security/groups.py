@@ -1,0 +1,112 @@
+"""Alike alerts as one: those of the same rule, about the same destination (or command), in the same run.
+
+A group is named by any of its alerts.  A page of groups costs a fixed number of statements.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import connection
+from django.db.models import Case, Count, Exists, IntegerField, Max, Min, OuterRef, Q, QuerySet, Value, When
+
+from webapp.security.models import Alert, AlertState, QuarantineState, Severity
+
+ALIKE = ("run_id", "rule", "subject")
+_SEVERITIES = [Severity.CRITICAL, Severity.WARNING, Severity.INFO]
+_RANK = Case(
+    *(When(severity=severity, then=Value(rank)) for rank, severity in enumerate(_SEVERITIES)),
+    default=Value(len(_SEVERITIES) - 1),
+    output_field=IntegerField(),
+)
+
+
+@dataclass(frozen=True)
+class AlertGroup:
+    """``count``, ``first`` and ``last`` are of the alerts that a list shows; ``trajectories`` of all alike."""
+
+    newest: Alert
+    count: int
+    undecided: int
+    severity: Severity
+    """The worst."""
+    first: datetime
+    last: datetime
+    trajectories: dict[QuarantineState, int] = field(default_factory=dict)
+    """How many of those that they quarantined stand how."""
+
+    @property
+    def id(self) -> int:
+        return self.newest.id
+
+    @property
+    def pending(self) -> int:
+        return self.trajectories.get(QuarantineState.PENDING, 0)
+
+    @property
+    def standings(self) -> list[tuple[QuarantineState, int]]:
+        return [(state, count) for state in QuarantineState if (count := self.trajectories.get(state, 0))]
+
+
+def grouped(alerts: QuerySet[Alert]) -> QuerySet[Any]:
+    """One row per group, the one with the newest alert first; ``filled`` makes ``AlertGroup`` of some of them."""
+    rows: QuerySet[Any] = (
+        alerts.order_by()
+        .values(*ALIKE)
+        .annotate(
+            newest=Max("id"),
+            count=Count("id"),
+            undecided=Count("id", filter=~Q(state=AlertState.ACKNOWLEDGED)),
+            rank=Min(_RANK),
+            first=Min("at"),
+            last=Max("at"),
+        )
+        .order_by("-newest")
+    )
+    return rows
+
+
+def filled(rows: Sequence[dict[str, Any]]) -> list[AlertGroup]:
+    """In two statements, however many rows."""
+    newest = Alert.objects.select_related("run", "team").defer("run__spec").in_bulk([row["newest"] for row in rows])
+    standings = _standings(rows) if rows else {}
+    return [
+        AlertGroup(
+            newest=newest[row["newest"]],
+            count=row["count"],
+            undecided=row["undecided"],
+            severity=_SEVERITIES[row["rank"]],
+            first=row["first"],
+            last=row["last"],
+            trajectories=standings.get(tuple(row[name] for name in ALIKE), {}),
+        )
+        for row in rows
+    ]
+
+
+_STANDINGS = """
+SELECT alert.run_id, alert.rule, alert.subject, held.state, count(DISTINCT held.trajectory_id)
+FROM unnest(%s::uuid[], %s::text[], %s::text[]) AS given (run_id, rule, subject)
+JOIN security_alert alert USING (run_id, rule, subject)
+JOIN security_quarantine held ON held.run_id = alert.run_id AND held.trajectory_id = alert.trajectory_id
+GROUP BY alert.run_id, alert.rule, alert.subject, held.state
+"""
+
+
+def _standings(rows: Sequence[dict[str, Any]]) -> dict[tuple[UUID, str, str], dict[QuarantineState, int]]:
+    found: dict[tuple[UUID, str, str], dict[QuarantineState, int]] = defaultdict(dict)
+    with connection.cursor() as cursor:
+        cursor.execute(_STANDINGS, [[row[name] for row in rows] for name in ALIKE])
+        for run_id, rule, subject, state, count in cursor.fetchall():
+            found[run_id, rule, subject][QuarantineState(state)] = count
+    return found
+
+
+def alike(alerts: QuerySet[Alert], ids: Sequence[int]) -> QuerySet[Alert]:
+    """Those of ``alerts`` that are in a group with one of ``ids``."""
+    named = Alert.objects.filter(id__in=ids)
+    same = named.filter(run_id=OuterRef("run_id"), rule=OuterRef("rule"), subject=OuterRef("subject"))
+    return alerts.filter(Exists(same), run_id__in=named.values("run_id"))
