@@ -95,7 +95,7 @@ class Engine:
             trajectories=len(trajectories),
             turns=turns(trajectories),
             sampled_tokens=sampled_tokens(trajectories),
-            purified=sum(change.kind in PURIFICATIONS for one in trajectories for change in one.changes),
+            purified=sum(change.kind in PURIFICATIONS for trajectory in trajectories for change in trajectory.changes),
             replayed=int(learned.get("sil/replayed", 0)),
         )
 

@@ -51,7 +51,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.plan:
         path = PLANS / f"{options.plan}.toml"
         if not path.exists():
-            known = ", ".join(sorted(one.stem for one in PLANS.glob("*.toml")))
+            known = ", ".join(sorted(plan.stem for plan in PLANS.glob("*.toml")))
             raise BadPlan(f"--plan = {options.plan}: there is no such plan; use one of: {known}")
         return plan_from_file(path, seeds=options.seeds)
     return plan_of_recipes(options.env, options.recipes.split(","), options.seeds or 5)
@@ -79,7 +79,7 @@ def _cell(value: dict[str, Any] | None, sign: str = "") -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench learning", description=__doc__.splitlines()[0])
-    parser.add_argument("--plan", help=f"one of {', '.join(sorted(one.stem for one in PLANS.glob('*.toml')))}")
+    parser.add_argument("--plan", help=f"one of {', '.join(sorted(plan.stem for plan in PLANS.glob('*.toml')))}")
     parser.add_argument("--env", help="instead of a plan: the sample run of this environment")
     parser.add_argument("--recipes", help="with --env: presets, comma-separated; the first is the baseline")
     parser.add_argument("--seeds", type=int, help="seeds 0 to N - 1 (default: the plan's, or 5)")

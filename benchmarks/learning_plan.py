@@ -97,7 +97,7 @@ def plan_of_recipes(environment: str, recipes: list[str], seeds: int) -> Plan:
 
 def _checked(plan: Plan) -> Plan:
     if len(plan.arms) < 2:
-        raise BadPlan(f"arms = {[one.name for one in plan.arms]}: nothing to compare; give a baseline and another")
+        raise BadPlan(f"arms = {[arm.name for arm in plan.arms]}: nothing to compare; give a baseline and another")
     for arm in plan.arms:
         plan.spec(arm, 0)
     plan.cold_start_spec(0)
@@ -108,4 +108,4 @@ def _spec(document: dict[str, Any]) -> RunSpec:
     try:
         return RunSpec.model_validate(document)
     except ValidationError as error:
-        raise BadPlan("\n".join(f"{document['name']}: {one}" for one in problems_in(error, RunSpec))) from error
+        raise BadPlan("\n".join(f"{document['name']}: {problem}" for problem in problems_in(error, RunSpec))) from error

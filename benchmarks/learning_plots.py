@@ -20,7 +20,7 @@ def write_plots(plan: Plan, outcomes: Sequence[Outcome], folder: Path) -> Path:
     for place, key in enumerate(keys):
         row, column = divmod(place, 3)
         for number, arm in enumerate(plan.arms):
-            steps, means, widths = band([one for one in outcomes if one.arm == arm.name], key)
+            steps, means, widths = band([outcome for outcome in outcomes if outcome.arm == arm.name], key)
             colour = COLOURS[number % len(COLOURS)]
             upper = [mean + width for mean, width in zip(means, widths, strict=True)]
             lower = [mean - width for mean, width in zip(means, widths, strict=True)]

@@ -127,9 +127,9 @@ def _with_false(value: Any) -> Any:
         case None:
             return False
         case dict():
-            return {key: _with_false(one) for key, one in value.items()}
+            return {key: _with_false(inner) for key, inner in value.items()}
         case list():
-            return [_with_false(one) for one in value]
+            return [_with_false(inner) for inner in value]
         case _:
             return value
 

@@ -54,8 +54,8 @@ def summary(metric: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per arm: final height, area, steps to 90 % of the baseline's best, and the means of MEASURES; per later arm its
     paired differences to the first.  Steps to the threshold count as one more than the last where never reached, and
     how many seeds reached it is told beside."""
-    arms = list(dict.fromkeys(one.arm for one in outcomes))
-    by_arm = {arm: {one.seed: one for one in outcomes if one.arm == arm} for arm in arms}
+    arms = list(dict.fromkeys(outcome.arm for outcome in outcomes))
+    by_arm = {arm: {outcome.seed: outcome for outcome in outcomes if outcome.arm == arm} for arm in arms}
     seeds = sorted(by_arm[arms[0]])
     rows = {arm: [_row(metric, by_arm[arm][seed], by_arm[arms[0]][seed]) for seed in seeds] for arm in arms}
     told: dict[str, Any] = {"metric": metric, "seeds": seeds, "baseline": arms[0], "arms": {}, "differences": {}}
@@ -105,11 +105,11 @@ def _row(metric: str, outcome: Outcome, baseline: Outcome) -> dict[str, float]:
 
 def band(outcomes: Sequence[Outcome], key: str) -> tuple[list[int], list[float], list[float]]:
     """Steps, means and half-widths of the 95 % band (1.96 standard errors) over the seeds that have the step."""
-    steps = sorted({step for one in outcomes for step in one.curves.get(key, {})})
-    at = [[one.curves[key][step] for one in outcomes if step in one.curves.get(key, {})] for step in steps]
+    steps = sorted({step for outcome in outcomes for step in outcome.curves.get(key, {})})
+    at = [[outcome.curves[key][step] for outcome in outcomes if step in outcome.curves.get(key, {})] for step in steps]
     spreads = [spread(values) for values in at]
     return (
         steps,
-        [one.mean for one in spreads],
-        [0.0 if one.error != one.error else 1.96 * one.error for one in spreads],
+        [estimate.mean for estimate in spreads],
+        [0.0 if estimate.error != estimate.error else 1.96 * estimate.error for estimate in spreads],
     )

@@ -84,12 +84,12 @@ async def alive(asked_for: int, room: Room, spec: SandboxSpec = SPEC) -> Alive:
 
 
 async def _side_by_side(at_once: int, work: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """So many of them at a time."""
+    """Run the jobs, ``at_once`` of them at a time."""
     waiting = iter(work)
 
     async def worker() -> None:
-        for one in waiting:
-            await one()
+        for job in waiting:
+            await job()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):

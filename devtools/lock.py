@@ -57,7 +57,7 @@ def closure(declared: list[str]) -> dict[str, str]:
 
 def _needed_by(distribution: importlib.metadata.Distribution, extra: str) -> list[Requirement]:
     requirements = [Requirement(line) for line in distribution.requires or []]
-    return [one for one in requirements if _applies(one.marker, extra)]
+    return [requirement for requirement in requirements if _applies(requirement.marker, extra)]
 
 
 def _applies(marker: Marker | None, extra: str) -> bool:

@@ -18,9 +18,9 @@ def free_ports(count: int) -> list[int]:
     """Different ports that the system calls free; held together so that none is given twice."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
 
 
 def hold_web_port(remembered: Path, *, say: Callable[[str], None] = print) -> socket.socket:

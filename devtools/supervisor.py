@@ -81,7 +81,7 @@ class Supervisor:
 
     def finish_start(self) -> None:
         """Wait until the last service is up."""
-        self._wait_for(*(one.service.name for one in self._services))
+        self._wait_for(*(service.service.name for service in self._services))
         self.phase = "ready"
         self._write_state()
 
@@ -89,9 +89,9 @@ class Supervisor:
         """One round of looking after everything.  Raises ``Stopped`` once a signal asked for it."""
         if self._stop_asked:
             raise Stopped
-        for one in self._services:
-            one.tick()
-            self._complain_about(one)
+        for service in self._services:
+            service.tick()
+            self._complain_about(service)
         self._end_orphans()
         self.memory.tick()
         self._write_state_now_and_then()
@@ -103,10 +103,10 @@ class Supervisor:
         self.phase = "stopping"
         self._write_state()
         for group in ({"beat", "worker", "ray"}, {"web"}, {"valkey", "postgres"}):
-            members = [one for one in self._services if one.service.name in group]
-            for one in members:
-                one.begin_stop()
-            while any(not one.is_stopped() for one in members):
+            members = [service for service in self._services if service.service.name in group]
+            for member in members:
+                member.begin_stop()
+            while any(not member.is_stopped() for member in members):
                 time.sleep(0.05)
         self._kill_everything_below()
         if self._web_socket is not None:
@@ -117,10 +117,10 @@ class Supervisor:
         self._lock.release()
 
     def troubled_services(self) -> list[str]:
-        return [one.service.name for one in self._services if not one.ready]
+        return [service.service.name for service in self._services if not service.ready]
 
     def restarts(self) -> dict[str, int]:
-        return {one.service.name: one.restarts for one in self._services if one.restarts}
+        return {service.service.name: service.restarts for service in self._services if service.restarts}
 
     # --- one-off commands -----------------------------------------------------------------------
     def manage(self, *arguments: str) -> str:
@@ -187,14 +187,14 @@ class Supervisor:
 
     def _wait_for(self, *names: str) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        wanted = [one for one in self._services if one.service.name in names]
-        while not all(one.ready for one in wanted):
+        wanted = [service for service in self._services if service.service.name in names]
+        while not all(service.ready for service in wanted):
             self.tick()
-            for one in wanted:
-                too_late = one.quick_deaths >= DEATHS_BEFORE_GIVING_UP or time.monotonic() > deadline
-                if too_late and not one.ready:
-                    said = "\n".join(one.last_lines())
-                    raise Unfit(f"{one.service.name} does not start; its last lines:\n{said}")
+            for service in wanted:
+                too_late = service.quick_deaths >= DEATHS_BEFORE_GIVING_UP or time.monotonic() > deadline
+                if too_late and not service.ready:
+                    said = "\n".join(service.last_lines())
+                    raise Unfit(f"{service.service.name} does not start; its last lines:\n{said}")
             time.sleep(TICK_S / 4)
 
     def _complain_about(self, one: ServiceProcess) -> None:
@@ -207,7 +207,7 @@ class Supervisor:
 
     def _end_orphans(self) -> None:
         """Whoever lost its parent came to us: reap it, or after a while end it."""
-        known = {one.pid for one in self._services} | self._helpers
+        known = {service.pid for service in self._services} | self._helpers
         strangers = [pid for pid in process.children() if pid not in known and not process.reap(pid)]
         now = time.monotonic()
         self._orphans = {pid: self._orphans.get(pid, now) for pid in strangers}
@@ -251,7 +251,7 @@ class Supervisor:
             "phase": self.phase,
             "url": self.url,
             "peak_rss_mib": round(self.memory.peak_mib),
-            "services": [self._row(one) for one in self._services],
+            "services": [self._row(service) for service in self._services],
             "leftovers": leftovers,
             **self.extra_state,
         })  # fmt: skip
@@ -270,13 +270,13 @@ class Supervisor:
     def _leftovers(self) -> dict[str, Any]:
         """What the next supervisor must look for, should this one be killed."""
         return {
-            one.service.name: {
-                "pid": one.pid,
-                "start_time": process.start_time_of(one.pid),
-                "stop_signal": int(one.service.stop_signal),
+            service.service.name: {
+                "pid": service.pid,
+                "start_time": process.start_time_of(service.pid),
+                "stop_signal": int(service.service.stop_signal),
             }
-            for one in self._services
-            if one.pid is not None
+            for service in self._services
+            if service.pid is not None
         }
 
 

@@ -48,7 +48,7 @@ def status(options: argparse.Namespace) -> int:
         print(json.dumps({"home": str(home.folder), **state}, indent=1))
     else:
         _print_status(home, state)
-    return 0 if state["phase"] == "ready" and all(one["state"] == "up" for one in state["services"]) else 3
+    return 0 if state["phase"] == "ready" and all(row["state"] == "up" for row in state["services"]) else 3
 
 
 def _print_status(home: Home, state: dict[str, Any]) -> None:
@@ -58,10 +58,10 @@ def _print_status(home: Home, state: dict[str, Any]) -> None:
     print(f"{state['phase']} · {state['url'] or '...'} · {home.folder}")
     print(f"supervisor {state['pid']} · at most {state['peak_rss_mib']} MiB so far")
     print(f"{'service':<10} {'state':<19} {'pid':>8} {'up':>8} {'restarts':>9} {'MiB':>6}")
-    for one in state["services"]:
-        age = _age(time.time() - one["started_at"]) if one["pid"] else "-"
-        numbers = f"{one['pid'] or '-':>8} {age:>8} {one['restarts']:>9} {one['rss_mib']:>6}"
-        print(f"{one['name']:<10} {one['state']:<19} {numbers}")
+    for row in state["services"]:
+        age = _age(time.time() - row["started_at"]) if row["pid"] else "-"
+        numbers = f"{row['pid'] or '-':>8} {age:>8} {row['restarts']:>9} {row['rss_mib']:>6}"
+        print(f"{row['name']:<10} {row['state']:<19} {numbers}")
     for run in state.get("runs", []):
         print(RunRow(**run))
 

@@ -16,12 +16,12 @@ def listed(*, as_json: bool) -> str:
     """All presets, family by family."""
     presets = [preset(name) for name in preset_names()]
     if as_json:
-        return json.dumps([one.model_dump(mode="json") for one in presets], indent=2)
-    width = max(len(one.name) for one in presets)
+        return json.dumps([recipe.model_dump(mode="json") for recipe in presets], indent=2)
+    width = max(len(recipe.name) for recipe in presets)
     lines = []
     for family in FAMILIES:
-        members = [f"  {one.name:<{width}}  {one.about}  [{one.source}]" for one in presets if one.family == family]
-        lines += [family, *members, ""]
+        members = [recipe for recipe in presets if recipe.family == family]
+        lines += [family, *(f"  {recipe.name:<{width}}  {recipe.about}  [{recipe.source}]" for recipe in members), ""]
     return "\n".join([*lines, "python -m engine recipes show NAME  prints the knobs of one"])
 
 

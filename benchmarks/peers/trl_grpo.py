@@ -152,15 +152,15 @@ class Episodes:
             raise RuntimeError(f"episodes were lost, so the batch is not whole: {dict(collected.discarded)}")
         self.last = collected.trajectories
         tokenizer = default_tokenizer()
-        if [tokenizer.decode(one.turns[0].context_ids) for one in self.last] != prompts:
+        if [tokenizer.decode(trajectory.turns[0].context_ids) for trajectory in self.last] != prompts:
             raise RuntimeError("TRL asked for other prompts than those of this step")
-        rows = [_row(one) for one in self.last]
+        rows = [_row(trajectory) for trajectory in self.last]
         return {
-            "prompt_ids": [one.turns[0].context_ids for one in self.last],
+            "prompt_ids": [trajectory.turns[0].context_ids for trajectory in self.last],
             "completion_ids": [token_ids for token_ids, _ in rows],
             "env_mask": [mask for _, mask in rows],
-            "logprobs": None,  # only asked for when another engine samples than the one that trains
-            "reward": [one.reward for one in self.last],
+            "logprobs": None,  # only asked for when another engine samples than the trajectory that trains
+            "reward": [trajectory.reward for trajectory in self.last],
         }
 
 

@@ -107,7 +107,7 @@ def _without_tags(path: list[str], model: type[BaseModel]) -> list[str]:
     plain: list[str] = []
     candidates: list[type[BaseModel]] = [model]
     for part in path:
-        tagged = [one for one in candidates if part in _tags_of(one)]
+        tagged = [candidate for candidate in candidates if part in _tags_of(candidate)]
         if tagged and len(candidates) > 1:
             candidates = tagged
             continue
@@ -120,13 +120,13 @@ def _fields_beside(path: list[str], model: type[BaseModel]) -> list[str]:
     """The names that are known where ``path`` ends, walking through nested models and unions."""
     candidates: list[type[BaseModel]] = [model]
     for part in path[:-1]:
-        tagged = [one for one in candidates if part in _tags_of(one)]
+        tagged = [candidate for candidate in candidates if part in _tags_of(candidate)]
         candidates = tagged or _deeper(candidates, part) or candidates
-    return sorted({name for one in candidates for name in one.model_fields})
+    return sorted({name for candidate in candidates for name in candidate.model_fields})
 
 
 def _deeper(candidates: list[type[BaseModel]], part: str) -> list[type[BaseModel]]:
-    fields = [one.model_fields[part] for one in candidates if part in one.model_fields]
+    fields = [candidate.model_fields[part] for candidate in candidates if part in candidate.model_fields]
     return [inner for field in fields for inner in models_in(field.annotation)]
 
 
