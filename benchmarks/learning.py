@@ -30,7 +30,7 @@ def main() -> int:
         plan = _plan(options)
         folder = options.out or _home() / "bench" / "learning" / (options.plan or f"{options.env}-{plan.digest}")
         console.print(f"plan {plan.digest}: {plan.claim}; {len(plan.seeds)} seeds; results in {folder}")
-        outcomes = run_plan(plan, folder, processes=options.processes, say=console.print)
+        outcomes = run_plan(plan, folder, processes=options.processes, log=console.print)
     except (BadPlan, RunFailed) as problem:
         print(problem, file=sys.stderr)
         return 2 if isinstance(problem, BadPlan) else 1

@@ -34,13 +34,13 @@ class Outcome:
     curves: Curves
 
 
-def run_plan(plan: Plan, folder: Path, *, processes: int, say: Callable[[str], None]) -> list[Outcome]:
+def run_plan(plan: Plan, folder: Path, *, processes: int, log: Callable[[str], None]) -> list[Outcome]:
     """All outcomes, those that stand in ``folder`` from an earlier call among them; ``processes`` runs at once."""
     _write_plan(plan, folder)
     with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(lambda seed: _cold_start(plan, folder, seed, say), plan.seeds))
+        list(pool.map(lambda seed: _cold_start(plan, folder, seed, log), plan.seeds))
         pairs = [(arm, seed) for seed in plan.seeds for arm in plan.arms]
-        return list(pool.map(lambda pair: _run(plan, folder, pair[0], pair[1], say), pairs))
+        return list(pool.map(lambda pair: _run(plan, folder, pair[0], pair[1], log), pairs))
 
 
 def _write_plan(plan: Plan, folder: Path) -> None:
@@ -54,18 +54,18 @@ def _write_plan(plan: Plan, folder: Path) -> None:
     file.write_text(json.dumps({"digest": plan.digest, **document}, indent=1))
 
 
-def _cold_start(plan: Plan, folder: Path, seed: int, say: Callable[[str], None]) -> Path:
+def _cold_start(plan: Plan, folder: Path, seed: int, log: Callable[[str], None]) -> Path:
     """The folder of the shared start; made once."""
     place = folder / "cold-start" / str(seed)
     if not (place / "done").exists():
         shutil.rmtree(place, ignore_errors=True)
-        say(f"cold start, seed {seed}")
+        log(f"cold start, seed {seed}")
         _train(plan.cold_start_spec(seed), place, resume=False)
         (place / "done").touch()
     return place
 
 
-def _run(plan: Plan, folder: Path, arm: Arm, seed: int, say: Callable[[str], None]) -> Outcome:
+def _run(plan: Plan, folder: Path, arm: Arm, seed: int, log: Callable[[str], None]) -> Outcome:
     place = folder / arm.name / str(seed)
     result = place / "curves.json"
     if not result.exists():
@@ -81,7 +81,7 @@ def _run(plan: Plan, folder: Path, arm: Arm, seed: int, say: Callable[[str], Non
         key: {int(step): value for step, value in of.items()} for key, of in json.loads(result.read_text()).items()
     }
     final = curves[plan.metric][max(curves[plan.metric])]
-    say(f"{arm.name}, seed {seed}: {plan.metric} {final:.3f}")
+    log(f"{arm.name}, seed {seed}: {plan.metric} {final:.3f}")
     return Outcome(arm.name, seed, curves)
 
 

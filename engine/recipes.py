@@ -32,7 +32,7 @@ def shown(name: str, *, as_json: bool) -> str:
     if as_json:
         return json.dumps(one.model_dump(mode="json") | {"knobs": [knob.as_dict() for knob in knobs]}, indent=2)
     lines = [f"{one.name}: {one.about}", f"source: {one.source}", ""]
-    lines += [line for knob in knobs for line in _told(knob)]
+    lines += [line for knob in knobs for line in _lines_of(knob)]
     if one.paper:
         lines += ["", "beside the recipe, the source says (not applied; recipes show NAME --run writes the schedule):"]
         lines += [f"  {key} = {json.dumps(value)}" for key, value in one.paper.items()]
@@ -49,7 +49,7 @@ def as_run(name: str) -> str:
     return text
 
 
-def _told(knob: Knob) -> list[str]:
+def _lines_of(knob: Knob) -> list[str]:
     mark = "*" if knob.is_set else " "
     default = "" if knob.value == knob.default else f"  default {_text(knob.default)}"
     return [

@@ -44,20 +44,20 @@ class Attempt:
             return RUN_FAILED
         except AttemptRefused as refusal:
             self.reason = str(refusal)
-        except SpoolError as error:  # nothing can be told any more but here
+        except SpoolError as error:  # nothing can be logged any more but here
             self.reason = str(error)
         except (AttemptFailed, ActorLost, CheckpointError) as failure:
-            self._told(str(failure))
+            self._report(str(failure))
         except Exception as error:
             log.exception("the attempt stumbled")
-            self._told(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+            self._report(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
         return ATTEMPT_FAILED
 
     async def _run(self, signals: dict[signal.Signals, Callable[[], None]]) -> Ending:
         with _handled(signals):
             return await self._loop.run()
 
-    def _told(self, reason: str, details: str | None = None) -> None:
+    def _report(self, reason: str, details: str | None = None) -> None:
         self.reason = reason
         try:
             self._events.log("error", "attempt", details or reason)

@@ -63,7 +63,7 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
             {signal.SIGINT: lambda: control.want("cancel"), signal.SIGTERM: lambda: control.want("cancel")}
         )
     spool.close()
-    return _told_outcome(attempt, code, ended.summary, file=file, folder=folder, json_file=json_file)
+    return _report_outcome(attempt, code, ended.summary, file=file, folder=folder, json_file=json_file)
 
 
 def default_run_dir(spec: RunSpec) -> Path:
@@ -97,7 +97,7 @@ def _refuse_unwritable(json_file: Path | None) -> None:
 
 
 def _next_attempt(spool: Spool) -> int:
-    """One more than the last that has said anything."""
+    """One more than the last that has emitted anything."""
     newest = spool.read(spool.last_seq, max_events=1, max_bytes=1)
     return json.loads(newest[0])["attempt"] + 1 if newest else 1
 
@@ -136,12 +136,12 @@ class _Ended:
     def __init__(self) -> None:
         self.summary: dict[str, Any] | None = None
 
-    def __call__(self, said: Strict) -> None:
-        if isinstance(said, Finished):
-            self.summary = dict(said.summary)
+    def __call__(self, emitted: Strict) -> None:
+        if isinstance(emitted, Finished):
+            self.summary = dict(emitted.summary)
 
 
-def _told_outcome(
+def _report_outcome(
     attempt: Attempt, code: int, summary: dict[str, Any] | None, *, file: Path, folder: Path, json_file: Path | None
 ) -> int:
     if json_file is not None and summary is not None:

@@ -151,7 +151,7 @@ class Loop:
         if found.state is not None:
             self._state = found.state
         done = self._state.finished_steps
-        self._events.say(
+        self._events.emit(
             event.Started,
             from_step=done,
             total_steps=self._spec.rl_steps,
@@ -220,7 +220,7 @@ class Loop:
         played, collect_s = await self._collect(step)
         selected, release = await self._score(step, played)
         selected, learned, update_s = await self._learn(step, selected, release)
-        self._events.say_all([(event.QuarantineSettled, fields) for fields in settlements(step, release, learned)])
+        self._events.emit_all([(event.QuarantineSettled, fields) for fields in settlements(step, release, learned)])
         self._count(step, played, selected, release)
         seconds = time.monotonic() - began
         self.progress.step_took(seconds)
@@ -443,11 +443,11 @@ class Loop:
         """Told when it begins and, unless something is raised in it, when it ends; timed."""
         began, spent = time.monotonic(), Spent()
         self.progress.enter(phase, step)
-        self._events.say(event.PhaseChanged, step=step, phase=phase)
+        self._events.emit(event.PhaseChanged, step=step, phase=phase)
         yield spent
         spent.seconds = time.monotonic() - began
         self._state.seconds[phase] = self._state.seconds.get(phase, 0.0) + spent.seconds
-        self._events.say(event.PhaseChanged, step=step, phase=phase, seconds=spent.seconds)
+        self._events.emit(event.PhaseChanged, step=step, phase=phase, seconds=spent.seconds)
 
     async def _boundary(self) -> None:
         """If a pause is wanted: save what is finished, and wait.  Everything in memory stays as it is."""
@@ -495,7 +495,7 @@ class Loop:
         """Say once that there is a checkpoint, also if its attempt was killed before it could."""
         if not self._checkpoints.announced(step):
             path, size_bytes = self._checkpoints.path(step), self._checkpoints.size_bytes(step)
-            self._events.say(event.Checkpoint, step=step, path=str(path), size_bytes=size_bytes, seconds=seconds)
+            self._events.emit(event.Checkpoint, step=step, path=str(path), size_bytes=size_bytes, seconds=seconds)
             self._checkpoints.mark_announced(step)
 
     async def _measure_memory(self) -> float:

@@ -1,4 +1,4 @@
-"""What the outside wants of the loop: go on, pause, cancel; or end, because nothing of it counts any more."""
+"""What the outside wants of the loop: to go on, to pause, to cancel; or to end, because its results no longer count."""
 
 import asyncio
 from typing import Self
@@ -7,7 +7,7 @@ from engine.spec.event import Desired
 
 
 class RunControl:
-    """Told from any thread or signal handler; read and awaited by the loop."""
+    """Any thread or signal handler sets it; the loop reads and awaits it."""
 
     def __init__(self) -> None:
         self.desired: Desired = "run"
@@ -24,20 +24,20 @@ class RunControl:
         """A cancelled run stays cancelled."""
         if self.desired != "cancel":
             self.desired = desired
-            self._tell()
+            self._notify()
 
     def end(self, reason: str) -> None:
         self.ended_because = reason
-        self._tell()
+        self._notify()
 
     async def change(self, timeout_s: float) -> None:
-        """Return when something was told, or after ``timeout_s``."""
+        """Return when something was set, or after ``timeout_s``."""
         try:
             await asyncio.wait_for(self._changed.wait(), timeout_s)
         except TimeoutError:
             return
         self._changed.clear()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._changed.set)

@@ -12,7 +12,7 @@ class RunLog:
     def __init__(self, events: EventWriter, *, release_within_steps: int) -> None:
         self._events = events
         self._release_within_steps = release_within_steps
-        self._told_of_expiry = False
+        self._expiry_logged = False
 
     def no_manifest(self, step: int) -> None:
         self._events.log(
@@ -21,12 +21,12 @@ class RunLog:
             f"the checkpoint after step {step} has no manifest, so nobody can tell whether it is what was written",
         )
 
-    def damaged(self, one: Damaged, onward: str) -> None:
+    def damaged(self, checkpoint: Damaged, onward: str) -> None:
         self._events.log(
             "warning",
             "checkpoint",
-            f"the checkpoint after step {one.step} is damaged: {one.how}; "
-            f"it is set aside as damaged-{one.step:06d}, and {onward}",
+            f"the checkpoint after step {checkpoint.step} is damaged: {checkpoint.how}; "
+            f"it is set aside as damaged-{checkpoint.step:06d}, and {onward}",
         )
 
     def discarded(self, step: int, counts: Counter[str]) -> None:
@@ -34,14 +34,14 @@ class RunLog:
             self._events.log("warning", "rollout", f"step {step}: {count} episodes discarded: {reason}")
 
     def quarantine(self, step: int, selected: Selected, release: Release) -> None:
-        for one in selected.quarantined:
-            alerts = ", ".join(one.alerts)
+        for trajectory in selected.quarantined:
+            alerts = ", ".join(trajectory.alerts)
             self._events.log(
-                "warning", "quarantine", f"step {step}: {one.id} is not trained on until a ruling ({alerts})"
+                "warning", "quarantine", f"step {step}: {trajectory.id} is not trained on until a ruling ({alerts})"
             )
         for group in release.groups:
-            told = ", ".join(group.out)
-            self._events.log("info", "quarantine", f"step {step}: ruled benign and trained on now: {told}")
+            released = ", ".join(group.out)
+            self._events.log("info", "quarantine", f"step {step}: ruled benign and trained on now: {released}")
         for late in release.late:
             self._events.log(
                 "warning",
@@ -57,8 +57,8 @@ class RunLog:
 
     def expired(self, step: int, learned: dict[str, float]) -> None:
         """The first time: a replay buffer that loses trajectories before it is full may never be."""
-        if learned.get("sil/expired", 0) > 0 and not self._told_of_expiry:
-            self._told_of_expiry = True
+        if learned.get("sil/expired", 0) > 0 and not self._expiry_logged:
+            self._expiry_logged = True
             self._events.log(
                 "warning",
                 "loop",

@@ -24,7 +24,7 @@ SHOWN = {
 class Display(Protocol):
     """Sees every event; used as a context manager around the run."""
 
-    def __call__(self, said: Strict) -> None: ...
+    def __call__(self, emitted: Strict) -> None: ...
 
     def __enter__(self) -> Self: ...
 
@@ -35,9 +35,9 @@ def display_for(console: Console, total_steps: int) -> Display:
     return LiveDisplay(console, total_steps) if console.is_terminal else PlainDisplay(total_steps)
 
 
-def told(said: Strict) -> str | None:
+def line_of(emitted: Strict) -> str | None:
     """One line about an event that a person wants to read; None for the others."""
-    match said:
+    match emitted:
         case event.Metric(step=step, values=values):
             shown = [text.format(values[key]) for key, text in SHOWN.items() if key in values]
             head = (
@@ -70,12 +70,12 @@ class PlainDisplay:
     def __exit__(self, *exception: object) -> None:
         sys.stdout.flush()
 
-    def __call__(self, said: Strict) -> None:
-        if isinstance(said, event.Metric) and "sft/loss" in said.values:
+    def __call__(self, emitted: Strict) -> None:
+        if isinstance(emitted, event.Metric) and "sft/loss" in emitted.values:
             self._cold_points += 1
             if self._cold_points % 10 != 1:
                 return
-        if (line := told(said)) is not None:
+        if (line := line_of(emitted)) is not None:
             print(line, flush=True)
 
 
@@ -103,20 +103,20 @@ class LiveDisplay:
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
-    def __call__(self, said: Strict) -> None:
-        match said:
+    def __call__(self, emitted: Strict) -> None:
+        match emitted:
             case event.PhaseChanged(phase=phase, seconds=None):
                 self._progress.update(self._task, phase=phase)
             case event.Started(from_step=step):
                 self._progress.update(self._task, completed=step)
             case event.Metric(step=step, values=values):
-                self._numbers(said, step, values)
+                self._numbers(emitted, step, values)
             case event.Log(level="warning" | "error") | event.Checkpoint() | event.Finished():
-                self._progress.console.print(told(said), highlight=False)
+                self._progress.console.print(line_of(emitted), highlight=False)
 
-    def _numbers(self, said: event.Metric, step: int, values: dict[str, float]) -> None:
+    def _numbers(self, emitted: event.Metric, step: int, values: dict[str, float]) -> None:
         if "eval/success_greedy" in values:
-            self._progress.console.print(told(said), highlight=False)
+            self._progress.console.print(line_of(emitted), highlight=False)
         elif "perf/step_seconds" in values:
             seconds = values["perf/step_seconds"]
             self._pace_s = seconds if self._pace_s is None else 0.7 * self._pace_s + 0.3 * seconds

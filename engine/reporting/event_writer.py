@@ -1,6 +1,6 @@
-"""Says what happens in a run: builds events, numbers them and puts them into the spool.
+"""Writes what happens in a run: builds events, numbers them and puts them into the spool.
 
-After ``finish`` nothing more is said: the finished event is the last one of a run.
+After ``finish`` nothing more is emitted: the finished event is the last one of a run.
 """
 
 import itertools
@@ -40,27 +40,27 @@ class EventWriter:
         return self._spool.last_seq
 
     def admit_losses(self) -> None:
-        """Say how many events of earlier attempts the disk has spoilt before the service had them."""
+        """Log how many events of earlier attempts the disk has spoilt before the service had them."""
         if lost := self._spool.cut_lines:
             self.log("warning", "spool", f"{lost} events of earlier attempts are lost: the disk has spoilt them")
 
-    def say(self, kind: type[Any], **fields: Any) -> None:
+    def emit(self, kind: type[Any], **fields: Any) -> None:
         """One event of ``kind`` (a class of ``engine.spec.event``); number, attempt and time are added here."""
-        self.say_all([(kind, fields)])
+        self.emit_all([(kind, fields)])
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Values that are not finite cannot be drawn; they are left out and named in a warning."""
         finite = {key: float(value) for key, value in values.items() if math.isfinite(value)}
         if finite:
-            self.say(Metric, step=step, values=finite)
+            self.emit(Metric, step=step, values=finite)
         if lost := sorted(values.keys() - finite.keys()):
             self.log("warning", "metrics", f"not a finite number at step {step}: {', '.join(lost)}")
 
     def trajectories(self, trajectories: Sequence[Trajectory]) -> None:
-        self.say_all([(TrajectoryStored, {"trajectory": one}) for one in trajectories])
+        self.emit_all([(TrajectoryStored, {"trajectory": trajectory}) for trajectory in trajectories])
 
     def log(self, level: Level, source: str, message: str) -> None:
-        self.say(Log, level=level, source=source, message=message[:LONGEST_MESSAGE])
+        self.emit(Log, level=level, source=source, message=message[:LONGEST_MESSAGE])
 
     def finish(
         self, outcome: Literal["succeeded", "failed", "cancelled"], reason: str | None, summary: Mapping[str, Any]
@@ -68,11 +68,11 @@ class EventWriter:
         """The last event; ``events_emitted`` in its summary is its own number."""
         with self._mutex:
             whole = {**summary, "events_emitted": self._spool.last_seq + 1}
-            self.say(Finished, outcome=outcome, reason=reason, summary=whole)
+            self.emit(Finished, outcome=outcome, reason=reason, summary=whole)
             self._finished = True
 
-    def say_all(self, drafts: Sequence[tuple[type[Any], dict[str, Any]]]) -> None:
-        """Several events as ``say`` takes them: all of them or, if that raises, none."""
+    def emit_all(self, drafts: Sequence[tuple[type[Any], dict[str, Any]]]) -> None:
+        """Several events as ``emit`` takes them: all of them or, if that raises, none."""
         now = time.time()
         with self._mutex:
             if self._finished or not drafts:

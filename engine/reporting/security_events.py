@@ -53,20 +53,20 @@ class SecurityEvents(threading.Thread):
                 log.exception("sightings wait on disk")
 
     def drain(self) -> None:
-        """Tell everything that stands there now.  Raises SpoolError and OSError; then the rest is told next time."""
+        """Emit everything that stands there now.  Raises SpoolError and OSError; then the rest is emitted next time."""
         with self._mutex:
             for path in sorted(self._folder.glob("*.jsonl")):
-                while self._tell_some(path):
+                while self._emit_piece(path):
                     pass
 
     def close(self) -> None:
-        """After the writers have ended: tell the rest.  Raises like ``drain``.  Twice is fine."""
+        """After the writers have ended: emit the rest.  Raises like ``drain``.  Twice is fine."""
         self._ending.set()
         if self.is_alive():
             self.join()
         self.drain()
 
-    def _tell_some(self, path: Path) -> bool:
+    def _emit_piece(self, path: Path) -> bool:
         """One piece of a file; whether there may be more."""
         with path.open("rb") as file:
             file.seek(self._read.get(path.name, 0))
@@ -74,7 +74,7 @@ class SecurityEvents(threading.Thread):
         if not lines:
             return False
         seen = [one for line in lines.split(b"\n") if (one := self._read_back(line, path)) is not None]
-        self._events.say_all(list(_events(seen)))
+        self._events.emit_all(list(_events(seen)))
         for one in seen:
             if isinstance(one, AlertSeen):
                 self._on_alert(one)
@@ -105,7 +105,7 @@ class SecurityEvents(threading.Thread):
         except FileNotFoundError:
             return {}
         except ValidationError:
-            log.warning("%s is torn: what was seen before is told again", self._progress)
+            log.warning("%s is torn: what was emitted before is emitted again", self._progress)
             return {}
 
 

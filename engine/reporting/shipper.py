@@ -64,8 +64,8 @@ class Ingest:
 
     def post(self, first_seq: int, lines: list[bytes], pulse: Pulse | None) -> "Answer":
         """Send one batch."""
-        told = pulse.model_dump_json() if pulse else "null"
-        head = f'{{"attempt":{self.attempt},"first_seq":{first_seq},"pulse":{told},"events":['
+        sent = pulse.model_dump_json() if pulse else "null"
+        head = f'{{"attempt":{self.attempt},"first_seq":{first_seq},"pulse":{sent},"events":['
         status, body = self._exchange(head.encode() + b",".join(lines) + b"]}")
         try:
             if status == 200:

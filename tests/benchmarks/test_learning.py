@@ -111,7 +111,7 @@ def test_the_digest_changes_with_the_settings_and_not_with_the_seeds(tmp_path: P
 @pytest.mark.slow
 def test_arms_share_their_cold_start_and_a_finished_run_is_not_done_again(tmp_path: Path) -> None:
     said: list[str] = []
-    first = run_plan(plan(tmp_path, seeds=1), tmp_path / "out", processes=1, say=said.append)
+    first = run_plan(plan(tmp_path, seeds=1), tmp_path / "out", processes=1, log=said.append)
     assert said[0] == "cold start, seed 0"
     assert len(first) == 2
     same, again = (one.curves for one in first)
@@ -122,7 +122,7 @@ def test_arms_share_their_cold_start_and_a_finished_run_is_not_done_again(tmp_pa
     assert sorted(same["eval/success_greedy"]) == [0, 1, 2]
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["claim"] == "two steps of each"
     before = (tmp_path / "out" / "grpo" / "0" / "curves.json").stat().st_mtime_ns
-    run_plan(plan(tmp_path, seeds=2), tmp_path / "out", processes=1, say=said.append)
+    run_plan(plan(tmp_path, seeds=2), tmp_path / "out", processes=1, log=said.append)
     assert (tmp_path / "out" / "grpo" / "0" / "curves.json").stat().st_mtime_ns == before
     assert said.count("cold start, seed 0") == 1
 
@@ -131,4 +131,4 @@ def test_results_of_another_plan_are_not_mixed_in(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "plan.json").write_text(json.dumps({"digest": "another"}))
     with pytest.raises(RunFailed, match="another plan; give another --out"):
-        run_plan(plan(tmp_path), tmp_path / "out", processes=1, say=print)
+        run_plan(plan(tmp_path), tmp_path / "out", processes=1, log=print)

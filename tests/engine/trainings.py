@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from tests.engine.dying import dying
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 SCALE = """
 [resources]

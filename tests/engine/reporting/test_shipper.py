@@ -34,14 +34,14 @@ def shipping(spool: Spool, service: Any, **options: Any) -> Iterator[Shipper]:
     shipper.stop()
 
 
-def say(events: EventWriter, count: int) -> None:
+def emit(events: EventWriter, count: int) -> None:
     for number in range(count):
         events.metrics(number, {"train/reward": number / 10})
 
 
 def test_events_arrive_in_order_and_the_spool_is_emptied(spool: Spool, service: Any) -> None:
     events = EventWriter(spool, attempt=1)
-    say(events, 100)
+    emit(events, 100)
     with shipping(spool, service) as shipper:
         assert shipper.flush(10)
     assert service.numbers == list(range(1, 101))
@@ -75,7 +75,7 @@ def test_stored_equals_emitted_whatever_fails(
         events = EventWriter(spool, attempt=service.attempt)
         with shipping(spool, service) as shipper:
             for _ in range(draw.randrange(12)):
-                say(events, draw.randrange(8))
+                emit(events, draw.randrange(8))
                 if draw.random() < 0.15:
                     service.stop()
                     service.start()
@@ -89,18 +89,18 @@ def test_stored_equals_emitted_whatever_fails(
 
 
 def test_a_new_attempt_resends_what_the_service_lost_track_of(spool: Spool, service: Any) -> None:
-    say(EventWriter(spool, attempt=1), 5)
+    emit(EventWriter(spool, attempt=1), 5)
     with shipping(spool, service) as shipper:
         assert shipper.flush(10)
     del service.events[3:]  # the service says 409 and is sent 4 and 5 again
-    say(EventWriter(spool, attempt=1), 1)
+    emit(EventWriter(spool, attempt=1), 1)
     with shipping(spool, service) as shipper:
         assert shipper.flush(10)
     assert service.numbers == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_service_that_has_more_than_the_spool_ends_the_engine(spool: Spool, service: Any) -> None:
-    say(EventWriter(spool, attempt=1), 2)
+    emit(EventWriter(spool, attempt=1), 2)
     service.events = [{"seq": number} for number in range(1, 9)]
     with shipping(spool, service) as shipper:
         assert not shipper.flush(10)
@@ -124,7 +124,7 @@ def test_an_answer_that_ends_the_engine_is_named(
     told: list[str] = []
     shipper = Shipper(spool, ingest, pulse=lambda: PULSE, on_change=lambda: told.append(str(shipper.ended)))
     shipper.start()
-    say(EventWriter(spool, attempt=1), 1)
+    emit(EventWriter(spool, attempt=1), 1)
     assert not shipper.flush(10)
     assert shipper.ended
     assert shipper.ended.status == status
@@ -149,7 +149,7 @@ def test_emitting_never_waits_for_a_service_that_is_down(spool: Spool, service: 
     events = EventWriter(spool, attempt=1)
     service.stop()
     with shipping(spool, service) as shipper:
-        say(events, 50)
+        emit(events, 50)
         assert spool.last_seq == 50
         assert not shipper.flush(0.2)
         service.start()
@@ -164,7 +164,7 @@ def test_a_large_backlog_goes_in_batches_of_at_most_a_thousand(
     take = service._take
     monkeypatch.setattr(service, "_take", lambda request, body: sizes.append(len(body)) or take(request, body))
     roomy = Spool(spool._folder / "roomy")
-    EventWriter(roomy, attempt=1).say_all([(PhaseChanged, {"step": 1, "phase": "collect"})] * 2500)
+    EventWriter(roomy, attempt=1).emit_all([(PhaseChanged, {"step": 1, "phase": "collect"})] * 2500)
     with shipping(roomy, service) as shipper:
         assert shipper.flush(10)
     assert service.numbers == list(range(1, 2501))
@@ -182,7 +182,7 @@ def test_values_that_are_no_numbers_are_named_instead_of_sent(spool: Spool, serv
 
 def test_the_finished_event_is_the_last_and_counts_itself(spool: Spool, service: Any) -> None:
     events = EventWriter(spool, attempt=1)
-    say(events, 3)
+    emit(events, 3)
     events.finish("succeeded", None, {"steps": 3})
     events.log("info", "late", "nobody hears this")
     with shipping(spool, service) as shipper:
