@@ -1,7 +1,7 @@
 """Palestra's own numbers for Prometheus, read from the database and the broker at each scrape.
 
 Sums over all teams: no name, id or address of anybody's is among them.  They are the same
-whichever web process is asked; what a process counts by itself (``webapp/runs/ingest.py``) restarts with it.
+whichever web process is asked; what a process counts by itself (``webapp/ingest/endpoint.py``) restarts with it.
 """
 
 from collections.abc import Iterator

@@ -56,6 +56,8 @@ INSTALLED_APPS = [
     "webapp.runs",
     "webapp.trajectories",
     "webapp.security",
+    "webapp.editor",
+    "webapp.environments",
     "webapp.audit",
 ]
 OUR_APPS = ("accounts", "catalog", "experiments", "runs", "trajectories", "security")
@@ -88,7 +90,9 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "webapp.pages.context.frame",
+                "webapp.pages.context.theme",
+                "webapp.accounts.context.my_teams",
+                "webapp.security.context.bell",
             ],
             "builtins": ["webapp.pages.display"],
         },

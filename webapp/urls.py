@@ -2,15 +2,15 @@
 
 from django.urls import include, path
 
-from webapp.api.root import api
 from webapp.health import health, metrics
-from webapp.runs.ingest import receive_batch
+from webapp.ingest.endpoint import receive_batch
+from webapp.rest import api
 
 urlpatterns = [
     path("", include("webapp.accounts.urls")),
     path("", include("webapp.audit.urls")),
-    path("", include("webapp.catalog.urls")),
-    path("", include("webapp.experiments.urls")),
+    path("", include("webapp.environments.urls")),
+    path("", include("webapp.editor.urls")),
     path("", include("webapp.runs.urls")),
     path("", include("webapp.trajectories.urls")),
     path("", include("webapp.security.urls")),

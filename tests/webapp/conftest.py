@@ -13,10 +13,11 @@ django.setup()
 from django.test import Client
 
 from engine.spec.run import RunSpec
+from tests.webapp.runs.conftest import Engine, egress_record
 from webapp.accounts.access import scopes_within
 from webapp.accounts.models import ApiKey, Membership, Role, Team, User
 from webapp.accounts.services import create_api_key, create_team
-from webapp.runs import projections
+from webapp.ingest import runs as projections
 from webapp.runs.models import Run, State
 from webapp.runs.services import submit_run
 
@@ -31,12 +32,12 @@ def _no_broker(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     """Only tests that ask for the Valkey server send messages; the others record what they would send."""
     if "valkey_server" not in request.fixturenames:
         from webapp import queue
-        from webapp.runs import ingest
+        from webapp.ingest import endpoint
         from webapp.security import decisions, services
 
         monkeypatch.setattr(queue, "_send_now", lambda *_: None)
-        monkeypatch.setattr(ingest, "poke", lambda _run_id: None)
-        monkeypatch.setattr(ingest, "poke_alerts", lambda: None)
+        monkeypatch.setattr(endpoint, "poke", lambda _run_id: None)
+        monkeypatch.setattr(endpoint, "poke_alerts", lambda: None)
         monkeypatch.setattr(services, "poke_alerts", lambda: None)
         monkeypatch.setattr(decisions, "poke_alerts", lambda: None)
 
@@ -132,3 +133,24 @@ def api_of(team: Team) -> Callable[..., Api]:
         return Api(user, own.team if own else team, **options)
 
     return make
+
+
+@pytest.fixture
+def engine_of() -> Callable[..., Engine]:
+    return Engine
+
+
+@pytest.fixture
+def engine(launching_run: Run) -> Engine:
+    return Engine(launching_run)
+
+
+@pytest.fixture
+def alarming_run(engine: Engine, launching_run: Run) -> Run:
+    """A box tried a mining pool twice in turn 1 of train-1-0-0, was frozen for it, and the trajectory was told."""
+    records = [egress_record(1), egress_record(2, attempt={"protocol": "dns", "name": "pool.example", "port": 53})]
+    events = [engine.started(), engine.egress(*records), engine.alert()]
+    told = engine.trajectory(alerts=["box-1/1"], masked_because="quarantined", stop_reason="frozen")
+    assert engine.post(*events, told).status_code == 200
+    launching_run.refresh_from_db()
+    return launching_run

@@ -12,11 +12,11 @@ from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 from tests.webapp.forms import posted_by
 from webapp.accounts.models import Team, User
-from webapp.experiments.complaints import sentence
-from webapp.experiments.drafts import Draft
-from webapp.experiments.fields import sections_in
+from webapp.editor.complaints import sentence
+from webapp.editor.drafts import Draft
+from webapp.editor.fields import sections_in
+from webapp.editor.presets import Change, preset_changes, preset_families
 from webapp.experiments.models import Experiment
-from webapp.experiments.presets import Change, preset_changes, preset_families
 from webapp.experiments.services import create_experiment
 
 pytestmark = pytest.mark.django_db

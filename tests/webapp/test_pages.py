@@ -14,8 +14,8 @@ from tests.browser.story import Story
 from webapp.accounts.models import Membership, Team, User
 from webapp.experiments.models import Experiment
 from webapp.experiments.services import create_experiment
+from webapp.ingest.endpoint import accept
 from webapp.runs.charts import PHASES
-from webapp.runs.ingest import accept
 from webapp.runs.models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)

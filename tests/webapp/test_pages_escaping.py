@@ -8,7 +8,7 @@ from django.test import Client
 from engine.spec.event import Batch
 from tests.browser.story import Story
 from webapp.accounts.models import User
-from webapp.runs.ingest import accept
+from webapp.ingest.endpoint import accept
 from webapp.runs.models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,7 +12,7 @@ from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.run import RunSpec
 from webapp.accounts.models import Team, User
 from webapp.catalog.services import publish_environment
-from webapp.catalog.views import BUILT_IN
+from webapp.environments.views import BUILT_IN
 from webapp.runs.models import Checkpoint, Event, Run
 from webapp.trajectories.models import Trajectory
 

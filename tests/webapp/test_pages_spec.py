@@ -11,9 +11,9 @@ from engine.spec.presets import preset, preset_names
 from engine.spec.run import RunSpec
 from tests.webapp.forms import posted_by
 from webapp.accounts.models import Team, User
+from webapp.editor.drafts import Draft
+from webapp.editor.fields import cards_of, fields_in, sections_in
 from webapp.experiments.baseline import brief
-from webapp.experiments.drafts import Draft
-from webapp.experiments.fields import cards_of, fields_in, sections_in
 from webapp.experiments.models import Experiment
 from webapp.experiments.services import create_experiment
 from webapp.experiments.toml import as_toml

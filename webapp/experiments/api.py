@@ -11,13 +11,12 @@ from ninja.params.functions import Query
 from engine.spec.run import RunSpec
 from webapp.accounts.access import caller_of, team_to_act_in
 from webapp.api.cursors import MOST_PER_PAGE, page_of
-from webapp.api.doors import somewhere, to_one, without_body
+from webapp.api.doors import somewhere, to_one
 from webapp.api.idempotency import once
 from webapp.api.requests import Text
 from webapp.experiments import services
 from webapp.experiments.access import experiment_for, experiments_of
 from webapp.experiments.models import Experiment
-from webapp.runs.api import RunOut
 
 router = Router(tags=["experiments"])
 
@@ -75,18 +74,3 @@ def get_experiment(request: HttpRequest, experiment_id: UUID) -> ExperimentOut:
 def change(request: HttpRequest, experiment_id: UUID, spec: RunSpec) -> ExperimentOut:
     experiment = experiment_for(request, experiment_id, to="launch")
     return ExperimentOut.of(services.change_experiment(experiment, spec, acting_user=caller_of(request).user))
-
-
-@router.post(
-    "/experiments/{uuid:experiment_id}/runs",
-    response={201: RunOut},
-    operation_id="launch_experiment",
-    auth=to_one(experiment_for, "experiment_id", "launch"),
-)
-@without_body
-def launch(request: HttpRequest, experiment_id: UUID) -> Status[object]:
-    experiment = experiment_for(request, experiment_id, to="launch")
-    user = caller_of(request).user
-    return once(
-        request, experiment.team, lambda: (201, RunOut.of(services.launch_experiment(experiment, acting_user=user)))
-    )

@@ -1,17 +1,12 @@
 """What can be done to an experiment."""
 
 from django.db import transaction
-from pydantic import ValidationError
 
-from engine.spec.problems import problems_in
 from engine.spec.run import RunSpec
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import Dataset, Environment
 from webapp.experiments.models import Experiment
-from webapp.refusals import Invalid
-from webapp.runs.models import Run
-from webapp.runs.services import submit_run
 
 
 @transaction.atomic
@@ -44,13 +39,3 @@ def change_experiment(experiment: Experiment, spec: RunSpec, *, acting_user: Use
     experiment.save(update_fields=["name", "spec", "updated_at"])
     record(experiment.team, acting_user, "experiment.change", f"experiment {experiment.id}", name=spec.name)
     return experiment
-
-
-def launch_experiment(experiment: Experiment, *, acting_user: User) -> Run:
-    """Raises Invalid for an experiment that was saved when other things were valid."""
-    try:
-        spec = experiment.run_spec
-    except ValidationError as error:
-        problems = problems_in(error, RunSpec)
-        raise Invalid("the experiment is not valid as it was saved; change and save it first", problems) from None
-    return submit_run(experiment.team, spec, acting_user=acting_user, experiment=experiment)

@@ -9,7 +9,7 @@
                        viewer         viewer         viewer     each is a cursor over ``Alert.id``
 
 A viewer whose teams have newer alerts than its cursor reads them from the database; viewers at the same
-place share one read.  Ids follow the order of commits (``webapp/security/projections.py``), so a cursor
+place share one read.  Ids follow the order of commits (``webapp/ingest/security.py``), so a cursor
 skips nothing.
 """
 

@@ -7,12 +7,12 @@ An ``egress`` event carries sums over its records; what was told before counts n
 
 import json
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from webapp.live.pool import pool
-from webapp.runs.models import ENDED, LIVE
-from webapp.runs.now import COLD_START_COLUMNS, COLD_START_JOIN, ColdStart, Facts, cold_start_from, now_of
+from webapp.runs.header import header_of
+from webapp.runs.models import ENDED
+from webapp.runs.now import COLD_START_COLUMNS, COLD_START_JOIN, cold_start_from
 
 FRAME_EVENTS = 500
 """Most events in one frame: about 100 KiB, a tenth of a second of the busiest run."""
@@ -84,37 +84,6 @@ async def read_header(run_id: UUID) -> Header:
         raise RunVanished(run_id)
     text = json.dumps(header_of(*row[1:-3], cold_start=cold_start_from(*row[-3:])))
     return Header(last_seq=row[0], text=text, has_ended=row[1] in ENDED)
-
-
-def header_of(
-    state: str, state_since: Any, desired: str, attempt: int, phase: str, step: int, total_steps: int,
-    pulse: dict[str, Any] | None, heartbeat_at: Any, started_at: Any, ended_at: Any, failure_reason: str,
-    *, cold_start: ColdStart | None,
-) -> dict[str, Any]:  # fmt: skip
-    """The ``run`` object of frames and snapshots; times are ISO 8601 text or null."""
-    pulse = (pulse or {}) if state in LIVE else {}
-    facts = Facts(state, desired, attempt, phase, step, total_steps, pulse.get("eta_s"), cold_start)
-    return {
-        "state": state,
-        "state_since": _iso(state_since),
-        "desired": desired,
-        "attempt": attempt,
-        "phase": phase,
-        "phase_since": pulse.get("phase_since"),
-        "waiting_for": pulse.get("waiting_for"),
-        "eta_s": pulse.get("eta_s"),
-        "step": step,
-        "total_steps": total_steps,
-        "heartbeat_at": _iso(heartbeat_at),
-        "started_at": _iso(started_at),
-        "ended_at": _iso(ended_at),
-        "failure_reason": failure_reason,
-        "now": now_of(facts).as_data(),
-    }
-
-
-def _iso(moment: Any) -> str | None:
-    return moment.isoformat(timespec="milliseconds") if moment else None
 
 
 async def read_frame(run_id: UUID, after: int, until: int, header: Header) -> Frame:

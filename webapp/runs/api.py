@@ -140,6 +140,21 @@ def _place(request: HttpRequest, spec: RunRequest) -> tuple[Experiment | None, T
     return experiment, experiment.team
 
 
+@router.post(
+    "/experiments/{uuid:experiment_id}/runs",
+    response={201: RunOut},
+    operation_id="launch_experiment",
+    auth=to_one(experiment_for, "experiment_id", "launch"),
+)
+@without_body
+def launch(request: HttpRequest, experiment_id: UUID) -> Status[object]:
+    experiment = experiment_for(request, experiment_id, to="launch")
+    user = caller_of(request).user
+    return once(
+        request, experiment.team, lambda: (201, RunOut.of(services.launch_experiment(experiment, acting_user=user)))
+    )
+
+
 @router.get("/runs", response=RunPage, operation_id="list_runs")
 def list_runs(
     request: HttpRequest,

@@ -1,7 +1,7 @@
 """A run, its life, and what it has said about itself.
 
 The log (``Event``) is the truth about what the engine said; metrics, roll-ups, trajectories and
-checkpoints are projections of it (``webapp/runs/projections.py``).  docs/events.md has the protocol.
+checkpoints are projections of it (``webapp/ingest/runs.py``).  docs/events.md has the protocol.
 """
 
 import uuid
@@ -214,6 +214,10 @@ class MetricPoint(models.Model):
     value = models.FloatField()
 
 
+LEVELS = (10, 100, 1000)
+"""Steps per bucket of the roll-ups."""
+
+
 class MetricRollup(models.Model):
     """The points of steps ``[bucket * level, (bucket + 1) * level)`` in one row: a spike is never sampled away."""
 
@@ -221,7 +225,7 @@ class MetricRollup(models.Model):
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="metric_rollups", db_index=False)
     key = models.ForeignKey(MetricKey, on_delete=models.PROTECT, related_name="+", db_index=False)
     level = models.SmallIntegerField()
-    """10, 100 or 1000 steps per bucket."""
+    """Steps per bucket: one of ``LEVELS``."""
     bucket = models.IntegerField()
     minimum = models.FloatField()
     maximum = models.FloatField()

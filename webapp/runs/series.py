@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.db import connection, transaction
 
-from webapp.runs.projections import LEVELS
+from webapp.runs.models import LEVELS
 
 MOST_BUCKETS = 5000
 

@@ -1,4 +1,4 @@
-"""What can be done to a run: submit, cancel, pause, resume.
+"""What can be done to a run: submit (also what an experiment keeps), cancel, pause, resume.
 
 Page, API, commands and workers call these.  Callers have been through the door (``access.py``).
 A verb changes what is *wanted* (``Run.desired``); the engine reads that in the answer to its next
@@ -9,13 +9,15 @@ nothing.
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
+from pydantic import ValidationError
 
+from engine.spec.problems import problems_in
 from engine.spec.run import RunSpec
 from webapp import queue
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.experiments.models import Experiment
-from webapp.refusals import Refused
+from webapp.refusals import Invalid, Refused
 from webapp.runs.models import Desired, Run, State
 
 
@@ -34,6 +36,16 @@ def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Expe
     record(team, acting_user, "run.submit", f"run {run.id}", number=run.number, name=run.name)
     queue.send(queue.LAUNCH, str(run.id))
     return run
+
+
+def launch_experiment(experiment: Experiment, *, acting_user: User) -> Run:
+    """Raises Invalid for an experiment that was saved when other things were valid."""
+    try:
+        spec = experiment.run_spec
+    except ValidationError as error:
+        problems = problems_in(error, RunSpec)
+        raise Invalid("the experiment is not valid as it was saved; change and save it first", problems) from None
+    return submit_run(experiment.team, spec, acting_user=acting_user, experiment=experiment)
 
 
 def _next_number(team: Team) -> int:

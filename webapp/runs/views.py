@@ -12,16 +12,16 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from webapp.accounts.access import may, teams_of
+from webapp.accounts.requests import PageRequest
 from webapp.experiments.access import experiments_of
 from webapp.experiments.toml import as_toml
-from webapp.live.snapshot import close_look, snapshot
 from webapp.pages.answers import refusals_return_to
-from webapp.pages.requests import PageRequest
 from webapp.runs import charts, services
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.listing import FILTERS, listing
 from webapp.runs.models import Run
 from webapp.runs.now import GLOSSARY, cold_starts_of, now_of_run
+from webapp.runs.snapshot import close_look, snapshot
 
 TABS = {
     "curves": "Curves",

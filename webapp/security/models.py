@@ -1,7 +1,7 @@
 """What the boxes of a run tried to reach, what looked alarming about it, and what people ruled.
 
 Records and alerts are projections of the run's ``egress`` and ``alert`` events
-(``webapp/security/projections.py``); they are an audit: rows are added and never voided.  Everything in
+(``webapp/ingest/security.py``); they are an audit: rows are added and never voided.  Everything in
 them that came out of a box was chosen by hostile code.  docs/security-console.md says what it means.
 """
 

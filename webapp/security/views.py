@@ -17,8 +17,8 @@ from django.views.decorators.http import require_GET, require_POST
 
 from webapp.accounts.access import allowed, allowed_somewhere, may, teams_of
 from webapp.accounts.models import Team
+from webapp.accounts.requests import PageRequest
 from webapp.pages.answers import redirect_with, tell
-from webapp.pages.requests import PageRequest
 from webapp.refusals import Invalid, Refused
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.models import Run

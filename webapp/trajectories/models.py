@@ -19,7 +19,7 @@ class Trajectories(models.QuerySet["Trajectory"]):
 
 
 class Trajectory(models.Model):
-    """A projection of the run's ``trajectory`` events (``webapp/runs/projections.py`` writes it)."""
+    """A projection of the run's ``trajectory`` events (``webapp/ingest/runs.py`` writes it)."""
 
     objects = Trajectories.as_manager()
 

@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from webapp.pages.requests import PageRequest
+from webapp.accounts.requests import PageRequest
 from webapp.runs.access import run_for
 from webapp.security.queries import QUARANTINES
 from webapp.security.standing import standing_of

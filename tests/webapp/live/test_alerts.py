@@ -235,7 +235,7 @@ def test_ids_follow_the_order_of_commits(engine: Engine, team: Any, alice: User,
     from django.db import connections, transaction
 
     from engine.spec.event import Batch
-    from webapp.runs.ingest import accept
+    from webapp.ingest.endpoint import accept
 
     other = submit_run(team, spec, acting_user=alice)
     other.move_to("launching", by="worker", attempt=1)

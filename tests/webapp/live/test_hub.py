@@ -19,9 +19,9 @@ from django.test import Client
 from engine.spec.event import Batch, Pulse
 from tests.browser.story import Story
 from webapp.accounts.models import Membership, User
+from webapp.ingest.endpoint import accept
 from webapp.live import consumer, hub
 from webapp.live.pool import close_pool
-from webapp.runs.ingest import accept
 from webapp.runs.models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)

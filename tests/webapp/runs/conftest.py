@@ -2,10 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 from django.test import Client
 
 from webapp.runs.models import Run
@@ -108,13 +106,3 @@ class Engine:
         return self.client.post(
             f"/ingest/v1/runs/{self.run_id}/batches", body, content_type="application/json", headers=headers
         )
-
-
-@pytest.fixture
-def engine_of() -> Callable[..., Engine]:
-    return Engine
-
-
-@pytest.fixture
-def engine(launching_run: Run) -> Engine:
-    return Engine(launching_run)

@@ -14,9 +14,9 @@ from engine.spec.event import Phase
 from webapp.accounts.models import User
 from webapp.live.log import read_header
 from webapp.live.pool import close_pool
-from webapp.live.snapshot import snapshot
 from webapp.runs.models import Run
 from webapp.runs.now import GLOSSARY, ColdStart, Facts, cold_starts_of, now_of
+from webapp.runs.snapshot import snapshot
 
 LIVE = Facts(state="running", desired="run", attempt=1, phase="collect", step=7, total_steps=40, eta_s=99.0)
 COLD = replace(LIVE, phase="cold-start", step=0, eta_s=None, cold_start=ColdStart(600, 530, 20.4))

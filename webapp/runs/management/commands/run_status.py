@@ -10,7 +10,6 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Count
 
 from webapp.runs.models import Run
-from webapp.security.models import Alert
 
 _FIELDS = (
     "number", "name", "state", "desired", "attempt", "phase", "step", "total_steps", "eta_s", "last_seq",
@@ -43,9 +42,7 @@ class Command(BaseCommand):
 
 def _alerts(run: Run) -> dict[str, Any]:
     """``seconds_to_stored``: from the packet or command that completed the evidence, by the worker's clock."""
-    seconds = sorted(
-        (stored - at).total_seconds() for at, stored in Alert.objects.filter(run=run).values_list("at", "stored_at")
-    )
+    seconds = sorted((stored - at).total_seconds() for at, stored in run.alerts.values_list("at", "stored_at"))
     if not seconds:
         return {"stored": 0}
     p50, p95 = (seconds[min(int(share * len(seconds)), len(seconds) - 1)] for share in (0.5, 0.95))

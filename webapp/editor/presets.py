@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from engine.spec.presets import FAMILIES, Preset, preset, preset_names
 from engine.spec.recipe import Recipe
+from webapp.editor.fields import shown
 from webapp.experiments.baseline import beneath, recipe_of_preset
-from webapp.experiments.fields import shown
 from webapp.experiments.schema import asks_of, defaults_of
 
 _NAMED = 3

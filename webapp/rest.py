@@ -13,8 +13,8 @@ from webapp.api.document import ABOUT, completed
 from webapp.api.problems import problem
 from webapp.api.requests import StorableParser
 from webapp.catalog.api import router as catalog
+from webapp.editor.recipes_api import router as recipes
 from webapp.experiments.api import router as experiments
-from webapp.experiments.recipes_api import router as recipes
 from webapp.refusals import Refused
 from webapp.runs.api import router as runs
 from webapp.security.api import router as security

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from webapp.experiments import views
+from webapp.editor import views
 
 app_name = "experiments"
 urlpatterns = [

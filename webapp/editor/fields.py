@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 from engine.spec.annotations import BOUNDS_IN_WORDS
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
+from webapp.editor.complaints import Complaint, sentence
 from webapp.experiments.baseline import baseline_of, beneath
-from webapp.experiments.complaints import Complaint, sentence
 from webapp.experiments.schema import Ask, asks_of, default_of, defaults_of
 
 CARDS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from webapp.catalog import views
+from webapp.environments import views
 
 app_name = "catalog"
 urlpatterns = [path("environments/", views.environments, name="environments")]

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.spec.event import Metric, Started
-from webapp.runs.models import Run
-from webapp.runs.projections import LEVELS, project
+from webapp.ingest.runs import project
+from webapp.runs.models import LEVELS, Run
 from webapp.runs.series import series_of
 
 pytestmark = pytest.mark.django_db

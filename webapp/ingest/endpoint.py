@@ -23,13 +23,13 @@ from engine.spec.event import Batch, BatchAnswer, Event, Finished, PhaseChanged,
 from engine.spec.problems import problems_in
 from engine.spec.security import Ruling
 from webapp.api.problems import problem
+from webapp.ingest.responses import pause_if_wanted, rulings_beyond
+from webapp.ingest.runs import key_ids, project
+from webapp.ingest.security import add_alerts, add_turns, settle
 from webapp.runs.models import LIVE, Run, State
 from webapp.runs.poke import poke, poke_alerts
-from webapp.runs.projections import key_ids, project
 from webapp.runs.tokens import attempt_in
-from webapp.security.answers import pause_if_wanted, rulings_beyond
 from webapp.security.models import AlertState
-from webapp.security.projections import add_alerts, add_turns, settle
 
 MOST_BYTES = 4 * 2**20
 MOST_EVENTS = 1000

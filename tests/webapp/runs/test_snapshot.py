@@ -7,9 +7,9 @@ import pytest
 
 from engine.spec.event import Batch
 from tests.browser.story import Story
-from webapp.live.snapshot import MOST_POINTS, snapshot
-from webapp.runs.ingest import accept
+from webapp.ingest.endpoint import accept
 from webapp.runs.models import Run
+from webapp.runs.snapshot import MOST_POINTS, snapshot
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

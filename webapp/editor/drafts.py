@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from engine.spec.presets import preset_names
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
+from webapp.editor.complaints import Complaint, loose
+from webapp.editor.fields import Card, cards_of
+from webapp.editor.posted import document_in, list_at, with_row, without_row
 from webapp.experiments.baseline import preset_in
-from webapp.experiments.complaints import Complaint, loose
-from webapp.experiments.fields import Card, cards_of
-from webapp.experiments.posted import document_in, list_at, with_row, without_row
 from webapp.experiments.toml import as_toml
 from webapp.storable import unstorable
 

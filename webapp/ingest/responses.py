@@ -10,9 +10,9 @@ from django.utils import timezone
 from engine.spec.event import MOST_RULINGS
 from engine.spec.security import Ruling
 from webapp.accounts.models import AuditEntry
+from webapp.ingest.security import NewAlert
 from webapp.runs.models import Desired, Run
 from webapp.security.models import Quarantine, QuarantineState
-from webapp.security.projections import NewAlert
 
 
 def rulings_beyond(run: Run, number: int | None) -> list[Ruling]:

@@ -7,9 +7,9 @@ from django.test import Client
 
 from engine.spec.event import Batch
 from webapp.accounts.models import User
-from webapp.live.snapshot import MOST_POINTS, close_look
-from webapp.runs.ingest import accept
+from webapp.ingest.endpoint import accept
 from webapp.runs.models import Run
+from webapp.runs.snapshot import MOST_POINTS, close_look
 
 pytestmark = pytest.mark.django_db(transaction=True)
 POINTS = 50_000

@@ -7,7 +7,7 @@ from ninja import Router, Schema
 
 from engine.spec.knobs import Knob, knobs_of
 from engine.spec.presets import Preset, preset, preset_names
-from webapp.experiments.presets import preset_families
+from webapp.editor.presets import preset_families
 
 router = Router(tags=["recipes"])
 

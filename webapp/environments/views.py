@@ -74,7 +74,7 @@ def environments(request: HttpRequest) -> HttpResponse:
         "datasets": _newest(datasets_of(request)),
         "built_in": [(name, _paragraphs(model.__doc__), _levels(request, name)) for name, model in BUILT_IN.items()],
     }
-    return render(request, "catalog/environments.html", context)
+    return render(request, "environments/environments.html", context)
 
 
 def _newest(versions: Iterable[Any]) -> list[Any]:

@@ -14,18 +14,19 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from engine.spec.run import RunSpec
 from webapp.accounts.access import may, team_to_act_in, teams_of
+from webapp.accounts.requests import PageRequest
+from webapp.editor.drafts import Draft, Size, last_valid_in
+from webapp.editor.presets import preset_families, preset_or_none
 from webapp.experiments import services
 from webapp.experiments.access import experiment_for, experiments_of
 from webapp.experiments.baseline import brief
-from webapp.experiments.drafts import Draft, Size, last_valid_in
 from webapp.experiments.models import Experiment
-from webapp.experiments.presets import preset_families, preset_or_none
 from webapp.experiments.toml import as_toml
 from webapp.pages.answers import redirect_with, tell
-from webapp.pages.requests import PageRequest
 from webapp.refusals import Refused
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.models import Run
+from webapp.runs.services import launch_experiment
 
 
 @login_required
@@ -37,7 +38,7 @@ def index(request: PageRequest) -> HttpResponse:
     )  # fmt: skip
     launches = any(may(request, team, "launch") for team in teams_of(request))
     return render(
-        request, "experiments/index.html", {"section": "experiments", "experiments": experiments, "launches": launches}
+        request, "editor/index.html", {"section": "experiments", "experiments": experiments, "launches": launches}
     )
 
 
@@ -112,7 +113,7 @@ def _other_than_saving(request: PageRequest, draft: Draft, experiment: Experimen
 
 def _saved(request: PageRequest, experiment: Experiment) -> HttpResponse:
     if request.POST.get("action") == "launch":
-        run = services.launch_experiment(experiment, acting_user=request.user)
+        run = launch_experiment(experiment, acting_user=request.user)
         return redirect("runs:detail", run_id=run.id)
     return redirect_with(request, "The experiment is saved.", f"/experiments/{experiment.id}/")
 
@@ -136,8 +137,8 @@ def _editor(request: PageRequest, draft: Draft, experiment: Experiment | None, *
     }
     # htmx puts only answers of 200 into the page.
     if request.htmx:
-        return render(request, "experiments/editor.html", context)
-    return render(request, "experiments/detail.html", context, status=status)
+        return render(request, "editor/editor.html", context)
+    return render(request, "editor/detail.html", context, status=status)
 
 
 def _last_valid(request: PageRequest, experiment: Experiment | None) -> RunSpec | None:

@@ -8,7 +8,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from tests.webapp.at_once import at_once
-from webapp.runs import ingest
+from webapp.ingest import endpoint
 from webapp.runs.models import Desired, Event, Run, State
 
 pytestmark = pytest.mark.django_db
@@ -215,7 +215,7 @@ def test_what_the_database_cannot_hold_is_refused_and_not_a_crash(
 
 def test_too_many_events_or_bytes_are_refused(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.post(*(engine.log("x") for _ in range(1001))).status_code == 422
-    monkeypatch.setattr(ingest, "MOST_BYTES", 100)
+    monkeypatch.setattr(endpoint, "MOST_BYTES", 100)
     engine.next_seq = 1
     assert engine.post(engine.log("x" * 100)).status_code == 422
 
@@ -260,6 +260,6 @@ def test_live_viewers_are_poked_after_the_commit_and_a_dead_valkey_fails_nothing
     engine: Any, launching_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(ingest, "poke", lambda run_id: seen.append(Event.objects.filter(run_id=run_id).count()))
+    monkeypatch.setattr(endpoint, "poke", lambda run_id: seen.append(Event.objects.filter(run_id=run_id).count()))
     engine.post(engine.started())
     assert seen == [1]

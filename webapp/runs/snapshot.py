@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.db import connection
 
-from webapp.live.log import header_of
+from webapp.runs.header import header_of
 from webapp.runs.models import Run
 from webapp.runs.now import cold_starts_of
 from webapp.runs.series import Series, one_snapshot, series_of

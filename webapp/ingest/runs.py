@@ -1,6 +1,6 @@
 """What the log's events mean for the tables that pages read: metrics, roll-ups, trajectories, checkpoints.
 
-Egress records and alerts are projected by ``webapp/security/projections.py``.
+Egress records and alerts are projected by ``webapp/ingest/security.py``.
 
 Everything runs inside the ingest's transaction, under the run's row lock, in a fixed number of
 statements per batch.  The rules:
@@ -17,10 +17,9 @@ from uuid import UUID
 from django.db import connection
 
 from engine.spec.event import Checkpoint, Event, Metric, Started, TrajectoryStored
-from webapp.runs.models import MetricKey
-from webapp.security.projections import add_records
+from webapp.ingest.security import add_records
+from webapp.runs.models import LEVELS, MetricKey
 
-LEVELS = (10, 100, 1000)
 _KEEP_ALL = 2**31 - 1
 
 
