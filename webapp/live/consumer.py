@@ -24,8 +24,8 @@ from webapp.accounts.access import caller_of
 from webapp.accounts.models import Membership
 from webapp.accounts.sessions import SessionStore
 from webapp.live.alerts import Teams, alert_hub
-from webapp.live.hub import hub_for
 from webapp.live.log import RunVanished
+from webapp.live.runs import run_hub
 from webapp.runs.access import run_for
 
 ENDED = 4000
@@ -124,7 +124,7 @@ class RunConsumer(_Speaker):
         return None
 
     async def frames(self, after: int) -> AsyncGenerator[str, None]:
-        async with hub_for(self.run_id) as hub:
+        async with run_hub(self.run_id) as hub:
             async for text in hub.frames(after):
                 yield text
 

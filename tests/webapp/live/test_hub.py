@@ -20,7 +20,7 @@ from engine.spec.event import Batch, Pulse
 from tests.browser.story import Story
 from webapp.accounts.models import Membership, User
 from webapp.ingest.endpoint import accept
-from webapp.live import consumer, hub
+from webapp.live import consumer, hub, runs
 from webapp.live.pool import close_pool
 from webapp.runs.models import Run
 
@@ -167,17 +167,17 @@ async def test_a_poke_wakes_the_hub_without_its_poll(
 async def test_a_slow_viewer_costs_no_memory_and_misses_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "RING_FRAMES", 2)
+    monkeypatch.setattr(runs, "RING_FRAMES", 2)
     monkeypatch.setattr(hub, "POLL_S", 0.02)
     monkeypatch.setattr(hub, "INTERVAL_S", 0.0)
     await engine.tell(1)
-    async with hub.hub_for(engine.run.id) as one:
-        slow, seqs = one.frames(0), []
+    async with runs.run_hub(engine.run.id) as joined:
+        slow, seqs = joined.frames(0), []
         seqs += _seqs(await anext(slow))
         while engine.told < engine.unfinished:
             await engine.tell(min(10, engine.unfinished - engine.told))
-            await _until(lambda: one.cursor == engine.told)
-            assert len(one._ring) <= 2
+            await _until(lambda: joined.cursor == engine.told)
+            assert len(joined._ring) <= 2
         while seqs[-1] < engine.told:
             seqs += _seqs(await anext(slow))
         await slow.aclose()
@@ -201,8 +201,8 @@ async def test_many_viewers_are_one_reader(engine: Engine, bob: User, monkeypatc
         reads.append(after)
         return await original(run_id, after, *rest)
 
-    original = hub.read_frame
-    monkeypatch.setattr(hub, "read_frame", counted)
+    original = runs.read_frame
+    monkeypatch.setattr(runs, "read_frame", counted)
     viewers = [Viewer(engine.run, bob) for _ in range(12)]
     for viewer in viewers:
         await viewer.__aenter__()
