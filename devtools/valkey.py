@@ -1,4 +1,4 @@
-"""The embedded Valkey: broker of the workers and "poke" of the live pages, on one private socket.
+"""The embedded Valkey: broker of the workers and "notify" of the live pages, on one private socket.
 
 Its append-only file keeps queued tasks over a restart.  Losing it loses no truth: the database
 holds that, and ``reconcile`` sends again.

@@ -36,10 +36,10 @@ def _no_broker(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
         from webapp.security import decisions, services
 
         monkeypatch.setattr(queue, "_send_now", lambda *_: None)
-        monkeypatch.setattr(endpoint, "poke", lambda _run_id: None)
-        monkeypatch.setattr(endpoint, "poke_alerts", lambda: None)
-        monkeypatch.setattr(services, "poke_alerts", lambda: None)
-        monkeypatch.setattr(decisions, "poke_alerts", lambda: None)
+        monkeypatch.setattr(endpoint, "notify_run_viewers", lambda _run_id: None)
+        monkeypatch.setattr(endpoint, "notify_alert_viewers", lambda: None)
+        monkeypatch.setattr(services, "notify_alert_viewers", lambda: None)
+        monkeypatch.setattr(decisions, "notify_alert_viewers", lambda: None)
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from webapp.ingest.responses import pause_if_wanted, rulings_beyond
 from webapp.ingest.runs import key_ids, project
 from webapp.ingest.security import add_alerts, add_turns, settle
 from webapp.runs.models import LIVE, Run, State
-from webapp.runs.poke import poke, poke_alerts
+from webapp.runs.notify import notify_alert_viewers, notify_run_viewers
 from webapp.runs.tokens import attempt_in
 from webapp.security.models import AlertState
 
@@ -146,9 +146,9 @@ def accept(run_id: UUID, batch: Batch) -> BatchAnswer:
         add_turns(run_id, fresh)
         if alerts := add_alerts(run.team_id, run_id, fresh, state=_state_of_alerts(run)):
             pause_if_wanted(run, alerts)
-            transaction.on_commit(lambda: poke_alerts())
+            transaction.on_commit(lambda: notify_alert_viewers())
         settle(run_id, fresh)
-        transaction.on_commit(lambda: poke(run_id))
+        transaction.on_commit(lambda: notify_run_viewers(run_id))
         transaction.on_commit(lambda: EVENTS.inc(len(fresh)))
         rulings = rulings_beyond(run, batch.pulse.ruled_through if batch.pulse else None)
         return _answer(run, run.last_seq + 1, rulings)

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from webapp.live import hub
-from webapp.live.pokes import happens
+from webapp.live.notifications import happens
 from webapp.live.pool import pool
-from webapp.runs.poke import ALERTS
+from webapp.runs.notify import ALERTS
 
 FRAME_ALERTS = 100
 TITLE_CHARACTERS = 200
@@ -63,7 +63,7 @@ class AlertHub(hub.Hub):
 
     def follow(self, teams: Teams) -> None:
         self._followers.update(teams)
-        self._poked.set()
+        self._notified.set()
 
     def leave(self, teams: Teams) -> None:
         self._followers.subtract(teams)

@@ -1,12 +1,12 @@
 """One reader per (process, group of viewers), however many people look.
 
-    a change ── commit ──► poke ──┐
-    every POLL_S ─────────────────┤
-                                  ▼
-                    hub: reads past what it has, once for all
-                                  │ a change to wait for
-                   ┌──────────────┼──────────────┐
-                viewer         viewer         viewer      each is a cursor and nothing else
+    a change ── commit ──► notify ──┐
+    every POLL_S ───────────────────┤
+                                    ▼
+                      hub: reads past what it has, once for all
+                                    │ a change to wait for
+                     ┌──────────────┼──────────────┐
+                  viewer         viewer         viewer    each is a cursor and nothing else
 
 What is read, and what viewers are sent, the hubs of ``webapp/live/runs.py`` and ``webapp/live/alerts.py`` say.
 """
@@ -22,10 +22,10 @@ import psycopg
 import structlog
 from psycopg_pool import PoolTimeout
 
-from webapp.live.pokes import happens, listen
+from webapp.live.notifications import happens, listen
 
 POLL_S = 2.0
-"""A lost poke (the channel layer is down) delays by this much and loses nothing."""
+"""A lost notification (the channel layer is down) delays by this much and loses nothing."""
 INTERVAL_S = 0.1
 """At most ten frames a second."""
 KEEPALIVE_S = 20.0
@@ -37,13 +37,13 @@ log = structlog.get_logger(__name__)
 class Hub(ABC):
     def __init__(self, group: str) -> None:
         self.group = group
-        """Of the channel layer: whoever changes what this hub reads pokes it."""
+        """Of the channel layer: whoever changes what this hub reads notifies it."""
         self.viewers = 0
-        self._poked = asyncio.Event()
+        self._notified = asyncio.Event()
         self._changed = asyncio.Event()
 
     def start(self) -> None:
-        self._listener = asyncio.create_task(listen(self.group, self._poked, retry_s=POLL_S))
+        self._listener = asyncio.create_task(listen(self.group, self._notified, retry_s=POLL_S))
         self._reader = asyncio.create_task(self._read_on())
         # Viewers wait for a change; that there will be none is one too.
         self._reader.add_done_callback(lambda _: self._changed.set())
@@ -71,7 +71,7 @@ class Hub(ABC):
 
     async def _read_on(self) -> None:
         while True:
-            self._poked.clear()
+            self._notified.clear()
             try:
                 more = await self.advance()
             except (psycopg.OperationalError, PoolTimeout) as error:
@@ -80,7 +80,7 @@ class Hub(ABC):
                 more = False
             await asyncio.sleep(INTERVAL_S)
             if not more:
-                await happens(self._poked, POLL_S)
+                await happens(self._notified, POLL_S)
 
 
 AnyHub = TypeVar("AnyHub", bound=Hub)

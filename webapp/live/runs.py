@@ -13,8 +13,8 @@ from uuid import UUID
 
 from webapp.live import hub
 from webapp.live.log import Frame, Header, encode, read_frame, read_header
-from webapp.live.pokes import happens
-from webapp.runs.poke import group_of
+from webapp.live.notifications import happens
+from webapp.runs.notify import group_of
 
 RING_FRAMES = 64
 RING_BYTES = 4 * 2**20

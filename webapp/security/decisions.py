@@ -17,7 +17,7 @@ from django.utils import timezone
 from webapp.accounts.audit import record_all
 from webapp.accounts.models import Team, User
 from webapp.runs.models import Run
-from webapp.runs.poke import poke_alerts
+from webapp.runs.notify import notify_alert_viewers
 from webapp.security.models import Alert, AlertState, Quarantine, Ruling
 from webapp.security.services import check_ruling
 
@@ -74,7 +74,7 @@ def decide(
     else:
         result = _ruled(team, chosen, runs, decision, note, acting_user)
     if result.alerts or result.trajectories:
-        transaction.on_commit(lambda: poke_alerts())
+        transaction.on_commit(lambda: notify_alert_viewers())
     return result
 
 

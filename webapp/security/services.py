@@ -16,7 +16,7 @@ from webapp.accounts.audit import record
 from webapp.accounts.models import User
 from webapp.refusals import Invalid, Refused
 from webapp.runs.models import Run
-from webapp.runs.poke import poke_alerts
+from webapp.runs.notify import notify_alert_viewers
 from webapp.security.models import Alert, AlertState, Quarantine, Ruling
 
 NOTE_CHARACTERS = 2000
@@ -53,7 +53,7 @@ def rule(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting_u
     )
     record(run.team, acting_user, "quarantine.rule", f"trajectory {trajectory_id} of run {run.id}"[:200],
            verdict=verdict, ruling=run.rulings, run_number=run.number)  # fmt: skip
-    transaction.on_commit(poke_alerts)
+    transaction.on_commit(notify_alert_viewers)
     return ruling
 
 
@@ -79,5 +79,5 @@ def acknowledge_alert(alert: Alert, *, acting_user: User) -> Alert:
     found.acknowledged_at = timezone.now()
     found.save(update_fields=["state", "acknowledged_by", "acknowledged_at"])
     record(found.team, acting_user, "alert.acknowledge", f"alert {found.id}", rule=found.rule, run=found.run.number)
-    transaction.on_commit(poke_alerts)
+    transaction.on_commit(notify_alert_viewers)
     return found

@@ -256,10 +256,12 @@ def test_two_senders_of_the_same_events_store_each_once(engine: Any, launching_r
 
 
 @pytest.mark.django_db(transaction=True)
-def test_live_viewers_are_poked_after_the_commit_and_a_dead_valkey_fails_nothing(
+def test_live_viewers_are_notified_after_the_commit_and_a_dead_valkey_fails_nothing(
     engine: Any, launching_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(endpoint, "poke", lambda run_id: seen.append(Event.objects.filter(run_id=run_id).count()))
+    monkeypatch.setattr(
+        endpoint, "notify_run_viewers", lambda run_id: seen.append(Event.objects.filter(run_id=run_id).count())
+    )
     engine.post(engine.started())
     assert seen == [1]

@@ -14,7 +14,7 @@ from tests.webapp.live.test_hub import Viewer
 from tests.webapp.runs.conftest import Engine, egress_record
 from webapp.accounts.models import Membership, User
 from webapp.live import alerts, consumer, hub
-from webapp.live.pokes import listen
+from webapp.live.notifications import listen
 from webapp.live.pool import close_pool
 from webapp.runs.models import Run
 from webapp.runs.services import submit_run
@@ -107,7 +107,7 @@ async def test_what_people_do_about_alerts_is_heard(engine: Engine, bob: User, r
         await bell.hear(open=0, pending=1)
 
 
-async def test_a_poke_wakes_the_reader_without_its_poll(
+async def test_a_notification_wakes_the_reader_without_its_poll(
     valkey_server: str, engine: Engine, bob: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "POLL_S", 3600.0)
@@ -118,10 +118,10 @@ async def test_a_poke_wakes_the_reader_without_its_poll(
 
 
 async def test_who_has_just_joined_looks_once_for_what_was_said_before(valkey_server: str) -> None:
-    poked = asyncio.Event()
-    listening = asyncio.create_task(listen("nobody-pokes", poked, retry_s=1.0))
+    notified = asyncio.Event()
+    listening = asyncio.create_task(listen("nobody-notifies", notified, retry_s=1.0))
     async with asyncio.timeout(60):
-        await poked.wait()
+        await notified.wait()
     listening.cancel()
 
 

@@ -144,8 +144,8 @@ async def test_reconnecting_anywhere_leaves_no_gap_and_no_double(engine: Engine,
     assert seen + viewer.seqs == list(range(1, engine.unfinished + 1))
 
 
-async def test_events_of_a_live_run_arrive_without_any_poke(engine: Engine, bob: User) -> None:
-    """The ingest's poke is cut off here, and no channel layer is running."""
+async def test_events_of_a_live_run_arrive_without_any_notification(engine: Engine, bob: User) -> None:
+    """The ingest's notification is cut off here, and no channel layer is running."""
     async with Viewer(engine.run, bob) as viewer:
         await viewer.frame()
         await engine.tell(5)
@@ -153,7 +153,7 @@ async def test_events_of_a_live_run_arrive_without_any_poke(engine: Engine, bob:
     assert viewer.seqs == [1, 2, 3, 4, 5]
 
 
-async def test_a_poke_wakes_the_hub_without_its_poll(
+async def test_a_notification_wakes_the_hub_without_its_poll(
     valkey_server: str, engine: Engine, bob: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "POLL_S", 3600.0)

@@ -1,6 +1,6 @@
 """Tells live readers that a run's log has grown, or that there is news about alerts.
 
-The poke carries nothing: readers read the database.  A lost poke only delays them until their next
+The notification carries nothing: readers read the database.  A lost notification only delays them until their next
 poll, so a channel layer that is down or slow costs the sender one short wait, and then nothing for a
 while.
 """
@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 TIMEOUT_S = 0.5
 REST_S = 5.0
-"""After a failure, pokes are left out for this long."""
+"""After a failure, notifications are left out for this long."""
 
 log = structlog.get_logger(__name__)
 _resting_until = 0.0
@@ -30,15 +30,15 @@ ALERTS = "alerts"
 """The group of those who follow alerts, of whatever team."""
 
 
-def poke(run_id: UUID) -> None:
-    _poke(group_of(run_id))
+def notify_run_viewers(run_id: UUID) -> None:
+    _notify(group_of(run_id))
 
 
-def poke_alerts() -> None:
-    _poke(ALERTS)
+def notify_alert_viewers() -> None:
+    _notify(ALERTS)
 
 
-def _poke(group: str) -> None:
+def _notify(group: str) -> None:
     global _resting_until
     if time.monotonic() < _resting_until:
         return
@@ -46,9 +46,9 @@ def _poke(group: str) -> None:
         async_to_sync(_send)(group)
     except (RedisError, OSError, TimeoutError) as error:
         _resting_until = time.monotonic() + REST_S
-        log.warning("live viewers are not poked; they poll", error=repr(error), rest_s=REST_S)
+        log.warning("live viewers are not notified; they poll", error=repr(error), rest_s=REST_S)
 
 
 async def _send(group: str) -> None:
     async with asyncio.timeout(TIMEOUT_S):
-        await get_channel_layer().group_send(group, {"type": "poke"})
+        await get_channel_layer().group_send(group, {"type": "notify"})

@@ -1,4 +1,4 @@
-"""The poke: what live readers hear when the log grows."""
+"""The notification: what live readers hear when the log grows."""
 
 import asyncio
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from channels.layers import channel_layers, get_channel_layer
 
-from webapp.runs import poke as module
-from webapp.runs.poke import group_of, poke
+from webapp.runs import notify as module
+from webapp.runs.notify import group_of, notify_run_viewers
 
 RUN = "7f3a0000-0000-0000-0000-000000000000"
 
@@ -17,12 +17,12 @@ def _rested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_resting_until", 0.0)
 
 
-async def test_a_poke_reaches_who_listens(valkey_server: str) -> None:
+async def test_a_notification_reaches_who_listens(valkey_server: str) -> None:
     layer = get_channel_layer()
     channel = await layer.new_channel()
     await layer.group_add(group_of(RUN), channel)
-    await asyncio.to_thread(poke, RUN)
-    assert await asyncio.wait_for(layer.receive(channel), 10) == {"type": "poke"}
+    await asyncio.to_thread(notify_run_viewers, RUN)
+    assert await asyncio.wait_for(layer.receive(channel), 10) == {"type": "notify"}
     await layer.flush()
 
 
@@ -34,7 +34,7 @@ def test_a_dead_channel_layer_is_tried_once_and_then_left_alone(
         "default": {"BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer", "CONFIG": {"hosts": hosts}}
     }
     channel_layers.backends.clear()
-    poke(RUN)
+    notify_run_viewers(RUN)
     monkeypatch.setattr(module, "_send", None)  # a second try would fail on this
-    poke(RUN)
+    notify_run_viewers(RUN)
     channel_layers.backends.clear()
