@@ -15,7 +15,7 @@ _METRIC = """(SELECT p.value FROM runs_metricpoint p JOIN runs_metrickey k ON k.
               WHERE p.run_id = r.id AND k.name = '{name}' ORDER BY p.step DESC LIMIT 1)"""
 _RUNS = f"""
 SELECT r.id::text AS id, r.number, r.name, r.state, r.desired, r.attempt, r.phase, r.step, r.total_steps,
-       (r.pulse ->> 'eta_s')::float AS eta_s, r.failure_reason, r.summary,
+       (r.heartbeat ->> 'eta_s')::float AS eta_s, r.failure_reason, r.summary,
        CASE WHEN r.phase = 'cold-start' THEN (r.spec #>> '{{recipe,cold_start,steps}}')::int END AS cold_start_steps,
        CASE WHEN r.phase = 'cold-start' THEN (
            SELECT max(p.step) FROM runs_metricpoint p JOIN runs_metrickey k ON k.id = p.key_id

@@ -76,9 +76,9 @@ def start_attempt(run: Run, jobs: Jobs) -> bool:
         submission_id=f"run-{run.id}-{attempt}",
         lease_until=timezone.now() + START_LEASE,
         heartbeat_at=None,
-        pulse=None,
+        heartbeat=None,
         phase="",
-        doubts=0,
+        missed_heartbeats=0,
     )
     if claimed:
         submit(run, jobs)

@@ -1,4 +1,4 @@
-"""Every few seconds: compare each run's row with its Ray job and its pulse, and mend what does not fit.
+"""Every few seconds: compare each run's row with its Ray job and its heartbeat, and mend what does not fit.
 
     queued, wanted             -> the launch message is sent again
     launching, no job          -> submitted again under the same id
@@ -37,7 +37,7 @@ RESEND_AFTER = timedelta(seconds=4)
 RESUBMIT_AFTER = timedelta(seconds=10)
 OBEY_WITHIN = timedelta(seconds=30)
 """How long an engine may take to obey a cancel, and an ended run's job to go away."""
-MOST_DOUBTS = 4
+MOST_MISSED_HEARTBEATS = 4
 """Ticks in a row with a lapsed lease and a reachable service.  One would not do: after an outage every lease
 has lapsed, and the engines need a few seconds to come back."""
 POINTLESS_EXIT_CODES = {2: "the engine refused the spec", 3: "the engine gave up"}
@@ -130,15 +130,15 @@ def _why_stalled(run: Run) -> str | None:
 
     Measured up to the last heartbeat, not up to now: without heartbeats we do not know the phase.
     """
-    pulse = run.pulse
-    if run.state != State.RUNNING or pulse is None or run.heartbeat_at is None:
+    heartbeat = run.heartbeat
+    if run.state != State.RUNNING or heartbeat is None or run.heartbeat_at is None:
         return None
-    lasted_s, limit_s = run.heartbeat_at.timestamp() - pulse["phase_since"], run.run_spec.schedule.stall_timeout_s
-    if pulse["phase"] == "paused" or lasted_s <= limit_s:
+    lasted_s, limit_s = run.heartbeat_at.timestamp() - heartbeat["phase_since"], run.run_spec.schedule.stall_timeout_s
+    if heartbeat["phase"] == "paused" or lasted_s <= limit_s:
         return None
-    since = datetime.fromtimestamp(pulse["phase_since"], tz=run.heartbeat_at.tzinfo).isoformat(timespec="seconds")
-    waiting = f", waiting for {pulse['waiting_for']}" if pulse["waiting_for"] else ""
-    phase = f"phase {pulse['phase']} of step {pulse['step']}"
+    since = datetime.fromtimestamp(heartbeat["phase_since"], tz=run.heartbeat_at.tzinfo).isoformat(timespec="seconds")
+    waiting = f", waiting for {heartbeat['waiting_for']}" if heartbeat["waiting_for"] else ""
+    phase = f"phase {heartbeat['phase']} of step {heartbeat['step']}"
     return f"stalled: {phase} has lasted since {since}, more than {limit_s:.0f} s{waiting}"
 
 
@@ -146,10 +146,10 @@ def _is_silent(run: Run, now: datetime, *, web_answers: bool) -> bool:
     """Whether the attempt has been silent for so long, with the service reachable, that it must be broken."""
     if run.lease_until is None or now <= run.lease_until:
         return False
-    doubts = run.doubts + 1 if web_answers else 0
+    missed_heartbeats = run.missed_heartbeats + 1 if web_answers else 0
     # Only if no batch came meanwhile: that would have renewed the lease.
     unchanged = Run.objects.filter(id=run.id, attempt=run.attempt, lease_until=run.lease_until)
-    return bool(unchanged.update(doubts=doubts)) and doubts >= MOST_DOUBTS
+    return bool(unchanged.update(missed_heartbeats=missed_heartbeats)) and missed_heartbeats >= MOST_MISSED_HEARTBEATS
 
 
 def _restart_or_fail(run: Run, jobs: Jobs, reason: str, may_repeat: bool, *, stop: bool) -> None:

@@ -76,7 +76,7 @@ def run_job(launch: Launch) -> int:
     shipper = Shipper(
         spool,
         ingest,
-        pulse=lambda: loop.progress.pulse,
+        heartbeat=lambda: loop.progress.heartbeat,
         on_change=lambda: _steer(control, shipper),
         on_rulings=quarantine.ruled,
     )

@@ -1,11 +1,11 @@
-"""Where the loop is: what the pulse says, and what a stall is measured by."""
+"""Where the loop is: what the heartbeat says, and what a stall is measured by."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.cluster.workers import WorkerGroup
-from engine.spec.event import Phase, Pulse
+from engine.spec.event import Heartbeat, Phase
 
 
 class Progress:
@@ -17,7 +17,7 @@ class Progress:
         self.phase: Phase = "start"
         self.since = time.time()
         self.ruled_through: int | None = None
-        """As in ``Pulse``: known once the attempt knows from which state it goes on."""
+        """As in ``Heartbeat``: known once the attempt knows from which state it goes on."""
         self._workers = workers
         self._waiting_on: str | None = None
         self._alive = time.monotonic()
@@ -53,9 +53,9 @@ class Progress:
         return time.monotonic() - self._alive
 
     @property
-    def pulse(self) -> Pulse:
+    def heartbeat(self) -> Heartbeat:
         left = self.total_steps - self.step
-        return Pulse(
+        return Heartbeat(
             step=self.step,
             total_steps=self.total_steps,
             phase=self.phase,

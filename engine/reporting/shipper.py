@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from engine.reporting.spool import Spool
-from engine.spec.event import BatchAnswer, Desired, Pulse
+from engine.spec.event import BatchAnswer, Desired, Heartbeat
 from engine.spec.security import Ruling
 
 log = logging.getLogger("engine.shipper")
@@ -62,10 +62,10 @@ class Ingest:
     token: str
     attempt: int
 
-    def post(self, first_seq: int, lines: list[bytes], pulse: Pulse | None) -> "Answer":
+    def post(self, first_seq: int, lines: list[bytes], heartbeat: Heartbeat | None) -> "Answer":
         """Send one batch."""
-        sent = pulse.model_dump_json() if pulse else "null"
-        head = f'{{"attempt":{self.attempt},"first_seq":{first_seq},"pulse":{sent},"events":['
+        sent = heartbeat.model_dump_json() if heartbeat else "null"
+        head = f'{{"attempt":{self.attempt},"first_seq":{first_seq},"heartbeat":{sent},"events":['
         status, body = self._exchange(head.encode() + b",".join(lines) + b"]}")
         try:
             if status == 200:
@@ -77,9 +77,9 @@ class Ingest:
             raise ServiceDown(f"{self.url} answered {status} with something unreadable: {body[:200]!r}") from error
         raise _failure(status, body)
 
-    def next_seq(self, pulse: Pulse | None = None) -> int:
+    def next_seq(self, heartbeat: Heartbeat | None = None) -> int:
         """Ask which number the service expects, with a batch that holds nothing."""
-        return self.post(1, [], pulse).next_seq
+        return self.post(1, [], heartbeat).next_seq
 
     def _exchange(self, body: bytes) -> tuple[int, bytes]:
         parts = urlsplit(self.url)
@@ -116,7 +116,7 @@ def _failure(status: int, body: bytes) -> Exception:
 class Shipper(threading.Thread):
     """Sends what stands in the spool, in order, and a heartbeat when there is nothing to send.
 
-    ``pulse`` is called in this thread for every batch.  ``on_change`` is called (in this thread)
+    ``heartbeat`` is called in this thread for every batch.  ``on_change`` is called (in this thread)
     when ``desired`` or ``ended`` changed, ``on_rulings`` with those that came, perhaps again.
     """
 
@@ -125,7 +125,7 @@ class Shipper(threading.Thread):
         spool: Spool,
         ingest: Ingest,
         *,
-        pulse: Callable[[], Pulse | None],
+        heartbeat: Callable[[], Heartbeat | None],
         on_change: Callable[[], None] = lambda: None,
         on_rulings: Callable[[list[Ruling]], None] = lambda _: None,
         heartbeat_s: float = HEARTBEAT_S,
@@ -133,7 +133,7 @@ class Shipper(threading.Thread):
         super().__init__(name="shipper", daemon=True)
         self._spool = spool
         self._ingest = ingest
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._on_change = on_change
         self._on_rulings = on_rulings
         self._heartbeat_s = heartbeat_s
@@ -185,7 +185,7 @@ class Shipper(threading.Thread):
 
     def _send_once(self) -> None:
         lines = self._spool.read(self._next_seq, max_events=BATCH_EVENTS, max_bytes=BATCH_BYTES)
-        answer = self._ingest.post(self._next_seq, lines, self._pulse())
+        answer = self._ingest.post(self._next_seq, lines, self._heartbeat())
         next_seq, desired = answer.next_seq, answer.desired
         if not self._spool.oldest_seq <= next_seq <= self._spool.last_seq + 1:
             raise ServiceRefuses(

@@ -177,7 +177,7 @@ Event = Annotated[
 ]
 
 
-class Pulse(Strict):
+class Heartbeat(Strict):
     """Where the loop is right now; sent with every batch, also with empty ones."""
 
     step: int
@@ -197,7 +197,7 @@ class Batch(Strict):
 
     attempt: int = Field(ge=1)
     first_seq: int = Field(ge=1)
-    pulse: Pulse | None = None
+    heartbeat: Heartbeat | None = None
     events: list[Event]
 
 
@@ -211,4 +211,4 @@ class BatchAnswer(Strict):
     """The first number that the service does not have."""
     desired: Desired
     rulings: list[Ruling] = Field(default=[], max_length=MOST_RULINGS)
-    """Those beyond ``Pulse.ruled_through``, in order; the rest follows with the next answers."""
+    """Those beyond ``Heartbeat.ruled_through``, in order; the rest follows with the next answers."""

@@ -159,14 +159,14 @@ class Engine:
         self.token = attempt_token(run.id, 1)
 
     def tell(self, events: list[Event], step: int = 0, phase: str = "collect") -> None:
-        pulse = {
+        heartbeat = {
             "step": step,
             "total_steps": self.story.steps,
             "phase": phase,
             "phase_since": time.time(),
             "eta_s": 61.0,
         }
-        body = {"attempt": 1, "first_seq": events[0]["seq"], "pulse": pulse, "events": events}
+        body = {"attempt": 1, "first_seq": events[0]["seq"], "heartbeat": heartbeat, "events": events}
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
         try:

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from engine.reporting.shipper import Ingest
-from engine.spec.event import Batch, Desired, Pulse
+from engine.spec.event import Batch, Desired, Heartbeat
 from engine.spec.security import Ruling
 
 
@@ -21,7 +21,7 @@ class Service:
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-        self.pulses: list[Pulse] = []
+        self.heartbeats: list[Heartbeat] = []
         self.batches = 0
         self.attempt = 1
         self.token = "secret"
@@ -95,13 +95,13 @@ class Service:
             if batch.attempt != self.attempt:
                 return 410, {}
             self.batches += 1
-            if batch.pulse:
-                self.pulses.append(batch.pulse)
+            if batch.heartbeat:
+                self.heartbeats.append(batch.heartbeat)
             next_seq = len(self.events) + 1
             if batch.first_seq > next_seq:
                 return 409, {"next_seq": next_seq}
             self.events += [event.model_dump() for event in batch.events if event.seq >= next_seq]
-            known = None if batch.pulse is None else batch.pulse.ruled_through
+            known = None if batch.heartbeat is None else batch.heartbeat.ruled_through
             fresh = [] if known is None else [one.model_dump() for one in self.rulings if one.number > known]
             return 200, {"next_seq": len(self.events) + 1, "desired": self.desired, "rulings": fresh}
 

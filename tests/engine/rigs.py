@@ -37,7 +37,7 @@ class Rig:
         self.shipper = Shipper(
             self.spool,
             service.ingest,
-            pulse=lambda: loop.progress.pulse,
+            heartbeat=lambda: loop.progress.heartbeat,
             on_change=self._steer,
             on_rulings=self.quarantine.ruled,
             heartbeat_s=0.05,

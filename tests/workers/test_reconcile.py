@@ -13,7 +13,7 @@ from webapp.runs.models import Desired, Run, State
 from workers import reconcile as module
 from workers.launch import BACKOFF_S, launch
 from workers.ray_jobs import Job, RayUnreachable
-from workers.reconcile import MOST_DOUBTS, reconcile
+from workers.reconcile import MOST_MISSED_HEARTBEATS, reconcile
 
 pytestmark = pytest.mark.django_db
 
@@ -22,7 +22,7 @@ def seconds_ago(seconds: float) -> Any:
     return timezone.now() - timedelta(seconds=seconds)
 
 
-def pulse(phase: str = "collect", lasted_s: float = 1.0, **fields: Any) -> dict[str, Any]:
+def heartbeat(phase: str = "collect", lasted_s: float = 1.0, **fields: Any) -> dict[str, Any]:
     since = timezone.now().timestamp() - lasted_s
     return {
         "step": 7,
@@ -40,7 +40,11 @@ def running(run: Run, cluster: Any, sent: list[Any]) -> Run:
     launch(str(run.id))
     now = timezone.now()
     Run.objects.update(
-        state=State.RUNNING, heartbeat_at=now, lease_until=now + timedelta(seconds=30), pulse=pulse(), state_since=now
+        state=State.RUNNING,
+        heartbeat_at=now,
+        lease_until=now + timedelta(seconds=30),
+        heartbeat=heartbeat(),
+        state_since=now,
     )
     run.refresh_from_db()
     sent.clear()
@@ -108,7 +112,7 @@ def test_a_dead_job_is_restarted_with_the_reason(running: Run, cluster: Any, sen
     assert running.transitions.last().reason == "its job died (exit code 1): OSError: disk full"
     launch(str(running.id))
     running.refresh_from_db()
-    assert (running.state, running.attempt, running.pulse) == (State.LAUNCHING, 2, None)
+    assert (running.state, running.attempt, running.heartbeat) == (State.LAUNCHING, 2, None)
 
 
 def test_attempts_that_all_die_are_not_used_up_in_a_minute(running: Run, cluster: Any) -> None:
@@ -168,7 +172,7 @@ def test_what_another_attempt_would_only_repeat_fails_at_once(running: Run, clus
 
 
 def test_a_stalled_phase_is_ended_and_named(running: Run, cluster: Any, sent: list[Any]) -> None:
-    Run.objects.update(pulse=pulse(lasted_s=400, waiting_for="rollout-0"))
+    Run.objects.update(heartbeat=heartbeat(lasted_s=400, waiting_for="rollout-0"))
     reconcile()
     assert state_of(running) == State.QUEUED
     reason = running.transitions.last().reason
@@ -178,20 +182,22 @@ def test_a_stalled_phase_is_ended_and_named(running: Run, cluster: Any, sent: li
 
 
 def test_a_pause_is_no_stall(running: Run, cluster: Any) -> None:
-    Run.objects.update(pulse=pulse("paused", lasted_s=4000), state=State.PAUSED)
+    Run.objects.update(heartbeat=heartbeat("paused", lasted_s=4000), state=State.PAUSED)
     reconcile()
     assert state_of(running) == State.PAUSED
 
 
 def test_a_phase_is_not_called_long_while_we_hear_nothing(running: Run, cluster: Any) -> None:
-    Run.objects.update(pulse=pulse(lasted_s=4000), heartbeat_at=seconds_ago(3990), lease_until=seconds_ago(3960))
+    Run.objects.update(
+        heartbeat=heartbeat(lasted_s=4000), heartbeat_at=seconds_ago(3990), lease_until=seconds_ago(3960)
+    )
     reconcile()
     assert state_of(running) == State.RUNNING
 
 
 def test_silence_ends_an_attempt_only_after_several_ticks(running: Run, cluster: Any) -> None:
     Run.objects.update(lease_until=seconds_ago(5), heartbeat_at=seconds_ago(35))
-    for _ in range(MOST_DOUBTS - 1):
+    for _ in range(MOST_MISSED_HEARTBEATS - 1):
         reconcile()
         assert state_of(running) == State.RUNNING
     reconcile()
@@ -204,20 +210,20 @@ def test_nobody_is_called_silent_while_the_service_cannot_be_reached(
     running: Run, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Run.objects.update(lease_until=seconds_ago(3600), heartbeat_at=seconds_ago(3600))
-    for _ in range(MOST_DOUBTS - 1):
+    for _ in range(MOST_MISSED_HEARTBEATS - 1):
         reconcile()
     monkeypatch.setattr(module, "_web_answers", lambda: False)
-    for _ in range(2 * MOST_DOUBTS):
+    for _ in range(2 * MOST_MISSED_HEARTBEATS):
         reconcile()
     monkeypatch.setattr(module, "_web_answers", lambda: True)
     reconcile()
-    assert state_of(running) == State.RUNNING  # the outage made us forget the doubts before it
+    assert state_of(running) == State.RUNNING  # the outage made us forget the heartbeats that were missed before it
 
 
 def test_a_batch_clears_the_doubts(running: Run, cluster: Any, client: Any) -> None:
     from webapp.runs.tokens import attempt_token
 
-    Run.objects.update(lease_until=seconds_ago(5), doubts=MOST_DOUBTS - 1)
+    Run.objects.update(lease_until=seconds_ago(5), missed_heartbeats=MOST_MISSED_HEARTBEATS - 1)
     client.post(
         f"/ingest/v1/runs/{running.id}/batches",
         '{"attempt": 1, "first_seq": 1, "events": []}',
@@ -226,7 +232,7 @@ def test_a_batch_clears_the_doubts(running: Run, cluster: Any, client: Any) -> N
     )
     reconcile()
     running.refresh_from_db()
-    assert (running.state, running.doubts) == (State.RUNNING, 0)
+    assert (running.state, running.missed_heartbeats) == (State.RUNNING, 0)
 
 
 def test_without_ray_nothing_is_known_and_nothing_changes(running: Run, cluster: Any) -> None:
@@ -285,7 +291,7 @@ def test_an_ended_runs_job_may_say_goodbye_before_it_is_stopped(running: Run, cl
 def test_a_tick_that_dies_between_fencing_and_stopping_is_completed_by_the_next(
     running: Run, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Run.objects.update(pulse=pulse(lasted_s=400))
+    Run.objects.update(heartbeat=heartbeat(lasted_s=400))
 
     def dies(_submission_id: str) -> None:
         raise RayUnreachable("kill -9")

@@ -34,7 +34,7 @@ from webapp.security.models import AlertState
 MOST_BYTES = 4 * 2**20
 MOST_EVENTS = 1000
 LEASE = timedelta(seconds=30)
-"""Every batch, also an empty one, keeps the attempt beyond doubt for this long."""
+"""Every batch, also an empty one, renews the lease for this long."""
 
 BATCHES = Counter("palestra_ingest_batches", "Batches of engines that this process answered, by status", ["status"])
 EVENTS = Counter("palestra_ingest_events", "Events that this process has stored")
@@ -150,7 +150,7 @@ def accept(run_id: UUID, batch: Batch) -> BatchAnswer:
         settle(run_id, fresh)
         transaction.on_commit(lambda: notify_run_viewers(run_id))
         transaction.on_commit(lambda: EVENTS.inc(len(fresh)))
-        rulings = rulings_beyond(run, batch.pulse.ruled_through if batch.pulse else None)
+        rulings = rulings_beyond(run, batch.heartbeat.ruled_through if batch.heartbeat else None)
         return _answer(run, run.last_seq + 1, rulings)
 
 
@@ -203,23 +203,23 @@ def _advance(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
         "last_seq": run.last_seq + len(fresh),
         "heartbeat_at": now,
         "lease_until": now + LEASE,
-        "doubts": 0,
+        "missed_heartbeats": 0,
     }
     for event in fresh:
         if isinstance(event, Started):
             fields |= {"step": event.from_step, "total_steps": event.total_steps}
         elif isinstance(event, PhaseChanged) and event.seconds is None:
             fields |= {"step": event.step, "phase": event.phase}
-    if batch.pulse is not None:
-        pulse = batch.pulse
+    if batch.heartbeat is not None:
+        heartbeat = batch.heartbeat
         fields |= {
-            "pulse": pulse.model_dump(),
-            "step": pulse.step,
-            "phase": pulse.phase,
-            "total_steps": pulse.total_steps,
+            "heartbeat": heartbeat.model_dump(),
+            "step": heartbeat.step,
+            "phase": heartbeat.phase,
+            "total_steps": heartbeat.total_steps,
         }
     if fresh and isinstance(fresh[-1], Finished) and fresh[-1].outcome == "succeeded":
-        # The pulse may be that of a later attempt, which only delivered an earlier one's last words.
+        # The heartbeat may be that of a later attempt, which only delivered an earlier one's last words.
         fields |= {"step": fields.get("total_steps", run.total_steps), "phase": "finish"}
     Run.objects.filter(id=run.id).update(**fields)
     run.last_seq = fields["last_seq"]
@@ -239,8 +239,8 @@ def _follow_engine(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
         run.move_to(
             finished.outcome, by="engine", reason=reason, summary=finished.summary, failure_reason=failure_reason
         )
-    elif batch.pulse is not None:
-        state = State.PAUSED if batch.pulse.phase == "paused" else State.RUNNING
+    elif batch.heartbeat is not None:
+        state = State.PAUSED if batch.heartbeat.phase == "paused" else State.RUNNING
         if state != run.state:
             reason = run.desired_because if state == State.PAUSED else ""
             run.move_to(state, by="engine", reason=reason)

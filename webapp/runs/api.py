@@ -163,7 +163,7 @@ def list_runs(
     limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
     cursor: str | None = None,
 ) -> RunPage:
-    runs = runs_of(request).defer("spec", "pulse")
+    runs = runs_of(request).defer("spec", "heartbeat")
     if state is not None:
         runs = runs.filter(state=state)
     if experiment is not None:

@@ -86,12 +86,12 @@ class Run(models.Model):
     submission_id = models.CharField(max_length=80, blank=True)
     """``run-<id>-<attempt>``: made from the row, so a crash between submitting and writing it down loses nothing."""
     lease_until = models.DateTimeField(null=True)
-    """Until then nobody doubts the attempt, even if it is silent."""
+    """Until then an attempt that is silent misses no heartbeat."""
     heartbeat_at = models.DateTimeField(null=True)
-    doubts = models.PositiveSmallIntegerField(default=0)
+    missed_heartbeats = models.PositiveSmallIntegerField(default=0)
     """Reconciliations in a row that found the lease run out although the service could be reached."""
-    pulse = models.JSONField(null=True)
-    """``engine.spec.event.Pulse``, the last one."""
+    heartbeat = models.JSONField(null=True)
+    """``engine.spec.event.Heartbeat``, the last one."""
     phase = models.CharField(max_length=20, blank=True)
     step = models.IntegerField(default=0)
     total_steps = models.IntegerField(default=0)
@@ -129,7 +129,7 @@ class Run(models.Model):
 
     @property
     def eta_s(self) -> float | None:
-        return (self.pulse or {}).get("eta_s") if self.state in LIVE else None
+        return (self.heartbeat or {}).get("eta_s") if self.state in LIVE else None
 
     def move_to(self, state: str, *, by: str, reason: str = "", at: datetime | None = None, **fields: Any) -> bool:
         """Change state unless somebody else changed state or attempt first; return whether we won.

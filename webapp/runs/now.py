@@ -81,7 +81,7 @@ class ColdStart:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the sentence is made from; the fields are those of ``Run``, and of its last pulse."""
+    """What the sentence is made from; the fields are those of ``Run``, and of its last heartbeat."""
 
     state: str
     desired: str

@@ -27,8 +27,8 @@ def snapshot(run_id: UUID) -> dict[str, Any]:
         return {
             "seq": run.last_seq,
             "run": header_of(
-                run.state, run.state_since, run.desired, run.attempt, run.phase, run.step, run.total_steps, run.pulse,
-                run.heartbeat_at, run.started_at, run.ended_at, run.failure_reason,
+                run.state, run.state_since, run.desired, run.attempt, run.phase, run.step, run.total_steps,
+                run.heartbeat, run.heartbeat_at, run.started_at, run.ended_at, run.failure_reason,
                 cold_start=cold_starts_of([run.id])[run.id],
             ),
             "series": curves_of(run_id),

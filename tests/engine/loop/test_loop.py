@@ -51,16 +51,18 @@ def test_a_cancel_interrupts_a_collection_that_never_ends(rig: Callable[..., Rig
     assert service.numbers == list(range(1, last["summary"]["events_emitted"] + 1))
 
 
-def test_the_pulse_names_phase_step_and_whom_the_loop_waits_for(rig: Callable[..., Rig], service: Any) -> None:
+def test_the_heartbeat_names_phase_step_and_whom_the_loop_waits_for(rig: Callable[..., Rig], service: Any) -> None:
     running = rig(Hanging).start()
     service.wait_for(
         lambda service: (
-            service.pulses and service.pulses[-1].waiting_for == "rollout-0" and service.pulses[-1].step == 2
+            service.heartbeats
+            and service.heartbeats[-1].waiting_for == "rollout-0"
+            and service.heartbeats[-1].step == 2
         )
     )
-    pulse = service.pulses[-1]
-    assert (pulse.phase, pulse.total_steps) == ("collect", 5)
-    assert pulse.eta_s is not None
+    heartbeat = service.heartbeats[-1]
+    assert (heartbeat.phase, heartbeat.total_steps) == ("collect", 5)
+    assert heartbeat.eta_s is not None
     service.desired = "cancel"
     running.ended()
 
@@ -79,11 +81,11 @@ def test_a_pause_saves_and_waits_and_the_rest_is_as_if_it_had_not_been(
     running = rig().start()
     service.wait_for(entered("collect", 3))
     service.desired = "pause"
-    service.wait_for(lambda service: service.pulses[-1].phase == "paused")
-    beats, step = len(service.pulses), service.pulses[-1].step
+    service.wait_for(lambda service: service.heartbeats[-1].phase == "paused")
+    beats, step = len(service.heartbeats), service.heartbeats[-1].step
     assert step in running.checkpoints.steps()
-    service.wait_for(lambda service: len(service.pulses) > beats + 3)
-    assert service.pulses[-1].phase == "paused"
+    service.wait_for(lambda service: len(service.heartbeats) > beats + 3)
+    assert service.heartbeats[-1].phase == "paused"
     service.desired = "run"
     assert running.ended() == exit_codes.ENDED
     weights = running.checkpoints.path(5) / "model" / "model.safetensors"
@@ -93,7 +95,7 @@ def test_a_pause_saves_and_waits_and_the_rest_is_as_if_it_had_not_been(
 def test_a_cancel_ends_a_pause(rig: Callable[..., Rig], service: Any) -> None:
     running = rig().start()
     service.desired = "pause"
-    service.wait_for(lambda service: service.pulses and service.pulses[-1].phase == "paused")
+    service.wait_for(lambda service: service.heartbeats and service.heartbeats[-1].phase == "paused")
     service.desired = "cancel"
     assert running.ended() == exit_codes.ENDED
     assert service.events[-1]["outcome"] == "cancelled"

@@ -133,7 +133,7 @@ def test_a_cancel_ends_judging_at_once(rig: Made, service: Any, court: Court) ->
     court.says = lambda _: None
     running = rig(credit=judged_by(court, timeout_s=600.0)).start()  # far longer than ``ended`` waits
     service.wait_for(entered("judge", 1))
-    service.wait_for(lambda service: service.pulses[-1].waiting_for == "judge")
+    service.wait_for(lambda service: service.heartbeats[-1].waiting_for == "judge")
     service.desired = "cancel"
     assert running.ended() == exit_codes.ENDED
     assert service.events[-1]["outcome"] == "cancelled"

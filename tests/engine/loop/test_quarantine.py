@@ -191,8 +191,8 @@ def test_without_a_ruling_in_time_the_run_says_once_that_it_is_discarded(rig: Ca
 def after_ruling(service: Any, verdict: str) -> type[InProcessWorkers]:
     def rule() -> None:
         service.rulings = [ruling(verdict)]
-        known = len(service.pulses)
-        service.wait_for(lambda service: len(service.pulses) > known + 2)
+        known = len(service.heartbeats)
+        service.wait_for(lambda service: len(service.heartbeats) > known + 2)
 
     return type("Ruled", (Awaiting,), {"rule": staticmethod(rule)})
 

@@ -14,9 +14,9 @@ from engine.reporting import shipper as shipper_module
 from engine.reporting.event_writer import EventWriter
 from engine.reporting.shipper import Shipper
 from engine.reporting.spool import Spool
-from engine.spec.event import PhaseChanged, Pulse
+from engine.spec.event import Heartbeat, PhaseChanged
 
-PULSE = Pulse(step=3, total_steps=9, phase="collect", phase_since=1.0, waiting_for="rollout-0")
+HEARTBEAT = Heartbeat(step=3, total_steps=9, phase="collect", phase_since=1.0, waiting_for="rollout-0")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def shipping(spool: Spool, service: Any, **options: Any) -> Iterator[Shipper]:
     shipper = Shipper(
-        spool, service.ingest, pulse=lambda: PULSE, heartbeat_s=options.pop("heartbeat_s", 0.05), **options
+        spool, service.ingest, heartbeat=lambda: HEARTBEAT, heartbeat_s=options.pop("heartbeat_s", 0.05), **options
     )
     shipper.start()
     yield shipper
@@ -50,10 +50,10 @@ def test_events_arrive_in_order_and_the_spool_is_emptied(spool: Spool, service: 
     assert spool.oldest_seq > 50
 
 
-def test_silence_is_broken_by_heartbeats_that_carry_the_pulse(spool: Spool, service: Any) -> None:
+def test_silence_is_broken_by_heartbeats_that_carry_the_heartbeat(spool: Spool, service: Any) -> None:
     with shipping(spool, service):
-        service.wait_for(lambda service: len(service.pulses) >= 3)
-    assert service.pulses[-1] == PULSE
+        service.wait_for(lambda service: len(service.heartbeats) >= 3)
+    assert service.heartbeats[-1] == HEARTBEAT
     assert service.events == []
 
 
@@ -122,7 +122,7 @@ def test_an_answer_that_ends_the_engine_is_named(
     ingest = service.ingest
     change(service)
     told: list[str] = []
-    shipper = Shipper(spool, ingest, pulse=lambda: PULSE, on_change=lambda: told.append(str(shipper.ended)))
+    shipper = Shipper(spool, ingest, heartbeat=lambda: HEARTBEAT, on_change=lambda: told.append(str(shipper.ended)))
     shipper.start()
     emit(EventWriter(spool, attempt=1), 1)
     assert not shipper.flush(10)

@@ -21,7 +21,7 @@ def seqs(run: Run) -> list[int]:
 def test_a_batch_is_stored_and_answered_with_the_next_number_and_what_is_wanted(
     engine: Any, launching_run: Run
 ) -> None:
-    answer = engine.post(engine.started(), engine.metric(1, train__reward=0.5), pulse=engine.pulse(eta_s=9.0))
+    answer = engine.post(engine.started(), engine.metric(1, train__reward=0.5), heartbeat=engine.heartbeat(eta_s=9.0))
     assert (answer.status_code, answer.json()) == (200, {"next_seq": 3, "desired": "run", "rulings": []})
     launching_run.refresh_from_db()
     assert launching_run.state == State.RUNNING
@@ -61,7 +61,7 @@ def test_a_gap_is_answered_with_the_number_to_go_on_from(engine: Any, launching_
 def test_an_empty_batch_is_a_heartbeat(engine: Any, launching_run: Run) -> None:
     engine.post(engine.started())
     Run.objects.update(lease_until=None, heartbeat_at=None)
-    assert engine.post(pulse=engine.pulse()).json() == {"next_seq": 2, "desired": "run", "rulings": []}
+    assert engine.post(heartbeat=engine.heartbeat()).json() == {"next_seq": 2, "desired": "run", "rulings": []}
     launching_run.refresh_from_db()
     assert launching_run.lease_until is not None
 
@@ -130,11 +130,11 @@ def test_a_token_of_nobody_another_run_or_another_attempt_is_401(
     assert engine.post_raw(body).status_code == 200
 
 
-def test_a_success_stands_at_its_last_step_whatever_the_pulse_of_its_bringer_says(
+def test_a_success_stands_at_its_last_step_whatever_the_heartbeat_of_its_bringer_says(
     engine: Any, launching_run: Run
 ) -> None:
-    engine.post(engine.started(), pulse=engine.pulse("update", step=60))
-    engine.post(engine.finished(), pulse=engine.pulse("start", step=0))
+    engine.post(engine.started(), heartbeat=engine.heartbeat("update", step=60))
+    engine.post(engine.finished(), heartbeat=engine.heartbeat("start", step=0))
     launching_run.refresh_from_db()
     assert (launching_run.state, launching_run.step, launching_run.phase) == ("succeeded", 60, "finish")
 
@@ -166,11 +166,11 @@ def test_the_last_batch_may_be_sent_again_but_nothing_new_after_the_end(engine: 
 
 
 def test_pausing_and_going_on_show_in_the_state(engine: Any, launching_run: Run) -> None:
-    engine.post(engine.started(), pulse=engine.pulse("collect"))
-    engine.post(pulse=engine.pulse("paused"))
+    engine.post(engine.started(), heartbeat=engine.heartbeat("collect"))
+    engine.post(heartbeat=engine.heartbeat("paused"))
     launching_run.refresh_from_db()
     assert launching_run.state == State.PAUSED
-    engine.post(pulse=engine.pulse("collect"))
+    engine.post(heartbeat=engine.heartbeat("collect"))
     launching_run.refresh_from_db()
     assert launching_run.state == State.RUNNING
 
@@ -226,7 +226,7 @@ def test_nul_characters_that_a_tool_printed_do_not_stop_the_stream(engine: Any, 
 
 
 def test_a_thousand_events_are_one_batch_with_a_bounded_number_of_queries(engine: Any, launching_run: Run) -> None:
-    engine.post(engine.started(), engine.metric(0, train__reward=0.0, train__loss=0.0), pulse=engine.pulse())
+    engine.post(engine.started(), engine.metric(0, train__reward=0.0, train__loss=0.0), heartbeat=engine.heartbeat())
 
     def queries(count: int) -> int:
         events = [
@@ -235,7 +235,7 @@ def test_a_thousand_events_are_one_batch_with_a_bounded_number_of_queries(engine
         ]
         events += [engine.trajectory(step=engine.next_seq, index=index) for index in range(count // 2)]
         with CaptureQueriesContext(connection) as captured:
-            assert engine.post(*events, pulse=engine.pulse()).status_code == 200
+            assert engine.post(*events, heartbeat=engine.heartbeat()).status_code == 200
         return len(captured)
 
     few, many = queries(10), queries(1000)

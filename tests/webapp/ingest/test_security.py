@@ -149,7 +149,7 @@ def test_the_totals_are_the_sums_of_the_rows(engine: Engine, launching_run: Run)
 
 
 def test_a_thousand_events_take_as_many_statements_as_ten(engine: Engine) -> None:
-    engine.post(engine.started(), pulse=engine.pulse())
+    engine.post(engine.started(), heartbeat=engine.heartbeat())
 
     def queries(count: int) -> int:
         base = engine.next_seq * 10
@@ -158,7 +158,7 @@ def test_a_thousand_events_take_as_many_statements_as_ten(engine: Engine) -> Non
         ]
         events += [engine.alert(f"x/{base + i}", quarantined=i % 2 == 0) for i in range(count // 2)]
         with CaptureQueriesContext(connection) as captured:
-            assert engine.post(*events, pulse=engine.pulse()).status_code == 200
+            assert engine.post(*events, heartbeat=engine.heartbeat()).status_code == 200
         return len(captured)
 
     few, many = queries(10), queries(1000)
@@ -166,9 +166,9 @@ def test_a_thousand_events_take_as_many_statements_as_ten(engine: Engine) -> Non
 
 
 def test_a_batch_without_news_of_boxes_costs_no_statement_more(engine: Engine) -> None:
-    engine.post(engine.started(), pulse=engine.pulse())
+    engine.post(engine.started(), heartbeat=engine.heartbeat())
     with CaptureQueriesContext(connection) as captured:
-        engine.post(engine.log("x"), pulse=engine.pulse(ruled_through=0))
+        engine.post(engine.log("x"), heartbeat=engine.heartbeat(ruled_through=0))
     assert not [query for query in captured if "security_" in query["sql"]]
 
 
@@ -193,7 +193,7 @@ def test_a_second_alert_does_not_move_the_beginning_of_a_pending_quarantine(alar
 
 # --- rulings in the answer ----------------------------------------------------------------------
 def heard(engine: Engine, ruled_through: int | None) -> list[tuple[int, str, str]]:
-    answer = engine.post(pulse=engine.pulse(ruled_through=ruled_through))
+    answer = engine.post(heartbeat=engine.heartbeat(ruled_through=ruled_through))
     return [(one["number"], one["trajectory"], one["verdict"]) for one in answer.json()["rulings"]]
 
 
@@ -252,14 +252,14 @@ def cautious_run(launching_run: Run) -> Run:
 
 
 def test_a_quarantine_pauses_a_run_whose_environment_wants_that(cautious_run: Run, engine: Engine, team: Any) -> None:
-    answer = engine.post(engine.started(), engine.alert(), pulse=engine.pulse())
+    answer = engine.post(engine.started(), engine.alert(), heartbeat=engine.heartbeat())
     assert answer.json()["desired"] == "pause"
     cautious_run.refresh_from_db()
     assert cautious_run.desired == Desired.PAUSE
     assert cautious_run.desired_because == "paused by critical alert mining-stratum in train-1-0-0 (box-1/1)"
     entry = team.audit_entries.get(verb="run.pause")
     assert (entry.user, entry.who, entry.details["rule"]) == (None, "alert box-1/1", "mining-stratum")
-    engine.post(pulse=engine.pulse("paused"))
+    engine.post(heartbeat=engine.heartbeat("paused"))
     assert cautious_run.transitions.last().reason == cautious_run.desired_because
 
 

@@ -16,7 +16,7 @@ from django.contrib.sessions.models import Session
 from django.db import connection
 from django.test import Client
 
-from engine.spec.event import Batch, Pulse
+from engine.spec.event import Batch, Heartbeat
 from tests.browser.story import Story
 from webapp.accounts.models import Membership, User
 from webapp.ingest.endpoint import accept
@@ -46,9 +46,9 @@ class Engine:
         self.run = run
         self.told = 0
 
-    async def tell(self, count: int, *, pulse: Pulse | None = None) -> None:
+    async def tell(self, count: int, *, heartbeat: Heartbeat | None = None) -> None:
         events = self.events[self.told : self.told + count]
-        batch = Batch(attempt=1, first_seq=self.told + 1, events=events, pulse=pulse)
+        batch = Batch(attempt=1, first_seq=self.told + 1, events=events, heartbeat=heartbeat)
         await sync_to_async(accept)(self.run.id, batch)
         self.told += len(events)
 
@@ -220,8 +220,8 @@ async def test_a_change_of_the_header_is_told_without_events(engine: Engine, bob
     await engine.tell(3)
     async with Viewer(engine.run, bob, 3) as viewer:
         assert (await viewer.frame())["run"]["state"] == "running"
-        pulse = Pulse(step=0, total_steps=6, phase="paused", phase_since=time.time(), eta_s=12.5)
-        await engine.tell(0, pulse=pulse)
+        heartbeat = Heartbeat(step=0, total_steps=6, phase="paused", phase_since=time.time(), eta_s=12.5)
+        await engine.tell(0, heartbeat=heartbeat)
         while viewer.frames[-1]["run"]["state"] != "paused":
             await viewer.frame()
     assert viewer.frames[-1]["run"]["eta_s"] == 12.5

@@ -90,15 +90,21 @@ class Engine:
     def finished(self, outcome: str = "succeeded", **fields: Any) -> dict[str, Any]:
         return self.event("finished", outcome=outcome, **fields)
 
-    def pulse(self, phase: str = "collect", step: int = 1, **fields: Any) -> dict[str, Any]:
+    def heartbeat(self, phase: str = "collect", step: int = 1, **fields: Any) -> dict[str, Any]:
         return {"step": step, "total_steps": 60, "phase": phase, "phase_since": time.time(), **fields}
 
     def post(
-        self, *events: dict[str, Any], first_seq: int | None = None, pulse: dict[str, Any] | None = None, **over: Any
+        self,
+        *events: dict[str, Any],
+        first_seq: int | None = None,
+        heartbeat: dict[str, Any] | None = None,
+        **over: Any,
     ) -> Any:
         first = first_seq if first_seq is not None else events[0]["seq"] if events else self.next_seq
         return self.post_raw(
-            json.dumps({"attempt": self.attempt, "first_seq": first, "pulse": pulse, "events": list(events)} | over)
+            json.dumps(
+                {"attempt": self.attempt, "first_seq": first, "heartbeat": heartbeat, "events": list(events)} | over
+            )
         )
 
     def post_raw(self, body: str, token: str | None = None) -> Any:

@@ -111,7 +111,7 @@ def cold_run(engine: Any, launching_run: Run) -> Run:
         engine.event("metric", step=step, values={"sft/loss": 1.0}) | {"at": 1_790_000_000.0 + step / 5}
         for step in range(10, 501, 10)
     ]
-    assert engine.post(*events, pulse=engine.pulse("cold-start", 0)).status_code == 200
+    assert engine.post(*events, heartbeat=engine.heartbeat("cold-start", 0)).status_code == 200
     return Run.objects.get(id=launching_run.id)
 
 
@@ -123,13 +123,13 @@ def test_the_time_left_of_a_cold_start_is_told_by_what_its_steps_took(cold_run: 
 @pytest.mark.django_db
 def test_another_attempt_begins_its_cold_start_anew(cold_run: Run, engine: Any) -> None:
     events = [engine.started(), engine.event("phase", step=0, phase="cold-start")]
-    assert engine.post(*events, pulse=engine.pulse("cold-start", 0)).status_code == 200
+    assert engine.post(*events, heartbeat=engine.heartbeat("cold-start", 0)).status_code == 200
     assert cold_starts_of([cold_run.id]) == {cold_run.id: ColdStart(600)}
 
 
 @pytest.mark.django_db
 def test_a_run_in_its_steps_has_no_cold_start_any_more(cold_run: Run, engine: Any) -> None:
-    assert engine.post(engine.log("on"), pulse=engine.pulse("collect", 1)).status_code == 200
+    assert engine.post(engine.log("on"), heartbeat=engine.heartbeat("collect", 1)).status_code == 200
     assert cold_starts_of([cold_run.id]) == {cold_run.id: None}
 
 

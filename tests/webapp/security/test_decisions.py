@@ -48,7 +48,7 @@ def test_all_like_one_are_ruled_at_once_numbered_kept_and_audited(engine: Engine
     [entry] = AuditEntry.objects.filter(verb="quarantine.rule")
     assert entry.user == rita
     assert (entry.details["trajectories"], entry.details["rulings"]) == (120, "1 to 120")
-    told = engine.post(pulse=engine.pulse(ruled_through=0)).json()["rulings"]
+    told = engine.post(heartbeat=engine.heartbeat(ruled_through=0)).json()["rulings"]
     assert len(told) == 100
     assert {one["verdict"] for one in told} == {"benign"}
 
