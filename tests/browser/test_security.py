@@ -192,14 +192,14 @@ def test_a_reviewer_follows_an_alert_to_its_turn_and_rules(
     page.keyboard.press("1")
     page.keyboard.press("Enter")
     expect(page.locator(".notices")).to_contain_text("is ruled benign (ruling 1)", timeout=PATIENCE_MS)
-    expect(page.locator(".standing")).to_contain_text("Ruled benign")
+    expect(page.locator(".quarantine-status")).to_contain_text("Ruled benign")
     expect(page.locator(".quarantine .note")).to_have_text("A tutorial asked for it.")
     expect(bell).to_have_text("3")
     assert Ruling.objects.get().note == "A tutorial asked for it."
 
     # A change of mind is a second ruling; the engine hears of the newest.
     page.get_by_role("button", name="Malicious").click()
-    expect(page.locator(".standing")).to_contain_text("Ruled malicious", timeout=PATIENCE_MS)
+    expect(page.locator(".quarantine-status")).to_contain_text("Ruled malicious", timeout=PATIENCE_MS)
     expect(page.locator(".history li")).to_have_count(2)
     faults += pictures(page, "trajectory-ruled")
 

@@ -17,7 +17,7 @@ from webapp.accounts.access import allowed, may, scopes_within, team_for
 from webapp.accounts.models import Role, Scope, Team
 from webapp.accounts.requests import PageRequest
 from webapp.accounts.sign_in import sign_in as start_session
-from webapp.pages.answers import redirect_with, refusals_return_to
+from webapp.pages.responses import redirect_with, refusals_return_to
 from webapp.refusals import Invalid, Refused
 
 

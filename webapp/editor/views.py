@@ -22,7 +22,7 @@ from webapp.experiments.access import experiment_for, experiments_of
 from webapp.experiments.baseline import brief
 from webapp.experiments.models import Experiment
 from webapp.experiments.toml import as_toml
-from webapp.pages.answers import redirect_with, tell
+from webapp.pages.responses import redirect_with, tell
 from webapp.refusals import Refused
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.models import Run

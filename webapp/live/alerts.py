@@ -20,7 +20,7 @@ from webapp.runs.notify import ALERTS
 FRAME_ALERTS = 100
 TITLE_CHARACTERS = 200
 
-_STANDINGS = """
+_COUNTS = """
 SELECT team, coalesce((SELECT max(id) FROM security_alert WHERE team_id = team), 0),
        (SELECT count(*) FROM security_alert WHERE team_id = team AND state = 'open'),
        (SELECT count(*) FROM security_quarantine held JOIN runs_run run ON run.id = held.run_id
@@ -43,7 +43,7 @@ Teams = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Standing:
+class AlertCounts:
     """Of one team, or of several together."""
 
     last_id: int = 0
@@ -58,7 +58,7 @@ class AlertHub(hub.Hub):
     def __init__(self, group: str) -> None:
         super().__init__(group)
         self._followers: Counter[int] = Counter()
-        self._standings: dict[int, Standing] = {}
+        self._counts: dict[int, AlertCounts] = {}
         self._reads: dict[tuple[Teams, int, int], asyncio.Task[tuple[int, str]]] = {}
 
     def follow(self, teams: Teams) -> None:
@@ -70,7 +70,7 @@ class AlertHub(hub.Hub):
         for team in teams:
             if not self._followers[team]:
                 del self._followers[team]
-                self._standings.pop(team, None)
+                self._counts.pop(team, None)
 
     async def frames(self, teams: Teams, after: int) -> AsyncIterator[str]:
         """Everything that a follower of these teams has to get, as it comes; never ends by itself.
@@ -79,7 +79,7 @@ class AlertHub(hub.Hub):
         """
         cursor, seen, told_at = after, None, time.monotonic()
         while True:
-            changed, now = self.next_change(), self._standing_of(teams)
+            changed, now = self.next_change(), self._counts_of(teams)
             while now and cursor < now.last_id:
                 cursor, alerts = await self._read(teams, cursor, now.last_id)
                 seen, told_at = now, time.monotonic()
@@ -90,16 +90,16 @@ class AlertHub(hub.Hub):
                 yield encode("", cursor, now)
             await happens(changed, hub.KEEPALIVE_S)
 
-    def _standing_of(self, teams: Teams) -> Standing | None:
+    def _counts_of(self, teams: Teams) -> AlertCounts | None:
         """None until all of them were asked for."""
-        found = [self._standings[team] for team in teams if team in self._standings]
+        found = [self._counts[team] for team in teams if team in self._counts]
         if len(found) < len(teams):
             return None
-        return Standing(
-            last_id=max((standing.last_id for standing in found), default=0),
-            open=sum(standing.open for standing in found),
-            pending=sum(standing.pending for standing in found),
-            audited=max((standing.audited for standing in found), default=0),
+        return AlertCounts(
+            last_id=max((counts.last_id for counts in found), default=0),
+            open=sum(counts.open for counts in found),
+            pending=sum(counts.pending for counts in found),
+            audited=max((counts.audited for counts in found), default=0),
         )
 
     async def _read(self, teams: Teams, after: int, until: int) -> tuple[int, str]:
@@ -111,18 +111,18 @@ class AlertHub(hub.Hub):
         return await asyncio.shield(self._reads[key])
 
     async def advance(self) -> bool:
-        found = await read_standings(sorted(self._followers))
-        found = {team: standing for team, standing in found.items() if team in self._followers}
-        if found != self._standings:
-            self._standings = found
+        found = await read_counts(sorted(self._followers))
+        found = {team: counts for team, counts in found.items() if team in self._followers}
+        if found != self._counts:
+            self._counts = found
             self.announce()
         return False
 
 
-async def read_standings(teams: list[int]) -> dict[int, Standing]:
+async def read_counts(teams: list[int]) -> dict[int, AlertCounts]:
     async with (await pool()).connection() as connection:
-        rows = await (await connection.execute(_STANDINGS, (teams,))).fetchall()
-    return {row[0]: Standing(*row[1:]) for row in rows}
+        rows = await (await connection.execute(_COUNTS, (teams,))).fetchall()
+    return {row[0]: AlertCounts(*row[1:]) for row in rows}
 
 
 async def read_alerts(teams: Teams, after: int, until: int) -> tuple[int, str]:
@@ -131,10 +131,10 @@ async def read_alerts(teams: Teams, after: int, until: int) -> tuple[int, str]:
     return (rows[-1][0] if len(rows) == FRAME_ALERTS else until), ",".join(text for _, text in rows)
 
 
-def encode(alerts: str, cursor: int, now: Standing) -> str:
+def encode(alerts: str, cursor: int, now: AlertCounts) -> str:
     """``now`` is the clock by which pages say how long ago something happened."""
-    standing = f'"open":{now.open},"pending":{now.pending},"change":{now.audited}'
-    return f'{{"alerts":[{alerts}],"after":{cursor},{standing},"now":{time.time():.3f}}}'
+    counts = f'"open":{now.open},"pending":{now.pending},"change":{now.audited}'
+    return f'{{"alerts":[{alerts}],"after":{cursor},{counts},"now":{time.time():.3f}}}'
 
 
 @asynccontextmanager

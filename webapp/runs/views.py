@@ -15,7 +15,7 @@ from webapp.accounts.access import may, teams_of
 from webapp.accounts.requests import PageRequest
 from webapp.experiments.access import experiments_of
 from webapp.experiments.toml import as_toml
-from webapp.pages.answers import refusals_return_to
+from webapp.pages.responses import refusals_return_to
 from webapp.runs import charts, services
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.listing import FILTERS, listing

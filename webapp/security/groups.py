@@ -47,7 +47,7 @@ class AlertGroup:
         return self.trajectories.get(QuarantineState.PENDING, 0)
 
     @property
-    def standings(self) -> list[tuple[QuarantineState, int]]:
+    def quarantine_statuses(self) -> list[tuple[QuarantineState, int]]:
         return [(state, count) for state in QuarantineState if (count := self.trajectories.get(state, 0))]
 
 
@@ -72,7 +72,7 @@ def grouped(alerts: QuerySet[Alert]) -> QuerySet[Any]:
 def filled(rows: Sequence[dict[str, Any]]) -> list[AlertGroup]:
     """In two statements, however many rows."""
     newest = Alert.objects.select_related("run", "team").defer("run__spec").in_bulk([row["newest"] for row in rows])
-    standings = _standings(rows) if rows else {}
+    quarantine_statuses = _quarantine_statuses(rows) if rows else {}
     return [
         AlertGroup(
             newest=newest[row["newest"]],
@@ -81,13 +81,13 @@ def filled(rows: Sequence[dict[str, Any]]) -> list[AlertGroup]:
             severity=_SEVERITIES[row["rank"]],
             first=row["first"],
             last=row["last"],
-            trajectories=standings.get(tuple(row[name] for name in ALIKE), {}),
+            trajectories=quarantine_statuses.get(tuple(row[name] for name in ALIKE), {}),
         )
         for row in rows
     ]
 
 
-_STANDINGS = """
+_QUARANTINE_STATUSES = """
 SELECT alert.run_id, alert.rule, alert.subject, held.state, count(DISTINCT held.trajectory_id)
 FROM unnest(%s::uuid[], %s::text[], %s::text[]) AS given (run_id, rule, subject)
 JOIN security_alert alert USING (run_id, rule, subject)
@@ -96,10 +96,10 @@ GROUP BY alert.run_id, alert.rule, alert.subject, held.state
 """
 
 
-def _standings(rows: Sequence[dict[str, Any]]) -> dict[tuple[UUID, str, str], dict[QuarantineState, int]]:
+def _quarantine_statuses(rows: Sequence[dict[str, Any]]) -> dict[tuple[UUID, str, str], dict[QuarantineState, int]]:
     found: dict[tuple[UUID, str, str], dict[QuarantineState, int]] = defaultdict(dict)
     with connection.cursor() as cursor:
-        cursor.execute(_STANDINGS, [[row[name] for row in rows] for name in ALIKE])
+        cursor.execute(_QUARANTINE_STATUSES, [[row[name] for row in rows] for name in ALIKE])
         for run_id, rule, subject, state, count in cursor.fetchall():
             found[run_id, rule, subject][QuarantineState(state)] = count
     return found

@@ -14,7 +14,7 @@ SEVERITIES = {"": "Any severity", **dict(Severity.choices)}
 VERDICTS = {"": "Any verdict", "denied": "Denied", "allowed": "Allowed"}
 PROTOCOLS = {"": "Any protocol", **{name: name.upper() for name in get_args(Protocol)}}
 QUARANTINES = {
-    "": "Any standing",
+    "": "Any quarantine status",
     "quarantined": "Quarantined, ever",
     QuarantineState.PENDING: "Waiting for a ruling",
     QuarantineState.BENIGN: "Ruled benign",

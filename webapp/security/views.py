@@ -18,7 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 from webapp.accounts.access import allowed, allowed_somewhere, may, teams_of
 from webapp.accounts.models import Team
 from webapp.accounts.requests import PageRequest
-from webapp.pages.answers import redirect_with, tell
+from webapp.pages.responses import redirect_with, tell
 from webapp.refusals import Invalid, Refused
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.models import Run
@@ -28,6 +28,7 @@ from webapp.security.decisions import Decided, Decision, decide
 from webapp.security.effects import release_within, training_effect
 from webapp.security.groups import alike, filled, grouped
 from webapp.security.models import Alert, AlertState, EgressRecord, EgressTotals, Quarantine, QuarantineState
+from webapp.security.quarantine_status import quarantine_status_of
 from webapp.security.queries import (
     PROTOCOLS,
     SEVERITIES,
@@ -38,7 +39,6 @@ from webapp.security.queries import (
     records_where,
 )
 from webapp.security.rules import rule_texts
-from webapp.security.standing import standing_of
 from webapp.security.turns import turn_shown
 from webapp.trajectories.models import Trajectory
 
@@ -60,7 +60,7 @@ def inbox(request: PageRequest) -> HttpResponse:
     found = _alerts_in(request, chosen)
     page = Paginator(grouped(found), ROWS).get_page(request.GET.get("page", "1"))
     groups = filled(list(page.object_list))
-    _with_standing([group.newest for group in groups])
+    _with_quarantine_status([group.newest for group in groups])
     context = {
         "section": "alerts",
         "page": page,
@@ -117,14 +117,14 @@ def alike_alerts(request: PageRequest, alert_id: int) -> HttpResponse:
     context = {
         "section": "alerts",
         "alert": alert,
-        "alerts": _with_standing(page.object_list),
+        "alerts": _with_quarantine_status(page.object_list),
         "page": page,
         "query": urlencode({name: value for name, value in chosen.items() if value}),
     }
     return render(request, "security/alike.html" if request.htmx else "security/alike_page.html", context)
 
 
-def _with_standing(alerts: Iterable[Alert]) -> list[Alert]:
+def _with_quarantine_status(alerts: Iterable[Alert]) -> list[Alert]:
     """With ``held``, how the trajectory of each stands or None, and ``within``, how long a release is in time."""
     alerts = list(alerts)
     places = [(alert.run_id, alert.trajectory_id) for alert in alerts if alert.trajectory_id]
@@ -155,7 +155,7 @@ def detail(request: PageRequest, alert_id: int) -> HttpResponse:
         "row": row,
         "turn": turn_shown(alert, row),
         "turn_address": turn_address(alert) if row else None,
-        "standing": standing_of(request, run, alert.trajectory_id) if alert.trajectory_id else None,
+        "quarantine_status": quarantine_status_of(request, run, alert.trajectory_id) if alert.trajectory_id else None,
         "records": _around(alert),
         "others": mine.filter(run=run, trajectory_id=alert.trajectory_id).exclude(id=alert.id)[:20]
         if alert.trajectory_id

@@ -11,8 +11,8 @@ from django.views.decorators.http import require_GET
 
 from webapp.accounts.requests import PageRequest
 from webapp.runs.access import run_for
+from webapp.security.quarantine_status import quarantine_status_of
 from webapp.security.queries import QUARANTINES
-from webapp.security.standing import standing_of
 from webapp.security.turns import of_turns
 from webapp.trajectories import shades
 from webapp.trajectories.access import trajectory_for
@@ -66,7 +66,7 @@ def detail(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
         "run": row.run,
         "row": row,
         "ended_by": ENDS.get(row.stop_reason, row.stop_reason).lower(),
-        "standing": standing_of(request, row.run, trajectory_id),
+        "quarantine_status": quarantine_status_of(request, row.run, trajectory_id),
         "here": request.get_full_path(),
         "trajectory": document,
         "turns": [

@@ -251,11 +251,11 @@ def test_the_list_of_trajectories_is_narrowed_to_quarantined_ones(
     engine.post(engine.trajectory(index=1), engine.trajectory(index=2))
     lists = f"/runs/{alarming_run.id}/trajectories"
 
-    def found(standing: str) -> list[str]:
-        page = page_of(rita, f"{lists}/?quarantine={standing}")
+    def found(quarantine_status: str) -> list[str]:
+        page = page_of(rita, f"{lists}/?quarantine={quarantine_status}")
         shown = re.findall(r'mono" data-cell="id" href="[^"#]+">([^<]+)</a>', page)
         over_rest = [
-            one["id"] for one in api_of(rita, scopes=("read",)).get(lists, quarantine=standing).json()["items"]
+            one["id"] for one in api_of(rita, scopes=("read",)).get(lists, quarantine=quarantine_status).json()["items"]
         ]
         assert shown == over_rest
         return shown

@@ -21,7 +21,7 @@ MALICIOUS = "Malicious: never trained on."
 
 
 @dataclass(frozen=True)
-class Standing:
+class QuarantineStatus:
     quarantine: Quarantine
     may_rule: bool
     effect: TrainingEffect
@@ -54,7 +54,7 @@ class Standing:
         return reverse("security:rule", args=[self.quarantine.run_id, self.quarantine.trajectory_id])
 
 
-def standing_of(request: HttpRequest, run: Run, trajectory_id: str) -> Standing | None:
+def quarantine_status_of(request: HttpRequest, run: Run, trajectory_id: str) -> QuarantineStatus | None:
     """None for a trajectory that nothing quarantined.  The caller has been through the run's door."""
     try:
         quarantine = quarantine_for(request, run.id, trajectory_id)
@@ -63,7 +63,7 @@ def standing_of(request: HttpRequest, run: Run, trajectory_id: str) -> Standing 
     row = Trajectory.objects.filter(run=run, trajectory_id=trajectory_id).first()
     history = Ruling.objects.filter(run=run, trajectory_id=trajectory_id).order_by("-number")
     within = release_within(run.spec["environment"].get("response"))
-    return Standing(
+    return QuarantineStatus(
         quarantine,
         may_rule=may(request, run.team, "review"),
         effect=training_effect(quarantine, run, within=within),
