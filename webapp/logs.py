@@ -25,7 +25,7 @@ def _redacted(value: Any) -> Any:
         case dict():
             return redact(None, "", value)
         case list() | tuple() | set() | frozenset():
-            return [_redacted(one) for one in value]
+            return [_redacted(item) for item in value]
         case _:  # what is no text yet is logged as its text
             return _SECRET_TEXT.sub(r"\1[redacted]", str(value))
 

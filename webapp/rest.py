@@ -26,14 +26,14 @@ class Unprocessable(ValidationError):
 
     def __init__(self, contexts: list[ValidationErrorContext[Any]]) -> None:
         super().__init__([])
-        self.problems = [one for context in contexts for one in _problems(context)]
+        self.problems = [problem for context in contexts for problem in _problems(context)]
 
 
 def _problems(context: ValidationErrorContext[Any]) -> list[dict[str, Any]]:
     """Field paths as the sender wrote them: the body's own name in our code is not part of them."""
-    found = [one.as_dict() for one in problems_in(context.pydantic_validation_error, context.model)]
+    found = [problem.as_dict() for problem in problems_in(context.pydantic_validation_error, context.model)]
     if context.model.__ninja_param_source__ == "body":
-        found = [one | {"field": one["field"].partition(".")[2]} for one in found]
+        found = [problem | {"field": problem["field"].partition(".")[2]} for problem in found]
     return found
 
 
@@ -72,7 +72,7 @@ def _unprocessable(_request: HttpRequest, error: Unprocessable) -> HttpResponse:
 
 @api.exception_handler(Refused)
 def _refused(_request: HttpRequest, error: Refused) -> HttpResponse:
-    return problem(error.status, error.title, problems=[one.as_dict() for one in error.problems])
+    return problem(error.status, error.title, problems=[entry.as_dict() for entry in error.problems])
 
 
 @api.exception_handler(Http404)

@@ -73,7 +73,7 @@ class RayJobs:
             found = self._client.list_jobs()
         except (RuntimeError, requests.RequestException) as error:
             raise RayUnreachable(str(error)) from error
-        return {one.submission_id: _job(one) for one in found if one.submission_id}
+        return {job.submission_id: _job(job) for job in found if job.submission_id}
 
     def submit(self, submission_id: str, entrypoint: str) -> None:
         try:

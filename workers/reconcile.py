@@ -108,7 +108,7 @@ def _follow(run: Run, job: Job | None, jobs: Jobs, *, web_answers: bool) -> None
         _restart_or_fail(run, jobs, stalled, may_repeat=True, stop=True)
     elif _is_silent(run, now, web_answers=web_answers):
         silent_s = (now - (run.heartbeat_at or run.state_since)).total_seconds()
-        reason = f"attempt {run.attempt} has said nothing for {silent_s:.0f} s although its job lives"
+        reason = f"attempt {run.attempt} has sent nothing for {silent_s:.0f} s although its job lives"
         _restart_or_fail(run, jobs, reason, may_repeat=True, stop=True)
 
 

@@ -202,7 +202,7 @@ def test_silence_ends_an_attempt_only_after_several_ticks(running: Run, cluster:
         assert state_of(running) == State.RUNNING
     reconcile()
     assert state_of(running) == State.QUEUED
-    assert "has said nothing for 35 s" in running.transitions.last().reason
+    assert "has sent nothing for 35 s" in running.transitions.last().reason
     assert cluster.stopped == [running.submission_id]
 
 

@@ -20,8 +20,8 @@ class ApiErrors:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         answer = self.get_response(request)
-        told = answer.headers.get("Content-Type", "").startswith("application/problem+json")
-        if answer.status_code < 400 or told or not request.path_info.startswith(PREFIX):
+        is_problem = answer.headers.get("Content-Type", "").startswith("application/problem+json")
+        if answer.status_code < 400 or is_problem or not request.path_info.startswith(PREFIX):
             return answer
         status = answer.status_code
         plain = problem(status, REMEDIES.get(status, HTTPStatus(status).description or HTTPStatus(status).phrase))

@@ -13,7 +13,7 @@ from django.http import HttpResponse
 def problem(status: int, detail: str, *, problems: Sequence[dict[str, Any]] = ()) -> HttpResponse:
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
     if problems:
-        body["problems"] = [{**one, "value": _shown(one["value"])} for one in problems]
+        body["problems"] = [{**entry, "value": _shown(entry["value"])} for entry in problems]
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     text = json.dumps(body, cls=DjangoJSONEncoder, default=str)
     return HttpResponse(text, status=status, content_type="application/problem+json", headers=headers)

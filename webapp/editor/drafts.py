@@ -73,8 +73,8 @@ class Draft:
     def with_row(self, path: str) -> "Draft":
         """Nobody has had time to fill the new row, so what it lacks is not told yet."""
         longer, number = Draft.of(with_row(self.document, path)), len(list_at(self.document, path) or ())
-        told = [problem for problem in longer.problems if not problem.field.startswith(f"{path}.{number}.")]
-        return replace(longer, problems=told)
+        problems = [problem for problem in longer.problems if not problem.field.startswith(f"{path}.{number}.")]
+        return replace(longer, problems=problems)
 
     def without_row(self, place: str) -> "Draft":
         """``place`` is the list's path and the row's number, e.g. ``recipe.experience.pool.2``."""
@@ -98,8 +98,8 @@ class Draft:
         if self.shown_as == "toml":
             return [loose(problem) for problem in self.problems]
         placed = {id(problem) for card in self.cards for problem in card.problems}
-        told = [complaint for card in self.cards for complaint in card.complaints]
-        return told + [loose(problem) for problem in self.problems if id(problem) not in placed]
+        complaints = [complaint for card in self.cards for complaint in card.complaints]
+        return complaints + [loose(problem) for problem in self.problems if id(problem) not in placed]
 
     @property
     def base(self) -> str:
@@ -118,7 +118,9 @@ def _read(toml: str) -> tuple[dict[str, Any], list[Problem]]:
     except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         return {}, [Problem("", toml[:80], f"this is not TOML: {error}", "mend the line named here")]
     found = unstorable(document)
-    return document, [Problem("", one.value, f"{one.field}: {one.message}", one.remedy) for one in found]
+    return document, [
+        Problem("", complaint.value, f"{complaint.field}: {complaint.message}", complaint.remedy) for complaint in found
+    ]
 
 
 def last_valid_in(post: QueryDict) -> RunSpec | None:

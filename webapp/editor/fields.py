@@ -116,7 +116,7 @@ class Field:
 
     @property
     def chosen(self) -> list[str]:
-        return [str(one) for one in self.value] if isinstance(self.value, list) else []
+        return [str(item) for item in self.value] if isinstance(self.value, list) else []
 
     @property
     def range(self) -> str:
@@ -166,8 +166,8 @@ class Section:
     def folded_names(self) -> str:
         """What is behind "More" or in a folded table, by label."""
         if self.is_folded:
-            return " · ".join([one.label for one in self.fields] + [one.title for one in self.inner])
-        return " · ".join(one.label for one in self.more)
+            return " · ".join([field.label for field in self.fields] + [section.title for section in self.inner])
+        return " · ".join(field.label for field in self.more)
 
     @property
     def fields(self) -> list[Field]:
@@ -183,27 +183,29 @@ class Section:
         """How many answers in it differ from the preset's or the schema's."""
         if self.switch == "off":
             return int(self.was_on)
-        own = sum(one.is_changed for one in self.fields) + (self.switch == "on" and not self.was_on)
-        return own + sum(one.changed for one in self.inner)
+        own = sum(field.is_changed for field in self.fields) + (self.switch == "on" and not self.was_on)
+        return own + sum(section.changed for section in self.inner)
 
     @property
     def more_changed(self) -> int:
-        return sum(one.is_changed for one in self.more)
+        return sum(field.is_changed for field in self.more)
 
     @property
     def problems(self) -> list[Problem]:
-        own = [self.problem, *(one.problem for one in self.fields)]
-        return [one for one in own if one] + [problem for inner in self.inner for problem in inner.problems]
+        own = [self.problem, *(field.problem for field in self.fields)]
+        return [problem for problem in own if problem] + [problem for inner in self.inner for problem in inner.problems]
 
     @property
     def complaints(self) -> list[Complaint]:
-        own = [self.complaint, *(one.complaint for one in self.fields)]
-        return [one for one in own if one] + [complaint for inner in self.inner for complaint in inner.complaints]
+        own = [self.complaint, *(field.complaint for field in self.fields)]
+        return [complaint for complaint in own if complaint] + [
+            complaint for inner in self.inner for complaint in inner.complaints
+        ]
 
     @property
     def opens_more(self) -> bool:
         """Something is wrong in there, so it must be seen."""
-        return any(one.problem for one in self.more)
+        return any(field.problem for field in self.more)
 
 
 @dataclass(frozen=True)
@@ -227,9 +229,11 @@ class Card:
 
 def cards_of(document: Mapping[str, Any], problems: list[Problem]) -> list[Card]:
     """The whole form for a document that need not be valid."""
-    whole = _table(RunSpec, "", document, baseline_of(document), {one.field: one for one in reversed(problems)})
-    recipe = next(one for one in whole.sections if one.path == "recipe")
-    found = {one.path: one for one in (*whole.sections, *recipe.sections) if one.path != "recipe"}
+    whole = _table(
+        RunSpec, "", document, baseline_of(document), {problem.field: problem for problem in reversed(problems)}
+    )
+    recipe = next(section for section in whole.sections if section.path == "recipe")
+    found = {section.path: section for section in (*whole.sections, *recipe.sections) if section.path != "recipe"}
     found[""] = replace(whole, sections=[], title="General", help="")
     named = {path for _, paths in CARDS.values() for path in paths}
     cards = []
@@ -273,7 +277,7 @@ def _table(model: type[BaseModel], path: str, value: Any, baseline: Mapping[str,
     main = _main(path, fields)
     return Section(
         path, _title(path), _told(model.__doc__), problems.get(path) if path else None,
-        main=main, more=[one for one in fields if one not in main], sections=sections,
+        main=main, more=[field for field in fields if field not in main], sections=sections,
     )  # fmt: skip
 
 
@@ -293,7 +297,7 @@ def _section(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, prob
 
 def _kind(ask: Ask, path: str, table: Mapping[str, Any], unsaid: Any, problems: Problems) -> Field:
     model = ask.model_for(table)
-    known = {str(one.model_fields[ask.tag].default): one for one in ask.models.values()}
+    known = {str(model.model_fields[ask.tag].default): model for model in ask.models.values()}
     usual = unsaid if isinstance(unsaid, Mapping) else {ask.tag: next(iter(known))}
     return Field(
         path=f"{path}.{ask.tag}", label="Kind" if ask.tag == "kind" else _title(path),
@@ -339,7 +343,7 @@ def _field(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, proble
 
 def _main(path: str, fields: list[Field]) -> list[Field]:
     if path in _MAIN:
-        return [one for one in fields if one.path.rpartition(".")[2] in _MAIN[path]]
+        return [field for field in fields if field.path.rpartition(".")[2] in _MAIN[path]]
     return fields if len(fields) <= _MANY else fields[:_FIRST]
 
 

@@ -55,7 +55,7 @@ def _answer(ask: Ask, path: str, form: QueryDict, base: Any) -> Any:
         case "flag":
             return path in form
         case "choices":
-            return [_number(one) if ask.is_whole else one for one in form.getlist(path)]
+            return [_number(text) if ask.is_whole else text for text in form.getlist(path)]
         case "lines":
             return _lines(ask, path, form)
         case _:
@@ -77,7 +77,7 @@ def _rows(ask: Ask, path: str, form: QueryDict) -> list[dict[str, Any]]:
     """In their order; their numbers in the form need not be without gaps."""
     after = len(path) + 1
     numbers = {name[after:].partition(".")[0] for name in form if name.startswith(path + ".")}
-    places = sorted(int(one) for one in numbers if one.isascii() and one.isdigit())
+    places = sorted(int(text) for text in numbers if text.isascii() and text.isdigit())
     return [_table(ask.model, f"{path}.{place}", form, None) for place in places]
 
 

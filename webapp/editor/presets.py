@@ -42,8 +42,8 @@ class PresetChoice:
     @property
     def words(self) -> str:
         """What a search looks in, in lower case."""
-        told = [f"{change.path} {change.after}" for change in self.changes]
-        return " ".join((self.preset.name, self.preset.family, self.preset.about, self.preset.source, *told)).lower()
+        changed = [f"{change.path} {change.after}" for change in self.changes]
+        return " ".join((self.preset.name, self.preset.family, self.preset.about, self.preset.source, *changed)).lower()
 
 
 @cache

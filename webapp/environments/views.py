@@ -45,7 +45,7 @@ LEVELS: dict[str, dict[int, tuple[str, str]]] = {
         3: ("Two boxes", "4 to 12 moves."),
     },
 }
-BUILT_IN = {str(one.model_fields["id"].default): one for one in (PythonMath, Household, Sokoban)}
+BUILT_IN = {str(model.model_fields["id"].default): model for model in (PythonMath, Household, Sokoban)}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,10 @@ def environments(request: HttpRequest) -> HttpResponse:
     published = _newest(environments_of(request))
     context = {
         "section": "environments",
-        "environments": [(one, BUILT_IN[one.spec["id"]].model_validate(one.spec)) for one in published],
+        "environments": [
+            (environment, BUILT_IN[environment.spec["id"]].model_validate(environment.spec))
+            for environment in published
+        ],
         "datasets": _newest(datasets_of(request)),
         "built_in": [(name, _paragraphs(model.__doc__), _levels(request, name)) for name, model in BUILT_IN.items()],
     }
@@ -103,8 +106,8 @@ def _newest_asked(request: HttpRequest, environment: str) -> Run | None:
     """Of the newest runs in the environment: older ones are not looked at, however many there are."""
     in_it = runs_of(request).annotate(environment=ENVIRONMENT_OF_RUN).filter(environment=environment)
     newest = list(in_it.order_by("-created_at").values_list("id", flat=True)[:NEWEST_RUNS])
-    told = Exists(Trajectory.objects.filter(run=OuterRef("id")))
-    return Run.objects.filter(told, id__in=newest).defer("spec").order_by("-created_at").first()
+    has_trajectories = Exists(Trajectory.objects.filter(run=OuterRef("id")))
+    return Run.objects.filter(has_trajectories, id__in=newest).defer("spec").order_by("-created_at").first()
 
 
 def _asked(run: Run, level: int) -> list[Example]:

@@ -90,7 +90,7 @@ def _ask_for_list(inner: Any, may_be_absent: bool) -> Ask:
     if str in (annotation, *get_args(annotation)):
         return Ask("lines", may_be_absent, is_whole=int in get_args(annotation))
     bounds = _bounds(rules)
-    choices = tuple(str(one) for one in range(bounds["ge"], bounds["le"] + 1))
+    choices = tuple(str(number) for number in range(bounds["ge"], bounds["le"] + 1))
     return Ask("choices", may_be_absent, choices=choices, is_whole=annotation is int)
 
 
@@ -98,7 +98,7 @@ def _plain(annotation: Any) -> tuple[Any, list[Any]]:
     """Without ``None`` and ``Annotated``, and the rules that stood there."""
     rules: list[Any] = []
     if get_origin(annotation) in (Union, types.UnionType):
-        left = [one for one in get_args(annotation) if one is not type(None)]
+        left = [choice for choice in get_args(annotation) if choice is not type(None)]
         annotation = left[0] if len(left) == 1 else annotation
     if get_origin(annotation) is Annotated:
         annotation, *rules = get_args(annotation)
@@ -107,6 +107,6 @@ def _plain(annotation: Any) -> tuple[Any, list[Any]]:
 
 def _bounds(rules: list[Any]) -> dict[str, Any]:
     names = ("ge", "gt", "le", "lt", "max_length")
-    flat = [one for rule in rules for one in (rule, *getattr(rule, "metadata", ()))]
+    flat = [part for rule in rules for part in (rule, *getattr(rule, "metadata", ()))]
     found = {name: getattr(rule, name) for rule in flat for name in names if getattr(rule, name, None) is not None}
     return {name: value for name, value in found.items() if name == "max_length" or not isinstance(value, str)}

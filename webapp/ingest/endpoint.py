@@ -99,7 +99,7 @@ def _batch_in(body: bytes) -> Batch:
         batch = Batch.model_validate_json(body)
     except ValidationError as error:
         raise NotABatch(
-            "the batch is not what the spec says", [one.as_dict() for one in problems_in(error, Batch)]
+            "the batch is not what the spec says", [problem.as_dict() for problem in problems_in(error, Batch)]
         ) from None
     except (ValueError, RecursionError) as error:
         raise NotABatch(f"the body is not JSON that can be read: {error}") from None
@@ -181,7 +181,9 @@ FROM unnest(%s::bigint[], %s::int[], %s::text[], %s::int[], %s::float8[], %s::js
 def _append(run_id: UUID, events: Sequence[Event]) -> None:
     if not events:
         return
-    rows = [(one.seq, one.attempt, one.kind, _step_of(one), one.at, one.model_dump_json()) for one in events]
+    rows = [
+        (event.seq, event.attempt, event.kind, _step_of(event), event.at, event.model_dump_json()) for event in events
+    ]
     with connection.cursor() as cursor:
         cursor.execute(_APPEND, [run_id, *(list(column) for column in zip(*rows, strict=True))])
 

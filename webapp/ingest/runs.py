@@ -201,8 +201,8 @@ def _trajectory_row(event: TrajectoryStored) -> tuple[object, ...]:
     return (
         it.id, event.seq, it.purpose, it.step, it.group, it.index, it.task.level, it.success, it.reward,
         len(it.tool_calls), it.tool_errors, len(it.turns), it.sampled_tokens, it.stop_reason,
-        len(it.changes), sum(one.kind == "purified" for one in it.changes), sum(turn.prefilled for turn in it.turns),
-        masked, len(it.alerts),
+        len(it.changes), sum(change.kind == "purified" for change in it.changes),
+        sum(turn.prefilled for turn in it.turns), masked, len(it.alerts),
     )  # fmt: skip
 
 
@@ -219,6 +219,9 @@ ON CONFLICT (run_id, step) DO UPDATE SET
 def _add_checkpoints(run_id: UUID, events: Sequence[Checkpoint]) -> None:
     last_of_each = {event.step: event for event in events}.values()
     if last_of_each:
-        rows = [(one.step, one.path, one.size_bytes, one.seconds, one.at) for one in last_of_each]
+        rows = [
+            (checkpoint.step, checkpoint.path, checkpoint.size_bytes, checkpoint.seconds, checkpoint.at)
+            for checkpoint in last_of_each
+        ]
         with connection.cursor() as cursor:
             cursor.execute(_ADD_CHECKPOINTS, [run_id, *(list(column) for column in zip(*rows, strict=True))])

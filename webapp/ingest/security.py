@@ -37,7 +37,7 @@ def _unnested(columns: dict[str, str]) -> str:
 
 
 _ADD_RECORDS = f"""
-WITH told AS (
+WITH added AS (
     INSERT INTO security_egressrecord (run_id, {", ".join(_RECORD_COLUMNS)})
     SELECT %s, {_selected(_RECORD_COLUMNS)} FROM {_unnested(_RECORD_COLUMNS)}
     ON CONFLICT (run_id, box, seq) DO NOTHING
@@ -46,7 +46,7 @@ WITH told AS (
 INSERT INTO security_egresstotals AS total (run_id, records, allowed, denied, bytes_up, bytes_down)
 SELECT run_id, count(*), coalesce(sum(count) FILTER (WHERE phase = 'attempt' AND allowed), 0),
        coalesce(sum(count) FILTER (WHERE phase = 'attempt' AND NOT allowed), 0), sum(bytes_up), sum(bytes_down)
-FROM told GROUP BY run_id
+FROM added GROUP BY run_id
 ON CONFLICT (run_id) DO UPDATE SET
     records = total.records + excluded.records, allowed = total.allowed + excluded.allowed,
     denied = total.denied + excluded.denied, bytes_up = total.bytes_up + excluded.bytes_up,
@@ -92,7 +92,7 @@ _IN_ORDER_OF_COMMITS = "SELECT pg_advisory_xact_lock(hashtext('security_alert'))
 """Until our commit nobody else gives out an alert's id: a reader that has seen one has seen all below it."""
 
 _ADD_ALERTS = f"""
-WITH told AS (
+WITH added AS (
     INSERT INTO security_alert (team_id, run_id, stored_at, state, {", ".join(_ALERT_COLUMNS)})
     SELECT %s, %s, now(), %s, {_selected(_ALERT_COLUMNS)} FROM {_unnested(_ALERT_COLUMNS)}
     ORDER BY event_seq
@@ -101,12 +101,12 @@ WITH told AS (
 ), held AS (
     INSERT INTO security_quarantine AS quarantine (run_id, trajectory_id, state, since, note)
     SELECT DISTINCT run_id, trajectory_id, 'pending', now(), ''
-    FROM told WHERE quarantined AND trajectory_id <> ''
+    FROM added WHERE quarantined AND trajectory_id <> ''
     ON CONFLICT (run_id, trajectory_id) DO UPDATE SET
         since = CASE WHEN quarantine.state = 'pending' THEN quarantine.since ELSE excluded.since END,
         state = 'pending', number = NULL, ruled_by_id = NULL, ruled_at = NULL, note = ''
 )
-SELECT alert_id, trajectory_id, quarantined, rule, severity FROM told ORDER BY id
+SELECT alert_id, trajectory_id, quarantined, rule, severity FROM added ORDER BY id
 """
 
 

@@ -182,22 +182,22 @@ def get_run(request: HttpRequest, run_id: UUID) -> RunDetail:
 @router.post("/runs/{uuid:run_id}/cancel", response=RunOut, operation_id="cancel_run", auth=TO_LAUNCH)
 @without_body
 def cancel(request: HttpRequest, run_id: UUID) -> Any:
-    return _told(request, run_id, services.cancel_run)
+    return _asked_of(request, run_id, services.cancel_run)
 
 
 @router.post("/runs/{uuid:run_id}/pause", response=RunOut, operation_id="pause_run", auth=TO_LAUNCH)
 @without_body
 def pause(request: HttpRequest, run_id: UUID) -> Any:
-    return _told(request, run_id, services.pause_run)
+    return _asked_of(request, run_id, services.pause_run)
 
 
 @router.post("/runs/{uuid:run_id}/resume", response=RunOut, operation_id="resume_run", auth=TO_LAUNCH)
 @without_body
 def resume(request: HttpRequest, run_id: UUID) -> Any:
-    return _told(request, run_id, services.resume_run)
+    return _asked_of(request, run_id, services.resume_run)
 
 
-def _told(request: HttpRequest, run_id: UUID, verb: Callable[..., Run]) -> Any:
+def _asked_of(request: HttpRequest, run_id: UUID, verb: Callable[..., Run]) -> Any:
     run = run_for(request, run_id, to="launch")
     user: User = caller_of(request).user
     return once(request, run.team, lambda: (200, RunOut.of(verb(run, acting_user=user))))
@@ -221,11 +221,11 @@ def metrics(
         found = series_of(run.id, keys=wanted, first_step=first, last_step=last, buckets=buckets)
     series = [
         SeriesOut(
-            key=one.key,
-            level=one.level,
-            points=[(at.step, at.last_step, at.minimum, at.maximum, at.mean, at.last, at.count) for at in one.points],
+            key=curve.key,
+            level=curve.level,
+            points=[(at.step, at.last_step, at.minimum, at.maximum, at.mean, at.last, at.count) for at in curve.points],
         )
-        for one in found
+        for curve in found
     ]
     return MetricsOut(seq=run.last_seq, series=series)
 

@@ -196,6 +196,6 @@ def as_data() -> dict[str, Any]:
     return {
         "glossary": {phase: {"name": name, "meaning": meaning} for phase, (name, meaning) in GLOSSARY.items()},
         "charts": [asdict(chart) for chart in CHARTS],
-        "figures": [asdict(one) for one in FIGURES],
+        "figures": [asdict(figure) for figure in FIGURES],
         "phases": PHASES,
     }

@@ -98,7 +98,7 @@ def _context_of(request: PageRequest, run: Run) -> dict[str, Any]:
         "launches": may(request, run.team, "launch"),
         "transitions": run.transitions.all(),
         "checkpoints": run.checkpoints.order_by("-step"),
-        "steps_on_disk": [one.step for one in run.checkpoints_on_disk],
+        "steps_on_disk": [checkpoint.step for checkpoint in run.checkpoints_on_disk],
     }
 
 

@@ -218,7 +218,7 @@ def list_quarantines(
     if cursor is not None:
         found = found.filter(trajectory_id__gt=decode_cursor(cursor, (str,))[0])
     page = list(found[: limit + 1])
-    items = [QuarantineOut.of(one, run) for one in page[:limit]]
+    items = [QuarantineOut.of(quarantine, run) for quarantine in page[:limit]]
     return QuarantinePage(items=items, next_cursor=encode_cursor(items[-1].trajectory) if len(page) > limit else None)
 
 
@@ -227,10 +227,10 @@ QUARANTINE = "/runs/{uuid:run_id}/quarantines/{trajectory_id}"
 
 @router.get(QUARANTINE, response=QuarantineDetail, operation_id="get_quarantine")
 def get_quarantine(request: HttpRequest, run_id: UUID, trajectory_id: str) -> QuarantineDetail:
-    one = quarantine_for(request, run_id, trajectory_id)
-    history = Ruling.objects.filter(run=one.run, trajectory_id=trajectory_id).order_by("-number")
+    quarantine = quarantine_for(request, run_id, trajectory_id)
+    history = Ruling.objects.filter(run=quarantine.run, trajectory_id=trajectory_id).order_by("-number")
     return QuarantineDetail(
-        **QuarantineOut.of(one, one.run).dict(), history=[RulingOut.of(ruling) for ruling in history]
+        **QuarantineOut.of(quarantine, quarantine.run).dict(), history=[RulingOut.of(ruling) for ruling in history]
     )
 
 
@@ -241,11 +241,11 @@ def rule(request: HttpRequest, run_id: UUID, trajectory_id: str, ruling: RulingR
     """Say whether the trajectory was benign.  A later ruling replaces an earlier one; the engine hears it with its
     next batch.  Benign: trained on at the next step, if at most `environment.response.release_within_steps` updates
     happened since it was sampled.  Malicious: never trained on."""
-    one = quarantine_for(request, run_id, trajectory_id, to="review")
+    quarantine = quarantine_for(request, run_id, trajectory_id, to="review")
     user = caller_of(request).user
 
     def act() -> tuple[int, RulingOut]:
-        made = services.rule(one.run, trajectory_id, ruling.verdict, ruling.note, acting_user=user)
+        made = services.rule(quarantine.run, trajectory_id, ruling.verdict, ruling.note, acting_user=user)
         return 201, RulingOut.of(made)
 
-    return once(request, one.run.team, act)
+    return once(request, quarantine.run.team, act)

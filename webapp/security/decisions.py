@@ -1,4 +1,4 @@
-"""Decisions about many alerts at once: acknowledge them, or rule on the trajectories that they quarantined.
+"""Decisions about many alerts at once: acknowledge them, or rule on the trajectories that they row.
 
 Everything happens in one transaction, with an audit row per run, in a fixed number of statements.  A
 decision that is sent again finds everything decided and changes nothing.
@@ -58,7 +58,7 @@ def decide(
 ) -> Decided:
     """Decide about those of ``alerts`` that are the team's and not newer than ``through``.
 
-    A ruling concerns the trajectories that these alerts quarantined.  Raises Invalid for too long a note.
+    A ruling concerns the trajectories that these alerts row.  Raises Invalid for too long a note.
     """
     note = note.strip()
     if decision != "acknowledge":
@@ -88,14 +88,14 @@ def _ruled(
     team: Team, chosen: QuerySet[Alert], runs: dict[UUID, Run], verdict: str, note: str, acting_user: User
 ) -> Decided:
     held = _held(chosen, runs)
-    back = [one for one in held if verdict == "benign" and one.is_doubted and one.state != verdict]
-    same = [one for one in held if one.state == verdict]
-    new = [one for one in held if one not in back and one not in same]
+    back = [row for row in held if verdict == "benign" and row.is_doubted and row.state != verdict]
+    same = [row for row in held if row.state == verdict]
+    new = [row for row in held if row not in back and row not in same]
     numbers = _add_rulings(new, verdict, note, acting_user)
     decided = _alerts_of([*new, *same], acting_user) + _acknowledged(
         chosen.filter(Q(quarantined=False) | Q(trajectory_id="")), acting_user
     )
-    by_run = Counter(one.run.id for one in new)
+    by_run = Counter(row.run.id for row in new)
     entries = [
         _noted("quarantine.rule", runs[run], verdict=verdict, trajectories=by_run[run], alerts=decided[run],
                rulings=numbers.get(run, "none"))
@@ -107,7 +107,7 @@ def _ruled(
         trajectories=len(new),
         unchanged=len(same),
         held_back=len(back),
-        without_effect=sum(one.run.has_ended for one in new),
+        without_effect=sum(row.run.has_ended for row in new),
     )
 
 
@@ -146,10 +146,16 @@ def _add_rulings(new: Sequence[_Held], verdict: str, note: str, acting_user: Use
         held.run.rulings += 1
         given.append(held.run.rulings)
         numbers[held.run.id].append(held.run.rulings)
-    said: dict[str, Any] = {"verdict": verdict, "note": note, "user": acting_user, "who": acting_user.email, "at": now}
+    fields: dict[str, Any] = {
+        "verdict": verdict,
+        "note": note,
+        "user": acting_user,
+        "who": acting_user.email,
+        "at": now,
+    }
     Ruling.objects.bulk_create(
         [
-            Ruling(run_id=held.run.id, trajectory_id=held.trajectory_id, number=number, **said)
+            Ruling(run_id=held.run.id, trajectory_id=held.trajectory_id, number=number, **fields)
             for held, number in zip(new, given, strict=True)
         ],
         batch_size=RULINGS_AT_ONCE,
@@ -174,7 +180,10 @@ def _alerts_of(held: Sequence[_Held], acting_user: User) -> Counter[UUID]:
     if not held:
         return Counter()
     with connection.cursor() as cursor:
-        run_ids, trajectory_ids = [one.run.id for one in held], [one.trajectory_id for one in held]
+        run_ids, trajectory_ids = (
+            [row.run.id for row in held],
+            [row.trajectory_id for row in held],
+        )
         cursor.execute(_DECIDE, [acting_user.id, timezone.now(), run_ids, trajectory_ids])
         return Counter(run_id for (run_id,) in cursor.fetchall())
 

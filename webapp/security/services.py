@@ -40,12 +40,18 @@ def rule(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting_u
     now = timezone.now()
     run.rulings += 1
     Run.objects.filter(id=run.id).update(rulings=F("rulings") + 1)
-    said = {"number": run.rulings, "note": note}
+    fields = {"number": run.rulings, "note": note}
     Quarantine.objects.filter(run=run, trajectory_id=trajectory_id).update(
-        state=verdict, ruled_by=acting_user, ruled_at=now, **said
+        state=verdict, ruled_by=acting_user, ruled_at=now, **fields
     )
     ruling = Ruling.objects.create(
-        run=run, trajectory_id=trajectory_id, verdict=verdict, user=acting_user, who=acting_user.email, at=now, **said
+        run=run,
+        trajectory_id=trajectory_id,
+        verdict=verdict,
+        user=acting_user,
+        who=acting_user.email,
+        at=now,
+        **fields,
     )
     about = Alert.objects.filter(run=run, trajectory_id=trajectory_id)
     about.exclude(state=AlertState.ACKNOWLEDGED).update(

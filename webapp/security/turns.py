@@ -80,8 +80,8 @@ def turn_shown(alert: Alert, row: Trajectory | None) -> TurnShown | None:
             return TurnShown(
                 "".join(turn.pieces), call.arguments, call.output, call.error_class or "", turn.context_text
             )
-    told = turn_of(alert)
-    return TurnShown(told.wrote, told.call, told.output, told.error_class) if told else None
+    reported = turn_of(alert)
+    return TurnShown(reported.wrote, reported.call, reported.output, reported.error_class) if reported else None
 
 
 def turn_of(alert: Alert) -> AlertedTurn | None:

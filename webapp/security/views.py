@@ -66,7 +66,7 @@ def inbox(request: PageRequest) -> HttpResponse:
         "page": page,
         "groups": groups,
         "totals": found.order_by().aggregate(alerts=Count("id"), through=Max("id")),
-        "reviewed_teams": {team for team in {one.newest.team_id for one in groups} if may(request, team, "review")},
+        "reviewed_teams": {team for team in {group.newest.team_id for group in groups} if may(request, team, "review")},
         "chosen": chosen,
         "is_filtered": any(chosen[name] for name in ("severity", "rule", "run")) or chosen["state"] != AlertState.OPEN,
         "states": STATES,
@@ -131,7 +131,7 @@ def _with_quarantine_status(alerts: Iterable[Alert]) -> list[Alert]:
     found = Quarantine.objects.filter(
         run__in={run for run, _ in places}, trajectory_id__in={trajectory for _, trajectory in places}
     )
-    states = {(one.run_id, one.trajectory_id): one.state for one in found}
+    states = {(quarantine.run_id, quarantine.trajectory_id): quarantine.state for quarantine in found}
     runs = Run.objects.filter(id__in={alert.run_id for alert in alerts})
     responses = dict(runs.values_list("id", "spec__environment__response"))
     for alert in alerts:
@@ -208,10 +208,10 @@ def of_run(request: PageRequest, run_id: UUID) -> HttpResponse:
     alerts = Alert.objects.filter(run=run).select_related("run").order_by("-id")
     quarantines = list(quarantines_where(run).order_by("-state", "-since", "trajectory_id")[:HELD_OF_RUN])
     within = release_within(run.spec["environment"].get("response"))
-    for one in quarantines:
-        one.training = training_effect(one, run, within=within).text
-    held = [one.trajectory_id for one in quarantines]
-    told = set(Trajectory.objects.filter(run=run, trajectory_id__in=held).values_list("trajectory_id", flat=True))
+    for quarantine in quarantines:
+        quarantine.training = training_effect(quarantine, run, within=within).text
+    held = [quarantine.trajectory_id for quarantine in quarantines]
+    stored = set(Trajectory.objects.filter(run=run, trajectory_id__in=held).values_list("trajectory_id", flat=True))
     counted = Quarantine.objects.filter(run=run).aggregate(
         all=Count("state"), pending=Count("state", filter=Q(state=QuarantineState.PENDING))
     )
@@ -223,7 +223,7 @@ def of_run(request: PageRequest, run_id: UUID) -> HttpResponse:
         "alert_count": alerts.count(),
         "open_count": alerts.filter(state=AlertState.OPEN).count(),
         "quarantines": quarantines,
-        "told": told,
+        "stored": stored,
         "counted": counted,
         "records": page[:ROWS],
         "older": f"{page[ROWS - 1].event_seq}-{page[ROWS - 1].seq}" if len(page) > ROWS else None,
@@ -267,7 +267,7 @@ def decide_many(request: PageRequest) -> HttpResponse:
     except Refused as refusal:
         tell(request, refusal)
         return redirect(back)
-    return redirect_with(request, _told(decision, sum(decided, start=Decided(0))), back)
+    return redirect_with(request, _outcome(decision, sum(decided, start=Decided(0))), back)
 
 
 def _alerts_marked(request: PageRequest) -> QuerySet[Alert]:
@@ -308,18 +308,18 @@ def _number(text: str, name: str) -> int:
     return int(text)
 
 
-def _told(decision: Decision, decided: Decided) -> str:
+def _outcome(decision: Decision, decided: Decided) -> str:
     """What came of it, for the page."""
     if decision == "acknowledge":
         return f"{_counted(decided.alerts, 'alert')} acknowledged."
-    said = [f"{_counted(decided.trajectories, 'trajectory', 'trajectories')} ruled {decision}"]
-    said += [f"{_counted(decided.alerts, 'alert')} decided"]
-    said += [f"{decided.unchanged} stood so before"] * bool(decided.unchanged)
-    said += [f"{decided.held_back} held back: another undecided alert quarantined them too"] * bool(decided.held_back)
-    said += [f"{decided.without_effect} of runs that have ended, where it changes no training"] * bool(
+    parts = [f"{_counted(decided.trajectories, 'trajectory', 'trajectories')} ruled {decision}"]
+    parts += [f"{_counted(decided.alerts, 'alert')} decided"]
+    parts += [f"{decided.unchanged} stood so before"] * bool(decided.unchanged)
+    parts += [f"{decided.held_back} held back: another undecided alert quarantined them too"] * bool(decided.held_back)
+    parts += [f"{decided.without_effect} of runs that have ended, where it changes no training"] * bool(
         decided.without_effect
     )
-    return "; ".join(said) + "."
+    return "; ".join(parts) + "."
 
 
 def _counted(number: int, noun: str, plural: str = "") -> str:
@@ -329,11 +329,11 @@ def _counted(number: int, noun: str, plural: str = "") -> str:
 @login_required
 @require_POST
 def rule(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpResponse:
-    one = quarantine_for(request, run_id, trajectory_id, to="review")
+    quarantine = quarantine_for(request, run_id, trajectory_id, to="review")
     back = _back(request, reverse("trajectories:detail", args=[run_id, trajectory_id]))
     verdict, note = request.POST.get("verdict", ""), request.POST.get("note", "")
     try:
-        made = services.rule(one.run, trajectory_id, verdict, note, acting_user=request.user)
+        made = services.rule(quarantine.run, trajectory_id, verdict, note, acting_user=request.user)
     except Refused as refusal:
         tell(request, refusal)
         return redirect(back)

@@ -59,36 +59,38 @@ class ShownTurn:
 
 def shown_turn(trajectory: Trajectory, number: int) -> ShownTurn:
     turn = trajectory.turns[number]
-    changes = [one for one in trajectory.changes if one.turn == number]
-    badges = [badge for one in changes if (badge := _badge_of_change(one))]
-    shown = [_shown(one) for one in changes if one.kind in _TITLES]
-    telling = [one for one in shown if one.facts or one.pieces or one.first_output]
-    return ShownTurn([*badges, *_badges_of_turn(trajectory, turn)], telling)
+    changes = [change for change in trajectory.changes if change.turn == number]
+    badges = [badge for change in changes if (badge := _badge_of_change(change))]
+    shown = [_shown(change) for change in changes if change.kind in _TITLES]
+    worth_showing = [entry for entry in shown if entry.facts or entry.pieces or entry.first_output]
+    return ShownTurn([*badges, *_badges_of_turn(trajectory, turn)], worth_showing)
 
 
 def summary_of(trajectory: Trajectory) -> list[str]:
     """In short sentences, what was changed; empty where nothing was."""
-    turns, changes = trajectory.turns, Counter(one.kind for one in trajectory.changes)
+    turns, changes = trajectory.turns, Counter(change.kind for change in trajectory.changes)
     masked = Counter(turn.masked_because for turn in turns if turn.masked_because)
-    said = []
+    sentences = []
     if trajectory.masked_because:
-        said.append(f"not trained on: {trajectory.masked_because}")
+        sentences.append(f"not trained on: {trajectory.masked_because}")
     if repaired := changes["purified"]:
-        said.append(f"{_count(repaired, 'call')} repaired")
+        sentences.append(f"{_count(repaired, 'call')} repaired")
     if failed := changes["purification-failed"]:
-        said.append(f"{_count(failed, 'repair')} failed")
-    if cut := sum(one.stop - one.start for one in trajectory.changes if one.kind == "mismatch-masked"):
-        said.append(f"{_count(cut, 'token')} masked: mismatch of sampling and training")
+        sentences.append(f"{_count(failed, 'repair')} failed")
+    if cut := sum(change.stop - change.start for change in trajectory.changes if change.kind == "mismatch-masked"):
+        sentences.append(f"{_count(cut, 'token')} masked: mismatch of sampling and training")
     if masked:
-        said.append(f"{_count(masked.total(), 'turn')} masked: {', '.join(sorted(masked))}")
+        sentences.append(f"{_count(masked.total(), 'turn')} masked: {', '.join(sorted(masked))}")
     if trajectory.start and trajectory.start.prefix:
-        said.append(f"{trajectory.start.prefix} of an expert's {_count(trajectory.start.turns, 'turn')} replayed")
+        sentences.append(f"{trajectory.start.prefix} of an expert's {_count(trajectory.start.turns, 'turn')} replayed")
     if any(turn.experience_span for turn in turns):
-        said.append("lessons shown, and taken out of training" if changes["stripped"] else "lessons shown")
-    for one in trajectory.changes:
-        if one.kind == "resampled":
-            said.append(f"played in place of {_count(int(one.details.get('tries', 1)), 'rollout')}: {one.reason}")
-    return said
+        sentences.append("lessons shown, and taken out of training" if changes["stripped"] else "lessons shown")
+    for change in trajectory.changes:
+        if change.kind == "resampled":
+            sentences.append(
+                f"played in place of {_count(int(change.details.get('tries', 1)), 'rollout')}: {change.reason}"
+            )
+    return sentences
 
 
 LESSONS_BEGIN = "<EXP>"

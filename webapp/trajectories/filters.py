@@ -140,11 +140,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        return sum(one.count for one in self.bins)
+        return sum(bar.count for bar in self.bins)
 
     @property
     def in_words(self) -> str:
-        return ", ".join(f"{one.count} with reward {one.label}" for one in self.bins if one.count)
+        return ", ".join(f"{bar.count} with reward {bar.label}" for bar in self.bins if bar.count)
 
 
 def reward_histogram(run: Run, chosen: Filter) -> Histogram | None:

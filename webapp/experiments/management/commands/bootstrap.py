@@ -13,11 +13,11 @@ class Command(BaseCommand):
 
     def handle(self, **_options: Any) -> None:
         sample = ensure_sample()
-        told = {
+        summary = {
             "created": sample.password is not None,
             "email": sample.owner.email,
             "password": sample.password,
             "team": sample.team.slug,
             "experiment_id": str(sample.experiment.id),
         }
-        self.stdout.write(json.dumps(told))
+        self.stdout.write(json.dumps(summary))

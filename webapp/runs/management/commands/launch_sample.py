@@ -44,4 +44,4 @@ def _validated(document: dict[str, Any]) -> RunSpec:
     try:
         return RunSpec.model_validate(document)
     except ValidationError as error:
-        raise CommandError("\n".join(str(one) for one in problems_in(error, RunSpec)), returncode=2) from None
+        raise CommandError("\n".join(str(problem) for problem in problems_in(error, RunSpec)), returncode=2) from None

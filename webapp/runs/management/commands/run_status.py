@@ -28,8 +28,8 @@ class Command(BaseCommand):
         if found is None:
             raise CommandError(f"there is no run {run}")
         stored = found.events.aggregate(rows=Count("*"), numbers=Count("seq", distinct=True))
-        told = {"run": str(run)} | {field: getattr(found, field) for field in _FIELDS}
-        told |= {
+        status = {"run": str(run)} | {field: getattr(found, field) for field in _FIELDS}
+        status |= {
             "events_stored": stored["rows"],
             "events_duplicated": stored["rows"] - stored["numbers"],
             "metric_points_stored": found.metric_points.count(),
@@ -37,7 +37,7 @@ class Command(BaseCommand):
             "alerts": _alerts(found),
             "transitions": list(found.transitions.values("from_state", "to_state", "attempt", "by", "reason", "at")),
         }
-        self.stdout.write(json.dumps(told, cls=DjangoJSONEncoder))
+        self.stdout.write(json.dumps(status, cls=DjangoJSONEncoder))
 
 
 def _alerts(run: Run) -> dict[str, Any]:
