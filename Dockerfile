@@ -21,7 +21,6 @@ COPY engine engine
 COPY migrations migrations
 COPY webapp webapp
 COPY workers workers
-COPY docs/egress.md docs/egress.md
 
 ENV PYTHONPATH=/app PALESTRA_STATIC_ROOT=/app/static PALESTRA_HOME=/var/lib/palestra PALESTRA_RUNS=/var/lib/palestra/runs
 ENV PALESTRA_SANDBOX_TOKENS=/var/lib/palestra/sandboxes/tokens.json

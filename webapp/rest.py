@@ -1,13 +1,16 @@
 """The REST API: ``/api/v1``, described by ``/api/v1/openapi.json``.  Every error is problem+json."""
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError, ValidationErrorContext
+from ninja.operation import Operation
 
-from engine.spec.problems import problems_in
+from engine.spec.problems import Problem, problems_in
 from webapp.api.authentication import KeyAuth, SessionAuth
 from webapp.api.document import ABOUT, completed
 from webapp.api.problems import problem
@@ -15,7 +18,7 @@ from webapp.api.requests import StorableParser
 from webapp.catalog.api import router as catalog
 from webapp.editor.recipes_api import router as recipes
 from webapp.experiments.api import router as experiments
-from webapp.refusals import Refused
+from webapp.refusals import Invalid, Refused
 from webapp.runs.api import router as runs
 from webapp.security.api import router as security
 from webapp.trajectories.api import router as trajectories
@@ -30,11 +33,15 @@ class Unprocessable(ValidationError):
 
 
 def _problems(context: ValidationErrorContext[Any]) -> list[dict[str, Any]]:
-    """Field paths as the sender wrote them: the body's own name in our code is not part of them."""
-    found = [problem.as_dict() for problem in problems_in(context.pydantic_validation_error, context.model)]
-    if context.model.__ninja_param_source__ == "body":
-        found = [problem | {"field": problem["field"].partition(".")[2]} for problem in found]
-    return found
+    """Field paths as the sender wrote them: neither the body's nor a filter's own name in our code is part of them."""
+    entries = [problem.as_dict() for problem in problems_in(context.pydantic_validation_error, context.model)]
+    match context.model.__ninja_param_source__:
+        case "body":
+            return [entry | {"field": entry["field"].partition(".")[2]} for entry in entries]
+        case "query":
+            sent = {".".join(path): name for name, path in context.model.__ninja_flatten_map__.items()}
+            return [entry | {"field": sent.get(entry["field"], entry["field"])} for entry in entries]
+    return entries
 
 
 class Api(NinjaAPI):
@@ -45,6 +52,25 @@ class Api(NinjaAPI):
 
     def get_openapi_schema(self, **options: Any) -> Any:
         return completed(super().get_openapi_schema(**options))
+
+
+def known_queries_only(run: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Refuse a query that the operation does not take: a misspelt filter would otherwise match everything."""
+    operation: Operation = run.__self__  # type: ignore[attr-defined]
+    queries = [model for model in operation.models if model.__ninja_param_source__ == "query"]
+    known = {name for model in queries for name in model.__ninja_flatten_map__}
+
+    @wraps(run)
+    def refusing(request: HttpRequest, **path: Any) -> HttpResponse:
+        unknown = [name for name in request.GET if name not in known]
+        if not unknown:
+            return run(request, **path)
+        takes = f"use one of: {', '.join(sorted(known))}" if known else "leave it out"
+        problems = [Problem(name, request.GET[name], "this is no query of this address", takes) for name in unknown]
+        refusal = operation._run_checks(request)  # who may not come in is not told what there is
+        return refusal or _refused(request, Invalid("the request cannot be used as it is", problems))
+
+    return refusing
 
 
 # No docs page: ninja's loads its scripts from a CDN.
@@ -63,6 +89,7 @@ api.add_router("", security)
 api.add_router("", experiments)
 api.add_router("", catalog)
 api.add_router("", recipes)
+api.add_decorator(known_queries_only, mode="view")
 
 
 @api.exception_handler(ValidationError)

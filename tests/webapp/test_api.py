@@ -512,3 +512,16 @@ def test_pages_refuse_what_they_cannot_read(api_of, bob, run, path: str, query: 
     answer = api_of(bob).get(f"{path.format(run=run.id)}?{query}")
     assert answer.status_code == 422
     assert answer.json()["problems"][0]["field"] == query.partition("=")[0]
+
+
+@pytest.mark.parametrize("path", ["/runs", "/runs/{run.id}", "/runs/{run.id}/egress", "/runs/{run.id}/trajectories"])
+def test_a_query_that_an_address_does_not_take_is_refused_by_its_name(
+    api_of: Any, bob: User, run: Run, path: str
+) -> None:
+    answer = api_of(bob).get(path.format(run=run), stat="failed")
+    assert (answer.status_code, answer.json()["problems"][0]["field"]) == (422, "stat")
+
+
+def test_a_stranger_is_not_told_which_queries_an_address_takes(api_of: Any, charlie: User, run: Run) -> None:
+    answer = api_of(charlie).post(f"/runs/{run.id}/cancel?stat=failed")
+    assert answer.status_code == 404

@@ -1,7 +1,10 @@
 """What can be done to environments and datasets: publish a version.  Versions never change."""
 
+from typing import TypeVar
+
 from django.db import transaction
 from django.db.models import Max
+from pydantic import BaseModel
 
 from engine.spec.environment import Environment as EnvironmentSpec
 from engine.spec.run import Dataset as DatasetSpec
@@ -9,41 +12,39 @@ from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import Dataset, Environment
 
+Versioned = TypeVar("Versioned", Environment, Dataset)
+
 
 @transaction.atomic
 def publish_environment(
     team: Team, name: str, document: EnvironmentSpec, *, acting_user: User, description: str = ""
 ) -> Environment:
-    """The next version of the environment ``name``."""
-    version = _next_version(team, Environment, name)
-    environment = Environment.objects.create(
-        team=team,
-        name=name,
-        version=version,
-        spec=document.model_dump(mode="json"),
-        description=description,
-        created_by=acting_user,
-    )
-    record(team, acting_user, "environment.publish", f"environment {environment}")
-    return environment
+    """Publish the next version of the environment ``name``."""
+    return _publish(team, Environment, name, document, acting_user, description)
 
 
 @transaction.atomic
 def publish_dataset(
     team: Team, name: str, document: DatasetSpec, *, acting_user: User, description: str = ""
 ) -> Dataset:
-    """The next version of the dataset ``name``."""
-    version = _next_version(team, Dataset, name)
-    dataset = Dataset.objects.create(
+    """Publish the next version of the dataset ``name``."""
+    return _publish(team, Dataset, name, document, acting_user, description)
+
+
+def _publish(
+    team: Team, model: type[Versioned], name: str, document: BaseModel, acting_user: User, description: str
+) -> Versioned:
+    row = model.objects.create(
         team=team,
         name=name,
-        version=version,
+        version=_next_version(team, model, name),
         spec=document.model_dump(mode="json"),
         description=description,
         created_by=acting_user,
     )
-    record(team, acting_user, "dataset.publish", f"dataset {dataset}")
-    return dataset
+    kind = model.__name__.lower()
+    record(team, acting_user, f"{kind}.publish", f"{kind} {row}")
+    return row
 
 
 def _next_version(team: Team, model: type[Environment] | type[Dataset], name: str) -> int:

@@ -1,5 +1,6 @@
 """Pages of runs: the overview, one run live, and its buttons."""
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -127,25 +128,19 @@ def _run_url(run_id: UUID) -> str:
     return reverse("runs:detail", args=[run_id])
 
 
-@login_required
-@require_POST
-@refusals_return_to(_run_url)
-def cancel(request: PageRequest, run_id: UUID) -> HttpResponse:
-    services.cancel_run(run_for(request, run_id, to="launch"), acting_user=request.user)
-    return redirect(_run_url(run_id))
+def _order(verb: Callable[..., Run]) -> Callable[..., HttpResponse]:
+    """The view of a button: do ``verb`` with the run and go back to its page."""
+
+    @login_required
+    @require_POST
+    @refusals_return_to(_run_url)
+    def view(request: PageRequest, run_id: UUID) -> HttpResponse:
+        verb(run_for(request, run_id, to="launch"), acting_user=request.user)
+        return redirect(_run_url(run_id))
+
+    return view
 
 
-@login_required
-@require_POST
-@refusals_return_to(_run_url)
-def pause(request: PageRequest, run_id: UUID) -> HttpResponse:
-    services.pause_run(run_for(request, run_id, to="launch"), acting_user=request.user)
-    return redirect(_run_url(run_id))
-
-
-@login_required
-@require_POST
-@refusals_return_to(_run_url)
-def resume(request: PageRequest, run_id: UUID) -> HttpResponse:
-    services.resume_run(run_for(request, run_id, to="launch"), acting_user=request.user)
-    return redirect(_run_url(run_id))
+cancel = _order(services.cancel_run)
+pause = _order(services.pause_run)
+resume = _order(services.resume_run)

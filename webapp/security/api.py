@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Router, Status
+from ninja import Router, Schema, Status
 from ninja.params.functions import Query
+from pydantic import Field
 
 from sandboxes.egress.address import normalised
 from sandboxes.egress.attempt import Protocol
@@ -165,28 +166,30 @@ def acknowledge(request: HttpRequest, alert_id: int) -> Any:
     return once(request, alert.team, lambda: (200, AlertOut.of(services.acknowledge_alert(alert, acting_user=user))))
 
 
+class EgressFilter(Schema):
+    """What a list of records can be narrowed to."""
+
+    trajectory: Text | None = Field(None, max_length=100)
+    turn: int | None = Field(None, ge=0, lt=2**31, description="Counted from 0")
+    verdict: Literal["allowed", "denied"] | None = None
+    protocol: Protocol | None = None
+    name: Text | None = Field(None, max_length=255, description="A part of the name asked for, of SNI or of Host")
+    address: str | None = Field(None, max_length=64, description="An IPv4 or IPv6 address")
+    box: Text | None = Field(None, max_length=200)
+
+
 @router.get("/runs/{uuid:run_id}/egress", response=EgressPage, operation_id="list_egress")
 def list_egress(
     request: HttpRequest,
     run_id: UUID,
-    trajectory: Annotated[Text | None, Query(max_length=100)] = None,
-    turn: int | None = Query(None, ge=0, lt=2**31, description="Counted from 0"),
-    verdict: Literal["allowed", "denied"] | None = None,
-    protocol: Protocol | None = None,
-    name: Annotated[
-        Text | None, Query(max_length=255, description="A part of the name asked for, of SNI or of Host")
-    ] = None,
-    address: str | None = Query(None, max_length=64, description="An IPv4 or IPv6 address"),
-    box: Annotated[Text | None, Query(max_length=200)] = None,
+    chosen: Annotated[EgressFilter, Query()],
     limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
     cursor: str | None = None,
 ) -> EgressPage:
     """What the run's boxes tried to reach, newest first."""
     run = run_for(request, run_id)
-    where = _address(address) if address is not None else None
-    found = records_where(
-        run, trajectory=trajectory, turn=turn, verdict=verdict, protocol=protocol, name=name, address=where, box=box
-    )
+    where = _address(chosen.address) if chosen.address is not None else None
+    found = records_where(run, **chosen.model_dump() | {"address": where})
     if cursor is not None:
         found = found.extra(where=["(event_seq, seq) < (%s, %s)"], params=decode_cursor(cursor, (int, int)))
     page = list(found[: limit + 1])

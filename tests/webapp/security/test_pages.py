@@ -1,13 +1,13 @@
 """Pages of alerts: who sees what, what leads where, and that hostile text stays text."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils.html import escape
 
 from sandboxes.egress.detectors.suite import RULES
 from tests.webapp.runs.conftest import Engine, egress_record, finding
@@ -316,16 +316,12 @@ def test_the_inbox_asks_as_much_for_one_alert_as_for_many(engine: Engine, rita: 
     assert queries() == few
 
 
-def test_every_rule_of_the_detectors_has_its_words_in_the_document(victor: User) -> None:
-    texts = rule_texts()
-    assert set(texts) == {one.id for one in RULES}
-    assert {one.id: (one.severity, one.category, one.attack) for one in RULES} == {
-        name: (one.severity, one.category, one.attack) for name, one in texts.items()
-    }
-    assert page_of(victor, "/alerts/rules/").count('<tr id="') == len(RULES)
-    root = Path(__file__).parents[3]
-    assert "COPY docs/egress.md docs/egress.md" in (root / "Dockerfile").read_text()
-    assert "!docs/egress.md" in (root / ".dockerignore").read_text().split()
+def test_every_rule_of_the_detectors_is_on_the_page_of_rules_in_its_own_words(victor: User) -> None:
+    assert list(rule_texts()) == [rule.id for rule in RULES]
+    page = page_of(victor, "/alerts/rules/")
+    assert page.count('<tr id="') == len(RULES)
+    for known in RULES:
+        assert escape(known.catches.replace("`", "")) in page
 
 
 def test_a_team_member_of_two_teams_sees_both(engine: Engine, alarming_run: Run, charlie: User, team: Any) -> None:
