@@ -1,11 +1,12 @@
 """Trajectories over REST."""
 
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from django.http import HttpRequest
 from ninja import Router, Schema
 from ninja.params.functions import Query
+from pydantic import Field
 
 from engine.spec.trajectory import Purpose, StopReason, Trajectory
 from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
@@ -44,42 +45,38 @@ class TrajectoryPage(Schema):
     next_cursor: str | None
 
 
+class TrajectoryFilter(Schema):
+    """What a list of trajectories can be narrowed to."""
+
+    step: int | None = Field(None, ge=0, lt=2**31)
+    purpose: Purpose | None = None
+    success: bool | None = None
+    tool_errors: bool | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    stop_reason: StopReason | None = None
+    change: ChangeFilter | None = Field(
+        None, description="With any change or masked turn, with one of a kind, or with none"
+    )
+    quarantine: QuarantineFilter | None = Field(None, description="Ever quarantined, or its present quarantine status")
+
+
 @router.get("/runs/{uuid:run_id}/trajectories", response=TrajectoryPage, operation_id="list_trajectories")
 def list_trajectories(
     request: HttpRequest,
     run_id: UUID,
-    step: int | None = Query(None, ge=0, lt=2**31),
-    purpose: Purpose | None = None,
-    success: bool | None = None,
-    tool_errors: bool | None = None,
-    min_reward: float | None = None,
-    max_reward: float | None = None,
-    stop_reason: StopReason | None = None,
-    change: ChangeFilter | None = None,
-    quarantine: QuarantineFilter | None = None,
+    chosen: Annotated[TrajectoryFilter, Query()],
     limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
     cursor: str | None = None,
 ) -> TrajectoryPage:
-    """Newest first.  ``change``: with any change or masked turn, with one of a kind, or with none.
-    ``quarantine``: ever quarantined, or how it stands."""
+    """Newest first."""
     run = run_for(request, run_id)
-    found = filtered(
-        run,
-        step=step,
-        purpose=purpose,
-        success=success,
-        tool_errors=tool_errors,
-        min_reward=min_reward,
-        max_reward=max_reward,
-        stop_reason=stop_reason,
-        change=change,
-        quarantine=quarantine,
-    ).with_quarantine()
+    found = filtered(run, **chosen.model_dump()).with_quarantine()
     if cursor is not None:
         found = found.filter(seq__lt=decode_cursor(cursor, (int,))[0])
     page = list(found[: limit + 1])
     more = len(page) > limit
-    items = [TrajectorySummary(**one.summary, quarantine=one.quarantine) for one in page[:limit]]
+    items = [TrajectorySummary(**row.summary, quarantine=row.quarantine) for row in page[:limit]]
     return TrajectoryPage(items=items, next_cursor=encode_cursor(items[-1].seq) if more else None)
 
 
