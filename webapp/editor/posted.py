@@ -77,8 +77,8 @@ def _rows(ask: Ask, path: str, form: QueryDict) -> list[dict[str, Any]]:
     """In their order; their numbers in the form need not be without gaps."""
     after = len(path) + 1
     numbers = {name[after:].partition(".")[0] for name in form if name.startswith(path + ".")}
-    places = sorted(int(text) for text in numbers if text.isascii() and text.isdigit())
-    return [_table(ask.model, f"{path}.{place}", form, None) for place in places]
+    indices = sorted(int(text) for text in numbers if text.isascii() and text.isdigit())
+    return [_table(ask.model, f"{path}.{index}", form, None) for index in indices]
 
 
 def _lines(ask: Ask, path: str, form: QueryDict) -> Any:

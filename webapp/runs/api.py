@@ -122,7 +122,7 @@ class CheckpointOut(Schema):
 
 @router.post("/runs", response={201: RunOut}, operation_id="submit_run", auth=somewhere("launch"))
 def submit(request: HttpRequest, spec: RunRequest) -> Status[object]:
-    experiment, team = _place(request, spec)
+    experiment, team = _owner_of(request, spec)
     user = caller_of(request).user
 
     def act() -> tuple[int, RunOut]:
@@ -131,7 +131,7 @@ def submit(request: HttpRequest, spec: RunRequest) -> Status[object]:
     return once(request, team, act)
 
 
-def _place(request: HttpRequest, spec: RunRequest) -> tuple[Experiment | None, Team]:
+def _owner_of(request: HttpRequest, spec: RunRequest) -> tuple[Experiment | None, Team]:
     if spec.experiment is None:
         return None, team_to_act_in(request, spec.team, to="launch")
     experiment = experiment_for(request, spec.experiment, to="launch")

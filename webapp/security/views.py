@@ -127,9 +127,9 @@ def alike_alerts(request: PageRequest, alert_id: int) -> HttpResponse:
 def _with_quarantine_status(alerts: Iterable[Alert]) -> list[Alert]:
     """With ``held``, how the trajectory of each stands or None, and ``within``, how long a release is in time."""
     alerts = list(alerts)
-    places = [(alert.run_id, alert.trajectory_id) for alert in alerts if alert.trajectory_id]
+    named = [(alert.run_id, alert.trajectory_id) for alert in alerts if alert.trajectory_id]
     found = Quarantine.objects.filter(
-        run__in={run for run, _ in places}, trajectory_id__in={trajectory for _, trajectory in places}
+        run__in={run for run, _ in named}, trajectory_id__in={trajectory for _, trajectory in named}
     )
     states = {(quarantine.run_id, quarantine.trajectory_id): quarantine.state for quarantine in found}
     runs = Run.objects.filter(id__in={alert.run_id for alert in alerts})
@@ -201,7 +201,7 @@ def of_run(request: PageRequest, run_id: UUID) -> HttpResponse:
     chosen["turn"] = chosen["turn"] if _is_count(chosen["turn"]) else ""
     turn = int(chosen["turn"]) - 1 if chosen["turn"] else None
     found = records_where(run, turn=turn, **{name: text for name, text in chosen.items() if name != "turn"})
-    before = _place_in(_text(request, "before"))
+    before = _position_in(_text(request, "before"))
     if before:
         found = found.extra(where=["(event_seq, seq) < (%s, %s)"], params=before)
     page = list(found[: ROWS + 1])
@@ -360,7 +360,7 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0
 
 
-def _place_in(text: str) -> list[int]:
+def _position_in(text: str) -> list[int]:
     """``<event seq>-<record seq>``, or nothing."""
     parts = text.split("-")
     return [int(part) for part in parts] if len(parts) == 2 and all(_is_count(part) for part in parts) else []
