@@ -100,8 +100,9 @@ class Engine:
         )
 
     async def _collected(self, number: int) -> list[RolloutGroup]:
-        played = Played(tasks_taken=(number - 1) * self._spec.schedule.prompts_per_step)
-        plans = self._planner.plans(number, played, ExpertPool())
+        prompts = (number - 1) * self._spec.schedule.prompts_per_step
+        played = Played(tasks_taken=prompts, prompts=prompts)
+        plans = self._planner.plans(number - 1, played, ExpertPool())
         played.add(plans, await self._worker.collect(self._planner.requests(plans)))
         if played.discarded:
             raise RuntimeError(f"episodes were lost, so the batch is not whole: {dict(played.discarded)}")

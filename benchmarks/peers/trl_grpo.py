@@ -122,8 +122,9 @@ def episode_reward(reward: list[float], **_: Any) -> list[float]:
 
 def requests_of(planner: Planner, spec: RunSpec, step: int) -> list[EpisodeRequest]:
     """The rollouts of training step ``step`` (from 1), group by group, where no expert is known."""
-    played = Played(tasks_taken=(step - 1) * spec.schedule.prompts_per_step)
-    return planner.requests(planner.plans(step, played, ExpertPool()))
+    prompts = (step - 1) * spec.schedule.prompts_per_step
+    played = Played(tasks_taken=prompts, prompts=prompts)
+    return planner.requests(planner.plans(step - 1, played, ExpertPool()))
 
 
 class Episodes:
@@ -220,7 +221,7 @@ def prompt_texts(workload: Workload, tokenizer: PreTrainedTokenizerFast) -> list
         environment.prompt_ids(environment.tasks("train")[request.task])
         for step in range(1, workload.steps + 1)
         for request in requests_of(planner, spec, step)
-        if request.index == 0
+        if request.member == 0
     ]
     texts = [ours.decode(ids) for ids in token_ids]
     if tokenizer(texts)["input_ids"] != token_ids:

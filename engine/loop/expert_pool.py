@@ -121,7 +121,8 @@ def can_be_expert(trajectory: Trajectory) -> bool:
 def as_expert(success: Trajectory) -> Trajectory:
     """Without what belongs to the step that it was trained in, and without times, so that equal runs keep equals."""
     turns = [_as_expert_turn(turn) for turn in success.turns]
-    return success.model_copy(update={"turns": turns, "masked_because": None, "changes": [], "start": None})
+    bare = {"turns": turns, "trained_at_step": None, "masked_because": None, "changes": [], "start": None}
+    return success.model_copy(update=bare)
 
 
 def _as_expert_turn(turn: Turn) -> Turn:

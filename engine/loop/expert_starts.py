@@ -26,31 +26,33 @@ class ExpertStartPlanner:
         self._starts = starts
         self._environment = environment
 
-    def groups(self, step: int, *, first_group: int, first_place: int, pool: ExpertPool) -> list[GroupPlan]:
+    def groups(self, first: GroupPlan, pool: ExpertPool) -> list[GroupPlan]:
         """``prompts_per_step`` groups, tasks in turn; the first whose task has an expert start from it.
 
-        ``share`` bounds their groups, in which a fresh anchor counts too.
+        ``first`` says where they begin: its numbers and its place are those of the first group.  ``share`` bounds the
+        groups that start from experts, in which a fresh anchor counts too.
         """
         wanted = self._spec.schedule.prompts_per_step
         # At least one; 1e-9: 0.7 * 10 is 6.999... in floating point and means 7.
         room = max(1, floor(self._starts.share * wanted + 1e-9))
         groups: list[GroupPlan] = []
-        place = first_place
+        place = first.place
         while len(groups) < wanted:
-            afresh = GroupPlan(step, 0, place, place % self._spec.dataset.train_tasks)
-            begun = self._begun(step, afresh, pool.tasks.get(afresh.task), min(room, wanted - len(groups)))
+            afresh = replace(first, place=place, task=place % self._spec.dataset.train_tasks)
+            begun = self._begun(afresh, pool.tasks.get(afresh.task), min(room, wanted - len(groups)))
             room -= len(begun)
             for group in begun or [afresh]:
-                groups.append(replace(group, number=first_group + len(groups)))
+                number, prompt = first.number + len(groups), first.prompt + len(groups)
+                groups.append(replace(group, number=number, prompt=prompt))
             place += 1
         return groups
 
-    def _begun(self, step: int, afresh: GroupPlan, known: Expert | None, room: int) -> list[GroupPlan]:
+    def _begun(self, afresh: GroupPlan, known: Expert | None, room: int) -> list[GroupPlan]:
         """The task's groups, not numbered yet; empty where it only begins afresh."""
         if room < 1 or (expert := self._expert(afresh.task, known)) is None:
             return []
         known = known or Expert()
-        prefixes = self._prefixes(step, afresh.task, known, len(expert.turns), room)
+        prefixes = self._prefixes(afresh, known, len(expert.turns), room)
         if not any(prefixes):
             return []
         crucial = known.crucial_turn(expert.turns, level=self._starts.crucial_level)
@@ -67,9 +69,9 @@ class ExpertStartPlanner:
         scripted = solution(self._environment, self._spec.recipe.reward, task, seed=self._spec.seed)
         return scripted if can_be_expert(scripted) else None
 
-    def _prefixes(self, step: int, task: int, known: Expert, turns: int, room: int) -> list[int]:
+    def _prefixes(self, plan: GroupPlan, known: Expert, turns: int, room: int) -> list[int]:
         if isinstance(self._starts.how, ParallelAnchors):
-            seed = derived_seed("anchors", self._spec.seed, step, task)
+            seed = derived_seed("anchors", self._spec.seed, plan.step, plan.task)
             return anchor_prefixes(turns, min(self._starts.how.anchors, room), how=self._starts.how.how, seed=seed)
         return [max(0, turns - known.left)]
 
@@ -113,4 +115,4 @@ def _count(pool: ExpertPool, starts: ExpertStarts, group: RolloutGroup) -> None:
 
 def _clumsiness(success: Trajectory) -> tuple[int, int, int]:
     """Of a group's successes the one with the fewest failed calls, then turns, then the first."""
-    return success.tool_errors, len(success.turns), success.index
+    return success.tool_errors, len(success.turns), success.member

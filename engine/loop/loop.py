@@ -12,6 +12,7 @@
       judge         a judge's verdicts, where credit asks for them
       credit        learner: advantages, old log-probs
       update        learner: optimiser updates; k grows         (rollouts wait for learner)
+                    the step's rollouts are reported
     finish       the summary is the last event
 
 A recipe without RL has 0 steps: it is evaluated once, after its cold start.  A step whose rollouts
@@ -56,7 +57,7 @@ from engine.loop.quarantine import (
 from engine.loop.requirements import lacking
 from engine.loop.run_control import RunControl
 from engine.loop.run_log import RunLog
-from engine.loop.settlement import settlements
+from engine.loop.settlement import settlements, trained_on
 from engine.loop.state import RunState
 from engine.loop.summary import summary_of
 from engine.reporting.event_writer import EventWriter
@@ -249,10 +250,10 @@ class Loop:
     async def _collect(self, step: int) -> tuple[Played, float]:
         """Further rounds of prompts follow while dynamic sampling wants more groups and may have them."""
         sampling = self._spec.recipe.selection.dynamic_sampling
-        played = Played(tasks_taken=self._state.tasks_taken)
+        played = Played(self._state.tasks_taken, prompts=self._state.prompts.get("train", 0))
         async with self._phase("collect", step) as spent:
             for _ in range(1 if sampling is None else sampling.max_rounds):
-                plans = self._planner.plans(step, played, self._state.experts)
+                plans = self._planner.plans(self._state.finished_steps, played, self._state.experts)
                 played.add(plans, await self._workers.collect(self._planner.requests(plans)))
                 self.progress.progressed()
                 if enough_informative(self._spec, played.groups):
@@ -293,11 +294,10 @@ class Loop:
         if selected.teaches or release.groups:
             selected, judged = await self._judge(step, selected)
             selected = await self._credit(step, selected, release)
-        else:
+        elif self._spec.recipe.self_imitation is None or not selected.kept:
             self._events.trajectories(rollouts_in(selected.kept))
-            if self._spec.recipe.self_imitation is None or not selected.kept:
-                self._run_log.nothing_to_learn(step, len(selected.rollouts))
-                return selected, {}, 0.0
+            self._run_log.nothing_to_learn(step, len(selected.rollouts))
+            return selected, {}, 0.0
         learned, seconds = await self._update(step, selected, release)
         self._run_log.expired(step, learned)
         if not selected.teaches and not release.groups and not learned["updates"]:
@@ -321,7 +321,6 @@ class Loop:
                 credited = await self._workers.credit(selected.kept)
                 beside = selected.kept if whitens_a_step(self._spec.recipe.credit) else []
                 back = [rollout for held in release.groups for rollout in await self._credit_released(held, beside)]
-            self._events.trajectories([*rollouts_in(credited), *back])
         await self._boundary()
         return replace(selected, kept=credited, released=back)
 
@@ -341,10 +340,17 @@ class Loop:
         return [as_sampled(rollout) for rollout in credited.rollouts if rollout.id in held.out]
 
     async def _update(self, step: int, selected: Selected, release: Release) -> tuple[dict[str, float], float]:
+        """The rollouts are reported with what became of them, also where the update fails for good."""
         async with self._phase("update", step) as spent:
-            groups, release.updated = self._without_those_alerted_since(selected, release)
-            with divergence_named(f"update of step {step}", "recipe.optimizer.learning_rate"):
-                learned = await self._workers.update(groups, release.updated)
+            groups, back = self._without_those_alerted_since(selected, release)
+            try:
+                with divergence_named(f"update of step {step}", "recipe.optimizer.learning_rate"):
+                    learned = await self._workers.update(groups, back)
+            except RunFailed:
+                self._events.trajectories([*rollouts_in(groups), *back])
+                raise
+            release.updated = trained_on(step, back, learned)
+            self._events.trajectories([*trained_on(step, rollouts_in(groups), learned), *release.updated])
         return learned, spent.seconds
 
     def _without_those_alerted_since(
@@ -355,9 +361,7 @@ class Loop:
         groups = self._quarantine.marked_groups(selected.kept, self._state.quarantine)
         back = self._quarantine.marked(selected.released, self._state.quarantine)
         now = [*rollouts_in(groups), *back]
-        since = [new for new, old in zip(now, before, strict=True) if is_out(new) and not is_out(old)]
-        if since:
-            self._events.trajectories(since)
+        if any(is_out(new) and not is_out(old) for new, old in zip(now, before, strict=True)):
             hold(release, groups)
         return groups, back
 
@@ -370,6 +374,7 @@ class Loop:
         emitted = [*selected.rollouts, *selected.quarantined]
         self._state.finished_steps = step
         self._state.tasks_taken = played.tasks_taken
+        self._state.prompts["train"] = played.prompts
         self._state.trajectories += len(emitted)
         self._state.sampled_tokens += sum(one.sampled_tokens for one in emitted)
         self._state.quarantine = self._state.quarantine.model_copy(update={"held": release.held})
@@ -383,9 +388,10 @@ class Loop:
             return
         async with self._phase("evaluate", done):
             await self._workers.sync_weights(done)
-            collected = await self._workers.collect(
-                evaluation_requests(self._spec, done, self._state.evaluation_tasks())
+            requests = evaluation_requests(
+                self._spec, done, self._state.evaluation_tasks(), prompts=self._state.prompts
             )
+            collected = await self._workers.collect(requests)
             self._run_log.discarded(done, collected.discarded)
             if not collected.trajectories:
                 raise RunFailed(f"no episode of the evaluation after step {done} could be played")
@@ -393,6 +399,7 @@ class Loop:
             self._events.trajectories(collected.trajectories)
             self._events.metrics(done, values)
             self._state.evaluations[done] = values
+            self._state.count_evaluation(requests)
             self._state.trajectories += len(collected.trajectories)
             if done in self._checkpoints.steps():
                 with self._writing_checkpoint():

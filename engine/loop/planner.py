@@ -1,6 +1,6 @@
 """What a step plays: its groups and, in each of them, one request per rollout.
 
-Everything is named and seeded before anything runs, from (the run's seed, the step) and the run's
+Everything is named and seeded before anything runs, from the run's seed, the policy's version and the run's
 state at the start of the step.
 """
 
@@ -25,20 +25,23 @@ class Played:
 
     tasks_taken: int
     """Training tasks that the run has taken, up to and including this step's."""
+    prompts: int
+    """Training prompts that the run has planned, likewise."""
     groups: list[RolloutGroup] = field(default_factory=list)
     discarded: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
 
     def add(self, plans: Sequence[GroupPlan], collected: Collected) -> None:
         """One round.  The only place where rollouts find their group: on the way they travel in any order."""
-        rollouts: dict[int, list[Trajectory]] = {plan.number: [] for plan in plans}
+        rollouts: dict[int, list[Trajectory]] = {plan.prompt: [] for plan in plans}
         for trajectory in collected.trajectories:
-            rollouts[trajectory.group].append(trajectory)
+            rollouts[trajectory.prompt].append(trajectory)
         for found in rollouts.values():
-            found.sort(key=lambda rollout: rollout.index)
-        self.groups += [RolloutGroup(plan, tuple(rollouts[plan.number])) for plan in plans]
+            found.sort(key=lambda rollout: rollout.member)
+        self.groups += [RolloutGroup(plan, tuple(rollouts[plan.prompt])) for plan in plans]
         self.discarded += collected.discarded
         self.rounds += 1
+        self.prompts += len(plans)
         self.tasks_taken = plans[-1].place + 1
 
 
@@ -52,14 +55,25 @@ class Planner:
         self._starts = None if starts is None else ExpertStartPlanner(spec, starts, self._environment)
         self._lessons = None if experience is None else ExperienceRetriever(experience)
 
-    def plans(self, step: int, played: Played, pool: ExpertPool) -> list[GroupPlan]:
-        """The next round's groups; training tasks are taken in turn."""
-        first_group, first_place = len(played.groups), played.tasks_taken
+    def plans(self, version: int, played: Played, pool: ExpertPool) -> list[GroupPlan]:
+        """The groups of the next round, for the policy of ``version``; training tasks are taken in turn."""
+        first = GroupPlan(
+            prompt=played.prompts,
+            version=version,
+            number=len(played.groups),
+            place=played.tasks_taken,
+            task=played.tasks_taken % self._spec.dataset.train_tasks,
+        )
         if self._starts is not None:
-            return self._starts.groups(step, first_group=first_group, first_place=first_place, pool=pool)
-        size = self._spec.dataset.train_tasks
+            return self._starts.groups(first, pool)
         return [
-            GroupPlan(step, first_group + offset, first_place + offset, (first_place + offset) % size)
+            replace(
+                first,
+                prompt=first.prompt + offset,
+                number=first.number + offset,
+                place=first.place + offset,
+                task=(first.place + offset) % self._spec.dataset.train_tasks,
+            )
             for offset in range(self._spec.schedule.prompts_per_step)
         ]
 
@@ -67,11 +81,11 @@ class Planner:
         return [request for plan in plans for request in self._requests(plan)]
 
     def _requests(self, plan: GroupPlan) -> list[EpisodeRequest]:
-        plain = group_requests(self._spec, plan.step, plan.number, plan.task)
+        plain = group_requests(self._spec, plan)
         shown = 0 if self._lessons is None else self._lessons.shown(len(plain))
         lessons = self._lessons_of(plan.task) if shown else ()
         return [
-            replace(request, prefill=plan.prefill, lessons=lessons if request.index < shown else ())
+            replace(request, prefill=plan.prefill, lessons=lessons if request.member < shown else ())
             for request in plain
         ]
 

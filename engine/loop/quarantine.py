@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from engine.rollout.security_log import AlertSeen
+from engine.spec import files_of_0_2
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
 from engine.spec.security import QUARANTINED, Ruling, Verdict
 from engine.spec.trajectory import Trajectory
@@ -38,14 +39,11 @@ class HeldGroup(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_0_2(cls, document: Any) -> Any:
-        """Checkpoints of version 0.2 name the step alone; nobody asks a held group for the rest of its plan."""
-        if not isinstance(document, dict) or "step" not in document or "plan" in document:
-            return document
-        kept = {name: value for name, value in document.items() if name != "step"}
-        return kept | {"plan": {"step": document["step"], "number": 0, "place": 0, "task": 0}}
+        return files_of_0_2.held_group(document)
 
     @property
     def step(self) -> int:
+        """The step for which it was planned."""
         return self.plan.step
 
     @property

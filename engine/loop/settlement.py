@@ -1,6 +1,6 @@
-"""What became of quarantined trajectories in one step, as the fields of ``QuarantineSettled`` events."""
+"""What became of rollouts in one step's update; of quarantined ones as the fields of ``QuarantineSettled`` events."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -8,6 +8,19 @@ from engine.loop.quarantine import HeldGroup, Release, is_out
 from engine.spec.trajectory import Trajectory
 
 NOTHING_LEFT = "nothing was left to learn from in this update"
+
+
+def trained_on(step: int, rollouts: Iterable[Trajectory], learned: Mapping[str, float]) -> list[Trajectory]:
+    """The same, with ``step`` as the one that trained on those that no mask kept out of its update.
+
+    ``learned`` is what the learner returned; an update that it did not make trained on nobody.
+    """
+    if not learned["updates"]:
+        return list(rollouts)
+    return [
+        rollout if rollout.masked_because is not None else rollout.model_copy(update={"trained_at_step": step})
+        for rollout in rollouts
+    ]
 
 
 def settlements(step: int, release: Release, learned: Mapping[str, float]) -> list[dict[str, Any]]:

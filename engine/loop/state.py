@@ -1,10 +1,17 @@
 """What a run knows about itself besides its weights; one small JSON file in every checkpoint."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.quarantine import QuarantineState
+from engine.rollout.requests import EpisodeRequest
+from engine.spec import files_of_0_2
 from engine.spec.run import RunSpec
+from engine.spec.trajectory import Purpose
 
 
 class RunState(BaseModel):
@@ -21,6 +28,8 @@ class RunState(BaseModel):
     """RL steps whose update is done; also the version of the policy."""
     tasks_taken: int = 0
     """Training tasks that finished steps have taken, in turn and without an end."""
+    prompts: dict[Purpose, int] = {}
+    """Prompts of each purpose that finished steps and evaluations have had: the running number of the next one."""
     experts: ExpertPool = Field(default_factory=ExpertPool)
     """What is known of the starts of tasks; empty unless the recipe has expert starts."""
     quarantine: QuarantineState = Field(default_factory=QuarantineState)
@@ -35,11 +44,21 @@ class RunState(BaseModel):
     """Time spent so far, by phase."""
     peak_rss_mib: float = 0.0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_2(cls, document: Any, info: ValidationInfo) -> Any:
+        """Only what is read from a file can be of an earlier version."""
+        return files_of_0_2.run_state(document, get_args(Purpose)) if info.mode == "json" else document
+
     def evaluation_due(self) -> bool:
         """Before the first step, after the last one, and every ``evaluation.every`` steps."""
         every, done = self.spec.evaluation.every, self.finished_steps
         due = done in (0, self.spec.rl_steps) or (every > 0 and done % every == 0)
         return due and done not in self.evaluations
+
+    def count_evaluation(self, requests: Iterable[EpisodeRequest]) -> None:
+        for purpose, prompts in Counter(request.purpose for request in requests).items():
+            self.prompts[purpose] = self.prompts.get(purpose, 0) + prompts
 
     def evaluation_tasks(self) -> int:
         full = self.finished_steps in (0, self.spec.rl_steps)

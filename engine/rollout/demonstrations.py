@@ -21,18 +21,18 @@ def demonstrations(
 ) -> Iterator[Trajectory]:
     """``cold_start.demonstrations`` trajectories; the i-th depends on (seed, i) alone."""
     tasks = environment.tasks("train")
-    for index in range(cold_start.demonstrations):
-        rng = Random(derived_seed("demonstration", seed, index))
+    for number in range(cold_start.demonstrations):
+        rng = Random(derived_seed("demonstration", seed, number))
         task = tasks[rng.randrange(len(tasks))]
         script = environment.script(task, _manner(cold_start, rng), rng)
-        yield _trajectory(environment, reward, task, script, index)
+        yield _trajectory(environment, reward, task, script, number)
 
 
 def solution(environment: Environment, reward: Reward, number: int, *, seed: int) -> Trajectory:
     """How a demonstrator solves training task ``number``: the same one whoever asks, ``solution-<task's id>``."""
     task = environment.tasks("train")[number]
     script = environment.script(task, "solve", Random(derived_seed("solution", seed, number)))
-    solved = _trajectory(environment, reward, task, script, index=0)
+    solved = _trajectory(environment, reward, task, script, prompt=0)
     return solved.model_copy(update={"id": f"solution-{task.id}"})
 
 
@@ -42,7 +42,7 @@ def _manner(cold_start: ColdStart, rng: Random) -> Manner:
     return "repair" if rng.random() < cold_start.tool_error_fraction else "solve"
 
 
-def _trajectory(environment: Environment, reward: Reward, task: Task, script: Script, index: int) -> Trajectory:
+def _trajectory(environment: Environment, reward: Reward, task: Task, script: Script, prompt: int) -> Trajectory:
     turns = _turns(environment, task, script)
     last = script[-1]
     answer = last.text if isinstance(last, Answer) else None
@@ -50,11 +50,11 @@ def _trajectory(environment: Environment, reward: Reward, task: Task, script: Sc
     answered = answer is not None
     rewards = rewards_of(reward, success=success, turns=turns, answered=answered, step=0)
     return Trajectory(
-        id=f"demonstration-0-0-{index}",
+        id=f"demonstration-{prompt}-0",
         purpose="demonstration",
-        step=0,
-        group=0,
-        index=index,
+        prompt=prompt,
+        member=0,
+        sampled_at_version=-1,
         task=task,
         turns=turns,
         stop_reason=_stop_reason(last),

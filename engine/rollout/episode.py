@@ -232,9 +232,9 @@ def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, session: Tool
     return Trajectory(
         id=request.id,
         purpose=request.purpose,
-        step=request.step,
-        group=request.group,
-        index=request.index,
+        prompt=request.prompt,
+        member=request.member,
+        sampled_at_version=_first_version(ending.turns, request.version),
         task=task,
         turns=ending.turns,
         stop_reason=ending.stop_reason,
@@ -248,6 +248,12 @@ def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, session: Tool
         alerts=ending.alerts,
         masked_because=QUARANTINED if ending.alerts else None,
     )
+
+
+def _first_version(turns: Sequence[Turn], planned: int) -> int:
+    """Of the first token that the policy sampled; the version ``planned`` where it sampled none."""
+    versions = (version for turn in turns if not turn.prefilled for version in turn.policy_versions)
+    return next(versions, planned)
 
 
 def _start(request: EpisodeRequest) -> Start | None:

@@ -1,11 +1,11 @@
 """Which episodes to play: each named, numbered and seeded before anything runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.algorithms import saar
 from engine.rollout.seeds import derived_seed
-from engine.spec.rollout_group import Prefill
+from engine.spec.rollout_group import GroupPlan, Prefill
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Purpose, Split
 
@@ -15,9 +15,11 @@ class EpisodeRequest:
     """One episode.  Equal requests under equal weights give equal tokens, whoever plays them and when."""
 
     purpose: Purpose
-    step: int
-    group: int
-    index: int
+    prompt: int
+    """As in ``Trajectory``, like ``member``."""
+    member: int
+    version: int
+    """The policy version at which it was planned; the one to be evaluated."""
     split: Split
     task: int
     """The task's number in its split."""
@@ -35,7 +37,12 @@ class EpisodeRequest:
 
     @property
     def id(self) -> str:
-        return f"{self.purpose}-{self.step}-{self.group}-{self.index}"
+        return f"{self.purpose}-{self.prompt}-{self.member}"
+
+    @property
+    def step(self) -> int:
+        """The first step that could train on it; for evaluations the number of finished steps."""
+        return self.version + 1 if self.purpose == "train" else self.version
 
     def turn_seed(self, turn: int) -> int:
         return derived_seed(self.seed, turn)
@@ -49,50 +56,63 @@ class EpisodeRequest:
         return replace(self, seed=derived_seed(self.seed, "again", number)) if number else self
 
 
-def group_requests(spec: RunSpec, step: int, group: int, task: int) -> list[EpisodeRequest]:
-    """All rollouts of one group: training task ``task`` from its start, ``group_size`` times.
+def group_requests(spec: RunSpec, plan: GroupPlan) -> list[EpisodeRequest]:
+    """All rollouts of one group: its training task from its start, ``group_size`` times.
 
     Of a recipe with purification, the share rho is to be purified; each rollout's seed decides whether it is.
     """
-    schedule = spec.schedule
-    return [
-        _request(spec, "train", step, group, index, task, schedule.temperature) for index in range(schedule.group_size)
-    ]
+    requests = []
+    for member in range(spec.schedule.group_size):
+        seed = derived_seed(spec.seed, "train", plan.step, plan.number, member)
+        requests.append(
+            EpisodeRequest(
+                purpose="train",
+                prompt=plan.prompt,
+                member=member,
+                version=plan.version,
+                split="train",
+                task=plan.task,
+                temperature=spec.schedule.temperature,
+                seed=seed,
+                purify=_is_purified(spec, seed),
+                logprob_temperature=spec.schedule.logprob_temperature,
+            )
+        )
+    return requests
 
 
-def evaluation_requests(spec: RunSpec, step: int, tasks: int) -> list[EpisodeRequest]:
+def evaluation_requests(
+    spec: RunSpec, version: int, tasks: int, prompts: Mapping[Purpose, int]
+) -> list[EpisodeRequest]:
     """The first ``tasks`` held-out tasks, each once greedily and once by sampling at temperature 1.
 
-    Where the recipe asks for it, once more by sampling, with every failed call purified.
+    Where the recipe asks for it, once more by sampling, with every failed call purified.  ``prompts`` says how many
+    prompts of each purpose the run has had before.
     """
     purification = spec.recipe.purification
     how: list[tuple[Purpose, float]] = [("eval-greedy", 0.0), ("eval-sampled", 1.0)]
     if purification is not None and purification.in_evaluation:
         how.append(("eval-purified", 1.0))
-    return [_request(spec, purpose, step, task, 0, task, heat) for purpose, heat in how for task in range(tasks)]
+    return [
+        EpisodeRequest(
+            purpose=purpose,
+            prompt=prompts.get(purpose, 0) + task,
+            member=0,
+            version=version,
+            split="heldout",
+            task=task,
+            temperature=temperature,
+            seed=derived_seed(spec.seed, purpose, version, task, 0),
+            purify=purpose == "eval-purified",
+        )
+        for purpose, temperature in how
+        for task in range(tasks)
+    ]
 
 
 def shares(requests: Sequence[EpisodeRequest], workers: int) -> list[list[EpisodeRequest]]:
     """The same work for each of ``workers``, to within one episode, dealt out so that each gets of every kind."""
     return [list(requests[worker::workers]) for worker in range(workers)]
-
-
-def _request(
-    spec: RunSpec, purpose: Purpose, step: int, group: int, index: int, task: int, temperature: float
-) -> EpisodeRequest:
-    seed = derived_seed(spec.seed, purpose, step, group, index)
-    return EpisodeRequest(
-        purpose=purpose,
-        step=step,
-        group=group,
-        index=index,
-        split="train" if purpose == "train" else "heldout",
-        task=task,
-        temperature=temperature,
-        seed=seed,
-        purify=purpose == "eval-purified" or (purpose == "train" and _is_purified(spec, seed)),
-        logprob_temperature=spec.schedule.logprob_temperature if purpose == "train" else 1.0,
-    )
 
 
 def _is_purified(spec: RunSpec, seed: int) -> bool:

@@ -30,9 +30,12 @@ class Prefill:
 class GroupPlan:
     """One task and one start.  Parallel anchors give a task several groups, one for each prefix."""
 
-    step: int
+    prompt: int
+    """``Trajectory.prompt`` of its rollouts."""
+    version: int
+    """The policy version at which it was planned."""
     number: int
-    """The group's number in the step, counted over its sampling rounds."""
+    """The group's number among those planned at this version, counted over sampling rounds.  Seeds hang on it."""
     place: int
     """The task's place in the order in which the run takes tasks, from 0 on and without an end."""
     task: int
@@ -42,6 +45,11 @@ class GroupPlan:
     """It is one of the starts of a task that has an expert, the fresh one among them."""
     crucial: bool = False
     """Which turn of the expert is crucial is known."""
+
+    @property
+    def step(self) -> int:
+        """The first step that can train on it: the one after ``version`` updates."""
+        return self.version + 1
 
     @property
     def replayed(self) -> Sequence[Turn]:

@@ -3,10 +3,11 @@
 It is what the rollout makes, the trainer reads, the event stream carries and the page shows.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from engine.spec import files_of_0_2
 from engine.spec.strict import Strict
 
 Split = Literal["train", "heldout"]
@@ -132,14 +133,16 @@ class Start(Strict):
 
 class Trajectory(Strict):
     id: str
-    """``<purpose>-<step>-<group>-<index>``: the same rollout has the same id in every attempt of a run."""
+    """``<purpose>-<prompt>-<member>``: the same rollout has the same id in every attempt of a run."""
     purpose: Purpose
-    step: int = Field(ge=0)
-    """The training step whose update it feeds; for evaluations, the number of finished steps."""
-    group: int = Field(ge=0)
-    """Which prompt of the step."""
-    index: int = Field(ge=0)
-    """Which sample of the group."""
+    prompt: int = Field(ge=0)
+    """The running number of its prompt among those of its purpose, over the whole run, from 0."""
+    member: int = Field(ge=0)
+    """Which rollout of its prompt."""
+    sampled_at_version: int = Field(ge=-1)
+    """The policy version that sampled its first token; for evaluations the version evaluated; -1 for demonstrations."""
+    trained_at_step: int | None = Field(default=None, ge=1)
+    """The step whose update it was part of.  None: an evaluation, left out, masked, or in quarantine until released."""
     task: Task
     turns: list[Turn]
     stop_reason: StopReason
@@ -158,6 +161,16 @@ class Trajectory(Strict):
     """Failed tool calls before any repair: with purification, more than ``tool_errors`` counts.  None: the same."""
     alerts: list[str] = []
     """Ids of the alerts that quarantined it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_2(cls, document: Any) -> Any:
+        return files_of_0_2.trajectory(document)
+
+    @property
+    def sampled_for_step(self) -> int:
+        """The first step that could train on it; for evaluations the number of steps finished before them."""
+        return self.sampled_at_version + 1 if self.purpose == "train" else max(0, self.sampled_at_version)
 
     @property
     def sampled_tokens(self) -> int:

@@ -117,7 +117,8 @@ class Learner:
         samples = [self._sample(trajectory) for trajectory in trajectories]
         replay, told = NO_REPLAY, {}
         if self._imitator is not None and trajectories:
-            step = max(trajectory.step for trajectory in trajectories)  # what is released is of an earlier one
+            # What is released is of an earlier step.
+            step = max(trajectory.sampled_for_step for trajectory in trajectories)
             replay, said = self._imitator.next_replay(groups, trajectories, samples, step=step)
             told = {f"sil/{name}": value for name, value in said.items()}
         critic_batch = self._critic_batch(trajectories) if self._has_critic else []

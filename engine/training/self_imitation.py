@@ -172,7 +172,7 @@ def _good_ones(trajectories: Sequence[Trajectory], samples: Sequence[Sample]) ->
             payload=sample,
             reward=trajectory.reward,
             advantage=float(sample.advantages[sample.loss_mask].mean(dtype=np.float64)),
-            step=trajectory.step,
+            step=trajectory.sampled_for_step,
         )
         for trajectory, sample in zip(trajectories, samples, strict=True)
         if sample.loss_mask.any()

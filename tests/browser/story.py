@@ -138,6 +138,8 @@ class Story:
         return members
 
     def trajectory(self, purpose: str, step: int, group: int, index: int) -> dict[str, Any]:
+        is_training = purpose == "train"
+        prompt = (step - 1) * self.groups + group if is_training else step // 20 * 6 + group
         task_dice = random.Random(f"{purpose} {step} {group}")
         level = task_dice.randint(1, 3)
         a, b, c = (task_dice.randint(2, 99) for _ in range(3))
@@ -165,7 +167,8 @@ class Story:
         turns.append(self.turn(context, f"<answer>{said}</answer>", step))
         reward = 1.0 if said == answer else 0.0
         return {
-            "id": f"{purpose}-{step}-{group}-{index}", "purpose": purpose, "step": step, "group": group, "index": index,
+            "id": f"{purpose}-{prompt}-{index}", "purpose": purpose, "prompt": prompt, "member": index,
+            "sampled_at_version": step - is_training, "trained_at_step": step if is_training else None,
             "task": {"id": f"{'train' if purpose == 'train' else 'heldout'}-{step * 32 + group}", "level": level,
                      "question": question,
                      "split": "train" if purpose == "train" else "heldout", "answer": str(answer)},

@@ -29,7 +29,7 @@ def alerts(web: Web, sample: Sample) -> dict[str, str]:
     engine = Engine(web, run, story)
     engine.tell(story.beginning())
     engine.tell(story.step(1), 1)
-    place = "train-2-0-0"
+    place = "train-2-0"
     engine.tell([*story.trouble(place), story.alarm(0, place), story.alarm(2, place), *story.alike(9, rule=3)], 2)
     alert = Alert.objects.filter(run=run).first()
     assert alert is not None

@@ -140,7 +140,7 @@ def test_a_repaired_trajectory_is_found_opened_and_compared_with_what_stood_ther
     expect(page.locator(".diff ins").first).to_have_text("print")
     expect(page.locator("mark.lessons").first).to_contain_text("use the tool")
     page.screenshot(path=PICTURES / "trajectory-repaired.png", full_page=True)
-    page.goto(f"{web.url}/runs/{run.id}/trajectories/train-1-0-1/")
+    page.goto(f"{web.url}/runs/{run.id}/trajectories/train-0-1/")
     expect(page.locator("#summary")).to_contain_text("1 turn masked: error")
     page.screenshot(path=PICTURES / "trajectory-masked.png", full_page=True)
     assert complaints == []
@@ -187,7 +187,7 @@ def _repaired(story: Story) -> Event:
         "experience_span": (1, 40), "prefilled": True, "imitated": True, "verdict": "good",
     }  # fmt: skip
     one["turns"][1]["verdict"] = "good"
-    start = {"expert": "train-0-3-1", "prefix": 1, "turns": 3}
+    start = {"expert": "train-3-1", "prefix": 1, "turns": 3}
     return one | {"changes": [repair], "start": start, "first_attempt_errors": 1}
 
 

@@ -72,21 +72,21 @@ def test_sign_in_launch_watch_look_inside_and_cancel(
     page.locator("#rewards-newest").click()
     expect(page.locator('#trajectories tr[data-step="4"]')).to_have_count(8, timeout=PATIENCE_MS)
     page.get_by_label("Purpose").select_option("eval-greedy")
-    expect(page.locator("#trajectories tbody tr td:nth-child(5)").first).to_have_text(
+    expect(page.locator("#trajectories tbody tr td[data-cell='purpose']").first).to_have_text(
         "eval-greedy", timeout=PATIENCE_MS
     )
 
     page.locator('[data-tab="logs"]').click()
     expect(page.locator("#log")).to_contain_text("attempt 1 begins at step 0")
 
-    page.goto(f"{web.url}/runs/{run.id}/trajectories/train-3-0-0/")
+    page.goto(f"{web.url}/runs/{run.id}/trajectories/train-4-0/")
     tokens = page.locator(".tok[data-id]")
     tokens.nth(1).hover()
     expect(page.locator("#tip")).to_contain_text("Log-prob, sampled")
     page.keyboard.press("c")
     expect(page.locator("#turns")).to_have_attribute("data-colour", "logprob")
     page.keyboard.press("j")
-    page.wait_for_url("**/train-3-0-1/?colour=logprob")
+    page.wait_for_url("**/train-4-1/?colour=logprob")
     page.keyboard.press("?")
     expect(page.locator("#keys-dialog")).to_contain_text("Next trajectory")
     page.keyboard.press("Escape")

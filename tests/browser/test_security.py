@@ -76,7 +76,7 @@ class Trouble(Story):
         """Alerts of the same rule about the same destination, each of another trajectory."""
         events = []
         for number in range(first, first + count):
-            alarm = self.alarm(rule, f"train-2-0-{number}")
+            alarm = self.alarm(rule, f"train-2-{number}")
             events.append(alarm | {"id": f"{BOX}/{rule}-{number}"})
         return events
 
@@ -92,8 +92,9 @@ class Trouble(Story):
         )  # fmt: skip
 
     def frozen(self, trajectory: str) -> Event:
-        _, step, group, index = trajectory.split("-")
-        told = self.trajectory("train", int(step), int(group), int(index))
+        _, prompt, member = trajectory.split("-")
+        steps_before, group = divmod(int(prompt), self.groups)
+        told = self.trajectory("train", steps_before + 1, group, int(member))
         code = 'import socket\ns = socket.create_connection(("203.0.113.7", 4444))\ns.send(b"mining.subscribe")'
         told["turns"] = [
             self.turn("<user>41 * 17<assistant>", "<tool>print(41 * 17)</tool>", 1, "print(41 * 17)", "697"),
@@ -152,11 +153,11 @@ def test_a_reviewer_follows_an_alert_to_its_turn_and_rules(
     expect(page.get_by_text("No open alerts")).to_be_visible()
     faults = pictures(page, "inbox-empty")
 
-    held = "train-2-0-1"
+    held = "train-2-1"
     engine.tell([*story.trouble(held, 1), story.alarm(0, held, 1)], 1)
     expect(bell).to_have_text("1", timeout=PATIENCE_MS)
     expect(page.locator("tr[data-alert]")).to_have_count(1, timeout=PATIENCE_MS)
-    engine.tell([story.alarm(1, "train-2-1-0"), story.alarm(2, "train-2-1-2"), story.alarm(3, "train-2-1-3")], 1)
+    engine.tell([story.alarm(1, "train-3-0"), story.alarm(2, "train-3-2"), story.alarm(3, "train-3-3")], 1)
     expect(page.locator("tr[data-alert]")).to_have_count(4, timeout=PATIENCE_MS)
     engine.tell([story.frozen(held)], 2)
     faults += pictures(page, "inbox")
@@ -230,7 +231,7 @@ def test_the_inbox_rules_by_keyboard_and_another_reviewer_sees_it(
     web: Web, rita: User, sample: Sample, trouble: Any, tab: Callable[..., Page], complaints: list[str]
 ) -> None:
     engine, story, _ = trouble
-    engine.tell([story.alarm(0, "train-2-0-1"), story.alarm(1, "train-2-1-0")], 1)
+    engine.tell([story.alarm(0, "train-2-1"), story.alarm(1, "train-3-0")], 1)
     hers, his = tab(), tab()
     sign_in(hers, web, rita)
     sign_in(his, web, sample.owner)
@@ -240,7 +241,7 @@ def test_the_inbox_rules_by_keyboard_and_another_reviewer_sees_it(
         expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
     hers.keyboard.press("j")
     hers.keyboard.press("2")
-    expect(hers.locator("#ruling-title")).to_have_text("Rule train-2-1-0 malicious?")
+    expect(hers.locator("#ruling-title")).to_have_text("Rule train-3-0 malicious?")
     hers.keyboard.press("Enter")
     expect(hers.locator(".notices")).to_contain_text("is ruled malicious", timeout=PATIENCE_MS)
     for page in (hers, his):
@@ -313,7 +314,7 @@ def test_the_page_of_an_alert_shows_its_turn_at_once_and_what_the_ruling_did(
     web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
 ) -> None:
     engine, story, run = trouble
-    held = "train-2-0-1"
+    held = "train-2-1"
     engine.tell([story.turn_of_alert(held, 1), *story.trouble(held, 1), story.alarm(0, held, 1)], 1)
     page = tab()
     sign_in(page, web, rita)

@@ -85,8 +85,8 @@ def _finished(toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
 
 def rollout(
     *,
-    group: int = 0,
-    index: int = 0,
+    prompt: int = 0,
+    member: int = 0,
     step: int = 1,
     task: int = 0,
     turns: int = 2,
@@ -96,7 +96,10 @@ def rollout(
     mark: int = 0,
     **fields: Any,
 ) -> Trajectory:
-    """Calls the tool in all turns but the last, which answers.  Turn t says the tokens [t, ``mark``]."""
+    """Sampled for ``step``.  Calls the tool in all turns but the last, which answers.
+
+    Turn t says the tokens [t, ``mark``].
+    """
     call = ToolCall(name="python", arguments="1", output="1", status="ok", seconds=0.5)
     earned = float(success) if reward is None else reward
     made = [
@@ -114,11 +117,11 @@ def rollout(
     ]
     return Trajectory.model_validate(
         {
-            "id": f"train-{step}-{group}-{index}",
+            "id": f"train-{prompt}-{member}",
             "purpose": "train",
-            "step": step,
-            "group": group,
-            "index": index,
+            "prompt": prompt,
+            "member": member,
+            "sampled_at_version": step - 1,
             "task": Task(id=f"train-{task}", split="train", level=1, question=f"{task}+1=?", answer="1"),
             "turns": made,
             "stop_reason": "answered",

@@ -11,20 +11,24 @@ from engine.spec.trajectory import Trajectory
 
 
 def grouped(trajectories: Iterable[Trajectory]) -> list[RolloutGroup]:
-    """One group per ``Trajectory.group``, in the order in which they first appear.
+    """One group per ``Trajectory.prompt``, in the order in which they first appear.
 
-    A plan says the step and the number; the places and tasks that a planner would have taken are not known here.
+    A plan says the version and the prompt; the places and tasks that a planner would have taken are not known here.
     """
     members: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
-        members.setdefault(trajectory.group, []).append(trajectory)
+        members.setdefault(trajectory.prompt, []).append(trajectory)
     return [
-        RolloutGroup(GroupPlan(rollouts[0].step, number, place=number, task=number), tuple(rollouts))
-        for number, rollouts in members.items()
+        RolloutGroup(
+            GroupPlan(prompt, rollouts[0].sampled_at_version, number=prompt, place=prompt, task=prompt),
+            tuple(rollouts),
+        )
+        for prompt, rollouts in members.items()
     ]
 
 
 def requests_of(spec: RunSpec, step: int) -> list[EpisodeRequest]:
     """What a run without experts plays in ``step`` (from 1), if no step before it sampled twice."""
-    planner, played = Planner(spec), Played(tasks_taken=(step - 1) * spec.schedule.prompts_per_step)
-    return planner.requests(planner.plans(step, played, ExpertPool()))
+    prompts = (step - 1) * spec.schedule.prompts_per_step
+    planner, played = Planner(spec), Played(tasks_taken=prompts, prompts=prompts)
+    return planner.requests(planner.plans(step - 1, played, ExpertPool()))

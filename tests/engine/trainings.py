@@ -177,10 +177,15 @@ class Training:
         return kept
 
 
+def step_of(trajectory: dict[str, Any]) -> int:
+    """The step for which it was sampled; of an evaluation the finished steps."""
+    return trajectory["sampled_at_version"] + (trajectory["purpose"] == "train")
+
+
 def _still_counts(event: dict[str, Any], from_step: int, from_cold_start_step: int) -> bool:
     match event["kind"]:
         case "trajectory":
-            return event["trajectory"]["step"] <= from_step
+            return step_of(event["trajectory"]) <= from_step
         case "metric" if "sft/loss" in event["values"]:
             return event["step"] <= from_cold_start_step
         case "metric":

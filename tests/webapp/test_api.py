@@ -68,7 +68,7 @@ def test_a_stranger_cannot_act_on_what_exists(api_of, charlie, run, experiment, 
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/metrics", "/events", "/trajectories", "/trajectories/train-1-0-0", "/checkpoints"],
+    ["", "/metrics", "/events", "/trajectories", "/trajectories/train-0-0", "/checkpoints"],
 )
 @pytest.mark.django_db(transaction=True)
 def test_a_stranger_cannot_read_what_exists_and_a_viewer_can(api_of, charlie, victor, run_with_data, path: str) -> None:
@@ -293,7 +293,8 @@ def run_with_data(launching_run):
 def _trajectory(index: int) -> dict[str, Any]:
     task = {"id": "t", "split": "train", "level": 1, "question": "1+1", "answer": "2"}
     return {
-        "id": f"train-1-0-{index}", "purpose": "train", "step": 1, "group": 0, "index": index,
+        "id": f"train-0-{index}", "purpose": "train", "prompt": 0, "member": index,
+        "sampled_at_version": 0, "trained_at_step": 1,
         "task": task, "turns": [],
         "stop_reason": "answered", "answer": "2", "success": index == 0, "reward": float(index), "rewards": {},
     }  # fmt: skip
@@ -323,12 +324,12 @@ def test_trajectories_are_filtered_and_paged(api_of, victor, run_with_data) -> N
     api, path = api_of(victor), f"/runs/{run_with_data.id}/trajectories"
     first = api.get(path, limit=2).json()
     rest = api.get(path, limit=2, cursor=first["next_cursor"]).json()
-    assert [one["index"] for one in first["items"] + rest["items"]] == [2, 1, 0]
+    assert [one["member"] for one in first["items"] + rest["items"]] == [2, 1, 0]
     assert rest["next_cursor"] is None
-    assert [one["index"] for one in api.get(path, success="true").json()["items"]] == [0]
-    assert [one["index"] for one in api.get(path, min_reward=2).json()["items"]] == [2]
-    assert api.get(f"{path}/train-1-0-1").json()["reward"] == 1.0
-    assert api.get(f"{path}/train-1-0-9").status_code == 404
+    assert [one["member"] for one in api.get(path, success="true").json()["items"]] == [0]
+    assert [one["member"] for one in api.get(path, min_reward=2).json()["items"]] == [2]
+    assert api.get(f"{path}/train-0-1").json()["reward"] == 1.0
+    assert api.get(f"{path}/train-0-9").status_code == 404
 
 
 def test_keys_are_shown_once_and_stored_as_digests(team, alice) -> None:

@@ -19,7 +19,7 @@ from webapp.runs.charts import PHASES
 from webapp.runs.models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
-TRAJECTORY = "train-1-0-0"
+TRAJECTORY = "train-0-0"
 
 
 @pytest.fixture

@@ -55,14 +55,14 @@ def plain(story: Story, index: int, **changes: Any) -> dict[str, Any]:
 
 
 def page_of(client: Client, run: Run, index: int) -> str:
-    return unescape(client.get(f"/runs/{run.id}/trajectories/train-1-0-{index}/").content.decode())
+    return unescape(client.get(f"/runs/{run.id}/trajectories/train-0-{index}/").content.decode())
 
 
 def test_a_row_counts_what_was_changed(told: Callable[..., Run], story: Story) -> None:
     masked = plain(story, 1)
     masked["turns"][0]["masked_because"] = "error"
     run = told(plain(story, 0, changes=[REPAIR]), masked, plain(story, 2, masked_because="overlong"))
-    rows = {row.index: row for row in run.trajectories.filter(purpose="train")}
+    rows = {row.member: row for row in run.trajectories.filter(purpose="train")}
     assert (rows[0].changes, rows[0].repaired, rows[0].masked) == (1, 1, 0)
     assert (rows[1].changes, rows[1].masked) == (0, 1)
     assert rows[2].masked == rows[2].turns
@@ -76,9 +76,9 @@ def test_the_list_and_rest_are_narrowed_to_what_was_changed(
 ) -> None:
     run = told(plain(story, 0, changes=[REPAIR]), plain(story, 1, masked_because="overlong"), plain(story, 2))
     html = client.get(f"/runs/{run.id}/trajectories/?purpose=train&change={change}").content.decode()
-    assert set(map(int, re.findall(r">train-1-0-(\d)<", html))) == indices
+    assert set(map(int, re.findall(r">train-0-(\d)<", html))) == indices
     found = api_of(bob).get(f"/runs/{run.id}/trajectories", purpose="train", change=change).json()["items"]
-    assert {one["index"] for one in found} == indices
+    assert {one["member"] for one in found} == indices
 
 
 def test_purified_evaluations_and_episodes_that_are_done_are_stored_and_can_be_found(
@@ -88,7 +88,7 @@ def test_purified_evaluations_and_episodes_that_are_done_are_stored_and_can_be_f
     run = told(purified, plain(story, 0))
     for query in ("purpose=eval-purified", "end=done"):
         html = client.get(f"/runs/{run.id}/trajectories/?{query}").content.decode()
-        assert re.findall(r">((?:eval|train)-[\w-]+-\d-\d-\d)<", html) == ["eval-purified-0-0-0"]
+        assert re.findall(r">((?:eval|train)-[\w-]+-\d-\d)<", html) == ["eval-purified-0-0"]
 
 
 def test_a_repair_is_told_with_its_attempts_and_what_stood_there(
@@ -103,7 +103,7 @@ def test_a_repair_is_told_with_its_attempts_and_what_stood_there(
 
 
 def test_replayed_masked_and_judged_turns_say_so(client: Client, told: Callable[..., Run], story: Story) -> None:
-    one = plain(story, 0, start={"expert": "train-0-0-9", "prefix": 1, "turns": 3})
+    one = plain(story, 0, start={"expert": "train-0-9", "prefix": 1, "turns": 3})
     one["turns"] = [story.turn("<user>q<assistant>", "<tool>1</tool>", 1), story.turn("x", "<answer>1</answer>", 1)]
     one["turns"][0] |= {"prefilled": True, "imitated": True, "verdict": "bad"}
     one["turns"][1] |= {"masked_because": "near-duplicate", "verdict": "good"}
@@ -145,7 +145,7 @@ def test_what_hostile_changes_say_is_never_markup(client: Client, told: Callable
     one["turns"][0] |= {"masked_because": EVIL, "experience_span": (0, 1), "prefilled": True}
     one |= {"masked_because": EVIL, "start": {"expert": EVIL, "prefix": 1, "turns": 1}}
     run = told(one)
-    html = client.get(f"/runs/{run.id}/trajectories/train-1-0-0/").content.decode()
+    html = client.get(f"/runs/{run.id}/trajectories/train-0-0/").content.decode()
     assert html.count("alert(1)") > 10
     assert "<script>alert" not in html
 

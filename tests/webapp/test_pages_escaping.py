@@ -44,7 +44,7 @@ def test_no_page_turns_what_was_written_into_markup(evil_run: Run, alice: User) 
         "/",
         run,
         f"{run}trajectories/",
-        f"{run}trajectories/train-1-0-0/",
+        f"{run}trajectories/train-0-0/",
         f"/teams/{team.slug}/",
         "/environments/",
     ]:

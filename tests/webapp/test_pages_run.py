@@ -35,7 +35,8 @@ def rewarded_run(run: Run) -> Run:
     rewards += [(3, "train", 1.0)] * 2 + [(3, "eval-greedy", 1.0)]
     for seq, (step, purpose, reward) in enumerate(rewards):
         Trajectory.objects.create(
-            run=run, trajectory_id=f"{purpose}-{step}-0-{seq}", seq=seq, purpose=purpose, step=step, group=0, index=seq,
+            run=run, trajectory_id=f"{purpose}-{step}-{seq}", seq=seq, purpose=purpose, prompt=step, member=seq,
+            sampled_at_version=step - (purpose == "train"), trained_at_step=step if purpose == "train" else None,
             level=1, success=reward == 1, reward=reward, tool_calls=0, tool_errors=0, turns=1, tokens=4,
             stop_reason="answered",
         )  # fmt: skip
@@ -124,8 +125,9 @@ def test_a_published_environment_without_a_sandbox_is_shown(client: Client, team
 
 def test_example_questions_are_those_of_a_run_in_that_environment(client: Client, run: Run) -> None:
     Trajectory.objects.create(
-        run=run, trajectory_id="train-1-0-0", seq=1, purpose="train", step=1, group=0, index=0, level=1, success=True,
-        reward=1, tool_calls=0, tool_errors=0, turns=1, tokens=1, stop_reason="done",
+        run=run, trajectory_id="train-1-0", seq=1, purpose="train", prompt=1, member=0, level=1, success=True,
+        sampled_at_version=0, trained_at_step=1, reward=1, tool_calls=0, tool_errors=0, turns=1,
+        tokens=1, stop_reason="done",
     )  # fmt: skip
     Event.objects.create(
         run=run, seq=1, attempt=1, step=1, kind="trajectory", at=run.created_at,

@@ -111,7 +111,7 @@ def _newest_asked(request: HttpRequest, environment: str) -> Run | None:
 
 
 def _asked(run: Run, level: int) -> list[Example]:
-    rows = Trajectory.objects.filter(run=run, level=level, index=0).order_by("-seq")[: 4 * EXAMPLES]
+    rows = Trajectory.objects.filter(run=run, level=level, member=0).order_by("-seq")[: 4 * EXAMPLES]
     seqs = {row.seq: row.trajectory_id for row in rows}
     found: dict[str, Example] = {}
     events = Event.objects.filter(run=run, seq__in=seqs).order_by("-seq")

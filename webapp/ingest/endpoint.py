@@ -191,7 +191,7 @@ def _append(run_id: UUID, events: Sequence[Event]) -> None:
 def _step_of(event: Event) -> int | None:
     match event:
         case TrajectoryStored():
-            return event.trajectory.step
+            return event.trajectory.sampled_for_step
         case Started():
             return event.from_step
         case _:

@@ -153,6 +153,16 @@ ON CONFLICT (run_id, key_id, level, bucket) DO NOTHING
 """
 
 
+_DROP_TRAJECTORIES = """
+DELETE FROM trajectories_trajectory
+WHERE run_id = %(run)s AND sampled_at_version >= %(step)s AND (purpose = 'train' OR sampled_at_version > %(step)s)
+"""
+_VOID_TRAINING = """
+UPDATE trajectories_trajectory SET trained_at_step = NULL WHERE run_id = %(run)s AND trained_at_step > %(step)s
+"""
+_DROP_CHECKPOINTS = "DELETE FROM runs_checkpoint WHERE run_id = %(run)s AND step > %(step)s"
+
+
 def _rewind(run_id: UUID, started: Started) -> None:
     """Void what earlier attempts said beyond the step from which this one goes on."""
     sft_step = started.from_cold_start_step
@@ -167,16 +177,16 @@ def _rewind(run_id: UUID, started: Started) -> None:
     with connection.cursor() as cursor:
         for statement in (_DROP_POINTS, _DROP_ROLLUPS, _REBUILD_LAST_BUCKETS):
             cursor.execute(statement, given)
-        for table in ("trajectories_trajectory", "runs_checkpoint"):
-            cursor.execute(f"DELETE FROM {table} WHERE run_id = %(run)s AND step > %(step)s", given)
+        for statement in (_DROP_TRAJECTORIES, _VOID_TRAINING, _DROP_CHECKPOINTS):
+            cursor.execute(statement, given)
 
 
 # --- trajectories and checkpoints ---------------------------------------------------------------
 _COLUMNS = {
-    "trajectory_id": "text", "seq": "bigint", "purpose": "text", "step": "int", '"group"': "int", "index": "int",
-    "level": "int", "success": "bool", "reward": "float8", "tool_calls": "int", "tool_errors": "int", "turns": "int",
-    "tokens": "int", "stop_reason": "text", "changes": "int", "repaired": "int", "prefilled": "int", "masked": "int",
-    "alerts": "int",
+    "trajectory_id": "text", "seq": "bigint", "purpose": "text", "prompt": "bigint", "member": "int",
+    "sampled_at_version": "int", "trained_at_step": "int", "level": "int", "success": "bool", "reward": "float8",
+    "tool_calls": "int", "tool_errors": "int", "turns": "int", "tokens": "int", "stop_reason": "text",
+    "changes": "int", "repaired": "int", "prefilled": "int", "masked": "int", "alerts": "int",
 }  # fmt: skip
 _REPLACED = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name != "trajectory_id")
 _ADD_TRAJECTORIES = f"""
@@ -199,7 +209,8 @@ def _trajectory_row(event: TrajectoryStored) -> tuple[object, ...]:
     it = event.trajectory
     masked = len(it.turns) if it.masked_because else sum(turn.masked_because is not None for turn in it.turns)
     return (
-        it.id, event.seq, it.purpose, it.step, it.group, it.index, it.task.level, it.success, it.reward,
+        it.id, event.seq, it.purpose, it.prompt, it.member,
+        it.sampled_at_version, it.trained_at_step, it.task.level, it.success, it.reward,
         len(it.tool_calls), it.tool_errors, len(it.turns), it.sampled_tokens, it.stop_reason,
         len(it.changes), sum(change.kind == "purified" for change in it.changes),
         sum(turn.prefilled for turn in it.turns), masked, len(it.alerts),

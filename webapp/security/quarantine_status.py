@@ -90,5 +90,9 @@ def _about(run: Run, row: Trajectory | None, most: int) -> list[str]:
         return ["The run has ended: a ruling is kept, and changes no training any more."]
     if row is None:
         return []
-    late = " That is too late for training; a ruling is kept all the same." if run.step > row.step + most else ""
-    return [f"It was sampled for step {row.step}, and the run is at step {run.step}.{late}"]
+    late = (
+        " That is too late for training; a ruling is kept all the same."
+        if run.step > row.sampled_for_step + most
+        else ""
+    )
+    return [f"It was sampled for step {row.sampled_for_step}, and the run is at step {run.step}.{late}"]

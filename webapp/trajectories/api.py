@@ -21,9 +21,10 @@ class TrajectorySummary(Schema):
     id: str
     seq: int
     purpose: str
-    step: int
-    group: int
-    index: int
+    prompt: int
+    member: int
+    sampled_at_version: int
+    trained_at_step: int | None
     level: int
     success: bool
     reward: float
@@ -48,7 +49,16 @@ class TrajectoryPage(Schema):
 class TrajectoryFilter(Schema):
     """What a list of trajectories can be narrowed to."""
 
-    step: int | None = Field(None, ge=0, lt=2**31)
+    step: int | None = Field(
+        None,
+        ge=0,
+        lt=2**31,
+        description="Sampled for this step by the policy of the version before, evaluated after so many steps, or "
+        "trained on at this step",
+    )
+    prompt: int | None = Field(None, ge=0, lt=2**63)
+    sampled_at_version: int | None = Field(None, ge=-1, lt=2**31)
+    trained_at_step: int | None = Field(None, ge=1, lt=2**31)
     purpose: Purpose | None = None
     success: bool | None = None
     tool_errors: bool | None = None

@@ -9,7 +9,15 @@ from django.db.models import Count, Max, Min, Q, QuerySet
 
 from webapp.runs.models import Run
 from webapp.security.queries import QUARANTINES
-from webapp.trajectories.models import ChangeFilter, QuarantineFilter, Trajectories, Trajectory, filtered
+from webapp.trajectories.models import (
+    SAMPLED_FOR_STEP,
+    ChangeFilter,
+    QuarantineFilter,
+    Trajectories,
+    Trajectory,
+    filtered,
+    of_step,
+)
 
 PURPOSES = {
     "": "Any purpose",
@@ -150,15 +158,16 @@ class Histogram:
 def reward_histogram(run: Run, chosen: Filter) -> Histogram | None:
     """Of the chosen step, or else of the newest; None without any trajectory."""
     every_reward = replace(chosen, reward_min="", reward_max="")
-    every_step = replace(every_reward, step="").of_run(run).order_by()
-    newest = every_step.aggregate(step=Max("step"))["step"]
+    every_step = replace(every_reward, step="").of_run(run).order_by().annotate(sampled_for=SAMPLED_FOR_STEP)
+    newest = every_step.aggregate(step=Max("sampled_for"))["step"]
     if newest is None:
         return None
     step = int(chosen.step) if chosen.step else newest
     around = every_step.aggregate(
-        previous=Max("step", filter=Q(step__lt=step)), next=Min("step", filter=Q(step__gt=step))
+        previous=Max("sampled_for", filter=Q(sampled_for__lt=step)),
+        next=Min("sampled_for", filter=Q(sampled_for__gt=step)),
     )
-    return Histogram(step, around["previous"], around["next"], newest, _bins(every_step.filter(step=step), chosen))
+    return Histogram(step, around["previous"], around["next"], newest, _bins(every_step.filter(of_step(step)), chosen))
 
 
 def _bins(trajectories: QuerySet[Trajectory], chosen: Filter) -> list[Bin]:

@@ -3,8 +3,10 @@
 from typing import Any, ClassVar, Literal
 
 from django.db import models
+from django.db.models.functions import Greatest
 from django.utils.functional import cached_property
 
+from engine.spec import files_of_0_2
 from engine.spec import trajectory as spec
 from webapp.runs.models import Event, Run
 from webapp.security.models import Quarantine
@@ -26,13 +28,15 @@ class Trajectory(models.Model):
     pk = models.CompositePrimaryKey("run_id", "trajectory_id")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="trajectories", db_index=False)
     trajectory_id = models.CharField(max_length=100)
-    """``Trajectory.id``: ``<purpose>-<step>-<group>-<index>``, unique within the run."""
+    """``Trajectory.id``, unique within the run."""
     seq = models.BigIntegerField()
     """Of the event that carries the document."""
     purpose = models.CharField(max_length=20)
-    step = models.IntegerField()
-    group = models.IntegerField()
-    index = models.IntegerField()
+    prompt = models.BigIntegerField()
+    member = models.IntegerField()
+    sampled_at_version = models.IntegerField()
+    trained_at_step = models.IntegerField(null=True)
+    """What a later attempt makes void counts no longer: then None, whatever the event says."""
     level = models.IntegerField()
     success = models.BooleanField()
     reward = models.FloatField()
@@ -59,7 +63,13 @@ class Trajectory(models.Model):
     class Meta:
         indexes: ClassVar = [
             models.Index(fields=["run", "-seq"], name="trajectory_newest_first"),
-            models.Index(fields=["run", "purpose", "step", "group", "index"], name="trajectory_by_place"),
+            models.Index(fields=["run", "purpose", "prompt", "member"], name="trajectory_by_prompt"),
+            models.Index(fields=["run", "sampled_at_version"], name="trajectory_by_version"),
+            models.Index(
+                fields=["run", "trained_at_step"],
+                name="trajectory_trained",
+                condition=models.Q(trained_at_step__isnull=False),
+            ),
             models.Index(
                 fields=["run", "-seq"],
                 name="trajectory_changed",
@@ -74,8 +84,13 @@ class Trajectory(models.Model):
     def body(self) -> dict[str, Any]:
         """The document as JSON.  One query; lists use ``summary``."""
         event = Event.objects.values_list("body", flat=True).get(run_id=self.run_id, seq=self.seq)
-        document: dict[str, Any] = event["trajectory"]
-        return document
+        document: dict[str, Any] = files_of_0_2.trajectory(event["trajectory"])
+        return document | {"trained_at_step": self.trained_at_step}
+
+    @property
+    def sampled_for_step(self) -> int:
+        """As in the document."""
+        return self.sampled_at_version + 1 if self.purpose == "train" else max(0, self.sampled_at_version)
 
     @property
     def document(self) -> spec.Trajectory:
@@ -88,10 +103,24 @@ class Trajectory(models.Model):
 
 
 SUMMARY_FIELDS = (
-    "seq", "purpose", "step", "group", "index", "level", "success", "reward",
+    "seq", "purpose", "prompt", "member", "sampled_at_version", "trained_at_step", "level", "success", "reward",
     "tool_calls", "tool_errors", "turns", "tokens", "stop_reason",
     "changes", "repaired", "prefilled", "masked", "alerts",
 )  # fmt: skip
+
+
+SAMPLED_FOR_STEP = models.Case(
+    models.When(purpose="train", then=models.F("sampled_at_version") + 1),
+    default=Greatest(models.F("sampled_at_version"), 0),
+)
+"""``Trajectory.sampled_for_step`` in a query."""
+
+
+def of_step(step: int) -> models.Q:
+    """A step's own: sampled for it, or trained on at it."""
+    is_training = models.Q(purpose="train")
+    sampled_for = models.Q(is_training, sampled_at_version=step - 1) | models.Q(~is_training, sampled_at_version=step)
+    return sampled_for | models.Q(trained_at_step=step)
 
 
 ChangeFilter = Literal["any", "repaired", "prefilled", "masked", "none"]
@@ -111,6 +140,9 @@ def filtered(
     run: Run,
     *,
     step: int | None = None,
+    prompt: int | None = None,
+    sampled_at_version: int | None = None,
+    trained_at_step: int | None = None,
     purpose: str | None = None,
     success: bool | None = None,
     tool_errors: bool | None = None,
@@ -122,13 +154,17 @@ def filtered(
 ) -> Trajectories:
     """The run's trajectories that meet every condition given, newest first.
 
-    ``tool_errors``: with any, or none.  ``quarantine``: ever quarantined, or how it stands.
+    ``step``: those of ``of_step``.  ``tool_errors``: with any, or none.  ``quarantine``: ever quarantined, or how it
+    stands.
     """
     exact = {
-        "step": step, "purpose": purpose, "success": success, "reward__gte": min_reward, "reward__lte": max_reward,
+        "prompt": prompt, "sampled_at_version": sampled_at_version, "trained_at_step": trained_at_step,
+        "purpose": purpose, "success": success, "reward__gte": min_reward, "reward__lte": max_reward,
         "stop_reason": stop_reason,
     }  # fmt: skip
     found = Trajectory.objects.filter(run=run, **{name: value for name, value in exact.items() if value is not None})
+    if step is not None:
+        found = found.filter(of_step(step))
     if tool_errors is not None:
         found = found.filter(tool_errors__gt=0) if tool_errors else found.filter(tool_errors=0)
     if change is not None:

@@ -23,7 +23,7 @@ from webapp.trajectories.models import Trajectory
 ROWS = 50
 FRAGMENTS = {"rewards": "trajectories/rewards.html"}
 """By the id of the element that a fragment goes into; otherwise it is the whole list."""
-PLACE = ("step", "purpose", "group", "index")
+PLACE = ("purpose", "prompt", "member")
 """The order in which j and k walk."""
 
 
@@ -57,9 +57,7 @@ def detail(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
     row = trajectory_for(request, run_id, trajectory_id)
     document = row.document
     colour = request.GET.get("colour", "advantage" if row.purpose == "train" else "logprob")
-    group = Trajectory.objects.filter(run_id=row.run_id, purpose=row.purpose, step=row.step, group=row.group).order_by(
-        "index"
-    )
+    group = Trajectory.objects.filter(run_id=row.run_id, purpose=row.purpose, prompt=row.prompt).order_by("member")
     watched = of_turns(row.run, trajectory_id)
     context = {
         "section": "runs",
@@ -90,7 +88,7 @@ def detail(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
 
 
 def _neighbour(row: Trajectory, *, forward: bool) -> Trajectory | None:
-    """The next (or previous) trajectory by step, purpose, group and index."""
+    """The next (or previous) trajectory by purpose, prompt and member."""
     beyond, same = Q(), Q()
     for name in PLACE:
         beyond |= same & Q(**{f"{name}__{'gt' if forward else 'lt'}": getattr(row, name)})

@@ -182,7 +182,7 @@ def _rollout(trajectory: Mapping[str, Any]) -> Rollout:
     per_token = ("logprobs", "old_logprobs", "advantages")
     return Rollout(
         purpose=trajectory["purpose"],
-        step=trajectory["step"],
+        step=_step(trajectory["purpose"], trajectory["sampled_at_version"]),
         question=trajectory["task"]["question"],
         tokens=[token for turn in turns for part in ("context_ids", "token_ids") for token in turn[part]],
         numbers={
@@ -191,6 +191,11 @@ def _rollout(trajectory: Mapping[str, Any]) -> Rollout:
         },
         imitated=any(turn["imitated"] for turn in turns),
     )
+
+
+def _step(purpose: str, version: int) -> int:
+    """The step whose rollouts it is among: version k plays step k + 1, and is evaluated after step k."""
+    return version + 1 if purpose == "train" else version
 
 
 @dataclass(frozen=True, slots=True)

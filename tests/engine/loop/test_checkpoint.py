@@ -10,6 +10,7 @@ from engine.loop import manifest
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.loop.state import RunState
 from engine.spec.run import RunSpec
+from tests.stored_runs import state_of
 
 
 @pytest.fixture
@@ -129,3 +130,15 @@ def test_without_a_manifest_what_can_be_read_is_whole_and_what_cannot_is_damaged
     assert not found.verified
     assert [one.step for one in found.damaged] == [2]
     assert step_of(checkpoints) == 1
+
+
+def test_a_checkpoint_of_0_2_is_gone_on_from_with_prompts_numbered_behind_its_own(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.begin().rename(checkpoints.path(1))
+    (checkpoints.path(1) / "state.json").write_bytes(state_of("0.2"))
+    state = checkpoints.newest().state
+    assert state is not None
+    assert (state.finished_steps, state.tasks_taken, sorted(state.evaluations)) == (1, 2, [0, 1])
+    assert set(state.prompts.values()) == {2_000_000}
+    assert {"train", "eval-greedy", "eval-sampled", "eval-purified"} <= state.prompts.keys()
+    assert RunState.model_validate_json(state.model_dump_json()) == state  # and is written as one of today

@@ -36,7 +36,7 @@ def spec_with(prompts: int = 8, **recipe: Any) -> RunSpec:
 
 
 def planned(spec: RunSpec, pool: ExpertPool | None = None, step: int = 1, tasks_taken: int = 0) -> list[GroupPlan]:
-    return Planner(spec).plans(step, Played(tasks_taken), pool or ExpertPool())
+    return Planner(spec).plans(step - 1, Played(tasks_taken, prompts=tasks_taken), pool or ExpertPool())
 
 
 def pool_of(**experts: Trajectory) -> ExpertPool:
@@ -48,7 +48,9 @@ def pool_of(**experts: Trajectory) -> ExpertPool:
 
 
 def of_task(task: int, *rollouts: Trajectory) -> RolloutGroup:
-    return RolloutGroup(GroupPlan(rollouts[0].step, rollouts[0].group, task, task), rollouts)
+    return RolloutGroup(
+        GroupPlan(rollouts[0].prompt, rollouts[0].sampled_at_version, rollouts[0].prompt, task, task), rollouts
+    )
 
 
 SEEDS = {
@@ -84,9 +86,9 @@ def test_with_everything_off_the_requests_are_those_of_the_plain_step(step: int,
     assert Planner(spec).requests(plans) == [
         EpisodeRequest(
             purpose="train",
-            step=step,
-            group=group,
-            index=index,
+            prompt=8 * (step - 1) + group,
+            member=index,
+            version=step - 1,
             split="train",
             task=task,
             temperature=1.0,
@@ -106,28 +108,29 @@ def test_without_an_expert_nothing_starts_from_one() -> None:
 
 def test_rounds_go_on_with_groups_and_tasks(rollout: Rollout) -> None:
     spec = spec_with(selection={"dynamic_sampling": {}})
-    planner, played = Planner(spec), Played(tasks_taken=16)
+    planner, played = Planner(spec), Played(tasks_taken=16, prompts=40)
     for _ in range(2):
-        played.add(planner.plans(3, played, ExpertPool()), Collected())
+        played.add(planner.plans(2, played, ExpertPool()), Collected())
     plans = [group.plan for group in played.groups]
     assert [plan.number for plan in plans] == list(range(16))
     assert [plan.task for plan in plans] == [n % 20 for n in range(16, 32)]
-    assert {plan.step for plan in plans} == {3}
-    assert (played.rounds, played.tasks_taken) == (2, 32)
+    assert [plan.prompt for plan in plans] == list(range(40, 56))
+    assert {plan.version for plan in plans} == {2}
+    assert (played.rounds, played.tasks_taken, played.prompts) == (2, 32, 56)
     assert len({request.seed for request in planner.requests(plans)}) == 32
 
 
 def test_rollouts_that_come_back_in_any_order_find_their_groups_and_lost_groups_stay_empty(rollout: Rollout) -> None:
-    planner, played = Planner(spec_with(prompts=3)), Played(tasks_taken=19)
+    planner, played = Planner(spec_with(prompts=3)), Played(tasks_taken=19, prompts=0)
     for group, lost in ((0, {(1, 0), (1, 1)}), (3, {(3, 0), (5, 1)})):
-        plans = planner.plans(2, played, ExpertPool())
+        plans = planner.plans(1, played, ExpertPool())
         back = [(plan.number, index) for plan in plans for index in range(2) if (plan.number, index) not in lost]
         random.Random(group).shuffle(back)
-        trajectories = [rollout(step=2, group=number, index=index) for number, index in back]
+        trajectories = [rollout(step=2, prompt=number, member=index) for number, index in back]
         played.add(plans, Collected(trajectories, Counter({"sandbox-lost": len(lost)})))
     assert [[rollout.id for rollout in group.rollouts] for group in played.groups] == [
-        ["train-2-0-0", "train-2-0-1"], [], ["train-2-2-0", "train-2-2-1"],
-        ["train-2-3-1"], ["train-2-4-0", "train-2-4-1"], ["train-2-5-0"],
+        ["train-0-0", "train-0-1"], [], ["train-2-0", "train-2-1"],
+        ["train-3-1"], ["train-4-0", "train-4-1"], ["train-5-0"],
     ]  # fmt: skip
     assert [(group.plan.number, group.plan.task) for group in played.groups] == [
         (0, 19), (1, 0), (2, 1), (3, 2), (4, 3), (5, 4),
@@ -136,9 +139,9 @@ def test_rollouts_that_come_back_in_any_order_find_their_groups_and_lost_groups_
 
 
 def test_a_rollout_of_no_group_of_the_round_is_no_ones(rollout: Rollout) -> None:
-    planner, played = Planner(spec_with(prompts=2)), Played(tasks_taken=0)
+    planner, played = Planner(spec_with(prompts=2)), Played(tasks_taken=0, prompts=0)
     with pytest.raises(KeyError):
-        played.add(planner.plans(1, played, ExpertPool()), Collected([rollout(group=2)]))
+        played.add(planner.plans(0, played, ExpertPool()), Collected([rollout(prompt=2)]))
 
 
 def test_parallel_anchors_give_a_task_a_group_for_each_prefix_the_fresh_start_among_them() -> None:
@@ -178,7 +181,7 @@ def test_own_successes_go_before_scripted_ones(rollout: Rollout) -> None:
     groups = planned(spec, pool_of(t2=rollout(turns=4, task=2)))
     assert [(group.task, len(group.replayed)) for group in groups][:5] == [(0, 0), (1, 0), (2, 0), (2, 3), (3, 0)]
     assert groups[3].prefill is not None
-    assert groups[3].prefill.expert == "train-1-0-0"
+    assert groups[3].prefill.expert == "train-0-0"
 
 
 def test_sequential_rollback_moves_to_the_head_as_the_policy_succeeds(rollout: Rollout) -> None:
@@ -190,7 +193,7 @@ def test_sequential_rollback_moves_to_the_head_as_the_policy_succeeds(rollout: R
     for success in (False, True, True, True, True):
         group = planned(spec, pool)[0]
         prefixes.append(len(group.replayed))
-        played = [rollout(turns=4, success=success, index=index) for index in range(2)]
+        played = [rollout(turns=4, success=success, member=index) for index in range(2)]
         learn(pool, starts, [RolloutGroup(group, tuple(played))])
     assert prefixes == [3, 3, 2, 1, 0]
 
@@ -216,8 +219,8 @@ def learned(rollout: Rollout, *plan: tuple[int, int], rollouts: int = 8) -> tupl
     pool = pool_of(t0=expert)
     for number, (prefix, successes) in enumerate(plan):
         prefill = Prefill(expert.id, tuple(expert.turns[:prefix]), 4, 0) if prefix else None
-        group = GroupPlan(1, number, 0, 0, prefill, from_expert=True)
-        played = [rollout(group=number, index=index, turns=4, success=index < successes) for index in range(rollouts)]
+        group = GroupPlan(number, 0, number, 0, 0, prefill, from_expert=True)
+        played = [rollout(prompt=number, member=index, turns=4, success=index < successes) for index in range(rollouts)]
         learn(pool, ExpertStarts(), [RolloutGroup(group, tuple(played))])
     return pool, expert
 
@@ -264,14 +267,14 @@ def test_old_rollouts_fade() -> None:
 def test_the_latest_success_becomes_the_expert_the_least_clumsy_of_its_group(rollout: Rollout) -> None:
     pool = ExpertPool()
     played = [
-        rollout(index=0, turns=5), rollout(index=1, turns=3), rollout(index=2, turns=2, success=False),
-        rollout(index=3, turns=1),
+        rollout(member=0, turns=5), rollout(member=1, turns=3), rollout(member=2, turns=2, success=False),
+        rollout(member=3, turns=1),
     ]  # fmt: skip
     learn(pool, ExpertStarts(), [of_task(0, *played)])
     assert pool.tasks[0].own is not None
-    assert pool.tasks[0].own.id == "train-1-0-1"
+    assert pool.tasks[0].own.id == "train-0-1"
     learn(pool, ExpertStarts(), [of_task(0, rollout(step=2, turns=4))])
-    assert pool.tasks[0].own.id == "train-2-0-0"
+    assert pool.tasks[0].own.id == "train-0-0"
 
 
 def test_failures_make_no_expert(rollout: Rollout) -> None:

@@ -39,7 +39,7 @@ def spec_with(selection: dict[str, Any], prompts: int = 2, **recipe: Any) -> Run
 def groups_of(rollout: Rollout, *outcomes: str) -> list[Trajectory]:
     """``"+-"`` is a group of one success and one failure."""
     return [
-        rollout(group=group, index=index, success=sign == "+")
+        rollout(prompt=group, member=index, success=sign == "+")
         for group, signs in enumerate(outcomes)
         for index, sign in enumerate(signs)
     ]
@@ -48,7 +48,7 @@ def groups_of(rollout: Rollout, *outcomes: str) -> list[Trajectory]:
 def test_with_everything_off_all_comparable_rollouts_are_trained_on_as_they_are(rollout: Rollout) -> None:
     played = groups_of(rollout, "++", "--", "+-", "+")
     selected = select(spec_with({}), grouped(played))
-    assert rollouts_in(selected.kept) == [one for one in played if one.group != 3]
+    assert rollouts_in(selected.kept) == [one for one in played if one.prompt != 3]
     assert selected.dropped == []
 
 
@@ -66,8 +66,8 @@ def test_dynamic_sampling_keeps_the_first_informative_groups_and_records_the_oth
     spec = spec_with({"dynamic_sampling": {}})
     selected = select(spec, grouped(groups_of(rollout, "++", "+-", "--", "-+", "+-")))
     kept, dropped = rollouts_in(selected.kept), rollouts_in(selected.dropped)
-    assert [one.group for one in kept] == [1, 1, 3, 3]
-    assert [(one.group, one.masked_because) for one in dropped] == [
+    assert [one.prompt for one in kept] == [1, 1, 3, 3]
+    assert [(one.prompt, one.masked_because) for one in dropped] == [
         (0, DROPPED), (0, DROPPED), (2, DROPPED), (2, DROPPED), (4, DROPPED), (4, DROPPED),
     ]  # fmt: skip
     assert all(one.masked_because is None for one in kept)
@@ -106,7 +106,7 @@ def test_informative_groups_are_those_of_the_pure_function(rollout: Rollout) -> 
 def test_a_mask_names_its_reason_and_only_where_it_is_switched_on(
     rollout: Rollout, reason: str, fields: dict[str, Any]
 ) -> None:
-    played = [rollout(index=0, **fields), rollout(index=1)]
+    played = [rollout(member=0, **fields), rollout(member=1)]
     masked, sound = rollouts_in(select(spec_with({"masks": [reason]}), grouped(played)).kept)
     assert (masked.masked_because, sound.masked_because) == (reason, None)
     assert rollouts_in(select(spec_with({"masks": ["unreadable"]}), grouped(played)).kept) == played
@@ -124,7 +124,7 @@ def test_the_low_variance_filter_is_that_of_the_pure_function(rollout: Rollout, 
     keep = draw.choice([0.25, 0.5, 0.75, 0.9, 1.0])
     rewards = [[draw.choice([0.0, 0.25, 0.5, 1.0]) for _ in range(4)] for _ in range(draw.randint(1, 12))]
     played = [
-        rollout(group=group, index=index, reward=reward)
+        rollout(prompt=group, member=index, reward=reward)
         for group, row in enumerate(rewards)
         for index, reward in enumerate(row)
     ]
@@ -135,13 +135,17 @@ def test_the_low_variance_filter_is_that_of_the_pure_function(rollout: Rollout, 
 
 
 def test_masked_rollouts_still_count_in_their_groups_variance_and_keep_their_first_reason(rollout: Rollout) -> None:
-    played = [*groups_of(rollout, "++"), rollout(group=1, index=0, turns=1), rollout(group=1, index=1, success=False)]
+    played = [
+        *groups_of(rollout, "++"),
+        rollout(prompt=1, member=0, turns=1),
+        rollout(prompt=1, member=1, success=False),
+    ]
     kept = rollouts_in(select(spec_with({"masks": ["void-turn"], "keep_groups": 0.5}), grouped(played)).kept)
     assert [one.masked_because for one in kept] == [LOW_VARIANCE, LOW_VARIANCE, "void-turn", None]
 
 
 def test_what_has_no_token_of_the_policys_teaches_nothing(rollout: Rollout) -> None:
-    assert not select(spec_with({}), grouped(rollout(index=index, prefilled=2) for index in range(2))).teaches
+    assert not select(spec_with({}), grouped(rollout(member=index, prefilled=2) for index in range(2))).teaches
 
 
 @pytest.mark.parametrize(("success", "teaches"), [(False, True), (True, False)])
@@ -149,7 +153,7 @@ def test_a_step_whose_rollouts_are_all_masked_teaches_by_imitation_where_none_su
     rollout: Rollout, success: bool, teaches: bool
 ) -> None:
     played = [
-        rollout(index=index, turns=3, prefilled=2, success=success, masked_because="overlong") for index in range(2)
+        rollout(member=index, turns=3, prefilled=2, success=success, masked_because="overlong") for index in range(2)
     ]
     ipa = {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa"}}
     assert select(spec_with({}, **ipa), grouped(played)).teaches is teaches

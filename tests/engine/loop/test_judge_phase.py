@@ -47,15 +47,15 @@ def verdicts_of(one: Trajectory) -> list[str | None]:
 
 
 async def test_one_failure_leaves_its_whole_group_without_verdicts_and_no_other(rollout: Rollout) -> None:
-    played = [rollout(group=group, index=index) for group in range(2) for index in range(2)]
-    judge = ByName({"train-1-0-1": JudgeTimeout("no answer within 1 s")})
+    played = [rollout(prompt=group, member=index) for group in range(2) for index in range(2)]
+    judge = ByName({"train-0-1": JudgeTimeout("no answer within 1 s")})
     judged = await Judging(Attribution(), judge).judge(grouped(played), alive=nobody)
     rollouts = rollouts_in(judged.groups)
     assert [verdicts_of(one) for one in rollouts] == [[None, None]] * 2 + [["good", "good"]] * 2
     assert rollouts[:2] == played[:2]
     assert judged.metrics["judge/failed"] == 1
     assert judged.warnings == [
-        "JudgeTimeout of 1 trajectories, e.g. train-1-0-1: no answer within 1 s; 1 groups are judged by outcome alone"
+        "JudgeTimeout of 1 trajectories, e.g. train-0-1: no answer within 1 s; 1 groups are judged by outcome alone"
     ]
 
 
@@ -72,7 +72,7 @@ async def test_what_the_judge_says_of_an_experts_turns_is_not_in_the_policys_sha
 
 
 async def test_each_kind_of_failure_is_told_once(rollout: Rollout) -> None:
-    played = [rollout(index=index) for index in range(4)]
+    played = [rollout(member=index) for index in range(4)]
     failing: dict[str, Exception] = {one.id: JudgeTimeout("late") for one in played[:3]}
     judge = ByName({**failing, played[3].id: JudgeUnavailable("gone")})
     judged = await Judging(Attribution(), judge).judge(grouped(played), alive=nobody)
@@ -85,12 +85,12 @@ async def test_each_kind_of_failure_is_told_once(rollout: Rollout) -> None:
 
 async def test_groups_of_which_nothing_is_trained_on_are_not_judged(rollout: Rollout) -> None:
     played = [
-        rollout(group=0, index=0, masked_because="void-turn"), rollout(group=0, index=1),
-        rollout(group=1, index=0, masked_because="low-variance-group"),
+        rollout(prompt=0, member=0, masked_because="void-turn"), rollout(prompt=0, member=1),
+        rollout(prompt=1, member=0, masked_because="low-variance-group"),
     ]  # fmt: skip
     judge = ByName({})
     await Judging(Attribution(), judge).judge(grouped(played), alive=nobody)
-    assert judge.asked == ["train-1-0-0", "train-1-0-1"]
+    assert judge.asked == ["train-0-0", "train-0-1"]
 
 
 async def test_it_shows_that_it_is_alive_as_long_as_it_lasts(rollout: Rollout) -> None:
@@ -110,7 +110,7 @@ async def test_it_shows_that_it_is_alive_as_long_as_it_lasts(rollout: Rollout) -
 
 
 async def test_what_is_no_failure_of_the_judge_is_raised_as_it_is(rollout: Rollout) -> None:
-    judging = Judging(Attribution(), ByName({"train-1-0-0": ZeroDivisionError()}))
+    judging = Judging(Attribution(), ByName({"train-0-0": ZeroDivisionError()}))
     with pytest.raises(ZeroDivisionError):
         await judging.judge(grouped([rollout()]), alive=nobody)
 

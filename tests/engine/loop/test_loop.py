@@ -115,7 +115,7 @@ class Lossy(InProcessWorkers):
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         collected = await super().collect(requests)
-        kept = [one for one in collected.trajectories if one.purpose != "train" or (one.group, one.index) not in LOST]
+        kept = [one for one in collected.trajectories if one.purpose != "train" or (one.prompt, one.member) not in LOST]
         lost = len(collected.trajectories) - len(kept)
         return Collected(kept, Counter({"sandbox-lost": lost}) if lost else Counter())
 
@@ -235,7 +235,9 @@ def test_sampled_tokens_carry_the_version_that_sampled_them_and_training_ones_th
         for version in turn["policy_versions"]
     } == set(range(5))
     for one in trajectories:
-        version = one["step"] - (one["purpose"] == "train")
+        version = one["sampled_at_version"]
+        trains = one["purpose"] == "train" and one["masked_because"] is None
+        assert one["trained_at_step"] == (version + 1 if trains else None)
         for turn in one["turns"]:
             assert set(turn["policy_versions"]) <= {version}
             if one["purpose"] == "train":

@@ -235,7 +235,7 @@ class AllMasked(InProcessWorkers):
         collected = await super().collect(requests)
         because = "overlong" if requests[0].purpose == "train" and requests[0].step > 1 else None
         collected.trajectories = [
-            one.model_copy(update={"reward": (-1.0, 1.0)[one.index % 2], "masked_because": because})
+            one.model_copy(update={"reward": (-1.0, 1.0)[one.member % 2], "masked_because": because})
             for one in collected.trajectories
         ]
         return collected

@@ -32,12 +32,12 @@ def metrics_of(
             "schedule": {"prompts_per_step": 2, "group_size": 2, "minibatch_trajectories": 2},
         }
     )
-    played = Played(tasks_taken=0, groups=groups, **more)
+    played = Played(tasks_taken=0, prompts=0, groups=groups, **more)
     return step_metrics(StepFacts(spec, played, select(spec, groups), policy_version=0, updated=updated))
 
 
 def test_a_part_that_is_off_has_no_numbers(rollout: Rollout) -> None:
-    values = metrics([rollout(index=index) for index in range(2)], {})
+    values = metrics([rollout(member=index) for index in range(2)], {})
     assert not [key for key in values if "/masked" in key or "repairs" in key or "prefilled" in key or "rounds" in key]
 
 
@@ -47,8 +47,8 @@ def test_repairs_do_not_hide_first_attempts(rollout: Rollout) -> None:
     ]
     failed = Change(kind="purification-failed", turn=1, start=0, stop=1, reason="attempts")
     played = [
-        rollout(index=0, turns=4, changes=repaired, first_attempt_errors=3),
-        rollout(index=1, turns=2, changes=[failed]),
+        rollout(member=0, turns=4, changes=repaired, first_attempt_errors=3),
+        rollout(member=1, turns=2, changes=[failed]),
     ]
     values = metrics(played, {"purification": {}})
     assert values["train/first_attempt_error_rate"] == 3 / 4
@@ -58,8 +58,8 @@ def test_repairs_do_not_hide_first_attempts(rollout: Rollout) -> None:
 
 def test_masks_and_drops_are_counted_by_reason(rollout: Rollout) -> None:
     played = [
-        rollout(group=0, index=0), rollout(group=0, index=1, success=False, turns=1),
-        rollout(group=1, index=0), rollout(group=1, index=1),
+        rollout(prompt=0, member=0), rollout(prompt=0, member=1, success=False, turns=1),
+        rollout(prompt=1, member=0), rollout(prompt=1, member=1),
     ]  # fmt: skip
     values = metrics(played, {"selection": {"masks": ["void-turn"], "dynamic_sampling": {}}}, rounds=4)
     assert values["train/masked/void-turn"] == 1
@@ -70,7 +70,7 @@ def test_masks_and_drops_are_counted_by_reason(rollout: Rollout) -> None:
 
 
 def test_an_update_from_what_was_replayed_or_released_is_not_left_out(rollout: Rollout) -> None:
-    masked = [rollout(index=index, turns=1) for index in range(2)]
+    masked = [rollout(member=index, turns=1) for index in range(2)]
     recipe = {"selection": {"masks": ["void-turn"]}}
     left_out = [metrics(masked, recipe, updated=updated)["train/updates_left_out"] for updated in (False, True)]
     assert left_out == [1, 0]
@@ -78,19 +78,19 @@ def test_an_update_from_what_was_replayed_or_released_is_not_left_out(rollout: R
 
 def test_replaced_rollouts_are_counted(rollout: Rollout) -> None:
     change = Change(kind="resampled", turn=0, start=0, stop=0, reason="lost", details={"tries": 2})
-    values = metrics([rollout(changes=[change]), rollout(index=1)], {"selection": {"resampling": {}}})
+    values = metrics([rollout(changes=[change]), rollout(member=1)], {"selection": {"resampling": {}}})
     assert values["train/resampled"] == 2
 
 
 def test_starts_tell_how_much_was_given_and_how_good_the_policy_is_without(rollout: Rollout) -> None:
     expert = rollout(turns=4)
     plans = [
-        GroupPlan(1, 0, 0, 0),
-        GroupPlan(1, 1, 1, 1, Prefill("e", tuple(expert.turns[:3]), 4, 1), True, crucial=True),
-        GroupPlan(1, 2, 1, 1, Prefill("e", tuple(expert.turns[:1]), 4, 1), True, crucial=True),
+        GroupPlan(0, 0, 0, 0, 0),
+        GroupPlan(1, 0, 1, 1, 1, Prefill("e", tuple(expert.turns[:3]), 4, 1), True, crucial=True),
+        GroupPlan(2, 0, 2, 1, 1, Prefill("e", tuple(expert.turns[:1]), 4, 1), True, crucial=True),
     ]
     groups = [
-        RolloutGroup(plan, tuple(rollout(group=plan.number, index=index, success=signs[index]) for index in range(2)))
+        RolloutGroup(plan, tuple(rollout(prompt=plan.number, member=index, success=signs[index]) for index in range(2)))
         for plan, signs in zip(plans, ((False, True), (True, True), (True, True)), strict=True)
     ]
     values = metrics_of(groups, {"expert_starts": {}}, discarded=Counter({"replay-diverged": 3}))
@@ -101,7 +101,7 @@ def test_starts_tell_how_much_was_given_and_how_good_the_policy_is_without(rollo
 
 def test_an_experts_calls_are_not_in_the_policys_error_rates(rollout: Rollout) -> None:
     """Else a recipe whose rollouts begin far inside an expert's trajectory looks as if its policy erred less."""
-    played = [rollout(index=index, turns=5, prefilled=3, first_attempt_errors=1) for index in range(2)]
+    played = [rollout(member=index, turns=5, prefilled=3, first_attempt_errors=1) for index in range(2)]
     for one in played:
         call = one.turns[3].tool_call
         assert call is not None

@@ -34,7 +34,7 @@ from tests.engine.conftest import rollout
 from tests.engine.groups import grouped
 from tests.engine.rigs import Rig
 
-SUSPECT = "train-1-0-1"
+SUSPECT = "train-0-1"
 
 
 def alert(trajectory: str | None = SUSPECT, *, quarantined: bool = True, number: int = 1) -> AlertSeen:
@@ -93,9 +93,9 @@ def test_without_a_ruling_it_is_in_no_update_and_not_in_the_comparison(rig: Call
     assert rig().start().ended() == exit_codes.ENDED
     workers = Suspicious.last
     assert all(one.id != SUSPECT for batch in workers.batches for one in batch)
-    assert len([one for one in workers.batches[0] if one.group == 0]) == 3
+    assert len([one for one in workers.batches[0] if one.prompt == 0]) == 3
     [told] = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
-    assert (told["masked_because"], told["alerts"]) == ("quarantined", ["box/1"])
+    assert (told["masked_because"], told["trained_at_step"], told["alerts"]) == ("quarantined", None, ["box/1"])
     assert told["turns"][0]["advantages"] is None
     assert any(SUSPECT in one["message"] and "until a ruling" in one["message"] for one in service.of_kind("log"))
     assert [one["values"]["train/quarantined"] for one in metrics_with(service, "train/quarantined")] == [1]
@@ -121,9 +121,9 @@ def test_ruled_benign_it_is_credited_in_its_group_and_moves_the_weights(rig: Cal
     workers = Suspicious.last
     assert [step for step in range(1, 6) if SUSPECT in workers.learned(step)] == [2]
     *_, told = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
-    assert told["masked_because"] is None
+    assert (told["masked_because"], told["sampled_at_version"], told["trained_at_step"]) == (None, 0, 2)
     assert [turn["old_logprobs"] for turn in told["turns"]] == [turn["logprobs"] for turn in told["turns"]]
-    group = [one for one in workers.batches[0] if one.group == 0]
+    group = [one for one in workers.batches[0] if one.prompt == 0]
     mean = (sum(one.reward for one in group) + told["reward"]) / (len(group) + 1)
     advantage = told["turns"][0]["advantages"][0]
     assert advantage == pytest.approx(0, abs=1e-6) or advantage * (told["reward"] - mean) > 0
@@ -148,7 +148,7 @@ def test_a_failure_that_comes_back_is_a_failure_also_where_credit_whitens_a_step
         async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
             collected = await super().collect(requests)
             collected.trajectories = [
-                one.model_copy(update={"reward": 1.0 if one.group % 2 else -1.0}) for one in collected.trajectories
+                one.model_copy(update={"reward": 1.0 if one.prompt % 2 else -1.0}) for one in collected.trajectories
             ]
             return collected
 
@@ -278,7 +278,7 @@ def test_a_step_all_of_whose_rollouts_are_out_makes_no_update_and_the_run_goes_o
 
 def test_only_quarantining_alerts_of_a_place_put_somebody_out() -> None:
     quarantine, state = Quarantine(), QuarantineState()
-    everyone = [rollout(index=index) for index in range(3)]
+    everyone = [rollout(member=index) for index in range(3)]
     quarantine.alerted(alert(everyone[0].id))
     quarantine.alerted(alert(everyone[1].id, quarantined=False, number=2))
     quarantine.alerted(alert(None, number=3))
@@ -321,7 +321,7 @@ def test_another_alert_voids_what_was_ruled_before_it_and_one_told_again_does_no
 
 
 def held_at(step: int) -> QuarantineState:
-    members = [rollout(index=index, step=step) for index in range(4)]
+    members = [rollout(member=index, step=step) for index in range(4)]
     out = [one.model_copy(update={"masked_because": "quarantined"}) for one in members[:2]]
     release = Release()
     hold(release, grouped([*out, *members[2:]]))
@@ -354,7 +354,7 @@ def test_too_late_is_told_and_nothing_is_kept_for_it() -> None:
 
 
 def test_no_more_than_so_many_groups_wait() -> None:
-    plan = GroupPlan(step=1, number=0, place=0, task=0)
+    plan = GroupPlan(prompt=0, version=0, number=0, place=0, task=0)
     release = Release(held=[HeldGroup(plan=plan, members=[rollout()], out=[f"x{n}"]) for n in range(MOST_HELD)])
     hold(release, grouped([rollout(step=2).model_copy(update={"masked_because": "quarantined"})]))
     assert len(release.held) == MOST_HELD
@@ -362,25 +362,31 @@ def test_no_more_than_so_many_groups_wait() -> None:
 
 
 def test_groups_are_held_in_their_order_each_with_everybody_who_came_back() -> None:
-    sound = [rollout(group=group, index=index) for group in range(3) for index in range(3)]
+    sound = [rollout(prompt=group, member=index) for group in range(3) for index in range(3)]
     marked = [one.model_copy(update={"masked_because": "quarantined"}) if one.id in OUT else one for one in sound]
     release = Release()
-    hold(release, [*grouped(marked), RolloutGroup(GroupPlan(step=1, number=3, place=3, task=3), ())])
+    hold(release, [*grouped(marked), RolloutGroup(GroupPlan(prompt=3, version=0, number=3, place=3, task=3), ())])
     assert [(held.step, held.plan.number, held.out) for held in release.held] == [
-        (1, 0, ["train-1-0-1"]),
-        (1, 2, ["train-1-2-0", "train-1-2-2"]),
+        (1, 0, ["train-0-1"]),
+        (1, 2, ["train-2-0", "train-2-2"]),
     ]
     assert [held.members for held in release.held] == [marked[:3], marked[6:]]
     assert [held.group for held in release.held] == [grouped(marked)[0], grouped(marked)[2]]
 
 
-OUT = {"train-1-0-1", "train-1-2-0", "train-1-2-2"}
+OUT = {"train-0-1", "train-2-0", "train-2-2"}
 
 
 def state_of_0_2(**held: Any) -> str:
     """As version 0.2 wrote it into a checkpoint: a held group named its step alone."""
     [group] = held_at(3).model_dump(mode="json")["held"]
-    old = {"step": 3, "members": group["members"], "out": group["out"]} | held
+    new = ("prompt", "member", "sampled_at_version", "trained_at_step")
+    members = [
+        {name: value for name, value in member.items() if name not in new}
+        | {"step": 3, "group": 0, "index": member["member"]}
+        for member in group["members"]
+    ]
+    old = {"step": 3, "members": members, "out": group["out"]} | held
     return json.dumps({"ruled_through": 1, "verdicts": {group["out"][0]: "benign"}, "known": {}, "held": [old]})
 
 
@@ -388,7 +394,9 @@ def test_a_group_that_version_0_2_held_is_let_go_as_one_of_today() -> None:
     old = QuarantineState.model_validate_json(state_of_0_2())
     today = held_at(3)
     [group] = old.held
-    assert (group.step, group.members, group.out) == (3, today.held[0].members, today.held[0].out)
+    assert (group.step, group.out) == (3, today.held[0].out)
+    assert [told_of(member) for member in group.members] == [told_of(member) for member in today.held[0].members]
+    assert {member.prompt for member in group.members} == {group.plan.prompt} == {3_000_000}
     first, second = group.out
     now = QuarantineState(ruled_through=1, verdicts={first: "benign"}, held=today.held)
     assert told_by(released(old, 4, within=8)) == told_by(released(now, 4, within=8))
@@ -399,14 +407,22 @@ def test_a_group_that_version_0_2_held_is_let_go_as_one_of_today() -> None:
     assert QuarantineState.model_validate_json(old.model_dump_json()) == old  # and is written as one of today
 
 
+def told_of(member: Trajectory) -> dict[str, Any]:
+    """All but its prompt's number, which version 0.2 did not count, and whether it was trained on."""
+    return member.model_dump(exclude={"prompt", "trained_at_step"})
+
+
 def told_by(release: Release) -> tuple[Any, ...]:
-    let_go, held = ([(one.step, one.members, one.out) for one in some] for some in (release.groups, release.held))
+    let_go, held = (
+        [(group.step, [told_of(member) for member in group.members], group.out) for group in groups]
+        for groups in (release.groups, release.held)
+    )
     return let_go, held, release.late, release.discarded
 
 
 @pytest.mark.parametrize(
     ("changed", "field"),
-    [({"step": "three"}, "plan.step"), ({"plan": {"step": 3, "number": 0, "place": 0, "task": 0}}, "step")],
+    [({"step": "three"}, "plan"), ({"plan": {"prompt": 0, "version": 2, "number": 0, "place": 0, "task": 0}}, "step")],
     ids=["no number", "both forms"],
 )
 def test_a_held_group_of_neither_form_is_refused(changed: dict[str, Any], field: str) -> None:

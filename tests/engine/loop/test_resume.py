@@ -11,7 +11,7 @@ import pytest
 
 from engine.algorithms.filters import sampling_verdict
 from tests.engine.dying import begin_of
-from tests.engine.trainings import Training
+from tests.engine.trainings import Training, step_of
 
 pytestmark = pytest.mark.timeout(900)
 """Whole runs: half a minute on a quiet machine, ten times as long on a busy one."""
@@ -99,7 +99,7 @@ def test_dynamic_sampling_goes_on_as_long_as_the_pure_function_says(undisturbed_
     trained = [event["trajectory"] for event in undisturbed_parts.of_kind("trajectory")]
     for event in undisturbed_parts.of_kind("metric"):
         if "train/sampling_rounds" in event["values"]:
-            played = [one for one in trained if (one["purpose"], one["step"]) == ("train", event["step"])]
+            played = [one for one in trained if (one["purpose"], step_of(one)) == ("train", event["step"])]
             rounds = event["values"]["train/sampling_rounds"]
             verdicts = [_verdict_after(number + 1, played) for number in range(int(rounds))]
             assert [verdict == "again" for verdict in verdicts] == [True] * (len(verdicts) - 1) + [False]
@@ -109,8 +109,8 @@ def _verdict_after(rounds: int, played: list[dict[str, Any]]) -> str:
     """A round plays 6 groups, numbered on from those of the round before."""
     outcomes = defaultdict(set)
     for one in played:
-        outcomes[one["group"]].add(one["success"])
-    informative = sum(len(found) == 2 for group, found in outcomes.items() if group < 6 * rounds)
+        outcomes[one["prompt"]].add(one["success"])
+    informative = sum(len(found) == 2 for _, found in sorted(outcomes.items())[: 6 * rounds])
     return sampling_verdict(informative, wanted=6, rounds=rounds, max_rounds=2)
 
 

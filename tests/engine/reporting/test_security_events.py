@@ -21,7 +21,7 @@ from tests.engine.loop.test_quarantine import alert
 def record(seq: int, *, box: str = "box", turn: int | None = 0) -> RecordSeen:
     attempt = Attempt(box=box, sequence=seq, at=1.0, protocol="tcp", address="203.0.113.7", port=443)
     verdict = Verdict(allowed=False, policy="none", reason="no-rule")
-    place = None if turn is None else Place(trajectory="train-1-0-0", turn=turn)
+    place = None if turn is None else Place(trajectory="train-0-0", turn=turn)
     return RecordSeen(box=box, place=place, record=EgressRecord(seq=seq, attempt=attempt, verdict=verdict, last_at=1.0))
 
 
@@ -70,7 +70,7 @@ def test_records_of_one_box_and_turn_share_an_event_and_keep_their_order(run: Ru
 
 def test_the_turn_of_an_alert_is_told_before_it(run: Run) -> None:
     text = TurnText.cut(wrote="<tool>relay()", call="relay()" * 2000)
-    run.log.write(TurnSeen(place=Place(trajectory="train-1-0-1", turn=2), text=text))
+    run.log.write(TurnSeen(place=Place(trajectory="train-0-1", turn=2), text=text))
     run.log.write(alert())
     run.reader.drain()
     first, second = run.events()

@@ -24,7 +24,7 @@ def arena(policy, boxes, **changes):
 
 
 def request(task=0, **changes):
-    return replace(EpisodeRequest("train", 1, 0, 0, "train", task, 1.0, 11), **changes)
+    return replace(EpisodeRequest("train", 0, 0, 0, "train", task, 1.0, 11), **changes)
 
 
 def prompt(task=0):

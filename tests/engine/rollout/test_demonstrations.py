@@ -35,7 +35,7 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
             arena = Arena(
                 ENVIRONMENT, policy, boxes, Reward(), PythonMath().max_turns, PythonMath().max_turn_tokens, 160
             )
-            real = await run_episode(EpisodeRequest("train", 1, 0, 0, "train", number, 1.0, 0), arena)
+            real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)
             assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
             assert [turn.token_ids for turn in real.turns] == [turn.token_ids for turn in one.turns]
             assert [call.error_class for call in real.tool_calls] == [call.error_class for call in one.tool_calls]
@@ -95,7 +95,7 @@ async def test_a_demonstration_without_an_answer_ends_as_a_policy_doing_the_same
         policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns), context_tokens=9999)
         number = int(one.task.id.removeprefix("train-"))
         arena = Arena(environment, policy, None, Reward(), 64, 99, 9999)
-        real = await run_episode(EpisodeRequest("train", 1, 0, 0, "train", number, 1.0, 0), arena)
+        real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)
         assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
         assert (real.success, real.answer, real.stop_reason) == (one.success, one.answer, one.stop_reason)
         assert (real.reward, real.rewards) == (one.reward, one.rewards)

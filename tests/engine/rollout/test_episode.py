@@ -36,8 +36,8 @@ def arena(policy, boxes, *, context_tokens=160, max_turns=5):
     return Arena(environment, policy, boxes, Reward(tool_error=-0.1), max_turns, 32, context_tokens)
 
 
-def request(task=LEVEL_1, index=0, seed=11):
-    return EpisodeRequest("train", 1, 0, index, "train", task, 1.0, seed)
+def request(task=LEVEL_1, member=0, seed=11):
+    return EpisodeRequest("train", 0, member, 0, "train", task, 1.0, seed)
 
 
 def task_of(number):

@@ -11,7 +11,8 @@ def trajectory(purpose, level, success, statuses=()):
         for status in statuses
     ]  # fmt: skip
     return Trajectory(
-        id="x", purpose=purpose, step=0, group=0, index=0, turns=turns, stop_reason="answered", answer="1",
+        id="x", purpose=purpose, prompt=0, member=0, sampled_at_version=0, turns=turns,
+        stop_reason="answered", answer="1",
         task=Task(id="heldout-0", split="heldout", level=level, question="", answer="1"),
         success=success, reward=0.0, rewards={},
     )  # fmt: skip

@@ -117,8 +117,8 @@ def trajectory(question: str = "42*63=?", output: str = "2646") -> Trajectory:
     ]  # fmt: skip
     task = Task(id="train-0", split="train", level=1, question=question, answer="hidden-answer")
     return Trajectory(
-        id="train-1-0-0", purpose="train", step=1, group=0, index=0, task=task, turns=turns, stop_reason="answered",
-        answer="1", success=False, reward=0.0, rewards={"outcome": 0.0},
+        id="train-0-0", purpose="train", prompt=0, member=0, sampled_at_version=0, task=task, turns=turns,
+        stop_reason="answered", answer="1", success=False, reward=0.0, rewards={"outcome": 0.0},
     )  # fmt: skip
 
 

@@ -327,7 +327,7 @@ def spec(**purification):
 
 def test_share_0_asks_for_exactly_what_no_purification_asks_for():
     assert requests_of(spec(share=0.0), 3) == requests_of(RunSpec(name="none"), 3)
-    assert evaluation_requests(spec(), 3, 9) == evaluation_requests(RunSpec(name="none"), 3, 9)
+    assert evaluation_requests(spec(), 3, 9, {}) == evaluation_requests(RunSpec(name="none"), 3, 9, {})
 
 
 def test_the_share_is_kept_and_the_seed_decides_who_is_in_it():
@@ -338,7 +338,7 @@ def test_the_share_is_kept_and_the_seed_decides_who_is_in_it():
 
 
 def test_the_purified_evaluation_is_a_third_one_on_the_same_tasks():
-    plain, asked = evaluation_requests(spec(), 2, 9), evaluation_requests(spec(in_evaluation=True), 2, 9)
+    plain, asked = evaluation_requests(spec(), 2, 9, {}), evaluation_requests(spec(in_evaluation=True), 2, 9, {})
     assert asked[:18] == plain
     assert [(one.purpose, one.task, one.temperature, one.purify) for one in asked[18:]] == [
         ("eval-purified", task, 1.0, True) for task in range(9)

@@ -23,7 +23,7 @@ async def judged(level: int, *turns: list[int]) -> list[str]:
     policy = ScriptedPolicy(*turns, context_tokens=CONTEXT_TOKENS)
     async with Pool(SandboxSpec(), size=1) as boxes:
         arena = Arena(environment, policy, boxes, Reward(), len(turns), 64, CONTEXT_TOKENS)
-        played = await run_episode(EpisodeRequest("train", 1, 0, 0, "train", 0, 1.0, 0), arena)
+        played = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", 0, 1.0, 0), arena)
     assert len(played.turns) == len(turns)
     return environment.verdicts(played.task, played.turns)
 

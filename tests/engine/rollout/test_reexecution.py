@@ -29,7 +29,7 @@ async def expert_of(boxes, *turns):
 
 def started(expert, prefix, imitated=0, **changes):
     prefill = Prefill(expert.id, tuple(expert.turns[:prefix]), len(expert.turns), imitated)
-    return request(prefill=prefill, index=5, seed=99, **changes)
+    return request(prefill=prefill, member=5, seed=99, **changes)
 
 
 async def test_the_policy_goes_on_where_the_expert_stood(boxes):
@@ -61,7 +61,7 @@ async def test_a_prefix_of_nothing_is_a_fresh_start_with_a_name(boxes):
     expert = await expert_of(boxes, call("1"), answer("1"))
     played = [
         await run_episode(asked, arena(ScriptedPolicy(call("2"), answer("2"), context_tokens=400), boxes))
-        for asked in (started(expert, 0), request(index=5, seed=99))
+        for asked in (started(expert, 0), request(member=5, seed=99))
     ]
     assert played[0].start == Start(expert=expert.id, prefix=0, turns=2)
     assert timeless(played[0]) == {**timeless(played[1]), "start": played[0].start.model_dump()}

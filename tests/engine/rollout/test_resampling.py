@@ -124,7 +124,7 @@ async def test_an_experts_failures_are_not_the_rollouts(boxes):
 
 
 async def test_evaluations_are_never_played_again(boxes):
-    asked = evaluation_requests(SPEC, 0, 2)
+    asked = evaluation_requests(SPEC, 0, 2, {})
     result, _ = await collected(boxes, {}, asked, otherwise=BARREN)
     assert (result.resampled, len(result.trajectories)) == (0, len(asked))
 

@@ -117,7 +117,7 @@ async def test_a_box_that_waits_in_its_call_is_stopped_in_it(tmp_path):
     async with watching(tmp_path) as watch:
         played = await watch.play(call(lingering), call("print(1)"), answer("42"))
         assert watch.pool.stats().lost == 0
-        assert (await watch.play(call("print(40+2)"), answer("42"), index=1)).masked_because is None
+        assert (await watch.play(call("print(40+2)"), answer("42"), member=1)).masked_because is None
     assert played.stop_reason == "frozen"
     assert [turn.tool_call.error_class for turn in played.turns] == ["frozen"]
     assert "ssh-outbound" in played.turns[0].tool_call.output
@@ -157,7 +157,7 @@ async def test_a_document_about_attacks_and_many_ports_of_ones_own_alarm_nobody(
         " s.connect_ex(('127.0.0.1', port)); s.close()"
     )
     async with watching(tmp_path) as watch:
-        episode = watch.monitor.episode(watch.pool, "train-1-0-0")
+        episode = watch.monitor.episode(watch.pool, "train-0-0")
         async with episode.acquire() as box:
             await box.write_file("attacks.md", document.encode())
             await box.exec(["bash", "-c", f"cat > more.md <<'EOF'\n{document}EOF\nwc -l more.md"])
@@ -168,7 +168,7 @@ async def test_a_document_about_attacks_and_many_ports_of_ones_own_alarm_nobody(
 
 async def test_a_test_that_was_there_is_not_the_policys_to_change(tmp_path):
     async with watching(tmp_path, quarantine="never") as watch:
-        episode = watch.monitor.episode(watch.pool, "train-1-0-0")
+        episode = watch.monitor.episode(watch.pool, "train-0-0")
         async with watch.pool.acquire() as environments, watch.monitor.holding(environments, episode):
             await environments.write_file("tests/test_given.py", b"def test_a():\n    assert 1 == 2\n")
             box = MonitoredSandbox(environments, watch.monitor, episode)
@@ -204,7 +204,7 @@ async def test_the_environment_decides_what_is_alarming(tmp_path, response, quar
 
 async def test_an_episode_that_is_reset_is_still_watched_under_its_new_name(tmp_path):
     async with watching(tmp_path) as watch:
-        episode = watch.monitor.episode(watch.pool, "train-1-0-0")
+        episode = watch.monitor.episode(watch.pool, "train-0-0")
         async with episode.acquire() as box:
             before = box.name
             await box.reset()
@@ -232,7 +232,7 @@ async def test_every_attempt_of_a_flood_is_counted_although_few_records_are_take
 
 async def test_a_box_that_is_lost_while_it_is_frozen_costs_nobody_else(tmp_path):
     async with watching(tmp_path) as watch:
-        episode = watch.monitor.episode(watch.pool, "train-1-0-0")
+        episode = watch.monitor.episode(watch.pool, "train-0-0")
         async with episode.acquire() as box:
             await box.close()
             with pytest.raises(SandboxLost):
@@ -247,7 +247,7 @@ def test_only_labels_of_ours_name_a_place(label):
 
 
 def test_a_place_survives_its_label():
-    place = Place(trajectory="train-3-0-1", turn=12)
+    place = Place(trajectory="train-0-1", turn=12)
     assert place_of(label_of(place)) == place
 
 

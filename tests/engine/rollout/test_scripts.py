@@ -64,7 +64,7 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
             number = int(one.task.id.removeprefix("train-"))
             shape = spec.environment
             arena = Arena(environment, policy, boxes, Reward(), shape.max_turns, shape.max_turn_tokens, CONTEXT_TOKENS)
-            real = await run_episode(EpisodeRequest("train", 1, 0, 0, "train", number, 1.0, 0), arena)
+            real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)
             assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
             assert [turn.token_ids for turn in real.turns] == [turn.token_ids for turn in one.turns]
             assert [call.error_class for call in real.tool_calls] == [call.error_class for call in one.tool_calls]

@@ -23,7 +23,7 @@ SPEC = RunSpec(
     schedule={"prompts_per_step": 8, "group_size": 4, "minibatch_trajectories": 32},
     resources={"kv_slots": 8, "sandboxes": 4, "threads": 1},
 )
-REQUESTS = [*requests_of(SPEC, 1), *evaluation_requests(SPEC, 0, 8)]
+REQUESTS = [*requests_of(SPEC, 1), *evaluation_requests(SPEC, 0, 8, {})]
 
 
 @pytest.fixture

@@ -145,12 +145,12 @@ async def test_no_more_than_two_episodes_per_slot_are_in_flight(boxes):
 
 def test_training_takes_its_tasks_in_turn_and_begins_again_after_the_last():
     spec = SPEC.model_copy(update={"dataset": SPEC.dataset.model_copy(update={"train_tasks": 10})})
-    numbers = [[one.task for one in requests_of(spec, step) if one.index == 0] for step in (1, 2, 3)]
+    numbers = [[one.task for one in requests_of(spec, step) if one.member == 0] for step in (1, 2, 3)]
     assert numbers == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 0, 1], [2, 3, 4, 5, 6, 7]]
 
 
 def test_evaluation_meets_each_held_out_task_once_greedily_and_once_by_sampling():
-    asked = evaluation_requests(SPEC, step=4, tasks=5)
+    asked = evaluation_requests(SPEC, version=4, tasks=5, prompts={})
     assert [(one.purpose, one.task, one.temperature) for one in asked] == [
         *(("eval-greedy", task, 0.0) for task in range(5)),
         *(("eval-sampled", task, 1.0) for task in range(5)),
@@ -159,8 +159,8 @@ def test_evaluation_meets_each_held_out_task_once_greedily_and_once_by_sampling(
 
 
 def test_no_two_requests_of_a_run_share_an_id_or_a_seed():
-    asked = [*requests_of(SPEC, 1), *requests_of(SPEC, 2), *evaluation_requests(SPEC, 0, 50)]
-    asked += evaluation_requests(SPEC, 2, 50)
+    asked = [*requests_of(SPEC, 1), *requests_of(SPEC, 2), *evaluation_requests(SPEC, 0, 50, {})]
+    asked += evaluation_requests(SPEC, 2, 50, {"eval-greedy": 50, "eval-sampled": 50})
     assert len({one.id for one in asked}) == len({one.seed for one in asked}) == len(asked)
     other = SPEC.model_copy(update={"seed": 1})
     assert not {one.seed for one in requests_of(other, 1)} & {one.seed for one in asked}

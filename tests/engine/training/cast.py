@@ -51,15 +51,15 @@ def turn(
 
 
 def trajectory(
-    *turns: Turn, reward: float = 1.0, group: int = 0, index: int = 0, step: int = 1, **more: Any
+    *turns: Turn, reward: float = 1.0, prompt: int = 0, member: int = 0, step: int = 1, **more: Any
 ) -> Trajectory:
     return Trajectory(
-        id=f"train-{step}-{group}-{index}",
+        id=f"train-{prompt}-{member}",
         purpose="train",
-        step=step,
-        group=group,
-        index=index,
-        task=Task(id=f"t{group}", split="train", level=1, question="1+1=?", answer="2"),
+        prompt=prompt,
+        member=member,
+        sampled_at_version=step - 1,
+        task=Task(id=f"t{prompt}", split="train", level=1, question="1+1=?", answer="2"),
         turns=list(turns),
         stop_reason="answered",
         answer="2",
@@ -89,7 +89,7 @@ def _rollout(dice: random.Random, step: int, group: int, index: int) -> Trajecto
     turns = [acted(prompt, tokens(1, 8))]
     for _ in range(dice.randrange(3)):
         turns.append(acted([8, dice.choice((40, 41)), 9], tokens(1, 9)))
-    return trajectory(*turns, reward=dice.choice((0.0, 0.5, 1.0)), group=group, index=index, step=step)
+    return trajectory(*turns, reward=dice.choice((0.0, 0.5, 1.0)), prompt=group, member=index, step=step)
 
 
 def with_lessons(one: Trajectory, ids: Sequence[int] = (50, 51, 52)) -> Trajectory:

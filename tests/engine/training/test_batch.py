@@ -20,11 +20,11 @@ def _turn(context_ids, token_ids, **more) -> Turn:
 def _trajectory(*turns: Turn, **more) -> Trajectory:
     task = Task(id="t", split="train", level=1, question="1 + 1", answer="2")
     return Trajectory(
-        id="train-0-0-0",
+        id="train-0-0",
         purpose="train",
-        step=0,
-        group=0,
-        index=0,
+        prompt=0,
+        member=0,
+        sampled_at_version=0,
         task=task,
         turns=list(turns),
         stop_reason="answered",

@@ -28,8 +28,8 @@ def imitated(one: Trajectory) -> list[bool]:
 
 
 def test_a_group_without_success_imitates_all_that_it_replayed() -> None:
-    failed = [started(-1.0, group=0, index=index, imitated=1) for index in range(2)]
-    mixed = [started(reward, group=1, index=index, imitated=1) for index, reward in enumerate((-1.0, 1.0))]
+    failed = [started(-1.0, prompt=0, member=index, imitated=1) for index in range(2)]
+    mixed = [started(reward, prompt=1, member=index, imitated=1) for index, reward in enumerate((-1.0, 1.0))]
     groups = with_imitation_where_none_succeeded(grouped([*failed, *mixed]))
     played = rollouts_in(groups)
     assert [imitated(one) for one in played] == [[True, True, False]] * 2 + [[True, False, False]] * 2

@@ -52,9 +52,9 @@ def of_recipe(recipe: Recipe, step: int) -> list[Trajectory]:
     if recipe.purification is not None:
         played = [repaired(one) for one in played]
     if recipe.experience is not None:
-        played = [with_lessons(one) if one.index % 2 else one for one in played]
+        played = [with_lessons(one) if one.member % 2 else one for one in played]
     if recipe.expert_starts is not None:
-        played = [from_expert(one) if one.index % 2 else one for one in played]
+        played = [from_expert(one) if one.member % 2 else one for one in played]
     return played
 
 
@@ -111,17 +111,17 @@ def test_a_step_of_which_all_are_in_quarantine_has_nothing_to_credit() -> None:
 def test_the_baseline_of_self_imitation_is_of_whole_groups() -> None:
     """A rollout of step 1 is released in step 2: its reward alone is nobody's baseline."""
     learner = learner_for(run_spec(SPEAR | {"self_imitation": {"baseline_buffer": 8, "replay_buffer": 99}}))
-    pair = [trajectory(turn([2, 4, 5], [20, 21]), reward=reward, index=index) for index, reward in enumerate((0.2, 0))]
+    pair = [trajectory(turn([2, 4, 5], [20, 21]), reward=reward, member=index) for index, reward in enumerate((0.2, 0))]
     assert learner.update(learner.credit(grouped(pair)))["sil/baseline"] == pytest.approx(0.1)
-    later = [one.model_copy(update={"step": 2, "id": f"train-2-0-{one.index}"}) for one in pair]
-    back = trajectory(turn([2, 4, 5], [22, 23]), reward=1.0, index=2, alerts=["box/1"])
+    later = [one.model_copy(update={"sampled_at_version": 1, "id": f"train-1-{one.member}"}) for one in pair]
+    back = trajectory(turn([2, 4, 5], [22, 23]), reward=1.0, member=2, alerts=["box/1"])
     released = rollouts_in(learner.credit(grouped([*pair, back])))[2:]
     assert learner.update(learner.credit(grouped(later)), released)["sil/baseline"] == pytest.approx(0.1)
 
 
 def test_masked_trajectories_count_in_their_group_and_are_not_trained() -> None:
     learner = learner_for(run_spec({"credit": {"kind": "grpo"}}))
-    played = [one.model_copy(update={"masked_because": "overlong"}) if one.index == 0 else one for one in rollouts()]
+    played = [one.model_copy(update={"masked_because": "overlong"}) if one.member == 0 else one for one in rollouts()]
     credited, plain = learner.credit(grouped(played)), learner.credit(grouped(rollouts()))
     ours, theirs = ([rollout.turns[0].advantages for rollout in rollouts_in(groups)] for groups in (credited, plain))
     assert ours == theirs
@@ -149,7 +149,7 @@ def test_what_the_mismatch_mask_cuts_is_told_and_is_what_update_leaves_out(
     """The generator found two tokens impossible that the trainer finds as likely as any."""
     learner = learner_for(run_spec({"credit": {"kind": "grpo"}} | recipe))
     turns = turn([2, 4, 5], [20, 21]), turn([8, 40, 9], [22, 23, 24, 25], logprobs=[-3.0, -30.0, -3.0, -30.0])
-    played = [trajectory(*turns, reward=1.0), trajectory(turn([2, 4, 5], [20, 21]), reward=0.0, index=1)]
+    played = [trajectory(*turns, reward=1.0), trajectory(turn([2, 4, 5], [20, 21]), reward=0.0, member=1)]
     credited = learner.credit(grouped(played))
     first, second = rollouts_in(credited)
     cut = [(one.kind, one.turn, one.start, one.stop) for one in first.changes]
@@ -207,7 +207,7 @@ def test_prefilled_turns_are_learned_by_imitation_only() -> None:
         prefilled = turn([2, 4, 5], ids, prefilled=True, imitated=imitated)
         own = turn([8, 9], [30, 31])
         return [
-            trajectory(prefilled, own, reward=float(index), group=group, index=index)
+            trajectory(prefilled, own, reward=float(index), prompt=group, member=index)
             for group in range(4)
             for index in range(4)
         ]
@@ -239,7 +239,7 @@ def behind_an_expert(
     own = turn([8, 9], [30, 31], logprobs=[logprob] * 2)
     start = Start(expert="e", prefix=1, turns=2, reward=1.0)
     return [
-        trajectory(first, own, reward=reward, group=0, index=index, start=start, masked_because=masked)
+        trajectory(first, own, reward=reward, prompt=0, member=index, start=start, masked_because=masked)
         for index, reward in enumerate(rewards)
     ]
 
@@ -325,7 +325,7 @@ def test_the_boosted_clip_acts_from_the_second_minibatch_on() -> None:
                 schedule={"prompts_per_step": 1, "group_size": 2, "minibatch_trajectories": minibatch},
             )
         )
-        shown = [with_lessons(trajectory(turn([2, 4, 5], [20, 21, 22]), index=index)) for index in range(2)]
+        shown = [with_lessons(trajectory(turn([2, 4, 5], [20, 21, 22]), member=index)) for index in range(2)]
         return learner, learner.update(learner.credit(grouped(shown)))
 
     (wide, wide_report), (narrow, narrow_report) = (learned(clip, minibatch=2) for clip in (3.0, 0.28))

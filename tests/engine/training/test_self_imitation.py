@@ -20,7 +20,7 @@ def step_of(step: int, *rewards: float) -> tuple[list[RolloutGroup], list[Trajec
     mean = sum(rewards) / len(rewards)
     played = [
         trajectory(turn([1], [20 + step, 21 + i], advantages=[reward - mean] * 2, old_logprobs=[-0.1 * step, -0.2]),
-                   reward=reward, index=i, step=step)
+                   reward=reward, member=i, step=step)
         for i, reward in enumerate(rewards)
     ]  # fmt: skip
     return grouped(played), played, [sample_from_trajectory(one) for one in played]

@@ -47,8 +47,8 @@ def whole(recipe: dict[str, Any]) -> RunSpec:
 
 def samples_for(spec: RunSpec) -> list[Sample]:
     """Credited by a policy that is not the trainer's, so that ratios are not 1."""
-    played = [with_lessons(one) if one.index % 2 and spec.recipe.experience else one for one in rollouts()]
-    played = [from_expert(one) if one.index % 2 and spec.recipe.expert_starts else one for one in played]
+    played = [with_lessons(one) if one.member % 2 and spec.recipe.experience else one for one in rollouts()]
+    played = [from_expert(one) if one.member % 2 and spec.recipe.expert_starts else one for one in played]
     credited = learner_for(spec.model_copy(update={"seed": 7})).credit(grouped(played))
     imitation = spec.recipe.expert_starts is not None
     return [sample_from_trajectory(rollout, imitation=imitation) for rollout in rollouts_in(credited)]

@@ -97,8 +97,8 @@ def test_a_resumed_attempt_draws_no_step_twice(engine: Any, launching_run: Run) 
     )
     points = {step: value for (_, step), value in stored_points(launching_run).items()}
     assert points == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 60.0}
-    stored = launching_run.trajectories.order_by("step").values_list("step", "reward")
-    assert list(stored) == [(step, 1.0) for step in range(6)] + [(6, 0.25)]
+    stored = launching_run.trajectories.order_by("prompt").values_list("trained_at_step", "reward")
+    assert list(stored) == [(step or None, 1.0) for step in range(6)] + [(6, 0.25)]
     assert list(launching_run.checkpoints.values_list("step", flat=True)) == [5]
     assert launching_run.events.count() == 22  # the log hides nothing
     launching_run.refresh_from_db()
@@ -127,12 +127,13 @@ def test_a_trajectory_row_says_what_its_document_says(engine: Any, launching_run
     engine.post(engine.trajectory(step=3, index=4))
     row = launching_run.trajectories.get()
     assert row.summary == {
-        "id": "train-3-0-4", "seq": 1, "purpose": "train", "step": 3, "group": 0, "index": 4, "level": 2,
+        "id": "train-3-4", "seq": 1, "purpose": "train", "prompt": 3, "member": 4,
+        "sampled_at_version": 2, "trained_at_step": 3, "level": 2,
         "success": True, "reward": 1.0, "tool_calls": 2, "tool_errors": 1,
         "turns": 3, "tokens": 6, "stop_reason": "answered",
         "changes": 0, "repaired": 0, "prefilled": 0, "masked": 0, "alerts": 0,
     }  # fmt: skip
-    assert row.document.id == "train-3-0-4"
+    assert row.document.id == "train-3-4"
     assert row.document.tool_errors == 1
 
 

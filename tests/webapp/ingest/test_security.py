@@ -27,7 +27,7 @@ def test_a_record_row_says_what_the_record_says(engine: Engine, launching_run: R
     )  # fmt: skip
     assert engine.post(engine.egress(record)).status_code == 200
     row = EgressRecord.objects.get(run=launching_run)
-    assert (row.box, row.seq, row.event_seq, row.trajectory_id, row.turn) == ("box-1", 7, 1, "train-1-0-0", 1)
+    assert (row.box, row.seq, row.event_seq, row.trajectory_id, row.turn) == ("box-1", 7, 1, "train-1-0", 1)
     assert (row.protocol, row.family, row.address, row.port) == ("tcp", "ipv4", "203.0.113.7", 4444)
     assert (row.sni, row.host, row.method, row.stage) == ("pool.example", "pool.example:80", "GET", "opening")
     assert (row.allowed, row.policy, row.rule, row.reason) == (False, "python-work", "packages", "name-mismatch")
@@ -45,7 +45,7 @@ def test_an_alert_row_says_what_the_finding_says(engine: Engine, launching_run: 
     assert (alert.rule, alert.severity, alert.category) == ("mining-stratum", "critical", "Safety & Security")
     assert (alert.attack, alert.title, alert.subject) == ("T1496", "Mining protocol", "203.0.113.7:4444")
     assert alert.evidence == ["mining.subscribe to 203.0.113.7:4444"]
-    assert (alert.trajectory_id, alert.turn, alert.record_seq, alert.label) == ("train-1-0-0", 1, None, "")
+    assert (alert.trajectory_id, alert.turn, alert.record_seq, alert.label) == ("train-1-0", 1, None, "")
     assert (alert.quarantined, alert.state) == (True, "open")
 
 
@@ -84,7 +84,7 @@ def _events() -> list[dict[str, Any]]:
     """Without numbers: 3 boxes with 4 records and 2 alerts each; each event stands for one telling."""
     events: list[dict[str, Any]] = []
     for box in ("a", "b", "c"):
-        place = {"trajectory": f"train-1-0-{box}", "turn": 0}
+        place = {"trajectory": f"train-1-{box}", "turn": 0}
         for first in (1, 3):
             records = [
                 egress_record(
@@ -137,7 +137,7 @@ def test_any_repetition_in_any_batches_gives_the_same_rows(
     assert [row[:2] for row in records] == [(box, seq) for box in "abc" for seq in (1, 2, 3, 4)]
     assert totals == (12, 3 * 2, 3 * (1 + 3), 3 * 5 * 10, 0)
     assert alerts == [(f"{box}/{n}", "mining-stratum", n == 1, "open") for box in "abc" for n in (1, 2)]
-    assert held == [(f"train-1-0-{box}", "pending") for box in "abc"]
+    assert held == [(f"train-1-{box}", "pending") for box in "abc"]
 
 
 def test_the_totals_are_the_sums_of_the_rows(engine: Engine, launching_run: Run) -> None:
@@ -176,7 +176,7 @@ def test_a_batch_without_news_of_boxes_costs_no_statement_more(engine: Engine) -
 def test_only_an_alert_that_was_not_known_opens_a_quarantine_again(
     alarming_run: Run, engine: Engine, rita: Any
 ) -> None:
-    rule(alarming_run, "train-1-0-0", "benign", "a tutorial", acting_user=rita)
+    rule(alarming_run, "train-1-0", "benign", "a tutorial", acting_user=rita)
     engine.post(engine.alert("box-1/1"))
     held = Quarantine.objects.get()
     assert (held.state, held.note, held.number) == ("benign", "a tutorial", 1)
@@ -200,27 +200,27 @@ def heard(engine: Engine, ruled_through: int | None) -> list[tuple[int, str, str
 def test_the_answer_carries_the_newest_ruling_of_each_trajectory_beyond_what_the_engine_has(
     alarming_run: Run, engine: Engine, rita: Any
 ) -> None:
-    engine.post(engine.alert("b/1", place={"trajectory": "train-1-0-1", "turn": 0}))
+    engine.post(engine.alert("b/1", place={"trajectory": "train-1-1", "turn": 0}))
     assert heard(engine, 0) == []
-    rule(alarming_run, "train-1-0-0", "benign", acting_user=rita)
-    rule(alarming_run, "train-1-0-1", "malicious", acting_user=rita)
-    rule(alarming_run, "train-1-0-0", "malicious", "on second thought", acting_user=rita)
-    assert heard(engine, 0) == [(2, "train-1-0-1", "malicious"), (3, "train-1-0-0", "malicious")]
-    assert heard(engine, 2) == [(3, "train-1-0-0", "malicious")]
+    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+    rule(alarming_run, "train-1-1", "malicious", acting_user=rita)
+    rule(alarming_run, "train-1-0", "malicious", "on second thought", acting_user=rita)
+    assert heard(engine, 0) == [(2, "train-1-1", "malicious"), (3, "train-1-0", "malicious")]
+    assert heard(engine, 2) == [(3, "train-1-0", "malicious")]
     assert heard(engine, 3) == []
     assert heard(engine, None) == []
 
 
 def test_what_an_alert_opened_again_is_not_ruled_on(alarming_run: Run, engine: Engine, rita: Any) -> None:
-    rule(alarming_run, "train-1-0-0", "benign", acting_user=rita)
+    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
     engine.post(engine.alert("box-2/1"))
     assert heard(engine, 0) == []
-    rule(alarming_run, "train-1-0-0", "malicious", acting_user=rita)
-    assert heard(engine, 0) == [(2, "train-1-0-0", "malicious")]
+    rule(alarming_run, "train-1-0", "malicious", acting_user=rita)
+    assert heard(engine, 0) == [(2, "train-1-0", "malicious")]
 
 
 def test_many_rulings_come_in_several_answers_in_order(engine: Engine, launching_run: Run, rita: Any) -> None:
-    names = [f"train-1-0-{index}" for index in range(130)]
+    names = [f"train-1-{index}" for index in range(130)]
     engine.post(*(engine.alert(f"b/{i}", place={"trajectory": name, "turn": 0}) for i, name in enumerate(names)))
     for name in names:
         rule(launching_run, name, "benign", acting_user=rita)
@@ -232,7 +232,7 @@ def test_many_rulings_come_in_several_answers_in_order(engine: Engine, launching
 def test_an_answer_takes_one_statement_for_rulings_and_none_without_any(
     alarming_run: Run, engine: Engine, rita: Any
 ) -> None:
-    rule(alarming_run, "train-1-0-0", "benign", acting_user=rita)
+    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
 
     def asked(ruled_through: int) -> int:
         with CaptureQueriesContext(connection) as captured:
@@ -256,7 +256,7 @@ def test_a_quarantine_pauses_a_run_whose_environment_wants_that(cautious_run: Ru
     assert answer.json()["desired"] == "pause"
     cautious_run.refresh_from_db()
     assert cautious_run.desired == Desired.PAUSE
-    assert cautious_run.desired_because == "paused by critical alert mining-stratum in train-1-0-0 (box-1/1)"
+    assert cautious_run.desired_because == "paused by critical alert mining-stratum in train-1-0 (box-1/1)"
     entry = team.audit_entries.get(verb="run.pause")
     assert (entry.user, entry.who, entry.details["rule"]) == (None, "alert box-1/1", "mining-stratum")
     engine.post(heartbeat=engine.heartbeat("paused"))

@@ -213,7 +213,7 @@ async def test_the_stream_of_a_run_carries_alerts_whole_and_egress_in_sums(engin
     assert {name: told[name] for name in ("records", "allowed", "denied", "bytes_up")} == {
         "records": 4, "allowed": 1, "denied": 6, "bytes_up": 30,
     }  # fmt: skip
-    assert told["place"] == {"trajectory": "train-1-0-0", "turn": 1}
+    assert told["place"] == {"trajectory": "train-1-0", "turn": 1}
     assert again["records"] == again["denied"] == 0
     assert (alert["id"], alert["finding"]["rule"], alert["quarantined"]) == ("box-1/1", "mining-stratum", True)
 

@@ -11,7 +11,7 @@ from webapp.runs.tokens import attempt_token
 
 
 def trajectory(step: int = 1, index: int = 0, **changes: Any) -> dict[str, Any]:
-    """A small but complete trajectory with one failed and one good tool call."""
+    """A small but complete trajectory with one failed and one good tool call; each step has one prompt."""
     turn = {"context_ids": [1], "context_text": "<user>", "token_ids": [2, 3], "pieces": ["a", "b"],
             "logprobs": [-0.1, -0.2], "policy_versions": [0, 0]}  # fmt: skip
     call = {
@@ -25,7 +25,8 @@ def trajectory(step: int = 1, index: int = 0, **changes: Any) -> dict[str, Any]:
     good = call | {"arguments": "1+1", "output": "2", "status": "ok", "error_class": None}
     task = {"id": "t1", "split": "train", "level": 2, "question": "1 + 1", "answer": "2"}
     return {
-        "id": f"train-{step}-0-{index}", "purpose": "train", "step": step, "group": 0, "index": index, "task": task,
+        "id": f"train-{step}-{index}", "purpose": "train", "prompt": step, "member": index, "task": task,
+        "sampled_at_version": step - 1, "trained_at_step": step or None,
         "turns": [turn | {"tool_call": call}, turn | {"tool_call": good}, turn],
         "stop_reason": "answered", "answer": "2",
         "success": True, "reward": 1.0, "rewards": {"correct": 1.0},
@@ -51,7 +52,7 @@ def finding(box: str = "box-1", **changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-PLACE = {"trajectory": "train-1-0-0", "turn": 1}
+PLACE = {"trajectory": "train-1-0", "turn": 1}
 
 
 class Engine:

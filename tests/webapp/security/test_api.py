@@ -19,7 +19,7 @@ SQL = "x' OR '1'='1'; DROP TABLE security_alert; --"
 @pytest.fixture
 def paths(alarming_run: Run) -> dict[str, str]:
     run, alert = f"/runs/{alarming_run.id}", f"/alerts/{Alert.objects.get().id}"
-    held = f"{run}/quarantines/train-1-0-0"
+    held = f"{run}/quarantines/train-1-0"
     return {"run": run, "alert": alert, "held": held, "rulings": f"{held}/rulings", "ack": f"{alert}/acknowledge"}
 
 
@@ -27,7 +27,7 @@ def test_alerts_are_listed_and_shown_with_their_evidence(api_of: Any, victor: Us
     api = api_of(victor)
     (listed,) = api.get("/alerts").json()["items"]
     assert listed["evidence"] == ["mining.subscribe to 203.0.113.7:4444"]
-    assert (listed["trajectory"], listed["turn"], listed["state"]) == ("train-1-0-0", 1, "open")
+    assert (listed["trajectory"], listed["turn"], listed["state"]) == ("train-1-0", 1, "open")
     shown = api.get(paths["alert"]).json()
     assert {name: shown[name] for name in listed} == listed
     assert api.get(f"{paths['run']}/alerts").json()["items"] == [listed]
@@ -68,7 +68,7 @@ def pages(api: Any, path: str, **query: Any) -> list[Any]:
 def test_pages_give_every_alert_record_and_quarantine_once(engine: Engine, api_of: Any, victor: User) -> None:
     for box in "ab":
         engine.post(engine.egress(*(egress_record(seq, box) for seq in range(1, 21)), box=box))
-    places = [{"trajectory": f"train-1-0-{index}", "turn": 0} for index in range(20)]
+    places = [{"trajectory": f"train-1-{index}", "turn": 0} for index in range(20)]
     engine.post(*(engine.alert(f"b/{index}", place=place) for index, place in enumerate(places)))
     api, run = api_of(victor), f"/runs/{engine.run_id}"
     assert [one["alert_id"] for one in pages(api, "/alerts")] == [f"b/{index}" for index in reversed(range(20))]
@@ -81,8 +81,8 @@ def test_pages_give_every_alert_record_and_quarantine_once(engine: Engine, api_o
 @pytest.mark.parametrize(
     ("query", "found"),
     [
-        ({"trajectory": "train-1-0-0"}, [4, 3, 2, 1]),
-        ({"trajectory": "train-1-0-1"}, []),
+        ({"trajectory": "train-1-0"}, [4, 3, 2, 1]),
+        ({"trajectory": "train-1-1"}, []),
         ({"turn": "1"}, [4, 3, 2, 1]),
         ({"turn": "0"}, []),
         ({"verdict": "allowed"}, [3]),
@@ -223,7 +223,7 @@ def test_a_filter_that_cannot_be_used_says_which(
 @pytest.mark.parametrize(
     "path",
     [
-        "/alerts/999999999", "/alerts/99999999999999999999999", "{run}/quarantines/train-9-9-9",
+        "/alerts/999999999", "/alerts/99999999999999999999999", "{run}/quarantines/train-9-9",
         "{run}/quarantines/%00", "{run}/quarantines/x'%20OR%201=1", "/runs/00000000-0000-0000-0000-000000000000/egress",
     ],
 )  # fmt: skip

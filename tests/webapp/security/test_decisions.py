@@ -91,12 +91,12 @@ def test_another_undecided_alert_holds_a_benign_ruling_back(engine: Engine, api_
     many(engine, 2)
     like = newest()
     other = finding(rule="ssh-outbound", subject="203.0.113.22:2222")
-    engine.post(engine.alert("b/x", place={"trajectory": "train-1-0-0", "turn": 2}, finding=other))
+    engine.post(engine.alert("b/x", place={"trajectory": "train-1-0", "turn": 2}, finding=other))
     api = api_of(rita, scopes=SCOPES)
     answer = api.post(DECISIONS, {"decision": "benign", "like": [like]}).json()
     assert (answer["trajectories"], answer["held_back"]) == (1, 1)
-    assert Quarantine.objects.get(trajectory_id="train-1-0-0").state == "pending"
-    assert Alert.objects.filter(trajectory_id="train-1-0-0", state="open").count() == 2
+    assert Quarantine.objects.get(trajectory_id="train-1-0").state == "pending"
+    assert Alert.objects.filter(trajectory_id="train-1-0", state="open").count() == 2
     both = api.post(DECISIONS, {"decision": "benign", "like": [like, newest()]}).json()
     assert (both["trajectories"], both["held_back"]) == (1, 0)
     assert states() == {"benign": 2}

@@ -13,7 +13,7 @@ from webapp.security.models import Alert, AlertedTurn, Quarantine
 from webapp.security.services import rule
 
 pytestmark = pytest.mark.django_db
-TRAJECTORY = "train-1-0-0"
+TRAJECTORY = "train-1-0"
 TRAINED = {
     "outcome": "trained-on", "updates_since": 2, "advantage": 0.7, "reward": 0.9, "group_mean": 0.4, "group_size": 8,
     "rewards_differ": True,
@@ -84,22 +84,22 @@ def test_each_reason_has_its_words(
 def test_a_run_that_ended_says_so_and_does_not_deny_what_was_trained_on(
     engine: Engine, alarming_run: Run, rita: User, api_of: Any
 ) -> None:
-    other = engine.alert("box-1/2", place={"trajectory": "train-1-0-5", "turn": 0})
+    other = engine.alert("box-1/2", place={"trajectory": "train-1-5", "turn": 0})
     engine.post(other, settled(engine), engine.finished())
     api = api_of(rita, scopes=("read", "review"))
-    pending = api.get(f"/runs/{alarming_run.id}/quarantines/train-1-0-5").json()["effect"]
+    pending = api.get(f"/runs/{alarming_run.id}/quarantines/train-1-5").json()["effect"]
     assert pending["effect"] == "run-ended"
     assert "before anybody ruled" in pending["text"]
     assert effect(api_of, rita, alarming_run)["effect"] == "trained-on"
-    api.post(f"/runs/{alarming_run.id}/quarantines/train-1-0-5/rulings", {"verdict": "benign"})
-    after = api.get(f"/runs/{alarming_run.id}/quarantines/train-1-0-5").json()["effect"]
+    api.post(f"/runs/{alarming_run.id}/quarantines/train-1-5/rulings", {"verdict": "benign"})
+    after = api.get(f"/runs/{alarming_run.id}/quarantines/train-1-5").json()["effect"]
     assert "before the ruling reached its training" in after["text"]
 
 
 def test_an_evaluations_trajectory_is_never_trained_on(engine: Engine, rita: User, api_of: Any) -> None:
-    engine.post(engine.alert(place={"trajectory": "eval-greedy-0-0-0", "turn": 0}))
+    engine.post(engine.alert(place={"trajectory": "eval-greedy-0-0", "turn": 0}))
     api = api_of(rita)
-    found = api.get(f"/runs/{engine.run_id}/quarantines/eval-greedy-0-0-0").json()["effect"]
+    found = api.get(f"/runs/{engine.run_id}/quarantines/eval-greedy-0-0").json()["effect"]
     assert found["effect"] == "evaluation"
 
 
@@ -116,7 +116,7 @@ def test_an_attempt_that_goes_on_from_before_voids_what_was_settled(engine: Engi
 
 
 def test_what_nobody_quarantined_is_settled_nowhere(engine: Engine) -> None:
-    assert engine.post(engine.started(), settled(engine, trajectory="train-9-9-9")).status_code == 200
+    assert engine.post(engine.started(), settled(engine, trajectory="train-9-9")).status_code == 200
     assert not Quarantine.objects.exists()
 
 

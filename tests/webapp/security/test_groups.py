@@ -31,7 +31,7 @@ def many(engine: Engine, count: int, *, destinations: int = 1, first: int = 0) -
         events = [
             engine.alert(
                 f"b/{index}",
-                place={"trajectory": f"train-1-0-{index}", "turn": 0},
+                place={"trajectory": f"train-1-{index}", "turn": 0},
                 finding=finding(subject=f"203.0.113.{index % destinations}:22", at=1_790_000_000.0 + index),
             )
             for index in range(start, min(start + 1000, first + count))

@@ -33,13 +33,13 @@ def page_of(user: User, path: str, status: int = 200, **headers: str) -> str:
 @pytest.fixture
 def paths(alarming_run: Run) -> dict[str, str]:
     run, alert = f"/runs/{alarming_run.id}/", f"/alerts/{Alert.objects.get().id}/"
-    return {"run": run, "alert": alert, "security": f"{run}security/", "trajectory": f"{run}trajectories/train-1-0-0/"}
+    return {"run": run, "alert": alert, "security": f"{run}security/", "trajectory": f"{run}trajectories/train-1-0/"}
 
 
 def test_the_inbox_shows_open_alerts_and_where_they_lead(alarming_run: Run, victor: User, paths: Any) -> None:
     text = page_of(victor, "/alerts/")
     assert f'href="{paths["alert"]}"' in text
-    for said in ("Mining protocol", "203.0.113.7:4444", "critical", "train-1-0-0#2", "waits for a ruling", "#1"):
+    for said in ("Mining protocol", "203.0.113.7:4444", "critical", "train-1-0#2", "waits for a ruling", "#1"):
         assert said in text, said
     assert "data-ruling" not in text  # a viewer's keys 1 and 2 do nothing
 
@@ -53,7 +53,7 @@ def test_the_inbox_is_narrowed_down_and_says_when_nothing_matches(
     assert len(rows("?severity=warning")) == len(rows("?rule=beacon")) == 1
     assert len(rows(f"?run={alarming_run.id}")) == 2
     assert rows("?run=00000000-0000-0000-0000-000000000000") == rows("?state=acknowledged") == []
-    rule(alarming_run, "train-1-0-0", "benign", acting_user=rita)
+    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
     assert rows("") == []
     assert "No open alerts" in page_of(rita, "/alerts/")
     assert "No alert matches" in page_of(rita, "/alerts/?severity=info")
@@ -161,8 +161,8 @@ def test_a_refused_ruling_says_why_on_the_page(rita: User, paths: Any) -> None:
 
 
 def test_rulings_stay_on_record_on_the_page(alarming_run: Run, rita: User, alice: User, paths: Any) -> None:
-    rule(alarming_run, "train-1-0-0", "malicious", "it mined", acting_user=rita)
-    rule(alarming_run, "train-1-0-0", "benign", "no, it was the tutorial", acting_user=alice)
+    rule(alarming_run, "train-1-0", "malicious", "it mined", acting_user=rita)
+    rule(alarming_run, "train-1-0", "benign", "no, it was the tutorial", acting_user=alice)
     text = page_of(rita, paths["trajectory"])
     assert "Ruled benign" in text
     assert "2 rulings" in text
@@ -173,7 +173,7 @@ def test_the_security_of_a_run_counts_lists_and_filters(victor: User, paths: Any
     text = page_of(victor, paths["security"])
     for said in (
         "Mining protocol",
-        "train-1-0-0",
+        "train-1-0",
         "1 open",
         "1 waits for a ruling",
         "203.0.113.7:4444",
@@ -190,7 +190,7 @@ def test_the_security_of_a_run_counts_lists_and_filters(victor: User, paths: Any
 def test_of_many_quarantined_trajectories_a_runs_page_shows_a_few_and_first_those_that_wait(
     engine: Engine, rita: User
 ) -> None:
-    places = [f"train-1-0-{number}" for number in range(HELD_OF_RUN + 5)]
+    places = [f"train-1-{number}" for number in range(HELD_OF_RUN + 5)]
     events = [engine.started()]
     events += [engine.alert(f"b/{at}", place={"trajectory": place, "turn": 0}) for at, place in enumerate(places)]
     engine.post(*events)
@@ -199,7 +199,7 @@ def test_of_many_quarantined_trajectories_a_runs_page_shows_a_few_and_first_thos
         rule(Run.objects.get(), place, "malicious", acting_user=rita)
     table = page_of(rita, f"/runs/{engine.run_id}/security/").partition("held-title")[2].partition("</table>")[0]
     assert f"{HELD_OF_RUN} of {len(places)}, those that wait first" in table
-    listed = re.findall(r"train-1-0-(\d+)", table)
+    listed = re.findall(r"train-1-(\d+)", table)
     assert len(listed) == HELD_OF_RUN
     assert {int(number) for number in listed} >= set(range(7, len(places)))
 
@@ -260,16 +260,16 @@ def test_the_list_of_trajectories_is_narrowed_to_quarantined_ones(
         assert shown == over_rest
         return shown
 
-    assert found("quarantined") == found("pending") == ["train-1-0-0"]
+    assert found("quarantined") == found("pending") == ["train-1-0"]
     assert found("benign") == []
-    rule(alarming_run, "train-1-0-0", "benign", acting_user=rita)
-    assert found("benign") == ["train-1-0-0"]
+    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+    assert found("benign") == ["train-1-0"]
     assert found("pending") == []
     every = api_of(rita, scopes=("read",)).get(lists).json()["items"]
     assert [(one["id"], one["alerts"], one["quarantine"]) for one in every] == [
-        ("train-1-0-2", 0, None), ("train-1-0-1", 0, None), ("train-1-0-0", 1, "benign"),
+        ("train-1-2", 0, None), ("train-1-1", 0, None), ("train-1-0", 1, "benign"),
     ]  # fmt: skip
-    assert api_of(rita, scopes=("read",)).get(lists, stop_reason="frozen").json()["items"][0]["id"] == "train-1-0-0"
+    assert api_of(rita, scopes=("read",)).get(lists, stop_reason="frozen").json()["items"][0]["id"] == "train-1-0"
 
 
 def test_nothing_out_of_a_box_becomes_markup_or_a_link(engine: Engine, rita: User) -> None:
@@ -279,9 +279,9 @@ def test_nothing_out_of_a_box_becomes_markup_or_a_link(engine: Engine, rita: Use
     events = [engine.started(), engine.egress(record), engine.alert(finding=evil), engine.trajectory()]
     assert engine.post(*events).status_code == 200
     run = f"/runs/{engine.run_id}/"
-    rule(Run.objects.get(), "train-1-0-0", "benign", EVIL, acting_user=rita)
+    rule(Run.objects.get(), "train-1-0", "benign", EVIL, acting_user=rita)
     alert = f"/alerts/{Alert.objects.get().id}/"
-    for path in ("/alerts/?state=", alert, f"{run}security/", f"{run}trajectories/train-1-0-0/"):
+    for path in ("/alerts/?state=", alert, f"{run}security/", f"{run}trajectories/train-1-0/"):
         text = page_of(rita, path)
         assert "&lt;script&gt;alert(1)" in text, path
         for markup in ("<script>alert", "<img src=x", "<xss>", 'href="https://evil'):
@@ -301,7 +301,7 @@ def test_a_paused_run_says_which_alert_paused_it(engine: Engine, launching_run: 
     launching_run.spec["environment"]["response"]["pause"] = True
     launching_run.save(update_fields=["spec"])
     engine.post(engine.started(), engine.alert())
-    assert "Paused by critical alert mining-stratum in train-1-0-0" in page_of(victor, f"/runs/{launching_run.id}/")
+    assert "Paused by critical alert mining-stratum in train-1-0" in page_of(victor, f"/runs/{launching_run.id}/")
 
 
 def test_the_inbox_asks_as_much_for_one_alert_as_for_many(engine: Engine, rita: User) -> None:

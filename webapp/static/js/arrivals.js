@@ -8,6 +8,11 @@ const KEPT = 2000;
 const SHOWN = 100;
 const TELL_MS = 1000;
 
+/** The step that it was sampled for; of an evaluation the number of finished steps. */
+export function sampledForStep(one) {
+  return one.purpose === "train" ? one.sampled_at_version + 1 : Math.max(0, one.sampled_at_version);
+}
+
 export class Arrivals {
   constructor(box) {
     this.box = box;
@@ -56,7 +61,7 @@ export class Arrivals {
   }
 
   rewind(fromStep) {
-    this.recent = this.recent.filter((one) => one.step <= fromStep);
+    this.recent = this.recent.filter((one) => sampledForStep(one) <= fromStep);
     for (const row of this.box.querySelectorAll("tr[data-step]")) if (Number(row.dataset.step) > fromStep) row.remove();
   }
 
@@ -77,9 +82,10 @@ export class Arrivals {
   /** The server's own row template, filled in. */
   row(one) {
     const row = this.box.querySelector("template").content.querySelector("tr").cloneNode(true);
-    row.dataset.step = one.step;
+    row.dataset.step = sampledForStep(one);
     const texts = {
-      id: one.id, purpose: one.purpose, step: one.step, level: one.level, reward: format(one.reward), turns: one.turns,
+      id: one.id, purpose: one.purpose, sampled_at_version: one.sampled_at_version,
+      trained_at_step: one.trained_at_step ?? "–", level: one.level, reward: format(one.reward), turns: one.turns,
       tokens: one.tokens, tool_errors: one.tool_errors, stop_reason: one.stop_reason,
     };
     for (const [name, text] of Object.entries(texts)) {
@@ -122,7 +128,7 @@ function passes(one, filter) {
   if (filter.end && one.stop_reason !== filter.end) return false;
   if (filter.quarantine && (filter.quarantine === "quarantined" ? !one.quarantine : one.quarantine !== filter.quarantine)) return false;
   if (filter.level && one.level !== Number(filter.level)) return false;
-  if (filter.step !== "" && filter.step != null && one.step !== Number(filter.step)) return false;
+  if (filter.step !== "" && filter.step != null && ![sampledForStep(one), one.trained_at_step].includes(Number(filter.step))) return false;
   if (filter.reward_min !== "" && filter.reward_min != null && one.reward < Number(filter.reward_min)) return false;
   return !(filter.reward_max !== "" && filter.reward_max != null && one.reward > Number(filter.reward_max));
 }

@@ -1,6 +1,6 @@
 /* The live page of one run: the snapshot first, then everything that came after it. */
 
-import { Arrivals } from "./arrivals.js";
+import { Arrivals, sampledForStep } from "./arrivals.js";
 import { ChartGrid } from "./charts.js";
 import { explainTerms } from "./glossary.js";
 import { onKey } from "./keys.js";
@@ -130,7 +130,7 @@ function apply(events) {
     else if (event.kind === "alert") { alerts += 1; security.changed(); }
     else if (event.kind === "checkpoint") htmx.trigger(document.body, "run-checkpoint");
     else if (event.kind === "started") {
-      trajectories = trajectories.filter((one) => one.step <= event.from_step);
+      trajectories = trajectories.filter((one) => sampledForStep(one) <= event.from_step);
       rewind(event);
     }
   }

@@ -1,0 +1,98 @@
+"""Runs that earlier versions stored are opened: their rows are migrated, and their documents read."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+
+from engine.spec.event import Batch
+from tests.stored_runs import events_of
+from webapp.accounts.models import User
+from webapp.ingest.endpoint import accept
+from webapp.runs.models import Run
+
+OLD = "0003_alerts"
+ROWS = ("trajectory_id", "purpose", "prompt", "member", "sampled_at_version", "trained_at_step", "reward", "masked")
+_ADD_ROW = """
+INSERT INTO trajectories_trajectory (run_id, trajectory_id, seq, purpose, step, "group", index, level, success, reward,
+    tool_calls, tool_errors, turns, tokens, stop_reason)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 0, 0, %s, 0, %s)
+"""
+_ADD_EVENT = """
+INSERT INTO runs_event (run_id, seq, attempt, kind, step, at, body)
+SELECT %s, seq, 1, kind, 0, now(), body
+FROM unnest(%s::bigint[], %s::text[], %s::jsonb[]) AS given (seq, kind, body)
+"""
+_QUARANTINE = """
+INSERT INTO security_quarantine (run_id, trajectory_id, state, number, since, note, outcome, settled_step, settled)
+VALUES (%s, %s, 'benign', 1, now(), '', 'trained-on', %s, '{"updates_since": 1, "advantage": 0.5}')
+"""
+
+
+@pytest.fixture
+def migrated(transactional_db: None) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Calls a function while the tables are those of version 0.2, and migrates what it wrote."""
+
+    def migrate(write: Callable[[], None]) -> None:
+        call_command("migrate", "trajectories", OLD, verbosity=0)
+        write()
+        call_command("migrate", verbosity=0)
+
+    yield migrate
+    call_command("migrate", verbosity=0)
+
+
+def stored_by_0_2(run: Run) -> None:
+    """As its projections wrote rows; one rollout of step 1 was released from quarantine and trained on in step 2."""
+    events = events_of("0.2")
+    with connection.cursor() as cursor:
+        columns = ([event[name] for event in events] for name in ("seq", "kind"))
+        cursor.execute(_ADD_EVENT, [run.id, *columns, [json.dumps(event) for event in events]])
+        for event in events:
+            if event["kind"] == "trajectory":
+                it = event["trajectory"]
+                cursor.execute(
+                    _ADD_ROW,
+                    [run.id, it["id"], event["seq"], it["purpose"], it["step"], it["group"], it["index"],
+                     it["task"]["level"], it["success"], it["reward"], len(it["turns"]), it["stop_reason"]],
+                )  # fmt: skip
+        cursor.execute(_QUARANTINE, [run.id, "train-1-0-1", 2])
+
+
+def test_rows_of_0_2_keep_their_ids_and_their_pages_open(
+    run: Run, alice: User, api_of: Any, migrated: Callable[[Callable[[], None]], None]
+) -> None:
+    migrated(lambda: stored_by_0_2(run))
+    rows = {row[0]: row[1:6] for row in run.trajectories.values_list(*ROWS)}
+    assert rows["train-2-1-0"] == ("train", 2_000_001, 0, 1, 2)
+    assert rows["train-1-0-1"] == ("train", 1_000_000, 1, 0, 2)  # released
+    assert rows["eval-greedy-0-1-0"] == ("eval-greedy", 1, 0, 0, None)
+    client = Client()
+    client.force_login(alice)
+    listed = client.get(f"/runs/{run.id}/trajectories/?step=2&purpose=train").content.decode()
+    assert {name for name in rows if f">{name}<" in listed} == {
+        "train-1-0-1", "train-2-0-0", "train-2-0-1", "train-2-1-0", "train-2-1-1",
+    }  # fmt: skip
+    page = client.get(f"/runs/{run.id}/trajectories/train-1-0-1/").content.decode()
+    assert "sampled by version 0, trained at step 2" in page
+    document = api_of(alice).get(f"/runs/{run.id}/trajectories/train-1-0-1").json()
+    assert (document["id"], document["prompt"], document["member"]) == ("train-1-0-1", 1_000_000, 1)
+    assert (document["sampled_at_version"], document["trained_at_step"]) == (0, 2)
+    assert "group" not in document
+
+
+def test_what_an_engine_of_0_2_still_sends_becomes_the_rows_to_which_stored_ones_are_migrated(
+    launching_run: Run, migrated: Callable[[Callable[[], None]], None]
+) -> None:
+    migrated(lambda: stored_by_0_2(launching_run))
+    stored = set(launching_run.trajectories.values_list(*ROWS))
+    launching_run.trajectories.all().delete()
+    launching_run.events.all().delete()
+    accept(launching_run.id, Batch.model_validate({"attempt": 1, "first_seq": 1, "events": events_of("0.2")}))
+    sent = set(launching_run.trajectories.values_list(*ROWS))
+    assert len(sent) == 14
+    assert {row[0] for row in sent ^ stored} == {"train-1-0-1"}  # the released one
