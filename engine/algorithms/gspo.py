@@ -3,34 +3,19 @@
 import torch
 from torch import Tensor
 
-from engine.algorithms.aggregation import aggregated
 from engine.algorithms.objectives import PolicyTokens, clipped_surrogate, cut_by_clip
 from engine.algorithms.ratios import sequence_ratios
-from engine.spec.objective import Aggregation
 
 
-def gspo_loss(
-    tokens: PolicyTokens,
-    *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-    aggregation: Aggregation = "seq-mean-token-mean",
-    max_response_tokens: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """``(sum, weight)`` of -min(s A, clip(s, 1 - low, 1 + high) A), s the sequence's ratio (arXiv:2507.18071, eq. 5).
+def gspo_losses(tokens: PolicyTokens, *, clip_low: float, clip_high: float) -> Tensor:
+    """-min(s A, clip(s, 1 - low, 1 + high) A) token by token, s the sequence's ratio (arXiv:2507.18071, eq. 5).
 
     The gradient is that of its token form, s_t = sg[s] pi_t / sg[pi_t] (section 4.3): the same where a sequence
     has one advantage, and where its turns have several each token keeps its own.
 
-    The default aggregation is the paper's mean over sequences.  Clips are small because s is a geometric
-    mean (section 5.1).  With one token per sequence it is PPO on tokens.
+    The paper's aggregation is the mean over sequences.  Clips are small because s is a geometric mean (section 5.1).
+    With one token per sequence it is PPO on tokens.
     """
-    losses_BT = gspo_losses(tokens, clip_low=clip_low, clip_high=clip_high)
-    return aggregated(losses_BT, tokens.mask_BT, aggregation, max_response_tokens=max_response_tokens)
-
-
-def gspo_losses(tokens: PolicyTokens, *, clip_low: float, clip_high: float) -> Tensor:
-    """The same token by token, before the mask."""
     sequence_BT = sequence_ratios(tokens.logp_BT, tokens.logp_old_BT, tokens.mask_BT).detach()
     ratio_BT = sequence_BT * torch.exp(tokens.logp_BT - tokens.logp_BT.detach())
     return clipped_surrogate(ratio_BT, tokens.advantages_BT, clip_low=clip_low, clip_high=clip_high)

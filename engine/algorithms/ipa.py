@@ -37,32 +37,38 @@ class ChunkTokens:
     """True on the prefilled chunks.  No token is in both."""
 
 
-def ipa_loss(
+def chunk_reinforcement_loss(
     tokens: ChunkTokens,
     *,
     mismatch_bound: float | None = DEFAULT_MASK_BOUND,
-    imitation_weight: float = 0.1,
     reinforcement_weight: float = 1.0,
     aggregation: Aggregation = "token-mean",
     max_response_tokens: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """``(sum, weight)`` of lambda_IL L_IL + lambda_RL L_chunk (eq. 8), the weight being that of all their tokens.
+    """``(sum, weight)`` of lambda_RL L_chunk (eq. 8, right).  Chunks cut by m_c count neither in sum nor in weight.
 
-    One weight for both, so that parts of a batch add up, a batch without expert chunks, or with a lambda_IL of
-    0, is bit for bit L_chunk alone, and imitation stays where every sampled chunk is masked.  Chunks cut by m_c
-    count neither in sum nor in weight.
+    The whole loss is (sum of both terms) / (weight of both), so that parts of a batch add up, a batch without expert
+    chunks is bit for bit L_chunk alone, and imitation stays where every sampled chunk is masked.
     """
     kept_BT = reinforced_chunks(tokens, mismatch_bound=mismatch_bound)
     total, weight = aggregated(
         chunk_reinforcement_losses(tokens), kept_BT, aggregation, max_response_tokens=max_response_tokens
     )
-    total = reinforcement_weight * total
-    if imitation_weight:
-        imitation, imitated = aggregated(
-            imitation_losses(tokens), tokens.expert_BT, aggregation, max_response_tokens=max_response_tokens
-        )
-        total, weight = total + imitation_weight * imitation, weight + imitated
-    return total, weight
+    return reinforcement_weight * total, weight
+
+
+def expert_imitation_loss(
+    tokens: ChunkTokens,
+    *,
+    imitation_weight: float = 0.1,
+    aggregation: Aggregation = "token-mean",
+    max_response_tokens: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """``(sum, weight)`` of lambda_IL L_IL (eq. 8, left)."""
+    total, weight = aggregated(
+        imitation_losses(tokens), tokens.expert_BT, aggregation, max_response_tokens=max_response_tokens
+    )
+    return imitation_weight * total, weight
 
 
 def reinforced_chunks(tokens: ChunkTokens, *, mismatch_bound: float | None) -> Tensor:

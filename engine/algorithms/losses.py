@@ -1,13 +1,14 @@
-"""From a recipe to the loss of its policy updates.  Shapes: B sequences, T tokens.
+"""From a recipe's objective to its loss on the tokens that the policy sampled.  Shapes: B sequences, T tokens.
 
-The trainer calls ``objective_for`` and never learns which objective it got.  What every objective on tokens
-shares is done here once, in this order:
+What every objective on tokens shares is done here once, in this order:
 
 1. the objective's own token losses, their ratios over all sampled tokens (ALE, eq. 4 and 7);
 2. times the mismatch weights; the mismatch mask (mismatch.py) is the mask of what follows;
 3. tokens that collapse entropy lose their loss and keep their place in the mean (covariance.py);
-4. the penalty for leaving the reference (kl.py), on every trained token;
-5. aggregation (aggregation.py).
+4. aggregation (aggregation.py).
+
+What a recipe adds to it (imitation of experts, a penalty for leaving a reference, a replay) is added by the trainer's
+loss terms.
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,7 @@ from engine.algorithms.aggregation import aggregated
 from engine.algorithms.covariance import kl_cov_losses
 from engine.algorithms.experience import boosted_surrogate
 from engine.algorithms.gspo import gspo_clipped, gspo_losses
-from engine.algorithms.ipa import ChunkTokens, ipa_loss, reinforced_chunks
-from engine.algorithms.kl import kl_to_reference
+from engine.algorithms.ipa import ChunkTokens, chunk_reinforcement_loss, expert_imitation_loss, reinforced_chunks
 from engine.algorithms.mismatch import corrected, mismatch_keep, mismatch_weights
 from engine.algorithms.objectives import PolicyObjective, PolicyTokens, clipped_surrogate, cut_by_clip
 from engine.algorithms.ratios import RatioSize, chunk_ratios, ratios_of, token_ratios
@@ -33,7 +33,6 @@ from engine.spec.objective import (
     CovarianceKl,
     Gspo,
     Ipa,
-    Kl,
     Mismatch,
     Objective,
     Tis,
@@ -45,7 +44,6 @@ def objective_for(
     objective: Objective,
     *,
     max_response_tokens: int,
-    kl: Kl | None = None,
     mismatch: Mismatch | None = None,
     boosted_clip_high: float | None = None,
 ) -> PolicyObjective:
@@ -53,7 +51,6 @@ def objective_for(
 
     Raises ValueError for dpo, which compares pairs (preference.py), and for none.
     """
-    kl = None if kl is None or kl.beta == 0 else kl
     token_losses: TokenLosses
     match objective:
         case Clipped():
@@ -65,16 +62,10 @@ def objective_for(
         case Tis() | Topr():
             token_losses = TruncatedLosses(objective)
         case Ipa():
-            return IpaObjective(objective, max_response_tokens, kl)
+            return ChunkObjective(objective, max_response_tokens)
         case _:
             raise ValueError(f"{objective.kind} has no loss on sampled tokens")
-    return TokenObjective(token_losses, objective.aggregation, max_response_tokens, kl, mismatch or Mismatch())
-
-
-def uses_chunks(objective: Objective, mismatch: Mismatch) -> bool:
-    """Whether losses look at turns, so that ``PolicyTokens.chunk_BT`` must be there."""
-    sizes = {mismatch.mask, mismatch.weight}
-    return "chunk" in sizes or isinstance(objective, Ipa) or getattr(objective, "ratio", None) == "chunk"
+    return TokenObjective(token_losses, objective.aggregation, max_response_tokens, mismatch or Mismatch())
 
 
 class TokenLosses(Protocol):
@@ -91,15 +82,12 @@ class TokenObjective:
     aggregation: Aggregation
     max_response_tokens: int
     """The constant of ``seq-mean-token-sum-norm``."""
-    kl: Kl | None
     mismatch: Mismatch
 
     def loss(self, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
         losses_BT = corrected(self.token_losses.losses_BT(tokens), self._mismatch_weights(tokens))
         if tokens.kept_BT is not None:
             losses_BT = losses_BT.where(tokens.kept_BT, 0.0)
-        if self.kl is not None:
-            losses_BT = losses_BT + _kl_penalties(tokens, self.kl)
         mask_BT = self.trained_BT(tokens)
         return aggregated(losses_BT, mask_BT, self.aggregation, max_response_tokens=self.max_response_tokens)
 
@@ -126,11 +114,6 @@ def mismatch_ratios(tokens: PolicyTokens, size: RatioSize) -> Tensor:
     """exp(logp_old - logp_rollout), of a size."""
     assert tokens.logp_rollout_BT is not None
     return ratios_of(size, tokens.logp_old_BT, tokens.logp_rollout_BT, tokens.mask_BT, tokens.chunk_BT)
-
-
-def _kl_penalties(tokens: PolicyTokens, kl: Kl) -> Tensor:
-    assert tokens.logp_reference_BT is not None
-    return kl.beta * kl_to_reference(tokens.logp_BT, tokens.logp_reference_BT, kl.estimator)
 
 
 @dataclass(frozen=True)
@@ -231,29 +214,20 @@ class TruncatedLosses:
 
 
 @dataclass(frozen=True)
-class IpaObjective:
+class ChunkObjective:
+    """IPA's reinforcement of the chunks that the policy sampled; what it imitates beside them is ExpertImitation."""
+
     spec: Ipa
     max_response_tokens: int
-    kl: Kl | None
 
     def loss(self, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
-        total, weight = ipa_loss(
+        return chunk_reinforcement_loss(
             _chunk_tokens(tokens),
             mismatch_bound=self.spec.mismatch_bound,
-            imitation_weight=self.spec.imitation_weight,
             reinforcement_weight=self.spec.reinforcement_weight,
             aggregation=self.spec.aggregation,
             max_response_tokens=self.max_response_tokens,
         )
-        if self.kl is not None:
-            penalty, _ = aggregated(
-                _kl_penalties(tokens, self.kl),
-                self.trained_BT(tokens),
-                self.spec.aggregation,
-                max_response_tokens=self.max_response_tokens,
-            )
-            total = total + penalty
-        return total, weight
 
     def trained_BT(self, tokens: PolicyTokens) -> Tensor:
         return reinforced_chunks(_chunk_tokens(tokens), mismatch_bound=self.spec.mismatch_bound)
@@ -262,6 +236,23 @@ class IpaObjective:
         chunks = _chunk_tokens(tokens)
         ratio_BT = chunk_ratios(chunks.logp_BT, chunks.logp_old_BT, chunks.chunk_BT)
         return (ratio_BT > 1) & (chunks.returns_BT <= 0) & self.trained_BT(tokens)
+
+
+@dataclass(frozen=True)
+class ExpertImitation:
+    """IPA's imitation of an expert's prefilled chunks."""
+
+    spec: Ipa
+    max_response_tokens: int
+
+    def loss(self, tokens: PolicyTokens) -> tuple[Tensor, Tensor]:
+        """``(sum, weight)``, to be added to those of ``ChunkObjective``: eq. 8 has one weight for both."""
+        return expert_imitation_loss(
+            _chunk_tokens(tokens),
+            imitation_weight=self.spec.imitation_weight,
+            aggregation=self.spec.aggregation,
+            max_response_tokens=self.max_response_tokens,
+        )
 
 
 def _chunk_tokens(tokens: PolicyTokens) -> ChunkTokens:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from engine.spec.backends import TRAINERS
 from engine.spec.credit import compares_a_group
 from engine.spec.environment import Environment, PythonMath
 from engine.spec.impossible import impossible
@@ -62,7 +63,7 @@ class Model(Strict):
 class Resources(Strict):
     """What the run may use."""
 
-    trainer: Literal["torch"] = "torch"
+    trainer: Literal[*TRAINERS] = "torch"  # type: ignore[valid-type]
     generator: Literal["torch"] = "torch"
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(default=2, ge=1, le=1024)

@@ -15,26 +15,23 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.failures import NO_GPU, RunFailed
-from engine.spec.credit import Gae
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.advantages import TurnAdvantages, critic_targets, token_advantages
 from engine.training.batch import Sample, per_turn, sample_from_trajectory
-from engine.training.critic import Critic, with_targets
+from engine.training.critic import Critic, critic_for, with_targets
 from engine.training.experience import strip_experience
 from engine.training.imitation import imitates, with_imitation_where_none_succeeded
 from engine.training.mismatch import mismatch_bound, with_mismatch_told
-from engine.training.preferences import pairs_of
 from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
 from engine.training.self_imitation import NO_REPLAY, SelfImitator
 from engine.training.supervised import with_turn_masks
-from engine.training.trainer import NothingToTrain, Trainer
+from engine.training.trainer import Trainer
 
 
 class Learner:
@@ -56,7 +53,7 @@ class Learner:
         if self._recorded and not any(sample.learned_length for sample in self._shown()):
             raise BadRecording(f"{len(self._recorded)} recorded trajectories, all of whose turns are masked")
         self._trainer = Trainer(spec)
-        self._trained_critic: Critic | None = None
+        self._critic = critic_for(spec, self._trainer.backend.value_network)
         imitation = spec.recipe.self_imitation
         self._imitator = None if imitation is None else SelfImitator(imitation)
 
@@ -80,7 +77,7 @@ class Learner:
             recipe.credit,
             groups,
             step=groups[0].plan.step,
-            values=self._values if self._has_critic else None,
+            values=None if self._critic is None else self._critic.values,
             success_reward=recipe.reward.correct,
         )
         credited = iter(
@@ -107,46 +104,40 @@ class Learner:
     def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory] = ()) -> dict[str, float]:
         """One step's updates from credited groups and from ``released`` rollouts of earlier steps.
 
-        Metrics: those of the trainer; with a critic ``critic/...``; with self-imitation ``sil/...``; with dpo
-        ``dpo/...``.  A step in which nothing is left to learn makes no update and says so: ``updates`` is 0.
+        Metrics: those of the trainer; with a critic ``critic/...``; with self-imitation ``sil/...``.  A step in which
+        nothing is left to learn makes no update and says so: ``updates`` is 0.
         Raises NonFiniteGradient, which another attempt would meet again.
         """
         trajectories = [*rollouts_in(groups), *released]
-        if self._spec.recipe.objective.kind == "dpo":
-            return self._trainer.prefer(pairs_of(trajectories))
         samples = [self._sample(trajectory) for trajectory in trajectories]
-        replay, told = NO_REPLAY, {}
+        replay, replay_metrics = NO_REPLAY, {}
         if self._imitator is not None and trajectories:
             # What is released is of an earlier step.
             step = max(trajectory.sampled_for_step for trajectory in trajectories)
-            replay, said = self._imitator.next_replay(groups, trajectories, samples, step=step)
-            told = {f"sil/{name}": value for name, value in said.items()}
-        critic_batch = self._critic_batch(trajectories) if self._has_critic else []
-        try:
-            learned = self._trainer.update(samples, replay)
-        except NothingToTrain:
-            return {"updates": 0.0, "tokens": 0.0} | told
-        if critic_batch:
-            learned |= {f"critic/{name}": value for name, value in self._critic.update(critic_batch).items()}
-        return learned | told
+            replay, values = self._imitator.next_replay(groups, trajectories, samples, step=step)
+            replay_metrics = {f"sil/{name}": value for name, value in values.items()}
+        targets = [] if self._critic is None else self._critic_targets(self._critic, trajectories)
+        metrics = self._trainer.update(self._trainer.entries(trajectories, samples), replay)
+        if self._critic is not None and any(sample.learned_length for sample in samples):
+            metrics |= {f"critic/{name}": value for name, value in self._critic.update(targets).items()}
+        return metrics | replay_metrics
 
     def weights(self) -> dict[str, Tensor]:
-        return self._trainer.weights()
+        return self._trainer.backend.weights()
 
     def save(self, folder: Path) -> None:
         """A checkpoint's part of the learner: weights, optimisers, buffers, critic, reference, counters."""
         beside = {}
-        if self._trained_critic is not None:
-            beside["critic"] = self._trained_critic.state()
+        if self._critic is not None and (critic := self._critic.state()) is not None:
+            beside["critic"] = critic
         if self._imitator is not None:
             beside["self_imitation"] = self._imitator.state()
         self._trainer.save(folder, beside=beside)
 
     def load(self, folder: Path) -> None:
         beside = self._trainer.load(folder)
-        self._trained_critic = None
-        if "critic" in beside:
-            self._critic.load(beside["critic"])
+        if self._critic is not None:
+            self._critic.load(beside.get("critic"))
         if self._imitator is not None and "self_imitation" in beside:
             self._imitator.load(beside["self_imitation"])
 
@@ -170,29 +161,12 @@ class Learner:
     def _sample(self, trajectory: Trajectory) -> Sample:
         return sample_from_trajectory(trajectory, imitation=imitates(self._spec.recipe))
 
-    @property
-    def _has_critic(self) -> bool:
-        return self._spec.recipe.credit.kind == "gae"
-
-    @property
-    def _critic(self) -> Critic:
-        """Made when it is first asked for: before the policy's first update, so from the weights RL begins with."""
-        if self._trained_critic is None:
-            credit = self._spec.recipe.credit
-            assert isinstance(credit, Gae)
-            self._trained_critic = Critic(self._spec, credit, self._trainer.model)
-        return self._trained_critic
-
-    def _values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        return self._critic.values(samples)
-
-    def _critic_batch(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
+    def _critic_targets(self, critic: Critic, trajectories: Sequence[Trajectory]) -> list[Sample]:
         """Trajectories that are trained on, with what the critic says of them and what it should have said."""
-        credit = self._spec.recipe.credit
-        assert isinstance(credit, Gae)
         self._trainer.use_threads()
-        trained = [one for one in trajectories if one.masked_because is None]
-        return [with_targets(*one) for one in zip(*critic_targets(credit, trained, self._values), strict=True)]
+        trained = [trajectory for trajectory in trajectories if trajectory.masked_because is None]
+        rows = zip(*critic_targets(critic.credit, trained, critic.values), strict=True)
+        return [with_targets(sample, values, returns) for sample, values, returns in rows]
 
 
 def _with_advantages(trajectory: Trajectory, advantages: TurnAdvantages) -> Trajectory:

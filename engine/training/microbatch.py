@@ -8,10 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.spec.run import RunSpec
 from engine.training.batch import Sample
 
 T = TypeVar("T")
+
+Entry = Sample | tuple[Sample, ...]
+"""A sample, or samples that a loss compares with each other and that therefore stay together."""
+Batch = Sequence[Entry]
+"""What one loss is taken of.  Its entries hold equally many samples each."""
 
 MICROBATCH_TOKENS = 2048
 """Padded tokens per micro-batch, at most.  Activations of small models then stay near the caches."""
@@ -25,8 +29,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class MicroBatch:
+    """Some entries of a batch as padded rows: the first sample of every entry, then the second of every entry, ..."""
+
     rows: list[int]
-    """Which of the samples, in the order of the rows."""
+    """Which of the entries, in the order of the rows of their first samples."""
     token_ids_BT: Tensor
     mask_BT: Tensor
     advantages_BT: Tensor
@@ -46,57 +52,47 @@ class MicroBatch:
         return self.mask_BT if self.expert_BT is None else self.mask_BT | self.expert_BT
 
 
-class Cut:
-    """How the samples of a step become minibatches, one per optimiser update, and those become micro-batches."""
-
-    def __init__(self, spec: RunSpec) -> None:
-        self._minibatch = spec.schedule.minibatch_trajectories
-        self._context = spec.model.context_tokens
-        self.device = torch.device(spec.resources.device)
-
-    def minibatches(self, samples: Sequence[T]) -> list[Sequence[T]]:
-        """In the order of the samples.  Also of whatever else has one entry per trajectory."""
-        return [samples[start : start + self._minibatch] for start in range(0, len(samples), self._minibatch)]
-
-    def microbatches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        """Raises ValueError where a sample does not fit into the context."""
-        self.check_length(max((sample.learned_length for sample in samples), default=0))
-        return microbatches(samples, device=self.device, max_tokens=MICROBATCH_TOKENS)
-
-    def check_length(self, longest: int) -> None:
-        if longest > self._context:
-            raise ValueError(f"a sample of {longest} tokens is longer than the context of {self._context}")
+def minibatches(entries: Sequence[T], size: int) -> list[Sequence[T]]:
+    """The entries in their order, ``size`` to each optimiser update and what is left to the last."""
+    return [entries[start : start + size] for start in range(0, len(entries), size)]
 
 
-def microbatches(samples: Sequence[Sample], *, device: torch.device, max_tokens: int) -> list[MicroBatch]:
-    """Samples sorted by length (ties in their given order), cut so that none exceeds ``max_tokens``, padding included.
+def microbatches(batch: Batch, *, device: torch.device, max_tokens: int) -> list[MicroBatch]:
+    """Entries sorted by length (ties in their given order), cut so that none exceeds ``max_tokens``, padding included.
 
-    A sample that is longer than that stands alone.  The gradient does not depend on the cut: losses are sums.
-    Tokens after the last learned one are left off, and samples without a learned token left out.
+    An entry that is longer than that stands alone.  The gradient does not depend on the cut: losses are sums.
+    Tokens after the last learned one are left off, and entries without a learned token left out.
     """
-    lengths = [sample.learned_length for sample in samples]
-    batches: list[list[int]] = []
-    for i in sorted(filter(lengths.__getitem__, range(len(samples))), key=lengths.__getitem__):
-        if batches and (len(batches[-1]) + 1) * lengths[i] <= max_tokens:
-            batches[-1].append(i)
+    lengths = [learned_length(entry) for entry in batch]
+    cuts: list[list[int]] = []
+    for i in sorted(filter(lengths.__getitem__, range(len(batch))), key=lengths.__getitem__):
+        if cuts and (len(cuts[-1]) + 1) * len(samples_of(batch[i])) * lengths[i] <= max_tokens:
+            cuts[-1].append(i)
         else:
-            batches.append([i])
-    return [_padded(rows, samples, lengths[rows[-1]], device) for rows in batches]
+            cuts.append([i])
+    return [_padded(rows, [batch[i] for i in rows], lengths[rows[-1]], device) for rows in cuts]
 
 
-def _padded(rows: list[int], samples: Sequence[Sample], length: int, device: torch.device) -> MicroBatch:
-    return padded(rows, [samples[i] for i in rows], length, device)
+def samples_of(entry: Entry) -> tuple[Sample, ...]:
+    """The samples of an entry."""
+    return entry if isinstance(entry, tuple) else (entry,)
 
 
-def padded(rows: list[int], chosen: Sequence[Sample], length: int, device: torch.device) -> MicroBatch:
-    """The first ``length`` tokens of the samples, one row each.  ``rows`` only names them."""
+def learned_length(entry: Entry) -> int:
+    """Tokens up to the last one that is learned in any of the entry's samples."""
+    return max(sample.learned_length for sample in samples_of(entry))
+
+
+def _padded(rows: list[int], entries: Sequence[Entry], length: int, device: torch.device) -> MicroBatch:
+    """The first ``length`` tokens of the entries' samples, one row each."""
+    samples = [sample for members in zip(*map(samples_of, entries), strict=True) for sample in members]
 
     def stacked(name: str) -> Tensor | None:
-        columns = [getattr(sample, name) for sample in chosen]
+        columns = [getattr(sample, name) for sample in samples]
         if all(column is None for column in columns):
             return None
         dtype = next(column.dtype for column in columns if column is not None)
-        filled = np.full((len(chosen), length), name == "kept", dtype=dtype)
+        filled = np.full((len(samples), length), name == "kept", dtype=dtype)
         for row, column in zip(filled, columns, strict=True):
             if column is not None:
                 row[: len(column)] = column[:length]

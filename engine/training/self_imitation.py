@@ -1,7 +1,7 @@
 """SPEAR's self-imitation over the steps of a run: what is kept, and when it is learned again.
 
 SPEAR, section 4.2 and algorithm 1.  The buffers are in algorithms/replay.py, the loss in
-algorithms/self_imitation.py.  As in algorithm 1 a step first looks whether the buffer is full from the steps
+loss_terms/replay.py.  As in algorithm 1 a step first looks whether the buffer is full from the steps
 before: if it is, everything in it is replayed and it is emptied; if it is not, the step's own good trajectories
 are added.  So nothing is replayed in the step that sampled it.
 """
@@ -14,19 +14,12 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from engine.algorithms.aggregation import aggregated
 from engine.algorithms.curriculum import self_imitation_weight
-from engine.algorithms.objectives import PolicyTokens
 from engine.algorithms.replay import BaselineBuffer, ReplayBuffer, Replayed, recalibrated
-from engine.algorithms.self_imitation import self_imitation_loss
-from engine.models.qwen3 import Qwen3
-from engine.spec.objective import Clipped, Objective
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.self_imitation import SelfImitation
 from engine.spec.trajectory import Trajectory
 from engine.training.batch import Sample
-from engine.training.microbatch import MicroBatch
-from engine.training.policy import token_logprobs
 
 T = TypeVar("T")
 _COLUMNS = ("token_ids", "loss_mask", "old_logprobs")
@@ -53,53 +46,6 @@ def evenly(entries: Sequence[T], parts: int) -> list[Sequence[T]]:
     """In their order, in parts that differ by one entry at most; some are empty where there are too few."""
     edges = [len(entries) * part // parts for part in range(parts + 1)]
     return [entries[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
-
-
-def imitation_clips(objective: Objective) -> Clipped:
-    """The replayed loss is the clipped surrogate on tokens, with the recipe's own clips where it has such.
-
-    The clips of gspo and cispo mean something else: beside them it has the defaults of the clipped surrogate.
-    """
-    if isinstance(objective, Clipped):
-        return objective
-    return Clipped(aggregation=getattr(objective, "aggregation", Clipped().aggregation))
-
-
-def add_imitation_gradient(
-    model: Qwen3,
-    batches: Sequence[MicroBatch],
-    clips: Clipped,
-    *,
-    strength: float,
-    max_response_tokens: int,
-    temperature: float = 1.0,
-) -> float:
-    """Self-imitation divided by its own weight: its gradient is added to the parameters', its loss returned.
-
-    ``temperature`` is the one at which the stored log-probs were taken.
-    """
-    weight = sum(
-        aggregated(batch.advantages_BT, batch.mask_BT, clips.aggregation, max_response_tokens=max_response_tokens)[
-            1
-        ].item()
-        for batch in batches
-    )
-    total = 0.0
-    for batch in batches:
-        logp_BT, _ = token_logprobs(model, batch.token_ids_BT, batch.mask_BT, temperature=temperature)
-        loss_sum, _ = self_imitation_loss(
-            PolicyTokens(logp_BT, batch.old_logp_BT, batch.advantages_BT, batch.mask_BT),
-            batch.kept_BT,
-            strength=strength,
-            clip_low=clips.clip_low,
-            clip_high=clips.clip_high,
-            dual_clip=clips.dual_clip,
-            aggregation=clips.aggregation,
-            max_response_tokens=max_response_tokens,
-        )
-        (loss_sum / weight).backward()
-        total += loss_sum.item()
-    return total / weight
 
 
 class SelfImitator:

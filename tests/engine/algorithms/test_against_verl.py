@@ -21,12 +21,13 @@ from engine.algorithms.covariance import (
 )
 from engine.algorithms.credit import group_relative_advantages, leave_one_out_advantages, whitened_advantages
 from engine.algorithms.gae import critic_loss, generalised_advantages
-from engine.algorithms.gspo import gspo_loss
 from engine.algorithms.kl import kl_to_reference
+from engine.algorithms.losses import objective_for
 from engine.algorithms.objectives import PolicyTokens, clipped_surrogate
 from engine.algorithms.ratios import token_ratios
 from engine.algorithms.weighted_gradients import cispo_losses
 from engine.algorithms.whitening import whitened
+from engine.spec.objective import Gspo
 
 pytestmark = pytest.mark.verl
 every_seed = pytest.mark.parametrize("seed", range(5))
@@ -169,7 +170,8 @@ def test_policy_losses_and_their_gradients(verl, batch, name, how):
     ours, theirs = (b.logp.clone().requires_grad_() for _ in range(2))
     if name == "gspo":
         tokens = PolicyTokens(ours, b.old, b.advantages, b.mask)
-        total, weight = gspo_loss(tokens, clip_low=LOW, clip_high=HIGH, aggregation=how, max_response_tokens=T)
+        gspo = Gspo(clip_low=LOW, clip_high=HIGH, aggregation=how)
+        total, weight = objective_for(gspo, max_response_tokens=T).loss(tokens)
     else:
         total, weight = aggregated(TOKEN_LOSSES[name](ours, b), b.mask, how, max_response_tokens=T)
     loss = verl.get_policy_loss_fn(name)(b.old, theirs, b.advantages, b.m, how, _config())[0]

@@ -4,9 +4,14 @@ import pytest
 import torch
 
 from engine.algorithms.aggregation import aggregated
-from engine.algorithms.gspo import gspo_loss
+from engine.algorithms.losses import objective_for
 from engine.algorithms.objectives import PolicyTokens, clipped_surrogate
 from engine.algorithms.ratios import token_ratios
+from engine.spec.objective import Gspo
+
+
+def gspo_loss(tokens: PolicyTokens, **clips: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return objective_for(Gspo(**clips), max_response_tokens=1).loss(tokens)
 
 
 def _tokens(rows: int, length: int) -> PolicyTokens:

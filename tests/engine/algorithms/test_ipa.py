@@ -6,9 +6,31 @@ import torch
 from engine.algorithms.aggregation import aggregated
 from engine.algorithms.chunk_return import chunk_returns
 from engine.algorithms.chunks import chunk_numbers, over_tokens
-from engine.algorithms.ipa import ChunkTokens, chunk_reinforcement_losses, imitation_losses, ipa_loss
+from engine.algorithms.ipa import (
+    ChunkTokens,
+    chunk_reinforcement_loss,
+    chunk_reinforcement_losses,
+    expert_imitation_loss,
+    imitation_losses,
+)
 from engine.algorithms.ratios import sequence_ratios
 from engine.algorithms.weighted_gradients import reinforce_losses, topr_losses
+from engine.spec.objective import Aggregation
+
+
+def ipa_loss(
+    tokens: ChunkTokens,
+    *,
+    mismatch_bound: float | None = 5.0,
+    imitation_weight: float = 0.1,
+    aggregation: Aggregation = "token-mean",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eq. 8: the sums of both terms, and their weights, added.  A lambda_IL of 0 is the absence of the second."""
+    total, weight = chunk_reinforcement_loss(tokens, mismatch_bound=mismatch_bound, aggregation=aggregation)
+    if not imitation_weight:
+        return total, weight
+    imitation, imitated = expert_imitation_loss(tokens, imitation_weight=imitation_weight, aggregation=aggregation)
+    return total + imitation, weight + imitated
 
 
 def _row(*values: float) -> torch.Tensor:

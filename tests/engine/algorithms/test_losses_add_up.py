@@ -10,14 +10,16 @@ from engine.algorithms.aggregation import aggregated
 from engine.algorithms.chunks import chunk_numbers
 from engine.algorithms.experience import boosted_surrogate
 from engine.algorithms.gae import critic_loss
-from engine.algorithms.gspo import gspo_loss
-from engine.algorithms.ipa import ChunkTokens, ipa_loss
+from engine.algorithms.ipa import ChunkTokens
+from engine.algorithms.losses import objective_for
 from engine.algorithms.objectives import PolicyTokens
 from engine.algorithms.preference import dpo_loss
 from engine.algorithms.ratios import sequence_ratios, token_ratios
 from engine.algorithms.self_imitation import self_imitation_loss
 from engine.algorithms.supervised import masked_likelihood_loss
 from engine.algorithms.weighted_gradients import cispo_losses, reinforce_losses, tis_losses, topr_losses
+from engine.spec.objective import Gspo
+from tests.engine.algorithms.test_ipa import ipa_loss
 
 Batch = dict[str, torch.Tensor]
 LENGTHS = [9, 4, 12, 7, 1, 10]
@@ -50,6 +52,10 @@ def _tokens(batch: Batch) -> PolicyTokens:
     return PolicyTokens(batch["logp"], batch["old"], batch["advantages"], batch["mask"])
 
 
+def _gspo_loss(batch: Batch, spec: Gspo) -> tuple[torch.Tensor, torch.Tensor]:
+    return objective_for(spec, max_response_tokens=1).loss(_tokens(batch))
+
+
 def _mean(losses: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return aggregated(losses, batch["mask"], "token-mean", max_response_tokens=1)
 
@@ -71,7 +77,7 @@ POLICY_LOSSES: dict[str, Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]] =
     "tis": lambda b: _mean(tis_losses(b["logp"], b["advantages"], _sequence_ratios(b)), b),
     "topr": lambda b: _mean(topr_losses(b["logp"], b["advantages"], _sequence_ratios(b)), b),
     "cispo": lambda b: _mean(cispo_losses(b["logp"], b["advantages"], token_ratios(b["logp"], b["old"])), b),
-    "gspo": lambda b: gspo_loss(_tokens(b), clip_low=0.05, clip_high=0.05),
+    "gspo": lambda b: _gspo_loss(b, Gspo(clip_low=0.05, clip_high=0.05)),
     "boosted": lambda b: _mean(boosted_surrogate(token_ratios(b["logp"], b["old"]), b["advantages"], b["flag"]), b),
     "self-imitation": lambda b: self_imitation_loss(_tokens(b), b["flag"], strength=0.5, max_response_tokens=8),
     "ipa": lambda b: ipa_loss(_chunk_tokens(b), mismatch_bound=1.05, imitation_weight=0.3),
@@ -79,7 +85,7 @@ POLICY_LOSSES: dict[str, Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]] =
 }
 OTHER_LOSSES: dict[str, Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]] = {
     "critic": lambda b: critic_loss(b["logp"], b["old"], b["advantages"], b["mask"]),
-    "supervised": lambda b: masked_likelihood_loss(b["logp"], b["chunk"], torch.ones(len(b["mask"]), 9).bool()),
+    "supervised": lambda b: masked_likelihood_loss(b["logp"], b["mask"]),
     "dpo": lambda b: dpo_loss(b["logp"], b["old"], b["mask"], b["rollout"], b["old"], b["expert"]),
 }
 every_loss = pytest.mark.parametrize("loss", (POLICY_LOSSES | OTHER_LOSSES).values(), ids=POLICY_LOSSES | OTHER_LOSSES)
@@ -144,7 +150,7 @@ def test_on_policy_every_objective_has_the_gradient_of_reinforce(name):
     batch |= {"old": batch["logp"].clone(), "rollout": batch["logp"].clone(), "expert": torch.zeros_like(batch["mask"])}
     batch["mask"] = batch["mask"] & (batch["chunk"] >= 0)
     losses = POLICY_LOSSES | {
-        "gspo": lambda b: gspo_loss(_tokens(b), aggregation="token-mean"),
+        "gspo": lambda b: _gspo_loss(b, Gspo(aggregation="token-mean")),
         "ipa without experts": lambda b: ipa_loss(_chunk_tokens(b)),
     }
     plain = _gradient(POLICY_LOSSES["reinforce"], [batch], 12)

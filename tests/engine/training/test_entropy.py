@@ -82,13 +82,13 @@ def test_kl_cov_has_no_clip_also_where_all_advantages_are_equal(kind: str | None
     """Tokens that have become much likelier have no gradient behind the clip of 1.28, and KL-Cov has none."""
     covariance = {} if kind is None else {"covariance": {"kind": kind, "share": 0.5}}
     trainer = Trainer(run_spec({"objective": {"kind": "clipped", **covariance}}))
-    before = trainer.weights()
+    before = trainer.backend.weights()
     likelier = [
         replace(one, advantages=np.ones(len(one), dtype=np.float32)).with_old_logprobs([value - 1 for value in row])
         for one, row in zip(samples(), trainer.old_logprobs(samples()), strict=True)
     ]
     trainer.update(likelier[:8])
-    assert same_bits(before, trainer.weights()) is (kind is None)
+    assert same_bits(before, trainer.backend.weights()) is (kind is None)
 
 
 def test_kl_cov_marks_the_highest_covariances() -> None:

@@ -10,7 +10,8 @@ from engine.spec.rollout_group import RolloutGroup
 from engine.spec.self_imitation import SelfImitation
 from engine.spec.trajectory import Trajectory
 from engine.training.batch import Sample, sample_from_trajectory
-from engine.training.self_imitation import Replay, SelfImitator, evenly, imitation_clips
+from engine.training.loss_terms.replay import imitation_clips
+from engine.training.self_imitation import Replay, SelfImitator, evenly
 from tests.engine.groups import grouped
 from tests.engine.training.cast import trajectory, turn
 

@@ -14,10 +14,10 @@ from engine.models.tokenizer import default_tokenizer
 from engine.spec.objective import Clipped
 from engine.spec.run import RunSpec
 from engine.training import microbatch
-from engine.training import trainer as trainer_module
+from engine.training.backends import torch as backend_module
 from engine.training.batch import Sample, sample_of
 from engine.training.supervised import batch_of_step
-from engine.training.trainer import NothingToTrain, Trainer
+from engine.training.trainer import Trainer
 
 TOKENIZER = default_tokenizer()
 TINY = {
@@ -68,7 +68,7 @@ def with_old_logprobs(trainer: Trainer, samples: list[Sample]) -> list[Sample]:
 
 
 def same_weights(a: Trainer, b: Trainer) -> bool:
-    ours, theirs = a.weights(), b.weights()
+    ours, theirs = a.backend.weights(), b.backend.weights()
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
@@ -77,10 +77,10 @@ def gradient_of_update(monkeypatch, trainer: Trainer, samples: list[Sample]) -> 
     caught: list[torch.Tensor] = []
 
     def catch(*_, **__):
-        caught.extend(parameter.grad.clone() for parameter in trainer.model.parameters())
+        caught.extend(parameter.grad.clone() for parameter in trainer.backend.model.parameters())
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module.torch.optim.AdamW, "step", catch)
+        patch.setattr(backend_module.torch.optim.AdamW, "step", catch)
         trainer.update(samples)
     return caught
 
@@ -150,7 +150,9 @@ def test_log_probs_and_entropy_are_those_of_the_divided_logits(at, heat):
     trainer = Trainer(run_spec(schedule=WHOLE | {"temperature": 0.4, "logprobs_at": at}))
     samples = rollouts(4)
     with torch.no_grad():
-        logp = [(trainer.model(torch.from_numpy(one.token_ids)[None])[0] / heat).log_softmax(-1) for one in samples]
+        logp = [
+            (trainer.backend.model(torch.from_numpy(one.token_ids)[None])[0] / heat).log_softmax(-1) for one in samples
+        ]
     rows = trainer.old_logprobs(samples)
     entropies = []
     for logp_TV, sample, row in zip(logp, samples, rows, strict=True):
@@ -208,7 +210,7 @@ def test_old_logprobs_are_the_models_and_0_outside_the_mask():
     for sample, row in zip(samples, trainer.old_logprobs(samples), strict=True):
         ids = torch.from_numpy(sample.token_ids)
         with torch.no_grad():
-            logp_TV = trainer.model(ids[None])[0].log_softmax(-1)
+            logp_TV = trainer.backend.model(ids[None])[0].log_softmax(-1)
         expected = [logp_TV[t - 1, ids[t]].item() if learned else 0.0 for t, learned in enumerate(sample.loss_mask)]
         assert row == pytest.approx(expected, abs=1e-5)
 
@@ -236,7 +238,7 @@ def test_metrics_by_hand_for_a_policy_that_knows_nothing():
     """All weights 0: every token has probability 1 / V."""
     trainer = Trainer(run_spec())
     with torch.no_grad():
-        for parameter in trainer.model.parameters():
+        for parameter in trainer.backend.model.parameters():
             parameter.zero_()
     uniform = torch.log(torch.tensor(1 / len(TOKENIZER))).item()
     mask = [False, True, True, True]
@@ -261,10 +263,9 @@ def test_the_learning_rate_warms_up_over_updates():
     assert rates == [0.25, 0.5, 0.75, 1, 1, 1]
 
 
-def test_nothing_to_learn_is_a_named_error_and_moves_nothing():
+def test_nothing_to_learn_is_no_update_and_moves_nothing():
     trainer, untouched = Trainer(run_spec()), Trainer(run_spec())
-    with pytest.raises(NothingToTrain):
-        trainer.update([sample_of([1, 2], [False, False])])
+    assert trainer.update([sample_of([1, 2], [False, False])]) == {"updates": 0, "tokens": 0}
     assert same_weights(trainer, untouched)
 
 
@@ -274,7 +275,7 @@ def test_a_masked_sample_among_others_teaches_nothing():
     masked = sample_of([5] * 90, [False] * 90, advantages=[100.0] * 90)
     a, b = with_masked.update([*samples, masked]), without.update(samples)
     assert {name: pytest.approx(value, abs=1e-6) for name, value in a.items()} == b
-    for ours, theirs in zip(with_masked.weights().values(), without.weights().values(), strict=True):
+    for ours, theirs in zip(with_masked.backend.weights().values(), without.backend.weights().values(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
@@ -339,9 +340,9 @@ def test_reinforcement_begins_with_a_fresh_optimizer():
     """After a cold start the first update moves as far as Adam without a past: the learning rate per weight."""
     trainer = Trainer(run_spec(recipe={"cold_start": {"steps": 40}, "optimizer": {"learning_rate": 1e-4}}))
     trainer.cold_start(demonstrations(), steps=10, first_step=0)
-    before = trainer.weights()
+    before = trainer.backend.weights()
     trainer.update(with_old_logprobs(trainer, rollouts()))
-    moved = torch.cat([(after - before[name]).abs().flatten() for name, after in trainer.weights().items()])
+    moved = torch.cat([(after - before[name]).abs().flatten() for name, after in trainer.backend.weights().items()])
     assert moved.max() <= 1.01e-4
     assert moved.median() == pytest.approx(1e-4, rel=0.01)
 
@@ -377,7 +378,7 @@ def test_equal_inputs_give_equal_bits_and_another_seed_others():
 def test_a_crash_while_saving_leaves_no_folder_and_the_next_save_works(tmp_path, monkeypatch):
     trainer = Trainer(run_spec())
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module.torch, "save", lambda *_: 1 / 0)
+        patch.setattr(backend_module.torch, "save", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             trainer.save(tmp_path / "here")
     assert not (tmp_path / "here").exists()
@@ -416,9 +417,9 @@ def test_saving_over_another_checkpoint_is_refused(tmp_path):
 
 def test_weights_are_copies():
     trainer = Trainer(run_spec())
-    for tensor in trainer.weights().values():
+    for tensor in trainer.backend.weights().values():
         tensor.zero_()
-    assert any(tensor.any() for tensor in trainer.weights().values())
+    assert any(tensor.any() for tensor in trainer.backend.weights().values())
 
 
 @pytest.mark.parametrize("max_tokens", [1, 50, 130, 10**6])

@@ -14,7 +14,7 @@ from engine.spec.rollout_group import rollouts_in
 from engine.spec.run import RunSpec
 from engine.training import microbatch
 from engine.training.batch import Sample, sample_from_trajectory
-from engine.training.critic import Critic, explained_variance, with_targets
+from engine.training.critic import critic_for, explained_variance, with_targets
 from engine.training.preferences import pairs_of
 from engine.training.self_imitation import Replay
 from engine.training.trainer import Trainer
@@ -92,7 +92,7 @@ def test_cutting_changes_no_gradient_of_pairs(monkeypatch: pytest.MonkeyPatch) -
     for max_tokens in (1, 100, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
         trainer = Trainer(spec)
-        gradients.append(gradient(monkeypatch, trainer, lambda t=trainer: t.prefer(pairs)))
+        gradients.append(gradient(monkeypatch, trainer, lambda t=trainer: t.update(pairs)))
     assert_equal(gradients[0], gradients[2])
     assert_equal(gradients[1], gradients[2])
 
@@ -106,7 +106,7 @@ def test_cutting_changes_no_gradient_of_the_critic(monkeypatch: pytest.MonkeyPat
     ]
     for max_tokens in (1, 60, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
-        critic = Critic(spec, spec.recipe.credit, Trainer(spec).model)
+        critic = critic_for(spec, Trainer(spec).backend.value_network)
         gradients.append(gradient(monkeypatch, None, lambda c=critic: c.update(samples)))
     assert_equal(gradients[0], gradients[2])
     assert_equal(gradients[1], gradients[2])
@@ -175,15 +175,15 @@ def test_experts_without_a_sampled_token_are_imitated_all_the_same() -> None:
         replace(one, expert=one.loss_mask, loss_mask=np.zeros_like(one.loss_mask)) for one in samples_for(spec)
     ]
     trainer = Trainer(spec)
-    before = trainer.weights()
+    before = trainer.backend.weights()
     report = trainer.update(only_experts)
     assert (report["updates"], report["tokens"]) == (1, 0)
-    assert not same_bits(before, trainer.weights())
+    assert not same_bits(before, trainer.backend.weights())
 
 
 def test_a_critic_whose_gradient_is_not_finite_says_whose_it_is() -> None:
     spec = whole({"credit": {"kind": "gae"}})
-    critic = Critic(spec, spec.recipe.credit, Trainer(spec).model)
+    critic = critic_for(spec, Trainer(spec).backend.value_network)
     [sample] = [sample_from_trajectory(one) for one in rollouts()[:1]]
     nothing = np.zeros(len(sample))
     with pytest.raises(NonFiniteGradient, match="critic"):
@@ -193,14 +193,14 @@ def test_a_critic_whose_gradient_is_not_finite_says_whose_it_is() -> None:
 def test_the_critic_begins_with_values_of_0_and_a_network_of_its_own() -> None:
     spec = whole({"credit": {"kind": "gae"}})
     trainer = Trainer(spec)
-    critic = Critic(spec, spec.recipe.credit, trainer.model)
+    critic = critic_for(spec, trainer.backend.value_network)
     samples = [sample_from_trajectory(one) for one in rollouts()]
     assert not any(values.any() for values in critic.values(samples))
-    before = trainer.weights()
+    before = trainer.backend.weights()
     targets = [with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples]
     for _ in range(3):
         critic.update(targets)
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.weights().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.backend.weights().items())
     assert (
         np.mean([values[one.loss_mask].mean() for values, one in zip(critic.values(samples), samples, strict=True)]) > 0
     )
@@ -220,7 +220,7 @@ def test_explained_variance_by_hand_and_where_there_is_nothing_to_explain() -> N
 
 def test_a_value_sees_what_stands_before_its_token_and_nothing_else() -> None:
     spec = whole({"credit": {"kind": "gae"}})
-    critic = Critic(spec, spec.recipe.credit, Trainer(spec).model)
+    critic = critic_for(spec, Trainer(spec).backend.value_network)
     samples = [sample_from_trajectory(one) for one in rollouts()]
     critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])
     critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])

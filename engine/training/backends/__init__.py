@@ -1,0 +1,1 @@
+"""Where weights live and are moved: one protocol, one module for each backend."""

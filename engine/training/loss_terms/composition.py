@@ -1,0 +1,222 @@
+"""From a recipe to the losses of its updates: which terms, on which batches, in which order.
+
+    on-policy   the step's rollouts: the objective, imitation of experts, the KL penalty     one batch an update
+    pairs       the step's repairs: the preference loss                                      one batch an update
+    replayed    what self-imitation kept of earlier steps: the replay loss        beside those, or in updates of its own
+
+This is the one module of the training that reads what a recipe is made of.  The trainer takes what comes out of it, a
+list of updates that are lists of parts, and the backend takes a batch and its terms.
+
+Tokens that would collapse entropy (Clip-Cov, KL-Cov) are chosen on the whole batch of an update; the choice travels as
+a column of the samples, which the objective's loss reads.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from engine.algorithms.losses import ExpertImitation, objective_for
+from engine.algorithms.objectives import PolicyObjective
+from engine.spec.objective import Clipped, Dpo, Ipa, NoObjective
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+from engine.training import microbatch
+from engine.training.batch import Sample
+from engine.training.entropy import EntropyKeeper
+from engine.training.loss_terms.interface import LossTerm, Part, PolicyOutputs
+from engine.training.loss_terms.policy import ImitationLoss, KlPenalty, PolicyLoss, columns_of
+from engine.training.loss_terms.preference import PreferenceLoss
+from engine.training.loss_terms.replay import ReplayLoss, imitation_clips
+from engine.training.microbatch import Batch, learned_length, microbatches, minibatches, samples_of
+from engine.training.preferences import pairs_of
+from engine.training.self_imitation import Replay, evenly
+
+__all__ = ["Logprobs", "RecipeLosses", "Update"]
+
+Update = Sequence[Part]
+"""What one optimiser update descends on: the sum of the means of its parts."""
+Terms = Sequence[LossTerm[PolicyOutputs]]
+Logprobs = Callable[[Sequence[Sample]], list[list[float]]]
+"""Of the present policy, aligned with each sample's tokens."""
+
+
+class Stream(Protocol):
+    """What a step brings to learn from, and the terms of its loss."""
+
+    terms: Terms
+
+    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
+        """What a step's trajectories, whose samples are given, hold for this loss."""
+        ...
+
+    def batches(self, entries: Batch, *, first_update: int) -> list[Batch]:
+        """One for each optimiser update that has a token to learn from, the first of which has the given number."""
+        ...
+
+
+class RecipeLosses:
+    """The losses of a run's updates.  What it keeps are the bounds of the covariances, once they are measured."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        recipe = spec.recipe
+        self._minibatch = spec.schedule.minibatch_trajectories
+        self._replay_loss = (imitation_clips(recipe.objective), longest_response_tokens(spec))
+        on_policy = recipe.objective.covariance if isinstance(recipe.objective, Clipped) else None
+        self._entropy = EntropyKeeper(on_policy, seed=spec.seed)
+        replayed = None if recipe.self_imitation is None else recipe.self_imitation.covariance
+        self._replay_entropy = EntropyKeeper(replayed, seed=spec.seed, stream=1)
+        self._objective = _objective(spec)
+        self._stream = _stream(spec, self._objective, self._entropy)
+
+    @property
+    def terms(self) -> Terms:
+        """Those whose metrics a step reports, also where there was nothing to learn."""
+        return self._stream.terms
+
+    @property
+    def needs_reference(self) -> bool:
+        return any(term.needs_reference for term in self.terms)
+
+    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
+        """What of a step its updates are made from: samples, or pairs of samples."""
+        return self._stream.entries(trajectories, samples)
+
+    def masked_by_mismatch(self, samples: Sequence[Sample]) -> list[list[bool]]:
+        """Which tokens of credited samples the loss will leave out because trainer and generator disagree.
+
+        Aligned with each sample's tokens.  Raises RuntimeError where the recipe has no loss on sampled tokens.
+        """
+        if self._objective is None:
+            raise RuntimeError("this recipe has no loss on sampled tokens")
+        rows = [[False] * len(sample) for sample in samples]
+        cuts = microbatches(samples, device=torch.device("cpu"), max_tokens=microbatch.MICROBATCH_TOKENS)
+        for batch in cuts:
+            masked_BT = batch.mask_BT & ~self._objective.trained_BT(columns_of(batch))
+            for i, masked_T in zip(batch.rows, masked_BT.tolist(), strict=True):
+                count = min(len(masked_T), len(rows[i]))
+                rows[i][:count] = masked_T[:count]
+        return rows
+
+    def updates(self, entries: Batch, replay: Replay, logprobs: Logprobs, *, first_update: int) -> list[Update]:
+        """A step's updates in their order; what is replayed stands beside them or after them."""
+        parts = [Part(batch, self.terms) for batch in self._stream.batches(entries, first_update=first_update)]
+        if not replay.active:
+            return [[part] for part in parts]
+        beside = replay.mode == "sum" and len(parts) > 0
+        again = self._replayed(replay, logprobs, updates=len(parts) if beside else None, first_update=first_update)
+        if beside:
+            return [[part, replayed] for part, replayed in zip(parts, again, strict=True)]
+        return [*([part] for part in parts), *([replayed] for replayed in again)]
+
+    def _replayed(self, replay: Replay, logprobs: Logprobs, *, updates: int | None, first_update: int) -> list[Part]:
+        """Split over so many updates, or cut into minibatches."""
+        now = logprobs(replay.samples)
+        self._replay_entropy.measure(replay.samples, now)
+        pairs = list(zip(replay.samples, now, strict=True))
+        cuts = minibatches(pairs, self._minibatch) if updates is None else evenly(pairs, updates)
+        clips, longest = self._replay_loss
+        term = ReplayLoss(clips, replay.strength, longest)
+        return [
+            Part(
+                self._replay_entropy.chosen([s for s, _ in cut], [row for _, row in cut], update=first_update + i),
+                [term],
+            )
+            for i, cut in enumerate(cuts)
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"entropy": self._entropy.state(), "replay_entropy": self._replay_entropy.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` gave; a part of it that is missing or None changes nothing."""
+        for name, keeper in (("entropy", self._entropy), ("replay_entropy", self._replay_entropy)):
+            if state.get(name) is not None:
+                keeper.load(state[name])
+
+
+def longest_response_tokens(spec: RunSpec) -> int:
+    """The constant of the aggregation ``seq-mean-token-sum-norm``."""
+    return min(spec.model.context_tokens, spec.environment.max_turns * spec.environment.max_turn_tokens)
+
+
+def _objective(spec: RunSpec) -> PolicyObjective | None:
+    """None where the recipe has no loss on sampled tokens."""
+    if isinstance(spec.recipe.objective, Dpo | NoObjective):
+        return None
+    return objective_for(
+        spec.recipe.objective,
+        max_response_tokens=longest_response_tokens(spec),
+        mismatch=spec.recipe.mismatch,
+        boosted_clip_high=None if spec.recipe.experience is None else spec.recipe.experience.boosted_clip_high,
+    )
+
+
+def _stream(spec: RunSpec, objective: PolicyObjective | None, entropy: EntropyKeeper) -> Stream:
+    minibatch = spec.schedule.minibatch_trajectories
+    if isinstance(spec.recipe.objective, Dpo):
+        return Pairs([PreferenceLoss(spec.recipe.objective.beta)], minibatch)
+    if objective is None:
+        return Nothing()
+    return OnPolicy(_terms(spec, objective), minibatch, entropy)
+
+
+def _terms(spec: RunSpec, objective: PolicyObjective) -> Terms:
+    """The terms on the policy's own rollouts.  One whose weight is 0 in the recipe is absent."""
+    recipe, longest = spec.recipe, longest_response_tokens(spec)
+    terms: list[LossTerm[PolicyOutputs]] = [PolicyLoss(objective)]
+    if isinstance(recipe.objective, Ipa) and recipe.objective.imitation_weight > 0:
+        terms.append(ImitationLoss(ExpertImitation(recipe.objective, longest)))
+    if recipe.kl is not None and recipe.kl.beta > 0:
+        assert not isinstance(recipe.objective, Dpo | NoObjective)
+        terms.append(KlPenalty(recipe.kl, objective, recipe.objective.aggregation, longest))
+    return terms
+
+
+@dataclass
+class OnPolicy:
+    """The step's rollouts, in their order."""
+
+    terms: Terms
+    minibatch: int
+    entropy: EntropyKeeper
+
+    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
+        return samples
+
+    def batches(self, entries: Batch, *, first_update: int) -> list[Batch]:
+        samples = [sample for entry in entries for sample in samples_of(entry)]
+        self.entropy.measure(samples, [sample.old_logprobs for sample in samples])
+        trained = [part for part in minibatches(samples, self.minibatch) if any(map(learned_length, part))]
+        return [
+            self.entropy.chosen(part, [sample.old_logprobs for sample in part], update=first_update + i)
+            for i, part in enumerate(trained)
+        ]
+
+
+@dataclass
+class Pairs:
+    """The step's repairs: a corrected tool call and the failed one that it replaced."""
+
+    terms: Terms
+    minibatch: int
+
+    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
+        return pairs_of(trajectories)
+
+    def batches(self, entries: Batch, *, first_update: int) -> list[Batch]:
+        return list(minibatches(entries, self.minibatch))
+
+
+class Nothing:
+    """A recipe without reinforcement."""
+
+    terms: Terms = ()
+
+    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
+        return []
+
+    def batches(self, entries: Batch, *, first_update: int) -> list[Batch]:
+        return []
