@@ -12,8 +12,6 @@ from engine.algorithms.chunk_return import discounted_returns
 from engine.spec.credit import AttributionScale
 
 EPSILON = 1e-8
-SYNTHETIC_FACTOR = 0.5
-"""Of tasks that a model made up: they count, and are not what the policy is trained for."""
 SAME_AVERAGE = 1e-6
 """Averages of +-1 that differ by less are equal up to rounding: two different ones are 2 / (K K') or more apart."""
 
@@ -42,17 +40,6 @@ def attribution_advantages(
         rewards_K[-1] += outcome
         advantages.append(discounted_returns(rewards_K, gamma=1.0))
     return advantages
-
-
-def beside_target_tasks(
-    advantages: Sequence[Tensor], synthetic: Sequence[bool], *, factor: float = SYNTHETIC_FACTOR
-) -> list[Tensor]:
-    """Advantages of synthetic tasks times ``factor`` where the batch has target tasks too; else as they are."""
-    mixed = any(synthetic) and not all(synthetic)
-    return [
-        advantage * factor if mixed and is_synthetic else advantage
-        for advantage, is_synthetic in zip(advantages, synthetic, strict=True)
-    ]
 
 
 def standardised_labels(labels: Sequence[Tensor | None], *, scale: AttributionScale = "code") -> list[Tensor] | None:

@@ -19,17 +19,3 @@ def attribution_weight(step: int, decay_steps: int | None, *, alpha: float = 0.1
     The paper (5.3) suggests a decrease and gives no form.
     """
     return alpha if decay_steps is None else alpha * tool_call_weight(step, decay_steps)
-
-
-def spear_reward(
-    outcome: float, *, valid_tool_calls: int, well_formed: bool, tool_call_weight: float, format_reward: float = 0.1
-) -> dict[str, float]:
-    """R = R_outcome + mu min(1, 0.1 n) + [every turn well formed] 0.1, its parts apart (SPEAR, eq. 6, 15 to 17).
-
-    The paper's outcome is +1 or -1.  Their sum is the reward.
-    """
-    return {
-        "outcome": outcome,
-        "tool-calls": tool_call_weight * min(1.0, 0.1 * valid_tool_calls),
-        "format": format_reward if well_formed else 0.0,
-    }

@@ -1,4 +1,4 @@
-"""What changes over the updates of a run: factors of the peak learning rate, and straight lines."""
+"""What changes over the updates of a run: factors of the peak learning rate."""
 
 import math
 
@@ -14,9 +14,3 @@ def warmup_then_cosine(update: int, total_updates: int, *, warmup_updates: int, 
         return linear_warmup(update, warmup_updates)
     progress = (update - warmup_updates) / max(1, total_updates - 1 - warmup_updates)
     return floor + (1 - floor) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
-
-
-def linear(update: int, total_updates: int, *, first: float, last: float) -> float:
-    """From ``first`` at update 0 in equal parts to ``last`` at the last update, and there it stays."""
-    progress = 1.0 if total_updates <= 1 else min(1.0, update / (total_updates - 1))
-    return first + (last - first) * progress

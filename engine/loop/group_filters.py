@@ -9,9 +9,8 @@ recorded and goes no further.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import floor
-from statistics import pvariance
 
+from engine.algorithms.filters import highest_variance_groups, is_informative
 from engine.algorithms.sample_masks import SampleFacts, TurnFacts, mask_reason
 from engine.spec.credit import Credit, compares_a_group
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
@@ -73,7 +72,7 @@ def comparable(credit: Credit, groups: Sequence[RolloutGroup]) -> list[RolloutGr
 
 def informative(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """Those with 0 < accuracy < 1 (DAPO, arXiv:2503.14476, eq. 11)."""
-    return [group for group in groups if 0 < group.successes < len(group.rollouts)]
+    return [group for group in groups if is_informative(group.successes, len(group.rollouts))]
 
 
 def enough_informative(spec: RunSpec, groups: Sequence[RolloutGroup]) -> bool:
@@ -110,16 +109,9 @@ def facts_of(rollout: Trajectory) -> SampleFacts:
 
 
 def _without_least_varied(groups: Sequence[RolloutGroup], *, keep: float) -> list[RolloutGroup]:
-    """Mask the floor((1 - keep) P) groups whose rewards vary least (Dr.BoT; SPEAR, A.8).
-
-    The rule of ``filters.highest_variance_groups``, exact and without torch, which this process does not load.
-    """
-    # 1e-9: (1 - 0.9) * 10 is 0.999... in floating point and means 1.
-    surplus = floor((1 - keep) * len(groups) + 1e-9)
-    variances = [pvariance(group.rewards) for group in groups]
-    # Stable: of equal groups the earlier stay.
-    kept = sorted(range(len(groups)), key=lambda position: -variances[position])[: len(groups) - surplus]
-    return [group if position in kept else _with_reason(group, LOW_VARIANCE) for position, group in enumerate(groups)]
+    """Mask the groups whose rewards vary least (Dr.BoT; SPEAR, A.8)."""
+    kept = highest_variance_groups([group.rewards for group in groups], keep=keep)
+    return [group if stays else _with_reason(group, LOW_VARIANCE) for group, stays in zip(groups, kept, strict=True)]
 
 
 def _with_reason(group: RolloutGroup, reason: str) -> RolloutGroup:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.algorithms.attribution import attribution_advantages, beside_target_tasks, standardised_labels
+from engine.algorithms.attribution import attribution_advantages, standardised_labels
 from engine.algorithms.credit import group_relative_advantages
 
 GOOD, BAD = 1.0, -1.0
@@ -131,15 +131,3 @@ def test_one_failed_verdict_silences_the_channel_for_the_whole_group():
     absent = attribution_advantages([None] * 3, [2, 2, 1], outcomes)
     for got, wanted in zip(attribution_advantages(labels, [2, 2, 1], outcomes), absent, strict=True):
         assert torch.equal(got, wanted)
-
-
-def test_synthetic_tasks_count_half_beside_target_tasks():
-    advantages = [_doubles(2, -1), _doubles(4)]
-    assert [one.tolist() for one in beside_target_tasks(advantages, [True, False])] == [[1, -0.5], [4]]
-
-
-@pytest.mark.parametrize(("synthetic", "factor"), [([True, True], 0.5), ([False, False], 0.5), ([True, False], 1.0)])
-def test_synthetic_tasks_alone_and_none_are_left_as_they_are(synthetic, factor):
-    advantages = [_doubles(2, -1), _doubles(4)]
-    ours = beside_target_tasks(advantages, synthetic, factor=factor)
-    assert all(torch.equal(one, other) for one, other in zip(ours, advantages, strict=True))

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.algorithms.curriculum import attribution_weight, self_imitation_weight, spear_reward, tool_call_weight
+from engine.algorithms.curriculum import attribution_weight, self_imitation_weight, tool_call_weight
 
 
 @pytest.mark.parametrize(("step", "weight"), [(0, 1.0), (50, 0.853553), (100, 0.5), (200, 0.0), (999, 0.0)])
@@ -26,17 +26,3 @@ def test_schedules_of_no_steps_are_over_at_once():
 def test_attribution_is_constant_unless_it_decays():
     assert attribution_weight(999, None, alpha=0.2) == 0.2
     assert [attribution_weight(step, 10, alpha=0.2) for step in (0, 5, 10)] == pytest.approx([0.2, 0.1, 0])
-
-
-@pytest.mark.parametrize(
-    ("outcome", "calls", "well_formed", "mu", "reward"),
-    [(1, 3, True, 1.0, 1.4), (-1, 30, True, 1.0, 0.1), (1, 3, False, 0.5, 1.15), (-1, 0, False, 1.0, -1.0)],
-)
-def test_spear_reward_by_hand(outcome, calls, well_formed, mu, reward):
-    parts = spear_reward(outcome, valid_tool_calls=calls, well_formed=well_formed, tool_call_weight=mu)
-    assert sum(parts.values()) == pytest.approx(reward)
-
-
-def test_with_its_extras_off_the_reward_is_the_outcome():
-    parts = spear_reward(1.0, valid_tool_calls=7, well_formed=True, tool_call_weight=0.0, format_reward=0.0)
-    assert sum(parts.values()) == 1.0

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.algorithms.schedules import linear, linear_warmup, warmup_then_cosine
+from engine.algorithms.schedules import linear_warmup, warmup_then_cosine
 
 
 def test_warmup_rises_in_equal_parts_and_then_stays():
@@ -21,8 +21,3 @@ def test_cosine_by_hand():
 @pytest.mark.parametrize("total", [1, 2, 3])
 def test_the_shortest_schedules_stay_between_floor_and_peak(total):
     assert all(0.1 <= warmup_then_cosine(i, total, warmup_updates=0, floor=0.1) <= 1 for i in range(total + 2))
-
-
-def test_a_line_goes_from_the_first_to_the_last_update_and_stays():
-    assert [linear(i, 5, first=1.0, last=0.0) for i in range(7)] == [1, 0.75, 0.5, 0.25, 0, 0, 0]
-    assert linear(0, 1, first=1.0, last=0.5) == 0.5

@@ -5,16 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
-from engine.algorithms.filters import highest_variance_groups, informative_groups
+from engine.algorithms.filters import highest_variance_groups
 from engine.loop.group_filters import (
     DROPPED,
     LOW_VARIANCE,
     comparable,
     enough_informative,
     facts_of,
-    informative,
     select,
 )
 from engine.spec.credit import Gae, Grpo, ReinforcePlusPlus
@@ -86,14 +84,6 @@ def test_nothing_informative_teaches_nothing(rollout: Rollout) -> None:
     assert (selected.kept, selected.teaches, len(rollouts_in(selected.dropped))) == ([], False, 4)
 
 
-def test_informative_groups_are_those_of_the_pure_function(rollout: Rollout) -> None:
-    draw = random.Random(0)
-    outcomes = ["".join(draw.choice("+-") for _ in range(4)) for _ in range(40)]
-    expected = informative_groups(torch.tensor([[float(sign == "+") for sign in signs] for signs in outcomes]))
-    found = informative(comparable(Grpo(), grouped(groups_of(rollout, *outcomes))))
-    assert [group.plan.number for group in found] == expected.nonzero().flatten().tolist()
-
-
 @pytest.mark.parametrize(
     ("reason", "fields"),
     [
@@ -128,7 +118,7 @@ def test_the_low_variance_filter_is_that_of_the_pure_function(rollout: Rollout, 
         for group, row in enumerate(rewards)
         for index, reward in enumerate(row)
     ]
-    expected = highest_variance_groups(torch.tensor(rewards, dtype=torch.float64), keep=keep).tolist()
+    expected = highest_variance_groups(rewards, keep=keep)
     kept = rollouts_in(select(spec_with({"keep_groups": keep}), grouped(played)).kept)
     assert [one.masked_because is None for one in kept[::4]] == expected
     assert {one.masked_because for one in kept} <= {None, LOW_VARIANCE}
