@@ -1,40 +1,55 @@
 """Credit: how the rewards of rollouts become advantages."""
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from engine.spec.judge import Judge, RuleJudge
-from engine.spec.strict import LARGEST_NUMBER, LONGEST_SCHEDULE, OUT_OF_REACH, Strict
+from engine.spec.requirement import Part, Requirement, Requirements, at_least, needs_observations
+from engine.spec.strict import LARGEST_NUMBER, LONGEST_SCHEDULE, OUT_OF_REACH
+
+COMPARES_A_GROUP = Requirement(
+    "schedule.group_size",
+    at_least(2),
+    "{kind} compares the rollouts of a group, and a group of 1 has nothing to compare",
+    "use at least 2, 8 is usual",
+    field="schedule.group_size",
+    given="recipe.reinforces",
+)
 
 
-class Grpo(Strict):
+class Grpo(Part):
     """A = (R - mean R) / std R inside the group of one prompt (arXiv:2402.03300)."""
 
     kind: Literal["grpo"] = "grpo"
+    requires_of_run: ClassVar[Requirements] = (COMPARES_A_GROUP,)
 
 
-class DrGrpo(Strict):
+class DrGrpo(Part):
     """A = R - mean R: GRPO without the division by the std (arXiv:2503.20783)."""
 
     kind: Literal["dr-grpo"] = "dr-grpo"
+    requires_of_run: ClassVar[Requirements] = (COMPARES_A_GROUP,)
 
 
-class Rloo(Strict):
+class Rloo(Part):
     """A = R - mean of the *other* rewards of the group (arXiv:2402.14740)."""
 
     kind: Literal["rloo"] = "rloo"
+    requires_of_run: ClassVar[Requirements] = (COMPARES_A_GROUP,)
 
 
-class ReinforcePlusPlus(Strict):
+class ReinforcePlusPlus(Part):
     """A = (R - mean R) / std R over the whole batch of a step (REINFORCE++, arXiv:2501.03262)."""
 
     kind: Literal["reinforce-pp"] = "reinforce-pp"
+    requires_of_run: ClassVar[Requirements] = (replace(COMPARES_A_GROUP, when=lambda credit: credit.group_baseline),)
     group_baseline: bool = False
     """Subtract the mean of the group first, the paper's second variant."""
 
 
-class Gae(Strict):
+class Gae(Part):
     """Generalised advantage estimation from a critic (PPO, arXiv:1707.06347; GAE, arXiv:1506.02438, eq. 16).
 
     The critic is a second model of the policy's shape, which starts from the policy's weights.
@@ -53,10 +68,14 @@ class Gae(Strict):
     """The critic's value may move this far per step before its loss stops rewarding it; absent: plain regression."""
 
 
-class Gigpo(Strict):
+class Gigpo(Part):
     """A = A_E + w A_S: a group's trajectories, and its steps that acted on the same observation (arXiv:2505.10978)."""
 
     kind: Literal["gigpo"] = "gigpo"
+    requires_of_run: ClassVar[Requirements] = (
+        COMPARES_A_GROUP,
+        needs_observations("gigpo", field="recipe.credit.kind"),
+    )
     step_weight: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER)
     """w (eq. 8); 0 is the episode's credit alone."""
     gamma: float = Field(default=0.95, ge=0, le=1)
@@ -67,7 +86,7 @@ class Gigpo(Strict):
     """``steps`` counts a trajectory once per step, as the public code does, so that long ones weigh more."""
 
 
-class ChunkReturn(Strict):
+class ChunkReturn(Part):
     """G_k = gamma^(K - k) R for all tokens of chunk k of K, a chunk being one turn (IPA; ALE, eq. 5)."""
 
     kind: Literal["chunk-return"] = "chunk-return"
@@ -79,10 +98,11 @@ AttributionScale = Literal["paper", "code"]
 """Of what the std of a judge's verdicts is: trajectory averages (5.2), or steps (AgentEvolver's public code)."""
 
 
-class Attribution(Strict):
+class Attribution(Part):
     """Suffix sums of a judge's verdict on each turn and of the outcome (AgentEvolver, eq. 18 to 21)."""
 
     kind: Literal["attribution"] = "attribution"
+    requires_of_run: ClassVar[Requirements] = (COMPARES_A_GROUP,)
     alpha: float = Field(default=0.1, ge=0, le=1)
     """Weight of the verdicts; 0.1 to 0.2 is best, 0.3 overfits to the judge (7.5.3).  0 is the outcome alone."""
     decay_steps: int | None = Field(default=None, ge=1, le=LONGEST_SCHEDULE)

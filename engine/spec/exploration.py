@@ -1,15 +1,25 @@
 """Exploration: what a rollout starts from, what it is shown, and how its mistakes are undone."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from engine.spec.requirement import Part, Requirement, Requirements, absent, needs_observations, one_of
 from engine.spec.strict import MOST_THINGS, OUT_OF_REACH, Strict
 
 
-class Purification(Strict):
+class Purification(Part):
     """SAAR: a failed tool call is rolled back and replaced by the policy's own correction (CLEANER, section 4)."""
 
+    requires_of_run: ClassVar[Requirements] = (
+        needs_observations("purification", field="recipe.purification"),
+        Requirement(
+            "environment.can_be_restored",
+            one_of(True),
+            "purification sets the box back before each correction, and this box keeps no snapshots",
+            "set environment.sandbox.snapshots = true, or remove purification",
+        ),
+    )
     share: float = Field(default=1.0, ge=0, le=1)
     """rho: the share of trajectories on which it works; the paper: 1.0 (4B), 0.7 (7B).  0 is its absence."""
     retries: int = Field(default=3, ge=1, le=16)
@@ -29,9 +39,39 @@ class ExperienceItem(Strict):
     """What the policy reads."""
 
 
-class Experience(Strict):
+class Experience(Part):
     """Some rollouts are shown lessons that training does not see (AgentEvolver, 4.2 and 4.3)."""
 
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "objective.kind",
+            one_of("clipped"),
+            "selective boosting widens the upper clip, and {value} has none of that form",
+            'use objective.kind = "clipped", or remove experience',
+        ),
+        Requirement(
+            "objective.clips",
+            one_of(True, None),
+            "selective boosting widens the upper clip, and a covariance penalty (KL-Cov) takes the place of all clips",
+            'use experience.training = "keep", or another objective.covariance',
+            when=lambda experience: experience.training != "keep",
+        ),
+        Requirement(
+            "objective.clip_high",
+            lambda clip_high, experience: clip_high is None or experience.boosted_clip_high >= clip_high,
+            "what was stripped would be clipped more narrowly than the rest, at {value:g}",
+            "use at least {value:g}",
+            field="experience.boosted_clip_high",
+            when=lambda experience: experience.training != "keep",
+        ),
+        Requirement(
+            "expert_starts",
+            absent,
+            "a rollout cannot both be shown lessons and begin inside an expert's trajectory, whose tokens were sampled "
+            "without them",
+            "remove experience or expert_starts",
+        ),
+    )
     pool: list[ExperienceItem] = Field(min_length=1)
     """The lessons."""
     top_k: int = Field(default=5, ge=1, le=64)
@@ -72,13 +112,14 @@ class ParallelAnchors(Strict):
     """Evenly over the expert's turns, or drawn anew in each step (ALE, 3.2.4.4)."""
 
 
-class ExpertStarts(Strict):
+class ExpertStarts(Part):
     """Rollouts that begin in the middle of a trajectory that succeeded.
 
     Experts are the policy's own latest successes, task by task; their actions are replayed in a fresh
     environment, and a replay whose observations differ is discarded and counted.
     """
 
+    requires_of_run: ClassVar[Requirements] = (needs_observations("expert_starts", field="recipe.expert_starts"),)
     how: Annotated[SequentialRollback | ParallelAnchors, Field(discriminator="kind")] = ParallelAnchors()
     """From which of its turns."""
     share: float = Field(default=0.5, gt=0, le=1)

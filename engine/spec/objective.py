@@ -1,10 +1,12 @@
 """Objectives: what a policy update minimises, and what keeps it near where it was."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from engine.spec.impossible import impossible
+from engine.spec.requirement import Part, Requirement, Requirements, absent, none_of, one_of, positive, present
+from engine.spec.selection import Selection
 from engine.spec.strict import LARGEST_NUMBER, OUT_OF_REACH, Strict
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
@@ -12,6 +14,10 @@ Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 
 RatioSize = Literal["token", "chunk", "sequence"]
 """Of what an importance ratio is taken: a token, or the geometric mean over a turn or over a trajectory."""
+
+
+def _log_probs_at_1(problem: str) -> Requirement:
+    return Requirement("schedule.logprobs_at", one_of("one"), problem, 'use "one"', field="schedule.logprobs_at")
 
 
 class CovarianceClip(Strict):
@@ -58,7 +64,7 @@ class CovarianceKl(Strict):
 Covariance = Annotated[CovarianceClip | CovarianceKl, Field(discriminator="kind")]
 
 
-class Clipped(Strict):
+class Clipped(Part):
     """The clipped surrogate, with its two clips apart (DAPO, arXiv:2503.14476) and an optional dual clip."""
 
     kind: Literal["clipped"] = "clipped"
@@ -79,7 +85,7 @@ class Clipped(Strict):
         return not isinstance(self.covariance, CovarianceKl) or self.covariance.share == 0
 
 
-class Gspo(Strict):
+class Gspo(Part):
     """The clipped surrogate of the whole sequence's ratio (arXiv:2507.18071)."""
 
     kind: Literal["gspo"] = "gspo"
@@ -91,7 +97,7 @@ class Gspo(Strict):
     """How token losses become one number."""
 
 
-class Cispo(Strict):
+class Cispo(Part):
     """-[clip(ratio)] A log pi: no token's gradient is ever cut off (arXiv:2506.13585, eq. 4, 5)."""
 
     kind: Literal["cispo"] = "cispo"
@@ -103,7 +109,7 @@ class Cispo(Strict):
     """How token losses become one number."""
 
 
-class Tis(Strict):
+class Tis(Part):
     """-[ratio]_0^bound A log pi: truncated importance sampling (ALE, 3.2.4.1)."""
 
     kind: Literal["tis"] = "tis"
@@ -115,7 +121,7 @@ class Tis(Strict):
     """How token losses become one number."""
 
 
-class Topr(Strict):
+class Topr(Part):
     """Positives like supervised learning, all others as in TIS (ALE, eq. 3; arXiv:2503.14286)."""
 
     kind: Literal["topr"] = "topr"
@@ -127,13 +133,31 @@ class Topr(Strict):
     """How token losses become one number."""
 
 
-class Ipa(Strict):
+class Ipa(Part):
     """Interaction-level policy alignment: TOPR on chunks, and imitation of prefilled expert chunks (ALE, eq. 7, 8).
 
     Its constants have no source but this: the paper names them and gives no value.
     """
 
     kind: Literal["ipa"] = "ipa"
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "credit.kind",
+            one_of("chunk-return"),
+            "the ipa objective is defined on chunk returns, and {value} gives advantages",
+            'use credit.kind = "chunk-return"',
+            field="credit.kind",
+        ),
+        Requirement(
+            "reward.correct",
+            positive,
+            "imitation weighs an expert's turns by what its success earned, and at 0 or less it would learn nothing",
+            "pay more than 0 for the right answer, or set objective.imitation_weight = 0",
+            field="reward.correct",
+            when=lambda ipa: ipa.imitation_weight > 0,
+            given="expert_starts",
+        ),
+    )
     mismatch_bound: float | None = Field(default=5.0, gt=1, le=OUT_OF_REACH)
     """H: chunks whose train/inference ratio is above it are masked; absent: none is."""
     imitation_weight: float = Field(default=0.1, ge=0, le=LARGEST_NUMBER)
@@ -144,38 +168,114 @@ class Ipa(Strict):
     """How token losses become one number."""
 
 
-class Dpo(Strict):
+class Dpo(Part):
     """Prefer a corrected tool call to the failed one it replaced (CLEANER, appendix C; arXiv:2305.18290).
 
     An ablation: the authors report that it collapses late in training.
     """
 
     kind: Literal["dpo"] = "dpo"
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "purification",
+            present,
+            "dpo prefers corrected tool calls to failed ones, and without purification there are none",
+            "add [recipe.purification]",
+            field="purification",
+        ),
+        Requirement(
+            "purification.share",
+            positive,
+            "dpo prefers corrected tool calls to failed ones, and with a share of 0 there are none",
+            "use a share greater than 0",
+            field="purification.share",
+        ),
+        Requirement(
+            "credit.kind",
+            none_of("gae"),
+            "dpo learns from pairs alone: it would never ask the critic of gae",
+            'use credit.kind = "grpo"',
+            field="credit.kind",
+        ),
+        Requirement(
+            "credit.kind",
+            none_of("attribution"),
+            "dpo learns from pairs alone: it would never ask the judge of attribution",
+            'use credit.kind = "grpo"',
+            field="credit.kind",
+        ),
+    )
+    requires_of_run: ClassVar[Requirements] = (
+        _log_probs_at_1("dpo compares two answers whole, one of which nobody may have sampled at that temperature"),
+    )
     beta: float = Field(default=0.1, gt=0, le=LARGEST_NUMBER)
     """How strongly the policy is held to its reference.  The paper gives no value."""
 
 
-class NoObjective(Strict):
+class NoObjective(Part):
     """No reinforcement learning: the run ends with its supervised stage."""
 
     kind: Literal["none"] = "none"
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "cold_start_steps",
+            positive,
+            "neither supervised nor RL steps: there is nothing to train",
+            "give cold_start.steps, or an objective other than none",
+            field="cold_start.steps",
+        ),
+        Requirement(
+            "expert_starts",
+            absent,
+            "none has no RL, and so no rollouts that could begin anywhere",
+            "remove expert_starts",
+            field="expert_starts",
+        ),
+        Requirement(
+            "selection",
+            one_of(Selection()),
+            "none has no RL, and so no rollouts to select from",
+            "remove selection",
+            field="selection",
+        ),
+    )
+    requires_of_run: ClassVar[Requirements] = (
+        _log_probs_at_1("none has no RL, and its supervised stage learns at temperature 1"),
+    )
 
 
 Objective = Clipped | Gspo | Cispo | Tis | Topr | Ipa | Dpo | NoObjective
 
 
-class Kl(Strict):
+class Kl(Part):
     """A penalty for leaving the policy that RL began with."""
 
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "objective.kind",
+            none_of("dpo", "none"),
+            "{value} has no KL term: dpo carries its reference inside, none has no RL",
+            "remove kl",
+        ),
+    )
     beta: float = Field(default=0.001, ge=0, le=LARGEST_NUMBER)
     """Its weight; 0 is its absence."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman, "Approximating KL divergence", 2020."""
 
 
-class Mismatch(Strict):
+class Mismatch(Part):
     """Correction of the gap between the engine that sampled a token and the one that trains on it (ALE, eq. 4)."""
 
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "objective.kind",
+            none_of("ipa", "dpo", "none"),
+            "{value} does not use it: ipa masks chunks by its own mismatch_bound, dpo and none have no ratio",
+            "remove mismatch",
+            when=lambda mismatch: mismatch.mask is not None or mismatch.weight is not None,
+        ),
+    )
     mask: RatioSize | None = None
     """Leave out tokens, turns or trajectories whose ratio is above ``mask_bound``; absent: none."""
     mask_bound: float = Field(default=5.0, gt=1, le=OUT_OF_REACH)

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from engine.spec.backends import TRAINERS
-from engine.spec.credit import compares_a_group
 from engine.spec.environment import Environment, PythonMath
 from engine.spec.impossible import impossible
 from engine.spec.recipe import Recipe
+from engine.spec.requirement import refusals_beside
 from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[\w][\w .:+-]*$")]
@@ -138,14 +138,6 @@ class RunSpec(Strict):
     def _parts_fit_together(self) -> Self:
         batch = self.schedule.prompts_per_step * self.schedule.group_size
         minibatch = self.schedule.minibatch_trajectories
-        credit = self.recipe.credit.kind
-        if self.schedule.group_size < 2 and compares_a_group(self.recipe.credit) and self.recipe.reinforces:
-            raise impossible(
-                "schedule.group_size",
-                self.schedule.group_size,
-                f"{credit} compares the rollouts of a group, and a group of 1 has nothing to compare",
-                "use at least 2, 8 is usual",
-            )
         if batch > MOST_THINGS:
             raise impossible(
                 "schedule.prompts_per_step",
@@ -161,8 +153,9 @@ class RunSpec(Strict):
                 f"do not divide into minibatches of {minibatch}",
                 f"use a divisor of {batch}",
             )
+        for refusal in refusals_beside(self, self.recipe):
+            raise refusal
         self._log_probs_can_be_taken()
-        self._environment_has_what_the_recipe_needs()
         room = self.environment.longest_prompt_tokens + self.environment.max_turn_tokens
         if self.model.context_tokens < room:
             raise impossible(
@@ -192,19 +185,8 @@ class RunSpec(Strict):
         return self
 
     def _log_probs_can_be_taken(self) -> None:
-        schedule, objective = self.schedule, self.recipe.objective.kind
-        if schedule.logprobs_at != "sampling":
-            return
-        if objective in ("dpo", "none"):
-            raise impossible(
-                "schedule.logprobs_at",
-                schedule.logprobs_at,
-                "dpo compares two answers whole, one of which nobody may have sampled at that temperature"
-                if objective == "dpo"
-                else "none has no RL, and its supervised stage learns at temperature 1",
-                'use "one"',
-            )
-        if schedule.temperature < COLDEST:
+        schedule = self.schedule
+        if schedule.logprobs_at == "sampling" and schedule.temperature < COLDEST:
             raise impossible(
                 "schedule.temperature",
                 schedule.temperature,
@@ -227,26 +209,3 @@ class RunSpec(Strict):
     def rl_steps(self) -> int:
         """``schedule.steps``, or 0 where the recipe has no RL."""
         return self.schedule.steps if self.recipe.reinforces else 0
-
-    def _environment_has_what_the_recipe_needs(self) -> None:
-        recipe, environment = self.recipe, self.environment
-        if environment.max_turns < 2:
-            for field, needs in (
-                ("recipe.credit.kind", recipe.credit.kind if recipe.credit.kind == "gigpo" else None),
-                ("recipe.purification", "purification" if recipe.purification else None),
-                ("recipe.expert_starts", "expert_starts" if recipe.expert_starts else None),
-            ):
-                if needs is not None:
-                    raise impossible(
-                        field,
-                        needs,
-                        f"{needs} needs observations, and with environment.max_turns = 1 none ever comes",
-                        "use environment.max_turns of at least 2",
-                    )
-        if recipe.purification is not None and not environment.can_be_restored:
-            raise impossible(
-                "recipe.purification",
-                "set",
-                "purification sets the box back before each correction, and this box keeps no snapshots",
-                "set environment.sandbox.snapshots = true, or remove purification",
-            )

@@ -1,17 +1,26 @@
 """Selection: which rollouts are worth an update, and what takes the place of the others."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from engine.spec.requirement import Part, Requirement, Requirements, none_of
 from engine.spec.strict import Strict
 
 MaskReason = Literal["overlong", "incomplete", "void-turn", "repetitive", "unreadable"]
 
 
-class DynamicSampling(Strict):
+class DynamicSampling(Part):
     """Sample further prompts until enough groups have 0 < accuracy < 1 (DAPO, arXiv:2503.14476, eq. 11)."""
 
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "credit.kind",
+            none_of("gae", "reinforce-pp", "chunk-return"),
+            "dynamic sampling keeps groups of mixed success, and {value} also learns from all others",
+            "remove dynamic_sampling, or use a credit that compares a group",
+        ),
+    )
     max_rounds: int = Field(default=4, ge=1, le=64)
     """Batches of prompts per step at most; then the step makes do with what it has.  1 only drops groups."""
 

@@ -1,16 +1,31 @@
 """Self-imitation: learning again from the policy's own good trajectories."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from engine.spec.objective import CovarianceClip
-from engine.spec.strict import LONGEST_SCHEDULE, MOST_THINGS, Strict
+from engine.spec.requirement import Part, Requirement, Requirements, none_of, one_of
+from engine.spec.strict import LONGEST_SCHEDULE, MOST_THINGS
 
 
-class SelfImitation(Strict):
+class SelfImitation(Part):
     """SPEAR's replay of trajectories with A > 0, recalibrated against what the policy earns now (section 4.2)."""
 
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "objective.kind",
+            one_of("clipped", "gspo", "cispo"),
+            "self-imitation replays with the clipped surrogate, beside which {value} is not defined",
+            'use objective.kind = "clipped", or remove self_imitation',
+        ),
+        Requirement(
+            "credit.kind",
+            none_of("gae"),
+            "self-imitation compares rewards with those of groups, and gae has no groups",
+            "use another credit, or remove self_imitation",
+        ),
+    )
     replay_buffer: int = Field(default=2048, ge=0, le=MOST_THINGS)
     """N_D: trajectories that are collected and then replayed at once; 0 replays none."""
     baseline_buffer: int = Field(default=10240, ge=0, le=MOST_THINGS)
