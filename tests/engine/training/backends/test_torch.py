@@ -1,4 +1,4 @@
-"""The torch backend as the trainer sees it: means that add up, a reference that is asked for, what a checkpoint holds."""
+"""The torch backend as the trainer sees it: means that add up, a reference on demand, what a checkpoint holds."""
 
 from pathlib import Path
 
