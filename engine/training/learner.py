@@ -28,6 +28,7 @@ from engine.training.critic import Critic, critic_for, with_targets
 from engine.training.experience import strip_experience
 from engine.training.imitation import imitates, with_imitation_where_none_succeeded
 from engine.training.mismatch import mismatch_bound, with_mismatch_told
+from engine.training.preferences import pairs_of
 from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
 from engine.training.self_imitation import NO_REPLAY, SelfImitator
 from engine.training.supervised import with_turn_masks
@@ -117,7 +118,8 @@ class Learner:
             replay, values = self._imitator.next_replay(groups, trajectories, samples, step=step)
             replay_metrics = {f"sil/{name}": value for name, value in values.items()}
         targets = [] if self._critic is None else self._critic_targets(self._critic, trajectories)
-        metrics = self._trainer.update(self._trainer.entries(trajectories, samples), replay)
+        pairs = pairs_of(trajectories) if self._trainer.takes_pairs else []
+        metrics = self._trainer.update(samples, replay, pairs=pairs)
         if self._critic is not None and any(sample.learned_length for sample in samples):
             metrics |= {f"critic/{name}": value for name, value in self._critic.update(targets).items()}
         return metrics | replay_metrics

@@ -1,6 +1,6 @@
 """Updates of the policy: the supervised cold start, then reinforcement learning.
 
-    entries of a step ──RecipeLosses──► updates, each of one part or more ──backend──► gradient ─► step
+    samples of a step ──RecipeLosses──► updates, each of one part or more ──backend──► gradient ─► step
 
 The trainer decides when weights move and how far: stages, minibatches, learning rates, metrics.  It makes no rollout,
 reads no reward and knows no loss; which losses a recipe has is decided in ``loss_terms/composition.py``, and where the
@@ -20,12 +20,12 @@ import torch
 from engine.algorithms.schedules import linear_warmup, warmup_then_cosine
 from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
-from engine.spec.trajectory import Trajectory
 from engine.training.backends.registry import trainer_backend
 from engine.training.batch import Sample
 from engine.training.loss_terms.composition import RecipeLosses, Update
 from engine.training.loss_terms.likelihood import LikelihoodLoss
-from engine.training.microbatch import Batch, minibatches
+from engine.training.microbatch import minibatches
+from engine.training.preferences import Pair
 from engine.training.self_imitation import NO_REPLAY, Replay
 from engine.training.supervised import batch_of_step
 
@@ -115,12 +115,15 @@ class Trainer:
         """Which tokens the mismatch mask will keep out of ``update``, aligned with each sample's tokens."""
         return self._losses.masked_by_mismatch(samples)
 
-    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
-        """What ``update`` learns of credited trajectories, whose samples are given: these, or pairs."""
-        return self._losses.entries(trajectories, samples)
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether ``update`` learns from pairs; otherwise it learns from samples."""
+        return self._losses.takes_pairs
 
-    def update(self, entries: Batch, replay: Replay = NO_REPLAY) -> dict[str, float]:
-        """One pass over the entries in their order, one optimiser update per minibatch of the schedule.
+    def update(
+        self, samples: Sequence[Sample], replay: Replay = NO_REPLAY, *, pairs: Sequence[Pair] = ()
+    ) -> dict[str, float]:
+        """One pass over a step's samples, or pairs, in their order, one optimiser update per minibatch of the schedule.
 
         What is replayed is split over the same updates and added to their loss, or follows in updates of its
         own.  A minibatch all of whose tokens the objective has masked makes no update, and so does a step from which
@@ -129,7 +132,7 @@ class Trainer:
         Metrics: updates; loss and grad_norm (means over the updates), learning_rate (the last), where there is one;
         those of the recipe's loss terms.  Raises NonFiniteGradient.
         """
-        updates = self._losses.updates(entries, replay, self.old_logprobs, first_update=self._updates)
+        updates = self._losses.updates(samples, pairs, replay, self.old_logprobs, first_update=self._updates)
         if updates:
             self.begin_reinforcement()
         observations: Observations = defaultdict(list)

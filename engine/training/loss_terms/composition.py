@@ -13,7 +13,7 @@ a column of the samples, which the objective's loss reads.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -21,7 +21,6 @@ from engine.algorithms.losses import ExpertImitation, objective_for
 from engine.algorithms.objectives import PolicyObjective
 from engine.spec.objective import Clipped, Dpo, Ipa, NoObjective
 from engine.spec.run import RunSpec
-from engine.spec.trajectory import Trajectory
 from engine.training import microbatch
 from engine.training.batch import Sample
 from engine.training.entropy import EntropyKeeper
@@ -29,8 +28,8 @@ from engine.training.loss_terms.interface import LossTerm, Part, PolicyOutputs
 from engine.training.loss_terms.policy import ImitationLoss, KlPenalty, PolicyLoss, columns_of
 from engine.training.loss_terms.preference import PreferenceLoss
 from engine.training.loss_terms.replay import ReplayLoss, imitation_clips
-from engine.training.microbatch import Batch, learned_length, microbatches, minibatches, samples_of
-from engine.training.preferences import pairs_of
+from engine.training.microbatch import Batch, learned_length, microbatches, minibatches
+from engine.training.preferences import Pair
 from engine.training.self_imitation import Replay, evenly
 
 __all__ = ["Logprobs", "RecipeLosses", "Update"]
@@ -47,11 +46,9 @@ class Stream(Protocol):
 
     terms: Terms
 
-    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
-        """What a step's trajectories, whose samples are given, hold for this loss."""
-        ...
+    takes_pairs: bool
 
-    def batches(self, entries: Batch, *, first_update: int) -> list[Batch]:
+    def batches(self, samples: Sequence[Sample], pairs: Sequence[Pair], *, first_update: int) -> list[Batch]:
         """One for each optimiser update that has a token to learn from, the first of which has the given number."""
         ...
 
@@ -79,9 +76,10 @@ class RecipeLosses:
     def needs_reference(self) -> bool:
         return any(term.needs_reference for term in self.terms)
 
-    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
-        """What of a step its updates are made from: samples, or pairs of samples."""
-        return self._stream.entries(trajectories, samples)
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether updates are made from a step's repairs; otherwise they are made from its samples."""
+        return self._stream.takes_pairs
 
     def masked_by_mismatch(self, samples: Sequence[Sample]) -> list[list[bool]]:
         """Which tokens of credited samples the loss will leave out because trainer and generator disagree.
@@ -99,9 +97,18 @@ class RecipeLosses:
                 rows[i][:count] = masked_T[:count]
         return rows
 
-    def updates(self, entries: Batch, replay: Replay, logprobs: Logprobs, *, first_update: int) -> list[Update]:
+    def updates(
+        self,
+        samples: Sequence[Sample],
+        pairs: Sequence[Pair],
+        replay: Replay,
+        logprobs: Logprobs,
+        *,
+        first_update: int,
+    ) -> list[Update]:
         """A step's updates in their order; what is replayed stands beside them or after them."""
-        parts = [Part(batch, self.terms) for batch in self._stream.batches(entries, first_update=first_update)]
+        batches = self._stream.batches(samples, pairs, first_update=first_update)
+        parts = [Part(batch, self.terms) for batch in batches]
         if not replay.active:
             return [[part] for part in parts]
         beside = replay.mode == "sum" and len(parts) > 0
@@ -182,12 +189,9 @@ class OnPolicy:
     terms: Terms
     minibatch: int
     entropy: EntropyKeeper
+    takes_pairs: ClassVar[bool] = False
 
-    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
-        return samples
-
-    def batches(self, entries: Batch, *, first_update: int) -> list[Batch]:
-        samples = [sample for entry in entries for sample in samples_of(entry)]
+    def batches(self, samples: Sequence[Sample], pairs: Sequence[Pair], *, first_update: int) -> list[Batch]:
         self.entropy.measure(samples, [sample.old_logprobs for sample in samples])
         trained = [part for part in minibatches(samples, self.minibatch) if any(map(learned_length, part))]
         return [
@@ -202,21 +206,17 @@ class Pairs:
 
     terms: Terms
     minibatch: int
+    takes_pairs: ClassVar[bool] = True
 
-    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
-        return pairs_of(trajectories)
-
-    def batches(self, entries: Batch, *, first_update: int) -> list[Batch]:
-        return list(minibatches(entries, self.minibatch))
+    def batches(self, samples: Sequence[Sample], pairs: Sequence[Pair], *, first_update: int) -> list[Batch]:
+        return list(minibatches(pairs, self.minibatch))
 
 
 class Nothing:
     """A recipe without reinforcement."""
 
     terms: Terms = ()
+    takes_pairs: ClassVar[bool] = False
 
-    def entries(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> Batch:
-        return []
-
-    def batches(self, entries: Batch, *, first_update: int) -> list[Batch]:
+    def batches(self, samples: Sequence[Sample], pairs: Sequence[Pair], *, first_update: int) -> list[Batch]:
         return []

@@ -92,7 +92,7 @@ def test_cutting_changes_no_gradient_of_pairs(monkeypatch: pytest.MonkeyPatch) -
     for max_tokens in (1, 100, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
         trainer = Trainer(spec)
-        gradients.append(gradient(monkeypatch, trainer, lambda t=trainer: t.update(pairs)))
+        gradients.append(gradient(monkeypatch, trainer, lambda t=trainer: t.update([], pairs=pairs)))
     assert_equal(gradients[0], gradients[2])
     assert_equal(gradients[1], gradients[2])
 
