@@ -5,18 +5,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from engine.spec.estimator import COMPARES_A_GROUP
 from engine.spec.judge import Judge, RuleJudge
-from engine.spec.requirement import Part, Requirement, Requirements, at_least, needs_observations
+from engine.spec.requirement import Part, Requirements, needs_observations
 from engine.spec.strict import LARGEST_NUMBER, LONGEST_SCHEDULE, OUT_OF_REACH
-
-COMPARES_A_GROUP = Requirement(
-    "schedule.group_size",
-    at_least(2),
-    "{kind} compares the rollouts of a group, and a group of 1 has nothing to compare",
-    "use at least 2, 8 is usual",
-    field="schedule.group_size",
-    given="recipe.reinforces",
-)
 
 
 class Grpo(Part):

@@ -18,6 +18,7 @@ from engine.algorithms.gae import generalised_advantages
 from engine.algorithms.gigpo import gigpo_advantages
 from engine.algorithms.whitening import whitened
 from engine.spec.credit import Attribution, ChunkReturn, Credit, Gae, Gigpo
+from engine.spec.estimator import GroupEstimator
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.trajectory import Trajectory, Turn
 from engine.training.batch import Sample, per_turn, sample_from_trajectory
@@ -52,12 +53,14 @@ def token_advantages(
             return _by_group(groups, lambda acting: _attributed_steps(credit, alpha, acting))
         case ChunkReturn():
             return [_chunk_returns(credit, rollout, success_reward) for rollout in rollouts_in(groups)]
+        case GroupEstimator():
+            advantages = [advantage for group in groups for advantage in credit.advantages(group.rewards)]
         case _:
             advantages = outcome_advantages(credit, groups)
-            return [
-                _broadcast(rollout, [advantage] * len(rollout.turns))
-                for rollout, advantage in zip(rollouts_in(groups), advantages, strict=True)
-            ]
+    return [
+        _broadcast(rollout, [advantage] * len(rollout.turns))
+        for rollout, advantage in zip(rollouts_in(groups), advantages, strict=True)
+    ]
 
 
 def outcome_advantages(credit: OutcomeCredit, groups: Sequence[RolloutGroup]) -> list[float]:
