@@ -27,7 +27,7 @@ offered = asks_of(Recipe)["credit"].models["median"]
 assert "outlier" in offered.__doc__
 assert "multiplied" in offered.model_fields["weight"].description
 
-group = [trajectory(turn([1], [20, 21]), reward=reward, index=i) for i, reward in enumerate((0.0, 0.5, 9.0))]
+group = [trajectory(turn([1], [20, 21]), reward=reward, member=i) for i, reward in enumerate((0.0, 0.5, 9.0))]
 assert token_advantages(spec.recipe.credit, grouped(group), step=1) == [[[-1.0, -1.0]], [[0.0, 0.0]], [[17.0, 17.0]]]
 
 learner = learner_for(spec)

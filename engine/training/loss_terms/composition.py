@@ -45,8 +45,8 @@ class Stream(Protocol):
     """What a step brings to learn from, and the terms of its loss."""
 
     terms: Terms
-
-    takes_pairs: bool
+    takes_pairs: ClassVar[bool]
+    """Whether its batches are made of the step's pairs; otherwise they are made of its samples."""
 
     def batches(self, samples: Sequence[Sample], pairs: Sequence[Pair], *, first_update: int) -> list[Batch]:
         """One for each optimiser update that has a token to learn from, the first of which has the given number."""
