@@ -328,6 +328,9 @@ def test_trajectories_are_filtered_and_paged(api_of, victor, run_with_data) -> N
     assert rest["next_cursor"] is None
     assert [one["member"] for one in api.get(path, success="true").json()["items"]] == [0]
     assert [one["member"] for one in api.get(path, min_reward=2).json()["items"]] == [2]
+    assert len(api.get(path, step=1, prompt=0, sampled_at_version=0, trained_at_step=1).json()["items"]) == 3
+    for nothing in ({"step": 2}, {"prompt": 1}, {"sampled_at_version": 1}, {"trained_at_step": 2}):
+        assert api.get(path, **nothing).json()["items"] == []
     assert api.get(f"{path}/train-0-1").json()["reward"] == 1.0
     assert api.get(f"{path}/train-0-9").status_code == 404
 

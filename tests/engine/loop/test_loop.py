@@ -225,6 +225,19 @@ TRAIN_KEYS = {
 }  # fmt: skip
 
 
+def test_prompts_of_a_purpose_are_numbered_over_the_whole_run(undisturbed: Any) -> None:
+    trajectories = [event["trajectory"] for event in undisturbed.of_kind("trajectory")]
+    for purpose in ("train", "eval-greedy", "eval-sampled"):
+        own = [trajectory for trajectory in trajectories if trajectory["purpose"] == purpose]
+        prompts = {trajectory["prompt"]: trajectory["sampled_at_version"] for trajectory in own}
+        assert sorted(prompts) == list(range(len(prompts)))
+        assert [version for _, version in sorted(prompts.items())] == sorted(prompts.values())
+        assert undisturbed.state(5)["prompts"][purpose] == len(prompts)
+        assert {trajectory["id"] for trajectory in own} == {
+            f"{purpose}-{trajectory['prompt']}-{trajectory['member']}" for trajectory in own
+        }
+
+
 def test_sampled_tokens_carry_the_version_that_sampled_them_and_training_ones_their_credit(undisturbed: Any) -> None:
     trajectories = [event["trajectory"] for event in undisturbed.of_kind("trajectory")]
     assert {

@@ -11,6 +11,7 @@ from engine.spec.event import Metric, Started
 from webapp.ingest.runs import project
 from webapp.runs.models import LEVELS, Run
 from webapp.runs.series import series_of
+from webapp.trajectories.models import filtered
 
 pytestmark = pytest.mark.django_db
 
@@ -115,6 +116,18 @@ def test_a_repeated_evaluation_replaces_the_first(engine: Any, launching_run: Ru
     assert stored_points(launching_run) == {("eval/success_greedy", 10): 0.7}
     assert stored_rollups(launching_run)["eval/success_greedy", 10, 1] == (0.7, 0.7, 0.7, 1, 10, 0.7)
     assert list(launching_run.trajectories.values_list("reward", "seq")) == [(1.0, 6)]
+
+
+def test_training_that_a_later_attempt_makes_void_is_no_fact_any_more(engine: Any, launching_run: Run) -> None:
+    engine.post(engine.started(), *(engine.trajectory(step=step) for step in (1, 2, 3)))
+    engine.post(engine.trajectory(step=1, trained_at_step=3, reward=0.5))  # released from quarantine
+    rows = launching_run.trajectories.order_by("prompt")
+    facts = ("trajectory_id", "sampled_at_version", "trained_at_step")
+    assert list(rows.values_list(*facts)) == [("train-1-0", 0, 3), ("train-2-0", 1, 2), ("train-3-0", 2, 3)]
+    assert [row.trajectory_id for row in filtered(launching_run, step=3)] == ["train-1-0", "train-3-0"]
+    engine.post(engine.started(from_step=2))
+    assert list(rows.values_list(*facts)) == [("train-1-0", 0, None), ("train-2-0", 1, 2)]
+    assert launching_run.trajectories.get(trajectory_id="train-1-0").document.trained_at_step is None
 
 
 def test_values_whose_sum_overflows_do_not_stop_the_ingest(engine: Any, launching_run: Run) -> None:
