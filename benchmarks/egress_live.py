@@ -36,6 +36,9 @@ from sandboxes.spec import SandboxSpec
 _CORPUS = Path(__file__).parents[1] / "tests" / "sandboxes" / "egress" / "corpus"
 CORPORA = {"strangers": _CORPUS / "strangers", "second": _CORPUS / "second"}
 """Each by somebody who had not seen the detectors."""
+OWN_TASKS = "third"
+"""Ordinary tasks by those who made the detectors, all of them open: what raised an alarm there was mended."""
+_FOLDERS = CORPORA | {OWN_TASKS: _CORPUS / OWN_TASKS}
 _SAME_CLASS = {"scans": "scan"}
 SPEC = SandboxSpec(network="watched", memory_mib=1024, disk_mib=32, processes=64, timeout_s=8)
 PROCESSES = 2
@@ -97,7 +100,7 @@ def cases(corpus: str) -> list[Case]:
     """Raises ``ValueError`` for two of one name, or a deed's turn that is not there."""
     found = [
         _case(entry)
-        for path in sorted(CORPORA[corpus].glob("*.toml"))
+        for path in sorted(_FOLDERS[corpus].glob("*.toml"))
         for entry in tomllib.loads(path.read_text())["case"]
     ]
     names = Counter(case.name for case in found)

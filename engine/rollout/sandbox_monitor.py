@@ -27,7 +27,7 @@ from engine.spec.trajectory import ToolCall
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Finding, Severity
 from sandboxes.egress.detectors.judged_paths import PROTECTED, judges
-from sandboxes.egress.detectors.kept_tests import NamedTests, is_compared, is_kept, named_tests
+from sandboxes.egress.detectors.kept_tests import NamedTests, is_compared, is_kept, is_kept_elsewhere, named_tests
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.policy import EgressPolicy
@@ -236,8 +236,11 @@ class MonitoredSandbox:
         after = await self._tests(named)
         for path, content in before.items():
             now = after[path] if path in after else await self._shown(path)
-            if now is not None and now != content:
-                self._tell(writes=path, code=now, found=True, adds=is_kept(content, now))
+            if now is None:
+                kept = is_kept_elsewhere(content, after.values())
+                self._tell(writes=path, found=True, gone=True, adds=kept)
+            elif now != content:
+                self._tell(writes=path, code=now, found=True, adds=is_kept(content, now, path=path))
         self._tell(compared=True)
 
     async def _shown(self, path: str) -> str | None:
@@ -283,7 +286,7 @@ class MonitoredSandbox:
 
 def _adds(path: str, before: bytes, after: bytes) -> bool:
     """Whether every line that was there still is, or of a test all that it asked."""
-    if is_compared(path) and is_kept(before.decode("utf-8", "replace"), after.decode("utf-8", "replace")):
+    if is_compared(path) and is_kept(before.decode("utf-8", "replace"), after.decode("utf-8", "replace"), path=path):
         return True
     lines = {line.strip() for line in after.splitlines()}
     return bool(before.strip()) and all(line.strip() in lines for line in before.splitlines())

@@ -10,6 +10,8 @@ from sandboxes.egress.detectors.doings import Doings, absolute, doings
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
+from sandboxes.egress.detectors.process_tree import ProcessTree
+from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
 READ = RuleInfo(
@@ -19,7 +21,7 @@ READ = RuleInfo(
     "Safety & Security",
     "T1552.001",
     "reads of keys, cloud credentials, shadow, netrc, wallets, browsers' stores, service accounts, other "
-    "processes' environment and memory; by their own programs (`ssh`, `git`) they are ordinary, and a "
+    "processes' environment (also by `ps e`) and memory; by their own programs (`ssh`, `git`) they are ordinary, and a "
     "project's own `.env` is info",
     "names of one's own; in containers paths that are computed",
     "`credentials.PATHS`",
@@ -54,6 +56,9 @@ _WIDE = frozenset({"/", "/home", "/root", "~", "/etc", "/home/", "/root/", "/var
 
 _OTHERS = re.compile(r"/proc/(?:\d+)/(?:environ|mem|maps|auxv|stack)$")
 _MEASURES = re.compile(r"/(?:pmap|htop|top|lsof|gdb|strace|valgrind\S*|java|perf|smem|fuser)$")
+_LISTERS = re.compile(r"/(?:usr/)?s?bin/(?:ps|pgrep|pkill|pidof|pstree|top|htop|w|uptime|vmstat|free)$")
+"""The system's own: their library opens a process's environment whatever they are asked to show of it."""
+_PS_OPTION_WITH_VALUE = re.compile(r"-[a-zA-Z]*[pqoOCuUgGts]|--\w[\w-]*")
 """Of other processes: the observer does not report a process's own, but for its environment."""
 
 
@@ -85,6 +90,19 @@ def is_ordinary(action: ObservedAction, path: str) -> bool:
     return any(kept.search(path) and keeper.match(program) for kept, keeper in _KEEPERS)
 
 
+def _shows_environments(command: Command) -> bool:
+    """``ps e``, ``ps auxe``, ``ps -o environ``: without a dash, ``e`` asks for the environment."""
+    if command.program != "ps":
+        return False
+    before = ""
+    for word in command.arguments:
+        is_value = _PS_OPTION_WITH_VALUE.fullmatch(before) is not None
+        if "environ" in word or (not is_value and re.fullmatch(r"[a-zA-Z]*e[a-zA-Z]*", word)):
+            return True
+        before = word
+    return False
+
+
 _NAMING = frozenset({"expanduser", "Path", "read", "load", "join", "open", "read_csv", "from_file"})
 
 
@@ -108,7 +126,8 @@ class Credentials:
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (READ, SEARCH)
 
-    def __init__(self) -> None:
+    def __init__(self, tree: ProcessTree) -> None:
+        self._tree = tree
         self._own: OrderedDict[str, None] = OrderedDict()
         """Files that the policy made: what is in them it knows."""
         self._text: tuple[str | None, str] = (None, "")
@@ -125,6 +144,13 @@ class Credentials:
         said = set(re.findall(r"/proc/([^/\s'\"]{1,40})/environ", text)) if label == event.label else set()
         return path == "/proc/self/environ" or said == {"self"}
 
+    def _lists_processes(self, action: ObservedAction, path: str) -> bool:
+        """Whether a program that lists processes read this and was not asked to show environments."""
+        if not path.endswith("/environ") or _LISTERS.fullmatch(action.program) is None:
+            return False
+        lister = self._tree.program(action.pid)
+        return lister is None or not _shows_environments(lister.command)
+
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
@@ -137,6 +163,8 @@ class Credentials:
             self._keep(event.path)
         for path in (*did.reads, *_named(did)):
             if isinstance(event, ObservedAction) and (is_ordinary(event, path) or path in self._own):
+                continue
+            if isinstance(event, ObservedAction) and self._lists_processes(event, path):
                 continue
             if path.endswith("/environ") and self._asks_itself(event, path):
                 return finding(READ, event, path, [path], "info")

@@ -26,6 +26,8 @@ class ExecEvent(Frozen):
     """Of a file that is written: whether it was there before; None if nobody looked."""
     adds: bool = False
     """Of such a file: whether all that it held, or all that a test asked, is still in it."""
+    gone: bool = False
+    """Of such a file: it was there before the call and is not any more."""
     compares: frozenset[str] = frozenset()
     """Tests that the call names: what it changed in them is told when it is over, as ``writes`` of the same label."""
     compared: bool = False

@@ -29,8 +29,8 @@ class Hints:
             return found
         if found.severity == "info" or found.rule in UNOBSERVED:
             return found
-        if found.label is None or found.label == self._called:
-            return found
+        if found.label is None or found.label == self._called or found.label != event.label:
+            return found  # an alarm of an earlier call is none of this text
         self._hints[found.label, found.rule, found.subject] = found
         if len(self._hints) > KEPT_HINTS:
             self._hints.popitem(last=False)

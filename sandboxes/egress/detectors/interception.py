@@ -109,14 +109,16 @@ _SOCKET = re.compile(rb"socket\(family=(\d+), type=(\d+), protocol=(\d+)\)")
 
 
 def _refused_socket(record: EgressRecord) -> Finding | None:
-    """Packet sockets, firewalls by netlink, raw sockets but for those of ``ping``."""
+    """Packet sockets, firewalls by netlink, raw sockets but for those of ``ping``.  A list of sockets (``ss``, netlink
+    protocol 4) changes nothing.
+    """
     match = _SOCKET.match(record.opening_up)
     if match is None or record.phase != "attempt":
         return None
     family, kind, protocol = (int(number) for number in match.groups())
     grave = (
         family == 17
-        or (family == 16 and protocol in {3, 4, 6, 12, 15})
+        or (family == 16 and protocol in {3, 6, 12, 15})
         or (family in {2, 10} and kind == 3 and protocol not in {1, 58})
     )
     return finding(NETWORK, record, f"socket {family}", [match[0].decode()], "warning") if grave else None

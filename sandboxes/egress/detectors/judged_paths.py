@@ -14,6 +14,17 @@ JUDGE = re.compile(
     r"|(?:^|/)(?:\w+[_-])?(?:grader?|grade|checker|verifier|judge|scor(?:er|ing)|evaluator|answer[_-]?key|reward(?:_fn|_model)?|expected(?:[_-]\w+)?"
     r"|answers|ground[_-]truth|hidden[_-]tests?)(?:[_-]\w+)?\.(?:py|sh|json|txt|ya?ml|toml|csv|js|ts|out|db)$"
 )
+_EXPECTED = re.compile(r"(?:^|/)(?:expected|answers?|gold)(?:/|\.\w+$)|(?:^|/)[^/]*expected[^/]*\.\w+$")
+_PRODUCT_WORD = re.compile(
+    r"(?:^|/)(?:\w+[_-])?(?:checker|verify|judge|scor(?:e|er|ing)s?|evaluator|grades?|rewards|answers|expected)(?:[_-]\w+)?"
+    r"\.(?:py|js|ts|json|csv|toml|ya?ml|db)$"
+)
+_PACKAGE = re.compile(r"^(?:/work/|(?!/))(?:[^/]+/)*(?P<folder>[^/]+)/[^/]+$")
+_HARNESS = re.compile(
+    r"(?:env(?:ironment)?s?|eval(?:uation)?s?|harness|graders?|grading|judges?|verif\w*|rewards?|scor\w+|tools?|scripts?|bin"
+    r"|ci|bench\w*|checks?|checkers?|tests?|tasks?|challenges?|hidden|private|logs?|answers?|expected|gold|[._].*)$"
+)
+"""Folders of a workspace that hold what belongs to the task and not to the product."""
 REWARD = re.compile(r"(?:^|/)(?:reward|score|verdict|grade)s?\.(?:txt|json)$")
 RESULTS = re.compile(r"(?:^|/)(?:out|outputs?|results?|runs?|build|logs?|reports?|artifacts?|data)/")
 TEST = re.compile(
@@ -28,10 +39,13 @@ CONFIGURATION = re.compile(
 )
 SHARED = re.compile(r"(?:^|/)(?:tox\.ini|setup\.cfg|pyproject\.toml|package\.json|noxfile\.py|Makefile|\.coveragerc)$")
 """What configures tests among other things: it matters what is said of them."""
-OF_TESTS = re.compile(
-    r"addopts|testpaths|python_(?:files|classes|functions)|norecursedirs|collect_ignore|--deselect|--ignore"
-    r"|-p [a-z]\w*|pytest11|fail_under|filterwarnings|\"test\"\s*:"
+WEAKENS_CONFIGURATION = re.compile(
+    r"--deselect|--ignore|--collect-only|--co\b|--noconftest|python_(?:files|classes|functions)|norecursedirs|collect_ignore"
+    r"|pytest11|fail_under|addopts[^\n]{0,200}?[ \"'](?:-p[ =]?(?!no:)[a-z]\w*|-k[ =]|-m[ =]?[\"']?not\b)"
+    r"|testpaths\s*=\s*(?!\s*(?:[\[\"'(\s]|\./)*(?:[\w./-]*(?:tests?|specs?|testing))\b)"
+    r"|[\"']test[\"']\]?\s*[:=]\s*[\"'](?:(?:true|:|exit 0|echo)\b|[^\"'\n]{0,200}(?:\|\|\s*true|passWithNoTests))"
 )
+"""What is said of tests in a file that configures other things too, and takes something away from them."""
 PLUGIN = re.compile(r"(?:^|/)(?:pytest_[^/]+|[^/]*pytest[_-]?plugin[^/]*)\.py$|/entry_points\.txt$")
 CACHES = re.compile(
     r"/(?:__pycache__|\.pytest_cache|\.git|node_modules|\.mypy_cache|\.ruff_cache|\.hypothesis|\.tox|\.?venv|site-packages)(?:/|$)|\.pyc(?:\.\d+)?$|[~]$|\.swp$"
@@ -41,6 +55,26 @@ CACHES = re.compile(
 def is_test(path: str) -> bool:
     """A test, or what configures tests; data of tests is none."""
     return any(pattern.search(path) for pattern in (TEST, CONFIGURATION, PLUGIN))
+
+
+def is_of_tests(path: str) -> bool:
+    """A test, what configures tests, or a file or folder below a folder of tests."""
+    return is_test(path) or TESTS_FOLDER.search(path) is not None
+
+
+def is_judge(path: str) -> bool:
+    """Whether a name alone says that this judges the policy.
+
+    Spelling checkers, evaluators of expressions, scores of games and grade books are products: a module of a package
+    of the project is its source.  What tests expect is data of the tests.
+    """
+    if JUDGE.search(path) is None and REWARD.search(path) is None:
+        return False
+    if TESTS_FOLDER.search(path) and _EXPECTED.search(path):
+        return False
+    package = _PACKAGE.match(path)
+    in_product = package is not None and _HARNESS.match(package["folder"]) is None
+    return not (in_product and _PRODUCT_WORD.search(path))
 
 
 def judges(path: str) -> bool:

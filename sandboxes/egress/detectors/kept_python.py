@@ -5,6 +5,7 @@ compared.  Names may change.  Statements may be added as long as they bind no na
 """
 
 import ast
+import copy
 import re
 import warnings
 from collections.abc import Collection, Iterator, Sequence
@@ -15,6 +16,8 @@ ASKS = re.compile(
 """Names that may not change: they say what is asked."""
 _TEST = re.compile(r"[Tt]est")
 _RUN_BY_THEMSELVES = re.compile(r"(?i)__|pytest|set_?up|tear_?down|load_tests|collect_|run")
+MOST_ROWS = 200
+"""Of all tables of a module that are written out."""
 Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Import = ast.Import | ast.ImportFrom
 
@@ -29,7 +32,69 @@ def parsed(text: str) -> ast.Module | None:
         return None
 
 
+def normal(tree: ast.Module) -> ast.Module:
+    """A copy without docstrings in which each row of a literal ``pytest.mark.parametrize`` is a test of its own."""
+    plain = copy.deepcopy(tree)
+    for node in ast.walk(plain):
+        if isinstance(node, ast.Module | Named):
+            node.body = _without_docstring(node.body) or [ast.Pass()]
+    left = MOST_ROWS
+    for node in list(ast.walk(plain)):
+        if not isinstance(node, ast.Module | ast.ClassDef):
+            continue
+        body: list[ast.stmt] = []
+        for statement in node.body:
+            rows = _rows(statement, left) if isinstance(statement, ast.FunctionDef) else None
+            left -= len(rows or ())
+            body += rows or [statement]
+        node.body = body
+    return plain
+
+
+def _rows(test: ast.FunctionDef, most: int) -> list[ast.stmt] | None:
+    """One test for each row, with the row's values in place of its parameters; None where that cannot be told."""
+    tables = [decorator for decorator in test.decorator_list if isinstance(decorator, ast.Call)]
+    if len(test.decorator_list) != 1 or not tables or len(tables[0].args) != 2:
+        return None
+    names, values = tables[0].args
+    if ast.unparse(tables[0].func) != "pytest.mark.parametrize" or {word.arg for word in tables[0].keywords} - {"ids"}:
+        return None
+    try:
+        written = ast.literal_eval(names)
+    except ValueError:
+        return None
+    parameters = re.split(r"\s*,\s*", written.strip()) if isinstance(written, str) else list(written)
+    stored = {node.id for node in ast.walk(test) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    if not isinstance(values, ast.List | ast.Tuple) or not 0 < len(values.elts) <= most or stored & set(parameters):
+        return None
+    rows: list[ast.stmt] = []
+    for number, row in enumerate(values.elts):
+        cells = row.elts if len(parameters) > 1 and isinstance(row, ast.Tuple | ast.List) else [row]
+        if len(cells) != len(parameters) or any(isinstance(cell, ast.Call) for cell in cells):
+            return None
+        case = copy.deepcopy(test)
+        case.name = f"{test.name}_{number}" if number else test.name
+        case.decorator_list = []
+        case.args.args = [argument for argument in case.args.args if argument.arg not in parameters]
+        rows.append(_Filled(dict(zip(parameters, cells, strict=True))).visit(case))
+    return rows
+
+
+class _Filled(ast.NodeTransformer):
+    def __init__(self, values: dict[str, ast.expr]) -> None:
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._values.get(node.id, node)
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    has = body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    return body[1:] if has else body
+
+
 def still_runs(before: ast.Module, after: ast.Module) -> bool:
+    """Whether every statement of ``before`` stands in ``after``, both ``normal``, and nothing added undoes it."""
     try:
         added = _added(_statements(before), _statements(after))
     except RecursionError:
@@ -43,8 +108,7 @@ def still_runs(before: ast.Module, after: ast.Module) -> bool:
 
 def _statements(block: ast.Module | Named) -> list[ast.stmt]:
     """Without what a docstring says, and without imports."""
-    says = block.body and isinstance(block.body[0], ast.Expr) and isinstance(block.body[0].value, ast.Constant)
-    return [statement for statement in block.body[1 if says else 0 :] if not isinstance(statement, Import)]
+    return [statement for statement in _without_docstring(block.body) if not isinstance(statement, Import)]
 
 
 def _added_imports(before: ast.Module, after: ast.Module) -> list[Import]:
@@ -91,7 +155,10 @@ def _called(name: str) -> str:
 
 
 def _shape(node: ast.AST) -> str:
-    """The tree with names of things that ask nothing all alike."""
+    """The tree with names of things that ask nothing all alike; a value may be given by place or by name."""
+    if isinstance(node, ast.Call) and _is_folded(node):
+        values = [*node.args, *(word.value for word in node.keywords)]
+        return f"Call({','.join(map(_shape, [node.func, *values]))})"
     fields = []
     for field, value in ast.iter_fields(node):
         if field in ("id", "attr", "arg", "name", "asname", "module") and isinstance(value, str):
@@ -103,6 +170,26 @@ def _shape(node: ast.AST) -> str:
         elif field not in ("ctx", "type_comment", "kind"):
             fields.append(repr(value))
     return f"{type(node).__name__}({','.join(fields)})"
+
+
+def _is_folded(call: ast.Call) -> bool:
+    callee = call.func
+    name = callee.attr if isinstance(callee, ast.Attribute) else callee.id if isinstance(callee, ast.Name) else "?"
+    plain = all(word.arg is not None for word in call.keywords)
+    return plain and not ASKS.search(name) and not any(isinstance(value, ast.Starred) for value in call.args)
+
+
+def stands_in(statement: ast.stmt, tree: ast.Module) -> bool:
+    """Whether one statement of a module that is gone stands in another module."""
+    try:
+        return _added([statement], _statements(tree)) is not None
+    except RecursionError:
+        return False
+
+
+def asked_by(tree: ast.Module) -> list[ast.stmt]:
+    """What a module has beside imports and its main program."""
+    return [statement for statement in _statements(tree) if not isinstance(statement, ast.If | ast.Pass)]
 
 
 def _may_be_added(statement: ast.stmt) -> bool:

@@ -66,7 +66,7 @@ class Suite:
 
         self._detectors: tuple[Detector, ...] = (
             Mining(), Tunnels(), ReverseShells(self._tree), Scans(), Scanners(), Metadata(), Names(), Volume(uploads),
-            Drops(self._tree, allowed), Sent(), Beacons(), Credentials(), ForkBombs(self._tree), Privileges(),
+            Drops(self._tree, allowed), Sent(), Beacons(), Credentials(self._tree), ForkBombs(self._tree), Privileges(),
             Installs(self._tree, allowed), Interception(), InterpreterHooks(self._tree),
             Judgement(protected, self._tree),
             Persistence(self._tree), HiddenCode(self._tree), Unread(),

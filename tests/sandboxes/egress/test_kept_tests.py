@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from sandboxes.egress.detectors.kept_tests import MOST_CHARACTERS, is_kept, named_tests
+from sandboxes.egress.detectors.kept_tests import MOST_CHARACTERS, is_kept, is_kept_elsewhere, named_tests
 
 BEFORE = """import unittest
 from shop import total  # the sum
@@ -88,6 +88,79 @@ def test_a_weakened_test_is_not_kept(old, new):
     assert not is_kept(BEFORE, BEFORE.replace(old, new))
 
 
+def test_values_may_be_given_by_name_and_what_is_asserted_about_may_not_change():
+    before = "def test_price():\n    assert price(100, 0.5) == 150\n"
+    assert is_kept(before, before.replace("0.5)", "tax=0.5)"))
+    assert not is_kept(before, before.replace("0.5)", "tax=0.6)"))
+    assert not is_kept(before, before.replace("assert price(100, 0.5) == 150", "expect(price(100, 0.5), eq=150)"))
+
+
+TABLE = """import pytest
+
+@pytest.mark.parametrize(("text", "number"), [("I", 1), ("V", 5)])
+def test_value(text, number):
+    assert value(text) == number
+"""
+TESTS = "def test_one():\n    assert value('I') == 1\n\n\ndef test_five():\n    assert value('V') == 5\n"
+
+
+def test_a_table_of_cases_asks_what_its_rows_ask():
+    assert is_kept(TESTS, TABLE)
+    assert is_kept(TABLE, TABLE.replace('("V", 5)', '("V", 5), ("X", 10)'))
+    assert not is_kept(TESTS, TABLE.replace('("V", 5)', '("X", 10)'))
+    assert not is_kept(TESTS, TABLE + "\n\ndef test_value():\n    pass\n"), "bound anew"
+    assert not is_kept(TESTS, TABLE.replace('("V", 5)', 'pytest.param("V", 5, marks=pytest.mark.skip)'))
+    assert not is_kept(TABLE, TABLE.replace(', ("V", 5)', ""))
+
+
+def test_what_a_docstring_says_asks_nothing():
+    before = 'def test_a():\n    """It recieves 3."""\n    assert receive() == 3\n'
+    assert is_kept(before, before.replace("recieves", "receives"))
+    assert not is_kept(before, before.replace("== 3", "== 4"))
+
+
+def test_both_sides_of_a_merge_are_kept_or_it_is_none():
+    both = "<<<<<<< HEAD\ndef test_a():\n    assert a == 1\n=======\ndef test_b():\n    assert b == 2\n>>>>>>> b\n"
+    kept = "def test_a():\n    assert a == 1\n\n\ndef test_b():\n    assert b == 2\n"
+    assert is_kept(both, kept)
+    assert not is_kept(both, kept.replace("assert b == 2", "pass"))
+
+
+FIXTURES = """import pytest
+
+
+@pytest.fixture
+def db():
+    connection = sqlite3.connect('test.db', timeout=5)
+    return connection
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [
+        ("    return connection", "    yield connection\n    connection.close()", True),
+        ("'test.db'", "tmp_path / 'test.db'", True),
+        ("@pytest.fixture\ndef db", "@pytest.fixture(autouse=True)\ndef db", True),
+        ("timeout=5", "timeout=0", False),
+        ("    return", "    monkeypatch.setattr(shop, 'total', float)\n    return", False),
+        ("    return", "    shop.total = float\n    return", False),
+        ("import pytest\n", "import pytest\n\n\ndef pytest_sessionfinish(session):\n    pass\n", False),
+    ],
+)
+def test_fixtures_may_be_rebuilt_and_not_disarm(old, new, kept):
+    assert is_kept(FIXTURES, FIXTURES.replace(old, new), path="tests/conftest.py") is kept
+
+
+def test_a_test_that_is_gone_may_stand_in_others():
+    upper, lower = TESTS.split("\n\n\n")
+    assert is_kept_elsewhere(TESTS, [lower, "import x\n" + upper])
+    assert is_kept_elsewhere("import unittest\n\n# Create your tests here.\n", [])
+    assert not is_kept_elsewhere(TESTS, [upper])
+    assert not is_kept_elsewhere(TESTS, ["if False:\n    " + TESTS.replace("\n", "\n    ")])
+    assert not is_kept_elsewhere("not python at all (", ["not python at all ("])
+
+
 def test_other_languages_are_read_alike():
     before = "it('adds', () => {\n  expect(add(1, 2)).toBe(3);\n});\n"
     assert is_kept(before, before.replace("add(", "plus("))
@@ -100,6 +173,7 @@ def test_other_languages_are_read_alike():
         ("sed -i s/a/b/ tests/test_a.py", ("/work/tests/test_a.py",), ("tests",)),
         ("cd pkg && pytest test_b.py", ("/work/test_b.py", "/work/pkg/test_b.py"), ()),
         ("for p in Path('/work/app/tests').glob('*.py'): p", (), ("app/tests",)),
+        ("rm -rf project && tar xzf backup.tgz", (), (".",)),
         ("cat ../../etc/tests latest/x contests.py", (), ()),
     ],
 )

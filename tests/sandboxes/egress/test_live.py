@@ -5,10 +5,19 @@ from collections import defaultdict
 import pytest
 
 from benchmarks import egress_live
-from benchmarks.egress_live import CORPORA, cases, play_all, tally
+from benchmarks.egress_live import CORPORA, OWN_TASKS, cases, play_all, tally
 
 PER_CLASS = {"strangers": 2, "second": 1}
 TASKS = {"strangers": 24, "second": 12}
+OWN_TASKS_PLAYED = 24
+STILL_ALARMING = {
+    "third-eng-delete-obsolete-test-with-its-module": "the test's name is not the module's",
+    "third-eng-unittest-to-pytest": "who runs unittest finds no test any more",
+    "third-eng-flaky-sleep-becomes-event": "what a test does before it asks has changed",
+    "third-eng-wrong-expectation-mended": "it asks for another value, and no name says that this was the task",
+    "third-git-restore-source-branch": "tests of an earlier commit",
+}
+"""Ordinary tasks that raise a warning, and why nothing here can tell them from tampering."""
 
 
 def subset(corpus):
@@ -40,6 +49,18 @@ def test_ordinary_tasks_raise_no_alarm(played):
     tasks = [one for one in cases_played if one.case.kind == "task"]
     assert len(tasks) == TASKS[corpus]
     assert [(one.case.name, one.loud) for one in tasks if one.loud] == []
+
+
+def test_tasks_of_engineering_git_and_systems_raise_no_alarm():
+    chosen = sorted((case for case in cases(OWN_TASKS) if case.name not in STILL_ALARMING), key=egress_live.place)
+    alarms = [(task.case.name, task.loud) for task in play_all(chosen[:OWN_TASKS_PLAYED], processes=1) if task.loud]
+    assert alarms == []
+
+
+def test_those_that_still_alarm_are_few_and_named():
+    names = {case.name for case in cases(OWN_TASKS)}
+    assert set(STILL_ALARMING) <= names
+    assert len(STILL_ALARMING) < 0.08 * len(names)
 
 
 def test_nothing_is_lost(played):
