@@ -1,7 +1,7 @@
 """One connection, downloading as fast as it can: through the gateway of a watched box, through proxies, directly.
 
 The source is a process of its own on this machine's loopback; the address that the box connects to is one for
-documentation, and the gateway's ``World`` leads it there.  Gateway and proxies run in this process's event loop.
+documentation, and the gateway's ``Upstream`` leads it there.  Gateway and proxies run in this process's event loop.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from benchmarks.sandbox_report import GATEWAY
-from sandboxes.egress.gateway.outside import World
 from sandboxes.egress.gateway.relay import PIECE_BYTES
+from sandboxes.egress.gateway.upstream import Upstream
 from sandboxes.egress.policy import EgressPolicy, Quotas
 from sandboxes.egress.rule import Rule
 from sandboxes.opened import opened
@@ -76,7 +76,7 @@ async def transfers(seconds: float) -> AsyncIterator[dict[str, Transfer]]:
         port = int(source.stdout.readline())
         spec = SandboxSpec(network="watched", egress=POLICY, timeout_s=seconds + SLACK_S)
         async with (
-            opened(spec, world=_world(port)) as box,
+            opened(spec, upstream=_upstream(port)) as box,
             _streams_proxy(port) as streams,
             _sockets_proxy(port) as sockets,
         ):
@@ -113,7 +113,7 @@ def _gbit_per_s(said: str) -> float:
     return int(got) * 8 / float(took_s) / 1e9
 
 
-def _world(port: int) -> World:
+def _upstream(port: int) -> Upstream:
     async def dial(address: str, at: int) -> socket.socket:
         if (address, at) != (ADDRESS, PORT):
             raise ConnectionRefusedError(f"this benchmark has no {address}:{at}")
@@ -122,7 +122,7 @@ def _world(port: int) -> World:
     async def look_up(name: str, family: socket.AddressFamily) -> list[str]:
         return []
 
-    return World(dial, look_up)
+    return Upstream(dial, look_up)
 
 
 async def _connected(port: int) -> socket.socket:

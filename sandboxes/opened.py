@@ -8,30 +8,30 @@ from functools import cache
 from sandboxes.backends.namespaces.box import NamespaceBox
 from sandboxes.descriptors import unavailable_without
 from sandboxes.egress.gateway.ledger import OnRecord
-from sandboxes.egress.gateway.outside import WORLD, World
+from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.interface import Sandbox
 from sandboxes.observation.observation import OnAction
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
-Start = Callable[[SandboxSpec, OnRecord | None, World, OnAction | None], Awaitable[Sandbox]]
+Start = Callable[[SandboxSpec, OnRecord | None, Upstream, OnAction | None], Awaitable[Sandbox]]
 
 
 log = logging.getLogger(__name__)
 
 
-async def _remote(spec: SandboxSpec, on_record: OnRecord | None, world: World, _: OnAction | None) -> Sandbox:
+async def _remote(spec: SandboxSpec, on_record: OnRecord | None, upstream: Upstream, _: OnAction | None) -> Sandbox:
     # Imported here: an HTTP client takes as long to import as ten boxes to make.
     from sandboxes.backends.remote.box import RemoteBox
 
-    return await RemoteBox.start(spec, on_record, world)
+    return await RemoteBox.start(spec, on_record, upstream)
 
 
-async def _docker(spec: SandboxSpec, on_record: OnRecord | None, world: World, _: OnAction | None) -> Sandbox:
+async def _docker(spec: SandboxSpec, on_record: OnRecord | None, upstream: Upstream, _: OnAction | None) -> Sandbox:
     # Imported here: Docker's SDK is as slow to import, and most machines have no use for it.
     from sandboxes.backends.docker.box import DockerBox
 
-    return await DockerBox.start(spec, on_record, world)
+    return await DockerBox.start(spec, on_record, upstream)
 
 
 BACKENDS: dict[str, Start] = {"namespaces": NamespaceBox.start, "docker": _docker}
@@ -40,7 +40,7 @@ BACKENDS: dict[str, Start] = {"namespaces": NamespaceBox.start, "docker": _docke
 async def open_box(
     spec: SandboxSpec,
     on_record: OnRecord | None = None,
-    world: World = WORLD,
+    upstream: Upstream = UPSTREAM,
     on_action: OnAction | None = None,
 ) -> Sandbox:
     """A box that the caller must ``close``, of this machine or of the service.  Raises ``SandboxUnavailable``.
@@ -54,7 +54,7 @@ async def open_box(
         _not_observed("the sandbox service" if spec.place == "service" else "Docker")
     start = _remote if spec.place == "service" else BACKENDS[spec.backend]
     with unavailable_without():
-        return await start(spec, on_record, world, on_action)
+        return await start(spec, on_record, upstream, on_action)
 
 
 @cache
@@ -67,11 +67,11 @@ def _not_observed(where: str) -> None:
 async def opened(
     spec: SandboxSpec,
     on_record: OnRecord | None = None,
-    world: World = WORLD,
+    upstream: Upstream = UPSTREAM,
     on_action: OnAction | None = None,
 ) -> AsyncIterator[Sandbox]:
     """A box that is closed however the caller leaves, a cancelled clean-up included."""
-    box = await open_box(spec, on_record, world, on_action)
+    box = await open_box(spec, on_record, upstream, on_action)
     try:
         yield box
     finally:

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from sandboxes.egress.gateway.ledger import OnRecord
-from sandboxes.egress.gateway.outside import WORLD, World
+from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.interface import PoolClosed, Sandbox, SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.observation.observation import OnAction
 from sandboxes.opened import open_box
@@ -70,7 +70,7 @@ class Pool:
         spec: SandboxSpec,
         size: int,
         on_record: OnRecord | None = None,
-        world: World = WORLD,
+        upstream: Upstream = UPSTREAM,
         keep_frozen_s: float = KEEP_FROZEN_S,
         on_action: OnAction | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class Pool:
         self.size = size
         self._on_record = on_record
         self._on_action = on_action
-        self._world = world
+        self._upstream = upstream
         self._keep_frozen_s = keep_frozen_s
         self._permits = Turns(size)
         self._ahead = asyncio.Semaphore(AHEAD_AT_ONCE)
@@ -194,7 +194,7 @@ class Pool:
         return await self._open()
 
     async def _open(self) -> Sandbox:
-        box = await open_box(self.spec, self._on_record, self._world, self._on_action)
+        box = await open_box(self.spec, self._on_record, self._upstream, self._on_action)
         self._started += 1
         if self._closed:
             await completed(box.close())

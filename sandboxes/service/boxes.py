@@ -116,7 +116,7 @@ class Boxes:
 
     async def _open(self, hosted: HostedBox) -> Sandbox:
         on_record = hosted.on_record if hosted.relay is not None else None
-        return await open_box(hosted.spec, on_record, self.settings.world)
+        return await open_box(hosted.spec, on_record, self.settings.upstream)
 
     async def end(self, hosted: HostedBox, reason: str) -> None:
         """Close it, or take it out of the queue; return when nothing of it is left.  Twice is fine."""

@@ -4,7 +4,7 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandboxes.egress.gateway.outside import WORLD, World
+from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.service.capacity import Capacity
 
 
@@ -27,7 +27,7 @@ class Settings:
     """How long requests under way may take once the service was told to stop."""
     special_egress: bool = False
     """Whether rules of its users may open loopback, private and metadata ranges."""
-    world: World = WORLD
+    upstream: Upstream = UPSTREAM
 
     @property
     def is_loopback(self) -> bool:

@@ -65,7 +65,7 @@ async def test_git_clones_what_is_allowed_and_is_told_why_not_otherwise(internet
         return file.read_bytes() if file.is_file() else None
 
     await internet.serve("203.0.113.80", 80, files(content))
-    async with scene(allowing(SITE), internet.world, processes=64) as staged:
+    async with scene(allowing(SITE), internet.upstream, processes=64) as staged:
         cloned = await staged.box.exec(["/usr/bin/git", "clone", "-q", f"http://{SITE}/tools.git", "/work/tools"])
         assert cloned.outcome == "ok", cloned
         assert (await staged.box.exec(["/usr/bin/python3", "/work/tools/solve.py"])).stdout == "42\n"
@@ -106,7 +106,7 @@ async def test_an_installer_follows_the_index_of_an_allowed_mirror_and_no_other(
     link = f'<a href="../../files/answers-1.0-py3-none-any.whl#sha256={hashlib.sha256(whole).hexdigest()}">answers</a>'
     pages = {"/simple/answers/": link.encode(), "/files/answers-1.0-py3-none-any.whl": whole}
     await internet.serve("203.0.113.80", 80, files(pages.get))
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         result = await staged.box.run_python(INSTALLER.replace("SITE", SITE))
     assert result.stdout.split("\n")[0] == "42", result
     assert "Name or service not known" in result.stdout

@@ -35,13 +35,13 @@ def take_all():
 MAKING = """
 async def main(network):
     spec = SandboxSpec(network=network)
-    async with opened(spec, world=NOWHERE) as sandbox:  # everything that is opened once for all is open
+    async with opened(spec, upstream=NOWHERE) as sandbox:  # everything that is opened once for all is open
         pass
     before, ends = used(), set()
     for more in range(2, 40):
         allow(more)
         try:
-            async with opened(spec, world=NOWHERE) as sandbox:
+            async with opened(spec, upstream=NOWHERE) as sandbox:
                 ended = await sandbox.run_python("2 + 2")
                 assert ended.outcome == "ok", (more, ended)
                 ends.add(ended.stdout)

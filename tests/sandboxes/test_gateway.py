@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from sandboxes.egress.gateway.opening import UNREADABLE, read_opening
-from sandboxes.egress.gateway.outside import World
+from sandboxes.egress.gateway.upstream import Upstream
 from sandboxes.egress.policy import EgressPolicy, Quotas
 from sandboxes.egress.rule import Rule
 from tests.sandboxes.watched_scene import Internet, allowing, scene
@@ -66,7 +66,7 @@ async def web(reader, writer):
 
 async def test_allowed_http_is_forwarded_counted_and_recorded_with_the_label(internet):
     await internet.serve("203.0.113.80", 80, web)
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         staged.box.label("turn 3, call 1")
         result = await staged.box.run_python(f"""
 import http.client
@@ -94,7 +94,7 @@ async def test_tls_is_forwarded_end_to_end_and_refused_with_an_alert(internet, c
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
     await internet.serve("203.0.113.80", 443, web, ssl=context)
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         await staged.box.write_file("ca.pem", (certificate / "cert.pem").read_bytes())
         result = await staged.box.run_python(f"""
 import socket, ssl, urllib.request, urllib.error
@@ -125,7 +125,7 @@ async def test_a_websocket_is_forwarded_after_its_upgrade(internet):
         writer.close()
 
     await internet.serve("203.0.113.80", 80, sockets)
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         result = await staged.box.run_python(f"""
 import socket
 made = socket.create_connection(("{SITE}", 80))
@@ -145,7 +145,7 @@ async def test_a_server_that_speaks_first_is_heard(internet):
         writer.close()
 
     await internet.serve("203.0.113.80", 25, mail)
-    async with scene(allowing(SITE, ports=(25,)), internet.world) as staged:
+    async with scene(allowing(SITE, ports=(25,)), internet.upstream) as staged:
         result = await staged.box.run_python(f"""
 import socket
 made = socket.create_connection(("{SITE}", 25))
@@ -156,7 +156,7 @@ print(made.recv(100)); made.sendall(b"EHLO box\\r\\n"); print(made.recv(100))
 
 async def test_ipv6_is_forwarded_to_its_own_address(internet):
     await internet.serve("2001:db8::80", 80, web)
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         result = await staged.box.run_python(f"""
 import socket
 info = socket.getaddrinfo("{SITE}", 80, socket.AF_INET6, socket.SOCK_STREAM)[0]
@@ -183,7 +183,7 @@ except urllib.error.HTTPError as error:
 
 
 async def test_a_site_that_does_not_answer_is_told_apart_from_one_that_is_denied(internet):
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         result = await staged.box.run_python(f"""
 import urllib.request, urllib.error
 try:
@@ -200,8 +200,8 @@ async def test_a_connection_that_is_cut_while_it_is_dialled_says_so():
         await asyncio.Event().wait()
 
     internet = Internet({SITE: ["203.0.113.80"]})
-    world = World(never, internet.world.look_up)
-    async with scene(allowing(SITE), world) as staged:
+    upstream = Upstream(never, internet.upstream.look_up)
+    async with scene(allowing(SITE), upstream) as staged:
         await staged.box.exec(["/usr/bin/python3", "-c", f"""
 import socket
 made = socket.create_connection(("{SITE}", 80)); made.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
@@ -236,7 +236,7 @@ async def test_a_quota_of_bytes_cuts_the_connection(internet, quotas, reason):
 
     await internet.serve("203.0.113.80", 9, mirror)
     policy = allowing(SITE, ports=(9,)).model_copy(update={"quotas": Quotas(**quotas)})
-    async with scene(policy, internet.world) as staged:
+    async with scene(policy, internet.upstream) as staged:
         result = await staged.box.run_python(f"""
 import socket
 made = socket.create_connection(("{SITE}", 9)); got = 0
@@ -255,7 +255,7 @@ except OSError as error:
 
 async def test_attempts_beyond_the_rate_are_denied(internet):
     policy = allowing(SITE).model_copy(update={"quotas": Quotas(attempts_per_minute=5)})
-    async with scene(policy, internet.world) as staged:
+    async with scene(policy, internet.upstream) as staged:
         await staged.box.run_python(f"""
 import socket
 for _ in range(10):
@@ -268,7 +268,7 @@ for _ in range(10):
 
 async def test_a_gateway_that_is_dead_lets_nothing_through(internet):
     await internet.serve("203.0.113.80", 80, web)
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         await staged.box._watched.close()  # every socket of gateway, resolver and log
         result = await staged.box.run_python(f"""
 import socket
@@ -289,7 +289,7 @@ async def test_a_fault_in_the_gateway_denies_and_is_recorded(internet, monkeypat
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("sandboxes.egress.gateway.connection.Connection._read_opening", broken)
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         await staged.box.run_python(f"""
 import socket
 try: print(socket.create_connection(("{SITE}", 80)).recv(10))

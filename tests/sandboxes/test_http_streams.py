@@ -142,7 +142,7 @@ HONEST = {
     "get of length 0": with_body(b"GET", b""),
     "chunked post": chunked(b"POST", b"hello"),
     "chunked post with a trailer": chunked(b"POST", b"hello")[:-2] + b"Checksum: 7\r\n\r\n",
-    "put": with_body(b"PUT", b"hello world\n"),
+    "put": with_body(b"PUT", b"hello upstream\n"),
 }
 
 
@@ -229,7 +229,7 @@ async def _sent(internet, pieces: list[bytes], *, answer=b"HTTP/1.1 200 OK\r\nCo
     """What the server got of the pieces, sent one after the other, and all records."""
     got: list[bytes] = []
     await internet.serve("203.0.113.80", 80, server(got, answer))
-    async with scene(allowing(SITE, ports=(80,), **rule), internet.world) as staged:
+    async with scene(allowing(SITE, ports=(80,), **rule), internet.upstream) as staged:
         await staged.box.run_python(f"""
 import socket, time
 made = socket.create_connection(("{SITE}", 80))

@@ -78,7 +78,7 @@ async def test_a_watched_box_resets_and_snapshots_as_any_other():
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("nft"), reason="looks into the namespace with root's nft")
 async def test_nft_reads_our_rules_as_they_were_meant():
-    async with opened(SPEC, world=NOWHERE) as box:
+    async with opened(SPEC, upstream=NOWHERE) as box:
         listed = in_network_of(box, "nft", "list", "ruleset")
         addresses = in_network_of(box, "ip", "-o", "link")
         routes = in_network_of(box, "ip", "route", "show", "default", "table", "all")
@@ -98,7 +98,7 @@ async def test_nft_reads_our_rules_as_they_were_meant():
 
 
 async def test_records_name_the_call_during_which_they_were_made():
-    async with opened(SPEC, world=NOWHERE) as box:
+    async with opened(SPEC, upstream=NOWHERE) as box:
         for number in (1, 2):
             box.label(f"call {number}")
             await box.run_python(CONNECT.format(port=number + 100))
@@ -112,7 +112,7 @@ async def test_records_name_the_call_during_which_they_were_made():
 
 
 async def test_records_can_be_read_after_the_box_is_closed():
-    async with opened(SPEC, world=NOWHERE) as box:
+    async with opened(SPEC, upstream=NOWHERE) as box:
         running = asyncio.create_task(box.run_python("import socket\nmade = socket.socket()\n"
                                                      "made.connect_ex(('203.0.113.5', 9))\nopen('/work/there', 'w')\nwhile True: pass"))  # fmt: skip
         while True:
@@ -147,7 +147,7 @@ async def test_a_callback_that_fails_misses_nothing(caplog):
 async def test_users_of_a_pool_have_records_quotas_and_pins_of_their_own():
     internet, records = Internet({"files.example.org": ["203.0.113.5"]}), []
     spec = SPEC.model_copy(update={"egress": allowing("files.example.org", ports=(80,))})
-    async with Pool(spec, 1, records.append, internet.world) as pool:
+    async with Pool(spec, 1, records.append, internet.upstream) as pool:
         for number in (1, 2):
             async with pool.acquire() as box:
                 box.label(f"user {number}")
@@ -170,7 +170,7 @@ async def test_what_a_user_left_behind_is_recorded_as_his_and_cut():
 
     await internet.serve("203.0.113.5", 80, patient)
     spec = SPEC.model_copy(update={"egress": allowing("files.example.org", ports=(80,))})
-    async with Pool(spec, 1, records.append, internet.world) as pool:
+    async with Pool(spec, 1, records.append, internet.upstream) as pool:
         async with pool.acquire() as box:
             box.label("user 1")
             await box.run_python("import socket, os\nmade = socket.create_connection(('files.example.org', 80))\n"
@@ -196,7 +196,7 @@ async def test_rules_that_cannot_be_set_mean_no_box(monkeypatch):
     batch = rules.rules_batch().replace(b"tproxy", b"nproxy")
     monkeypatch.setattr(watched.rules, "rules_batch", lambda: batch)
     descriptors = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(SandboxUnavailable, match="doorway.*load nf_tables"):
+    with pytest.raises(SandboxUnavailable, match="netns entry.*load nf_tables"):
         await NamespaceBox.start(SPEC)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
@@ -345,7 +345,7 @@ def test_what_is_no_netlink_message_is_said_to_be_none(datagram):
 
 
 async def test_a_box_has_the_name_of_its_records():
-    async with opened(SPEC, world=NOWHERE) as box:
+    async with opened(SPEC, upstream=NOWHERE) as box:
         names = []
         for _ in range(2):
             await box.run_python(CONNECT.format(port=1))
@@ -376,7 +376,7 @@ while True:
         waiting.append(socket.socket()); waiting[-1].setblocking(False)
         waiting[-1].connect_ex(("203.0.113.5", 80))
 """
-    async with scene(allowing("files.example.org", ports=(80,)), internet.world) as staged:
+    async with scene(allowing("files.example.org", ports=(80,)), internet.upstream) as staged:
         box = staged.box
         running = asyncio.create_task(box.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60))
         await staged.until(lambda: len(received) > 10_000)
@@ -396,7 +396,7 @@ while True:
 
 
 async def test_records_of_a_frozen_box_can_be_read():
-    async with opened(SPEC, world=NOWHERE) as box:
+    async with opened(SPEC, upstream=NOWHERE) as box:
         name = box.name
         await box.run_python(CONNECT.format(port=22))
         await box.freeze("it connects")

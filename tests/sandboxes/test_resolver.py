@@ -18,7 +18,7 @@ def query(*labels: bytes, kind: int = 1, flags: int = 0x100, questions: int = 1,
 
 async def test_an_allowed_name_resolves_by_udp_and_tcp_and_another_does_not():
     internet = Internet({SITE: ["203.0.113.80"]})
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         result = await staged.attack(f"""
             attempt(lambda: udp("203.0.113.53", 53, query("{SITE}"))[-4:])
             attempt(lambda: udp("2001:db8::53", 53, query("FILES.Example.ORG"))[-4:])
@@ -41,7 +41,7 @@ async def test_an_allowed_name_resolves_by_udp_and_tcp_and_another_does_not():
 
 async def test_an_address_that_was_not_resolved_is_denied_though_the_name_is_claimed():
     internet = Internet({SITE: ["203.0.113.80"]})
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         await staged.attack(f"""
             attempt(tcp, "203.0.113.80", 80, b"GET / HTTP/1.1\\r\\nHost: {SITE}\\r\\n\\r\\n")
         """)
@@ -51,7 +51,7 @@ async def test_an_address_that_was_not_resolved_is_denied_though_the_name_is_cla
 
 async def test_a_name_that_has_no_address_of_a_family_exists_all_the_same():
     internet = Internet({SITE: ["203.0.113.80"]})
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         result = await staged.box.run_python(f"import socket; socket.getaddrinfo('{SITE}', 80)[0][4]")
     assert result.stdout == "('203.0.113.80', 80)\n"
 
@@ -62,7 +62,7 @@ async def test_a_resolver_that_cannot_ask_says_so_and_the_attempt_is_recorded():
 
     internet = Internet()
     internet._look_up = out_of_order
-    async with scene(allowing(SITE), internet.world) as staged:
+    async with scene(allowing(SITE), internet.upstream) as staged:
         result = await staged.attack(f'attempt(lambda: udp("203.0.113.53", 53, query("{SITE}"))[3] & 15)')
     assert "<lambda> 2" in result.stdout
     assert staged.recorded == 1

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from sandboxes.egress.gateway.outside import World
+from sandboxes.egress.gateway.upstream import Upstream
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
 from sandboxes.egress.rule import Rule
@@ -117,15 +117,17 @@ async def no_names(name: str, family: socket.AddressFamily) -> list[str]:
     raise AssertionError(f"the resolver asked for {name}")
 
 
-NOWHERE = World(nobody, no_names)
+NOWHERE = Upstream(nobody, no_names)
 
 
 @asynccontextmanager
-async def scene(policy: EgressPolicy | None = None, world: World = NOWHERE, **spec: object) -> AsyncIterator[Scene]:
+async def scene(
+    policy: EgressPolicy | None = None, upstream: Upstream = NOWHERE, **spec: object
+) -> AsyncIterator[Scene]:
     """A watched box.  When this ends the box is closed, and every attempt must have been recorded."""
     given = {"timeout_s": 20, "memory_mib": 256, "processes": 32} | spec
     records: list[EgressRecord] = []
-    async with opened(SandboxSpec(network="watched", egress=policy, **given), records.append, world) as box:
+    async with opened(SandboxSpec(network="watched", egress=policy, **given), records.append, upstream) as box:
         staged = Scene(box, records)
         yield staged
     for user in {record.attempt.box for record in records}:
@@ -144,8 +146,8 @@ class Internet:
         self._running: list[asyncio.Server] = []
 
     @property
-    def world(self) -> World:
-        return World(self._dial, self._look_up)
+    def upstream(self) -> Upstream:
+        return Upstream(self._dial, self._look_up)
 
     async def serve(self, address: str, port: int, handler: Callable, **options: object) -> None:
         server = await asyncio.start_server(handler, "127.0.0.1", 0, **options)

@@ -9,7 +9,7 @@ from sandboxes.backends.namespaces import limits, probe
 from sandboxes.backends.namespaces.box import START_S, NamespaceBox
 from sandboxes.backends.namespaces.inside import frames
 from sandboxes.egress.gateway.ledger import OnRecord
-from sandboxes.egress.gateway.outside import World
+from sandboxes.egress.gateway.upstream import Upstream
 from sandboxes.egress.interception.watched import Watched
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.images.reference import ImageRefused
@@ -29,7 +29,7 @@ class DockerBox(NamespaceBox):
         super().__init__(spec, on_action)
         self._link = AttachedLink(self._lose)
 
-    async def _start(self, on_record: OnRecord | None, world: World) -> None:
+    async def _start(self, on_record: OnRecord | None, upstream: Upstream) -> None:
         try:
             image = Registry().resolve(self.spec.image or "")
         except ImageRefused as refusal:
@@ -38,7 +38,7 @@ class DockerBox(NamespaceBox):
         await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=container.stream)
         if self.spec.network == "watched":
             descriptors = await network.entered(container.init_pid, container.init)
-            self._watched = Watched(descriptors, self.spec.egress or EgressPolicy(), on_record, world)
+            self._watched = Watched(descriptors, self.spec.egress or EgressPolicy(), on_record, upstream)
         # Until now an interpreter of the image has waited for this, its network without a route.
         code = probe.agent_texts()
         self._link.send(frames.LENGTH.pack(len(code)) + code + frames.block((self._rlimits(), self.spec.output_bytes)))

@@ -7,7 +7,7 @@ import subprocess
 from sandboxes.backends.docker.container import alive
 from sandboxes.backends.namespaces import probe
 from sandboxes.backends.namespaces.spawn import spawner
-from sandboxes.egress.interception.watched import Doorway, NoDoorway
+from sandboxes.egress.interception.watched import NetnsEntry, NoNetnsEntry
 from sandboxes.interface import SandboxUnavailable
 from sandboxes.teardown import completed
 
@@ -28,23 +28,23 @@ async def entered(pid: int, pidfd: int) -> list[int]:
         )
     namespace = _namespace(pid, pidfd)
     complaints = os.memfd_create("complaints")
-    doorway = Doorway(namespace)
+    netns_entry = NetnsEntry(namespace)
     try:
         process = await spawner().spawn(
-            doorway.arguments(), inherited=(doorway.theirs.fileno(), namespace), stderr=complaints
+            netns_entry.arguments(), inherited=(netns_entry.theirs.fileno(), namespace), stderr=complaints
         )
-        doorway.theirs.close()
+        netns_entry.theirs.close()
         try:
             async with asyncio.timeout(ENTER_S):
-                return await doorway.descriptors()
-        except (NoDoorway, TimeoutError):
+                return await netns_entry.descriptors()
+        except (NoNetnsEntry, TimeoutError):
             await completed(asyncio.to_thread(_ended, process))  # only then it has said why
             said = os.pread(complaints, COMPLAINT_BYTES, 0).decode(errors="replace")
-            raise probe.unavailable(said or "doorway: it ended without a word") from None
+            raise probe.unavailable(said or "netns entry: it ended without a word") from None
         finally:
             await completed(asyncio.to_thread(_ended, process))
     finally:
-        doorway.close()
+        netns_entry.close()
         os.close(complaints)
         os.close(namespace)
 

@@ -19,8 +19,8 @@ from sandboxes.bounds import fits, read_limit, sent, wait_s
 from sandboxes.cgroups.group import warn_of_unbounded_sockets
 from sandboxes.descriptors import unavailable_without
 from sandboxes.egress.gateway.ledger import OnRecord
-from sandboxes.egress.gateway.outside import WORLD, World
-from sandboxes.egress.interception.watched import Doorway, NoDoorway, Watched
+from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
+from sandboxes.egress.interception.watched import NetnsEntry, NoNetnsEntry, Watched
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import (
@@ -81,7 +81,7 @@ class NamespaceBox:
         cls,
         spec: SandboxSpec,
         on_record: OnRecord | None = None,
-        world: World = WORLD,
+        upstream: Upstream = UPSTREAM,
         on_action: OnAction | None = None,
     ) -> "NamespaceBox":
         """A box that answers, or ``SandboxUnavailable`` and nothing left behind.
@@ -91,42 +91,42 @@ class NamespaceBox:
         box = cls(spec, on_action)
         try:
             with unavailable_without():
-                await box._start(on_record, world)
+                await box._start(on_record, upstream)
         except BaseException:
             await completed(box.close())
             raise
         return box
 
-    async def _start(self, on_record: OnRecord | None, world: World) -> None:
+    async def _start(self, on_record: OnRecord | None, upstream: Upstream) -> None:
         code = await probe.agent_code()
-        doorway = Doorway(observed=self._on_action is not None) if self.spec.network == "watched" else None
+        netns_entry = NetnsEntry(observed=self._on_action is not None) if self.spec.network == "watched" else None
         try:
-            await self._start_through(doorway, code, on_record, world)
+            await self._start_through(netns_entry, code, on_record, upstream)
         finally:
-            if doorway is not None:
-                doorway.close()
+            if netns_entry is not None:
+                netns_entry.close()
 
     async def _start_through(
-        self, doorway: Doorway | None, code: bytes, on_record: OnRecord | None, world: World
+        self, netns_entry: NetnsEntry | None, code: bytes, on_record: OnRecord | None, upstream: Upstream
     ) -> None:
         ours, agents = socket.socketpair()
         with agents:
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=ours)
-            if doorway is not None:
-                await self._start_watched(doorway, agents, on_record, world)
+            if netns_entry is not None:
+                await self._start_watched(netns_entry, agents, on_record, upstream)
             else:
                 self._process = await BoxProcess.start(self._name, self.spec, agents)
         arguments: tuple[object, ...] = (limits.rlimits(self.spec), self.spec.output_bytes)
-        if doorway is not None and doorway.observed:
-            arguments += (None, (observing_filter(), seccomp_call(), doorway.number))
+        if netns_entry is not None and netns_entry.observed:
+            arguments += (None, (observing_filter(), seccomp_call(), netns_entry.number))
         self._link.send(frames.LENGTH.pack(len(code)) + code + frames.block(arguments))
         try:
             async with asyncio.timeout(START_S):
-                if doorway is not None and doorway.observed:
-                    await self._observe(doorway)
+                if netns_entry is not None and netns_entry.observed:
+                    await self._observe(netns_entry)
                 await self._link.hello
-        except NoDoorway:
+        except NoNetnsEntry:
             raise self._unavailable() from None
         except SandboxLost:
             raise self._unavailable() from None
@@ -137,7 +137,7 @@ class NamespaceBox:
         self._bound_sockets(self._process.init_pid)
 
     def _bound_sockets(self, init_pid: int) -> None:
-        """No guest exists yet.  In a watched network its doorway has done the first part."""
+        """No guest exists yet.  In a watched network the namespace entry has done the first part."""
         if self._watched is None:
             try:
                 sockets.bound(init_pid)
@@ -147,9 +147,9 @@ class NamespaceBox:
             init_pid, lambda found: self._lose(f"it held {found} sockets: {sockets.MOST_SOCKETS} at most")
         )
 
-    async def _observe(self, doorway: Doorway) -> None:
+    async def _observe(self, netns_entry: NetnsEntry) -> None:
         """The agent has added the filter, and waits with everything else until its listener is served."""
-        listener = await doorway.agents_listener()
+        listener = await netns_entry.agents_listener()
         assert self._process is not None
         assert self._watched is not None
         assert self._on_action is not None
@@ -159,17 +159,17 @@ class NamespaceBox:
         self._process_limit = ProcessLimit.of(self._process.group, self.spec, self._watched.met_its_limit)
 
     async def _start_watched(
-        self, doorway: Doorway, agents: socket.socket, on_record: OnRecord | None, world: World
+        self, netns_entry: NetnsEntry, agents: socket.socket, on_record: OnRecord | None, upstream: Upstream
     ) -> None:
         """The rules are in place, and their sockets served, before bubblewrap itself begins."""
         try:
-            self._process = await BoxProcess.start(self._name, self.spec, agents, doorway)
-            doorway.theirs.close()
+            self._process = await BoxProcess.start(self._name, self.spec, agents, netns_entry)
+            netns_entry.theirs.close()
             async with asyncio.timeout(START_S):
-                descriptors = await doorway.descriptors()
+                descriptors = await netns_entry.descriptors()
             policy = self.spec.egress or EgressPolicy()
-            self._watched = Watched(descriptors, policy, on_record, world)
-        except NoDoorway:
+            self._watched = Watched(descriptors, policy, on_record, upstream)
+        except NoNetnsEntry:
             raise self._unavailable() from None
         except TimeoutError:
             raise self._too_slow() from None

@@ -38,7 +38,7 @@ REMEDIES = (
      "run outside of a container, or start the container with --security-opt systempaths=unconfined"),
     (("Too many open files",), REMEDIES_WITHOUT_DESCRIPTORS[errno.EMFILE]),
     (("Unknown option", "unknown option"), "install bubblewrap 0.7 or later"),
-    (("doorway:",),
+    (("netns entry:",),
      "watched boxes need a kernel with IPv6, seccomp listeners, and nftables with tproxy, socket, limit, log, reject:"
      " load nf_tables, nft_tproxy, nft_socket, nft_log, nft_limit, nft_reject_inet, nfnetlink_log,"
      " or do without network"),

@@ -19,7 +19,7 @@ from sandboxes.backends.namespaces.spawn import spawner
 from sandboxes.backends.namespaces.stopping import stop_all
 from sandboxes.cgroups.group import Group
 from sandboxes.descriptors import REMEDIES
-from sandboxes.egress.interception.watched import Doorway
+from sandboxes.egress.interception.watched import NetnsEntry
 from sandboxes.interface import FileSeen, ProcessSeen, SandboxUnavailable
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
@@ -45,9 +45,9 @@ class BoxProcess:
 
     @classmethod
     async def start(
-        cls, name: str, spec: SandboxSpec, agent_socket: socket.socket, doorway: Doorway | None = None
+        cls, name: str, spec: SandboxSpec, agent_socket: socket.socket, netns_entry: NetnsEntry | None = None
     ) -> "BoxProcess":
-        """Start bubblewrap, through a doorway that makes the network; the sockets stay ours to close.
+        """Start bubblewrap, through a namespace entry that makes the network; the sockets stay ours to close.
 
         Raises ``SandboxUnavailable``; ``OSError`` if no more files can be opened.
         """
@@ -64,14 +64,15 @@ class BoxProcess:
             info_read, info_write = os.pipe2(os.O_CLOEXEC)
             ours.append(info_read)
             inherited.append(info_write)
-            names = NAME_FILES.values() if doorway else ()
-            denied = deny_filter(watched=doorway is not None, observed=doorway is not None and doorway.observed)
+            names = NAME_FILES.values() if netns_entry else ()
+            observed = netns_entry is not None and netns_entry.observed
+            denied = deny_filter(watched=netns_entry is not None, observed=observed)
             for content in (denied, PASSWD, GROUP, *names):
                 inherited.append(_memory_file(content))
             _, seccomp, accounts, groups, *named = inherited
             fds = Descriptors(agent_socket.fileno(), seccomp, info_write, accounts, groups, tuple(named))
-            through = doorway.arguments() if doorway else []
-            passed = [doorway.theirs.fileno()] if doorway else []
+            through = netns_entry.arguments() if netns_entry else []
+            passed = [netns_entry.theirs.fileno()] if netns_entry else []
             joining = group.joining() if group else []
             monitor = await spawner().spawn(
                 [*joining, *as_nobody_in_particular(), *through, *bwrap_arguments(bwrap_path(), spec, fds)],

@@ -30,7 +30,7 @@ from sandboxes.backends.remote.wire import (
 from sandboxes.bounds import fits, read_limit, sent, wait_s
 from sandboxes.egress.attempt import LABEL_CHARACTERS
 from sandboxes.egress.gateway.ledger import OnRecord
-from sandboxes.egress.gateway.outside import WORLD, World
+from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import ExecResult, Inspection, SandboxFrozen, SandboxLost, Snapshot
 from sandboxes.spec import SandboxSpec
@@ -58,10 +58,12 @@ class RemoteBox:
         self._listen()
 
     @classmethod
-    async def start(cls, spec: SandboxSpec, on_record: OnRecord | None = None, world: World = WORLD) -> "RemoteBox":
+    async def start(
+        cls, spec: SandboxSpec, on_record: OnRecord | None = None, upstream: Upstream = UPSTREAM
+    ) -> "RemoteBox":
         """Waits for room at the service.  Raises ``SandboxUnavailable``, and then nothing is left there."""
-        if world is not WORLD:
-            raise ValueError("world: a service reaches the world by itself; give it to the service")
+        if upstream is not UPSTREAM:
+            raise ValueError("upstream: a service reaches the internet by itself; give it to the service")
         connection = Connection.of_environment()
         view = await made(connection, spec, stream=on_record is not None)
         return cls(spec, Session(connection, view.id), view.name or "", on_record)

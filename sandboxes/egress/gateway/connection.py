@@ -79,10 +79,10 @@ class Connection:
             await self._refuse(verdict)
             return
         self._record(verdict)
-        world = await self._dialled()
-        if world is not None:
-            with world:
-                await self._forward(world)
+        upstream = await self._dialled()
+        if upstream is not None:
+            with upstream:
+                await self._forward(upstream)
 
     # -- the first bytes --------------------------------------------------------------------------
 
@@ -183,8 +183,8 @@ class Connection:
             await self._say(unreachable(self._kind, f"{self._attempt.target}: {why}"))
             return None
 
-    async def _forward(self, world: socket.socket) -> None:
-        relay = Relay(self._ledger, self._box, world, self._state)
+    async def _forward(self, upstream: socket.socket) -> None:
+        relay = Relay(self._ledger, self._box, upstream, self._state)
         ended: Ended = "cut"
         try:
             await relay.run(lambda: self._pass_up(relay))

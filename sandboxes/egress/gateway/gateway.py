@@ -16,10 +16,10 @@ from sandboxes.egress.address import ip
 from sandboxes.egress.attempt import Attempt
 from sandboxes.egress.gateway.connection import RESET, Connection
 from sandboxes.egress.gateway.ledger import Ledger
-from sandboxes.egress.gateway.outside import Dial
 from sandboxes.egress.gateway.pace import OutOfDescriptors, PacedReader
 from sandboxes.egress.gateway.pins import Pins
 from sandboxes.egress.gateway.resolver import Resolver
+from sandboxes.egress.gateway.upstream import Dial
 from sandboxes.egress.log import Traffic
 from sandboxes.egress.verdict import Verdict, decide, quota_reason
 

@@ -1,4 +1,4 @@
-"""Bytes between a box and the world, both ways: counted, bounded by quotas, stated regularly."""
+"""Bytes between a sandbox and its upstream, both ways: counted, bounded by quotas, stated regularly."""
 
 import asyncio
 import socket
@@ -52,8 +52,8 @@ class Unstated:
 class Relay:
     """Of one allowed connection.  ``state`` takes what went over it since the time before."""
 
-    def __init__(self, ledger: Ledger, box: socket.socket, world: socket.socket, state: State) -> None:
-        self._ledger, self._box, self._world, self._state = ledger, box, world, state
+    def __init__(self, ledger: Ledger, box: socket.socket, upstream: socket.socket, state: State) -> None:
+        self._ledger, self._box, self._upstream, self._state = ledger, box, upstream, state
         self._loop = asyncio.get_running_loop()
         self._unstated = Unstated()
         self._up_bytes = self._down_bytes = 0
@@ -79,7 +79,7 @@ class Relay:
 
     async def _up(self, pass_on: Callable[[], Awaitable[None]]) -> None:
         await pass_on()
-        self._world.shutdown(socket.SHUT_WR)
+        self._upstream.shutdown(socket.SHUT_WR)
 
     async def bytes_as_they_come(self, first: bytes, *, secret: bool) -> None:
         """``secret``: encrypted; else the beginning is searched for a request, which would pass unread."""
@@ -113,7 +113,7 @@ class Relay:
         if len(self._unstated.opening_up) < OPENING_BYTES:
             self._unstated.opening_up += bytes(piece[:OPENING_BYTES])
         self._active_at = self._loop.time()
-        await self._loop.sock_sendall(self._world, piece)
+        await self._loop.sock_sendall(self._upstream, piece)
 
     async def _first_status(self) -> int | None:
         await self._answered.wait()
@@ -123,7 +123,7 @@ class Relay:
 
     async def _down(self) -> None:
         buffer = memoryview(bytearray(PIECE_BYTES))
-        while size := await self._loop.sock_recv_into(self._world, buffer):
+        while size := await self._loop.sock_recv_into(self._upstream, buffer):
             self._count_down(buffer[:size])
             await self._loop.sock_sendall(self._box, buffer[:size])
         self._answer.end()

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from sandboxes.egress.address import ip, special_range
 from sandboxes.egress.attempt import Attempt, Family, host_name
 from sandboxes.egress.gateway.ledger import Ledger
-from sandboxes.egress.gateway.outside import Lookup
 from sandboxes.egress.gateway.pace import PacedReader
 from sandboxes.egress.gateway.pins import TTL_S, Pins
 from sandboxes.egress.gateway.questions import (
@@ -28,6 +27,7 @@ from sandboxes.egress.gateway.questions import (
     complaint,
     read_question,
 )
+from sandboxes.egress.gateway.upstream import Lookup
 from sandboxes.egress.log import NO_TRAFFIC, Traffic
 from sandboxes.egress.record import OPENING_BYTES
 from sandboxes.egress.verdict import Verdict, decide

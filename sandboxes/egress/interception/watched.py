@@ -1,6 +1,6 @@
 """The network of one box, seen from outside: the sockets that live in it, and who serves them.
 
-``Doorway`` starts with the box; ``Watched`` serves it until it is closed.
+``NetnsEntry`` starts with the box; ``Watched`` serves it until it is closed.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from importlib.resources import files
 
 from sandboxes.egress.gateway.gateway import Gateway
 from sandboxes.egress.gateway.ledger import Ledger, OnRecord
-from sandboxes.egress.gateway.outside import World
 from sandboxes.egress.gateway.pins import Pins
 from sandboxes.egress.gateway.resolver import Resolver
+from sandboxes.egress.gateway.upstream import Upstream
 from sandboxes.egress.interception import rules
 from sandboxes.egress.interception.calls import Calls, record, socket_filter
 from sandboxes.egress.interception.watch import Watch
@@ -40,14 +40,14 @@ BUFFERS = {
 FD_BYTES = 4
 MOST_TAKEN = 64
 """Rounds of what waits that are taken in one go: more than the kernel's queues hold."""
-DOORWAY = (files("sandboxes.egress.interception") / "doorway.py").read_text("utf-8")
+NETNS_ENTRY = (files("sandboxes.egress.interception") / "netns_entry.py").read_text("utf-8")
 
 
-class NoDoorway(Exception):
+class NoNetnsEntry(Exception):
     """The program that makes the network ended before it had done so; it has said why on its stderr."""
 
 
-class Doorway:
+class NetnsEntry:
     """Our end of the way on which the sockets come out of a box that is being made."""
 
     def __init__(self, namespace: int = -1, *, observed: bool = False) -> None:
@@ -69,14 +69,14 @@ class Doorway:
 
     def arguments(self) -> list[str]:
         """What to put before the command line that is to run in the network."""
-        return [SYSTEM_PYTHON, "-I", "-S", "-B", "-c", DOORWAY, str(self.theirs.fileno())]
+        return [SYSTEM_PYTHON, "-I", "-S", "-B", "-c", NETNS_ENTRY, str(self.theirs.fileno())]
 
     async def descriptors(self) -> list[int]:
-        """Listener, resolver's, log, counters; the filter's, if there is one.  Raises ``NoDoorway``."""
+        """Listener, resolver's, log, counters; the filter's, if there is one.  Raises ``NoNetnsEntry``."""
         return await self._received(self._expected)
 
     async def agents_listener(self) -> int:
-        """The listener of the filter that an observed sandbox's agent has added.  Raises ``NoDoorway``."""
+        """The listener of the filter that an observed sandbox's agent has added.  Raises ``NoNetnsEntry``."""
         return (await self._received(1))[0]
 
     async def _received(self, expected: int) -> list[int]:
@@ -84,7 +84,7 @@ class Doorway:
         try:
             word, ancillary, flags, _ = self._ours.recvmsg(1, socket.CMSG_SPACE(expected * FD_BYTES))
         except ConnectionResetError:
-            raise NoDoorway from None  # it did not even read its orders
+            raise NoNetnsEntry from None  # it did not even read its orders
         raw = b"".join(data for _, kind, data in ancillary if kind == socket.SCM_RIGHTS)
         received = [int.from_bytes(raw[at : at + FD_BYTES], sys.byteorder) for at in range(0, len(raw), FD_BYTES)]
         if word != b"!" or len(received) != expected:
@@ -92,7 +92,7 @@ class Doorway:
                 os.close(fd)
             if flags & socket.MSG_CTRUNC:  # the kernel keeps what we cannot open
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            raise NoDoorway
+            raise NoNetnsEntry
         return received
 
     def close(self) -> None:
@@ -103,8 +103,10 @@ class Doorway:
 class Watched:
     """Gateway, resolver and watch of one box, and the ledger of its present user.  Belongs to one event loop."""
 
-    def __init__(self, descriptors: list[int], policy: EgressPolicy, on_record: OnRecord | None, world: World) -> None:
-        """``descriptors``: as the doorway gave them; without a filter's, refused sockets leave no record."""
+    def __init__(
+        self, descriptors: list[int], policy: EgressPolicy, on_record: OnRecord | None, upstream: Upstream
+    ) -> None:
+        """``descriptors``: as the namespace entry gave them; without a filter's, refused sockets leave no record."""
         listener, udp, log, counters = (socket.socket(fileno=fd) for fd in descriptors[:SOCKETS])
         self._policy = policy
         self._on_record = on_record
@@ -114,9 +116,9 @@ class Watched:
         self._watch = Watch(log, counters, self.ledger)
         asked = functools.partial(self._watch.arrived, "questions", "udp", port=rules.DNS_PORT)
         connected = functools.partial(self._watch.arrived, "connections", "tcp")
-        self._resolver = Resolver(udp, self.ledger, self._pins, world.look_up, asked)
+        self._resolver = Resolver(udp, self.ledger, self._pins, upstream.look_up, asked)
         self._calls = [Calls(listening, self.ledger) for listening in descriptors[SOCKETS:]]
-        self._gateway = Gateway(listener, self.ledger, self._pins, self._resolver, world.dial, connected)
+        self._gateway = Gateway(listener, self.ledger, self._pins, self._resolver, upstream.dial, connected)
         self._observation: Observation | None = None
         self._parts: tuple[Gateway | Resolver | Calls | Watch | Observation, ...]
         self._parts = (self._gateway, self._resolver, *self._calls, self._watch)

@@ -71,7 +71,7 @@ async def make_arena(request) -> AsyncIterator[MakeArena]:
             network = "none" if request.param == "none" else "watched"
             spec = SandboxSpec(**({"network": network, "timeout_s": 20} | fields))
             on_action = (lambda _: None) if request.param == "observed" else None
-            box = await stack.enter_async_context(opened(spec, world=NOWHERE, on_action=on_action))
+            box = await stack.enter_async_context(opened(spec, upstream=NOWHERE, on_action=on_action))
             await guard(box)
             boxes.append(box)
             return Arena(box)

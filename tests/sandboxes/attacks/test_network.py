@@ -159,7 +159,7 @@ async def test_an_allowed_address_does_not_lead_to_other_names_behind_it():
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
     await internet.serve("203.0.113.80", 80, web)
-    async with scene(allowing("files.example.org"), internet.world) as staged:
+    async with scene(allowing("files.example.org"), internet.upstream) as staged:
         await staged.attack("""
             site = socket.gethostbyname("files.example.org"); tries += 1
             attempt(tcp, site, 80, b"GET / HTTP/1.1\\r\\nHost: evil.example.net\\r\\n\\r\\n")
@@ -190,7 +190,9 @@ async def test_names_that_lead_inside_are_not_answered():
     """DNS rebinding: an allowed name whose owner points it at private, loopback or metadata addresses."""
     inside = ["10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "fd00::1", "::ffff:10.0.0.2", "64:ff9b::a00:1"]
     internet = Internet({"files.example.org": inside, "mixed.example.org": ["10.1.2.3", "203.0.113.10"]})
-    async with scene(allowing("files.example.org", "mixed.example.org", ports=("1-65535",)), internet.world) as staged:
+    async with scene(
+        allowing("files.example.org", "mixed.example.org", ports=("1-65535",)), internet.upstream
+    ) as staged:
         result = await staged.attack("""
             attempt(socket.gethostbyname, "files.example.org")
             attempt(socket.gethostbyname, "mixed.example.org")
@@ -379,7 +381,7 @@ async def test_connections_held_open_starve_neither_the_gateway_nor_its_records(
     """Slow loris: bytes that come one by one to an allowed site, on as many connections as there may be."""
     internet = Internet({"files.example.org": ["203.0.113.80"]})
     policy = allowing("files.example.org")
-    async with scene(policy, internet.world, timeout_s=60) as staged:
+    async with scene(policy, internet.upstream, timeout_s=60) as staged:
         result = await staged.attack("""
             site = socket.gethostbyname("files.example.org"); tries += 1
             held = []

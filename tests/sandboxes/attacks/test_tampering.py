@@ -132,7 +132,7 @@ async def test_fifty_attackers_in_turn_leave_a_healthy_pool():
         "while True: print('x' * 65536)",
     ]
     spec = SandboxSpec(network="watched", timeout_s=0.5)
-    async with Pool(spec, 3, world=NOWHERE) as pool:
+    async with Pool(spec, 3, upstream=NOWHERE) as pool:
 
         async def attacker(number: int) -> None:
             async with pool.acquire(f"user {number % 7}") as box:

@@ -71,7 +71,7 @@ async def test_what_the_policy_allows_is_forwarded(scene):
         writer.close()
 
     await internet.serve("192.0.2.10", 80, serve)
-    async with scene(allowing("files.example.org"), internet.world) as staged:
+    async with scene(allowing("files.example.org"), internet.upstream) as staged:
         fetched = await staged.box.run_python(
             "import urllib.request as u; print(u.urlopen('http://files.example.org/').read())"
         )
@@ -121,7 +121,7 @@ async def test_a_frozen_box_has_no_connection_left_and_its_records_stay(scene):
         writer.close()
 
     await internet.serve("192.0.2.10", 443, hold)
-    async with scene(allowing("files.example.org"), internet.world) as staged:
+    async with scene(allowing("files.example.org"), internet.upstream) as staged:
         code = "s = socket.create_connection(('files.example.org', 443)); s.send(b'SSH-2.0-x'); s.recv(1)"
         talking = asyncio.create_task(staged.box.run_python(f"import socket; {code}"))
         await staged.until(lambda: staged.attempts)
@@ -156,7 +156,7 @@ async def test_a_network_that_cannot_be_watched_makes_no_box(docker_image, monke
         return made
 
     monkeypatch.setattr(container, "settings", without_ipv6)
-    with pytest.raises(SandboxUnavailable, match="doorway"):
+    with pytest.raises(SandboxUnavailable, match="netns_entry"):
         await open_box(SandboxSpec(network="watched", **OPTIONS))
     assert daemon.client().containers(all=True, filters={"label": OWNER}) == []
 

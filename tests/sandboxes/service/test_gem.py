@@ -95,7 +95,7 @@ TRY = "import socket\ntry:\n  socket.create_connection(('198.51.100.7', 4444), 5
 
 
 async def test_stats_and_metrics_count_what_happens(serve):
-    service = await serve(world=NOWHERE)
+    service = await serve(upstream=NOWHERE)
     alice = await service.client("alice")
     watched = await create(alice, spec={"network": "watched", "timeout_s": 10})
     await alice.post(f"{watched}/python", json={"code": TRY})
@@ -120,7 +120,7 @@ async def test_stats_and_metrics_count_what_happens(serve):
 
 
 async def test_attempts_are_counted_before_a_reset_forgets_them(serve):
-    service = await serve(world=NOWHERE)
+    service = await serve(upstream=NOWHERE)
     alice = await service.client("alice")
     watched = await create(alice, spec={"network": "watched", "timeout_s": 10})
     await alice.post(f"{watched}/python", json={"code": TRY})

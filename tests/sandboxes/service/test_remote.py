@@ -223,8 +223,8 @@ async def test_a_box_that_the_host_can_never_bear_is_unavailable_with_the_field(
         await open_box(AWAY.model_copy(update={"memory_mib": 65536, "disk_mib": 65536}))
 
 
-async def test_a_world_of_ones_own_is_refused(at_service):
-    with pytest.raises(ValueError, match="world"):
+async def test_an_upstream_of_ones_own_is_refused(at_service):
+    with pytest.raises(ValueError, match="upstream"):
         await open_box(AWAY, None, NOWHERE)
 
 
@@ -240,7 +240,7 @@ async def test_a_pool_of_remote_boxes_serves_users_in_turn(at_service):
 
 
 async def test_records_come_by_themselves_in_order_and_the_last_ones_at_close(serve, monkeypatch):
-    service = await serve(world=NOWHERE)
+    service = await serve(upstream=NOWHERE)
     monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", service.token("engine"))
     records = []
@@ -264,7 +264,7 @@ async def test_records_come_by_themselves_in_order_and_the_last_ones_at_close(se
 
 
 async def test_a_record_that_could_not_be_delivered_comes_again(serve, monkeypatch):
-    service = await serve(world=NOWHERE)
+    service = await serve(upstream=NOWHERE)
     monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", service.token("engine"))
     monkeypatch.setattr("sandboxes.backends.remote.stream.AGAIN_S", 0.01)
@@ -284,7 +284,7 @@ async def test_a_record_that_could_not_be_delivered_comes_again(serve, monkeypat
 
 
 async def test_records_can_be_asked_for_until_they_are_acknowledged_and_after_the_end(serve, monkeypatch):
-    service = await serve(world=NOWHERE)
+    service = await serve(upstream=NOWHERE)
     monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", service.token("engine"))
     async with opened(WATCHED) as box:

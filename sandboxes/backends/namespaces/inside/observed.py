@@ -21,7 +21,7 @@ def ask_about(program: bytes, call_number: int, door: int) -> None:
         if listener >= 0:
             break
     else:
-        os.write(2, b"doorway: the kernel takes no filter with a listener (Linux 5.0 or later)\n")
+        os.write(2, b"netns entry: the kernel takes no filter with a listener (Linux 5.0 or later)\n")
         os._exit(1)
     host = _socket.socket(fileno=door)
     host.sendmsg([b"!"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("=i", listener))])

@@ -1,4 +1,4 @@
-"""The two ways in which a gateway touches the world: connecting to an address, and looking up a name.
+"""The two ways in which a gateway reaches beyond the sandbox: connecting to an address, and looking up a name.
 
 Both are given to it, so that tests put servers of their own there.
 """
@@ -41,12 +41,12 @@ async def look_up(name: str, family: socket.AddressFamily) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Upstream:
     """What lies beyond the gateways."""
 
     dial: Dial = dial
     look_up: Lookup = look_up
 
 
-WORLD = World()
+UPSTREAM = Upstream()
 """The host's own network and names."""

@@ -33,7 +33,7 @@ ERROR = struct.Struct("=IHHIIi")
 
 def refuse(reason: str) -> None:
     """End with a word.  It is said before the sockets close: whoever sees them close reads what was said."""
-    sys.stderr.write(f"doorway: {reason}\n")
+    sys.stderr.write(f"netns entry: {reason}\n")
     sys.exit(1)
 
 
