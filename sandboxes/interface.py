@@ -59,7 +59,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSeen:
+class InspectedProcess:
     """``command`` is what the process says of itself: hostile, here printable and bounded."""
 
     pid: int
@@ -71,7 +71,7 @@ class ProcessSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class FileSeen:
+class InspectedFile:
     path: str
     """Under /work or /tmp; hostile, here printable and bounded."""
     kind: Literal["file", "folder", "link", "other"]
@@ -85,8 +85,8 @@ class Inspection:
     frozen: str | None
     limits: Literal["cgroup", "prlimit"]
     """What bounds it: all of its processes together, or each of them alone."""
-    processes: list[ProcessSeen]
-    files: list[FileSeen]
+    processes: list[InspectedProcess]
+    files: list[InspectedFile]
     complete: bool
     """False: there are more processes or files than are listed."""
 

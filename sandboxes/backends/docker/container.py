@@ -21,12 +21,12 @@ from sandboxes.backends.docker import daemon
 from sandboxes.backends.docker.address import address
 from sandboxes.backends.docker.seccomp import profile
 from sandboxes.backends.docker.sockets import bound_sockets
-from sandboxes.backends.namespaces import seen
+from sandboxes.backends.namespaces import inspection
 from sandboxes.backends.namespaces.arguments import BOOT, HOSTNAME
-from sandboxes.backends.namespaces.inside.moments import KEPT_DISKS
+from sandboxes.backends.namespaces.inside.snapshots import KEPT_DISKS
 from sandboxes.backends.namespaces.limits import NOBODY, host_id
 from sandboxes.images.registry import Image
-from sandboxes.interface import FileSeen, ProcessSeen, SandboxUnavailable
+from sandboxes.interface import InspectedFile, InspectedProcess, SandboxUnavailable
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
@@ -216,18 +216,18 @@ class Container:
                 if NOT_YET not in str(error) or time.monotonic() > give_up_s:
                     raise OSError(str(error)) from None
 
-    async def inspected(self) -> tuple[list[ProcessSeen], list[FileSeen], bool]:
+    async def inspected(self) -> tuple[list[InspectedProcess], list[InspectedFile], bool]:
         """Processes, files, and whether those are all.  Raises ``OSError`` once it is gone."""
         return await completed(asyncio.to_thread(self._inspected))
 
-    def _inspected(self) -> tuple[list[ProcessSeen], list[FileSeen], bool]:
+    def _inspected(self) -> tuple[list[InspectedProcess], list[InspectedFile], bool]:
         if self.init < 0:
             return [], [], False
         if not alive(self.init):
             raise ProcessLookupError
-        processes, all_processes = seen.processes(self.init_pid)
+        processes, all_processes = inspection.processes(self.init_pid)
         try:
-            files, all_files = seen.files(self.init_pid, self.init, tuple(PLACES))
+            files, all_files = inspection.files(self.init_pid, self.init, tuple(PLACES))
         except PermissionError:
             return processes, [], False  # only root sees the files of another user's process
         return processes, files, all_processes and all_files

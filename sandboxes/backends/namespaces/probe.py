@@ -15,7 +15,7 @@ from sandboxes.interface import SandboxUnavailable
 
 PACKAGE = "sandboxes.backends.namespaces.inside"
 INSIDE = (
-    "frames", "copies", "guest", "processes", "files", "trees", "selection", "events", "jobs", "moments", "observed",
+    "frames", "copies", "guest", "processes", "files", "trees", "selection", "events", "jobs", "snapshots", "observed",
     "agent",
 )  # fmt: skip
 """In the order of their imports; the last one has ``main``."""

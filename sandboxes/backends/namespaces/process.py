@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from sandboxes.backends.namespaces import limits, seen
+from sandboxes.backends.namespaces import inspection, limits
 from sandboxes.backends.namespaces.arguments import GROUP, NAME_FILES, PASSWD, Descriptors, bwrap_arguments
 from sandboxes.backends.namespaces.probe import as_nobody_in_particular, bwrap_path
 from sandboxes.backends.namespaces.seccomp import deny_filter
@@ -20,7 +20,7 @@ from sandboxes.backends.namespaces.stopping import stop_all
 from sandboxes.cgroups.group import Group
 from sandboxes.descriptors import REMEDIES
 from sandboxes.egress.interception.watched import NetnsEntry
-from sandboxes.interface import FileSeen, ProcessSeen, SandboxUnavailable
+from sandboxes.interface import InspectedFile, InspectedProcess, SandboxUnavailable
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 
@@ -115,10 +115,10 @@ class BoxProcess:
         else:
             await self._outside(stop_all)
 
-    async def inspected(self) -> tuple[list[ProcessSeen], list[FileSeen], bool]:
+    async def inspected(self) -> tuple[list[InspectedProcess], list[InspectedFile], bool]:
         """Processes, files, and whether those are all.  Raises ``OSError`` once the box is gone."""
-        processes, all_processes = await self._outside(lambda init, _: seen.processes(init))
-        files, all_files = await self._outside(seen.files)
+        processes, all_processes = await self._outside(lambda init, _: inspection.processes(init))
+        files, all_files = await self._outside(inspection.files)
         return processes, files, all_processes and all_files
 
     async def _outside(self, look: Callable[[int, int], T]) -> T:

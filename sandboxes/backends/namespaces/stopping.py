@@ -11,7 +11,7 @@ import signal
 import time
 from contextlib import suppress
 
-from sandboxes.backends.namespaces.seen import Member, family, member
+from sandboxes.backends.namespaces.inspection import Member, family, member
 
 STOPPED = "TZX"
 STILL = STOPPED + "D"

@@ -171,14 +171,14 @@ async def test_an_inspection_shows_processes_and_files(box):
     running = asyncio.create_task(shell(box, "echo 12345 > /work/f; mkdir /tmp/d; ln -s /etc /tmp/l; exec sleep 54321"))
     while ("sleep 54321", "S") not in [(one.command, one.state) for one in (await box.inspect()).processes]:
         await asyncio.sleep(0.01)
-    seen = await box.inspect()
-    assert {(file.path, file.kind) for file in seen.files} == {
+    inspection = await box.inspect()
+    assert {(file.path, file.kind) for file in inspection.files} == {
         ("/work/f", "file"),
         ("/tmp/d", "folder"),
         ("/tmp/l", "link"),
     }
-    assert next(file.size_bytes for file in seen.files if file.path == "/work/f") == 6
-    assert (seen.frozen, seen.complete) == (None, True)
+    assert next(file.size_bytes for file in inspection.files if file.path == "/work/f") == 6
+    assert (inspection.frozen, inspection.complete) == (None, True)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -202,13 +202,13 @@ async def test_hostile_names_are_shown_without_harm(box):
         None
         """,
     )
-    seen = await box.inspect()
-    texts = [file.path for file in seen.files] + [one.command for one in seen.processes]
+    inspection = await box.inspect()
+    texts = [file.path for file in inspection.files] + [one.command for one in inspection.processes]
     assert all(" " <= letter <= "~" for text in texts for letter in text)
-    assert {file.path for file in seen.files if file.kind == "link"} == {
+    assert {file.path for file in inspection.files if file.kind == "link"} == {
         "/work/to-1", "/work/to-15", "/work/to-2", "/work/loop",
     }  # fmt: skip
-    assert {file.path.split("/")[1] for file in seen.files} == {"work"}, "no link was followed"
+    assert {file.path.split("/")[1] for file in inspection.files} == {"work"}, "no link was followed"
 
 
 async def test_an_inspection_is_bounded(box):
@@ -221,9 +221,9 @@ async def test_an_inspection_is_bounded(box):
         for _ in range(60): os.mkdir("dd"); os.chdir("dd")
         """,
     )
-    seen = await box.inspect()
-    assert len(seen.files) <= INSPECTED_FILES
-    assert not seen.complete
+    inspection = await box.inspect()
+    assert len(inspection.files) <= INSPECTED_FILES
+    assert not inspection.complete
 
 
 async def test_every_inspection_says_which_limits_are_in_force(box):

@@ -155,9 +155,9 @@ async def test_each_place_that_can_be_written_is_bounded_in_bytes_and_in_names(b
 
 async def test_shared_memory_is_wiped_by_a_reset_and_set_back_by_a_restore(box):
     await box.write_file("/dev/shm/kept", b"then")
-    moment = await box.snapshot()
+    snapshot = await box.snapshot()
     await box.write_file("/dev/shm/kept", b"now")
-    await box.restore(moment)
+    await box.restore(snapshot)
     assert await box.read_file("/dev/shm/kept") == b"then"
     assert "/dev/shm/kept" in [file.path for file in (await box.inspect()).files]
     await box.reset()

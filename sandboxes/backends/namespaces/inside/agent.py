@@ -24,7 +24,7 @@ from _collections_abc import Callable
 from sandboxes.backends.namespaces.inside import files, frames, guest, observed, processes, selection, trees
 from sandboxes.backends.namespaces.inside.events import WRITABLE, Events
 from sandboxes.backends.namespaces.inside.jobs import Capture, Cell, Feed, Interpreter, Job, Program
-from sandboxes.backends.namespaces.inside.moments import Moments
+from sandboxes.backends.namespaces.inside.snapshots import Snapshots
 
 LOSSES = {"timeout": "ran out of time", "output": "wrote far too much", "killed": "was stopped"}
 UNASKED = "reported what it was not asked"
@@ -42,7 +42,7 @@ class Agent:
         self.programs: dict[int, Program] = {}
         self.interpreter: Interpreter | None = None
         self.cell: Cell | None = None
-        self.moments = Moments(limits["RLIMIT_FSIZE"])
+        self.snapshots = Snapshots(limits["RLIMIT_FSIZE"])
         self.prelude = b""
         self.loss_note = ""
         """What the next cell's reader must know about the interpreter before this one."""
@@ -180,24 +180,24 @@ class Agent:
         """The host sends this between cells."""
         self.bury()
         used = self.interpreter if self.interpreter and self.interpreter.used else None
-        self.moments.take(name, self.prelude, self.loss_note, used, set(self.programs))
+        self.snapshots.take(name, self.prelude, self.loss_note, used, set(self.programs))
         self.answer(number, frames.DATA)
 
     def do_restore(self, number: int, name: str) -> None:
         """All processes but frozen ones die, files and interpreter come back.  If that fails, so does the box."""
-        moment = self.moments.kept[name]
-        processes.kill_all_but(set(), self.moments.frozen())
+        snapshot = self.snapshots.kept[name]
+        processes.kill_all_but(set(), self.snapshots.frozen())
         self.bury()
         if self.interpreter:
             self.interpreter_ended(self.interpreter, -processes.SIGKILL)
-        trees.put_back(moment.files)
-        self.prelude, self.loss_note = moment.prelude, moment.loss_note
-        if moment.control is not None:
-            self.start_interpreter(moment.thaw).used = True
+        trees.put_back(snapshot.files)
+        self.prelude, self.loss_note = snapshot.prelude, snapshot.loss_note
+        if snapshot.control is not None:
+            self.start_interpreter(snapshot.thaw).used = True
         self.answer(number, frames.DATA)
 
     def do_drop(self, number: int, name: str) -> None:
-        self.moments.drop(name)
+        self.snapshots.drop(name)
         self.answer(number, frames.DATA)
 
     def do_reset(self, number: int) -> None:
@@ -225,7 +225,7 @@ class Agent:
         child, so that nobody is left once we have none.  Raises ``OSError`` for what does not die.
         """
         self.bury()  # who ended before has an exit code of its own
-        self.moments.drop_all()
+        self.snapshots.drop_all()
         processes.kill(-1)
         processes.reap_everybody()
         for program in list(self.programs.values()):
@@ -240,7 +240,7 @@ class Agent:
         if pid:
             return pid
         try:
-            self.moments.leave_to_agent()
+            self.snapshots.leave_to_agent()
             # Flags and owner of an open file are shared by all who inherit it, those of the next user included.
             own_null = os.open("/dev/null", os.O_RDONLY)
             descriptors = [own_null if fd == self.null else fd for fd in descriptors]
@@ -301,7 +301,7 @@ class Agent:
         kept = {program.pid for program in self.programs.values() if program is not job}
         if self.interpreter and job is not self.cell:
             kept.add(self.interpreter.pid)
-        processes.kill_all_but(kept, self.moments.frozen())
+        processes.kill_all_but(kept, self.snapshots.frozen())
 
     def reported(self, interpreter: Interpreter) -> None:
         """The interpreter says how a cell ended; or hangs up, and then ``bury`` has the word."""
@@ -348,7 +348,7 @@ class Agent:
         self.loss_note = f"[fresh interpreter: the former one {reason}, and its variables are lost]\n"
         interpreter.retired = True
         self.interpreter = None
-        processes.kill_all_but(set(self.programs), self.moments.frozen())
+        processes.kill_all_but(set(self.programs), self.snapshots.frozen())
 
     def close_interpreter(self, interpreter: Interpreter) -> None:
         self.events.close(interpreter.cells.detach(), interpreter.reports, interpreter.out.fd, interpreter.err.fd)
@@ -369,7 +369,7 @@ class Agent:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
-            self.moments.buried(pid)
+            self.snapshots.buried(pid)
             if pid in self.programs:
                 self.program_ended(self.programs[pid], code)
             elif self.interpreter and pid == self.interpreter.pid:

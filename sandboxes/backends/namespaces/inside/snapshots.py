@@ -11,7 +11,7 @@ KEPT_DISKS = 2
 """How many times ``disk_mib`` all snapshots of a box may hold."""
 
 
-class Moment:
+class KeptSnapshot:
     """One snapshot.  Without a frozen copy there was no variable to keep: a fresh interpreter is as good."""
 
     def __init__(self, files: dict[str, trees.Node], prelude: bytes, loss_note: str) -> None:
@@ -44,12 +44,12 @@ class Moment:
             self.pid = 0
 
 
-class Moments:
+class Snapshots:
     """All of a box, by the names that the host gave them."""
 
     def __init__(self, disk_bytes: int) -> None:
         self.disk_bytes = disk_bytes
-        self.kept: dict[str, Moment] = {}
+        self.kept: dict[str, KeptSnapshot] = {}
         self.latest: dict[str, trees.Node] = {}
 
     def take(
@@ -57,31 +57,31 @@ class Moments:
     ) -> None:
         """Keep this moment, with the idle ``interpreter`` if there is one; or ``OSError``, and nothing is kept."""
         files = trees.taken(self.disk_bytes, self.latest)
-        moment = Moment(files, prelude, loss_note)
+        snapshot = KeptSnapshot(files, prelude, loss_note)
         if self.weight_bytes(files) > KEPT_DISKS * self.disk_bytes:
             raise OSError(errno.EFBIG, "too large to be kept")
         if interpreter is not None:
-            moment.freeze(interpreter, programs | self.frozen())
-        self.kept[name] = moment
+            snapshot.freeze(interpreter, programs | self.frozen())
+        self.kept[name] = snapshot
         self.latest = files
 
     def weight_bytes(self, files: dict[str, trees.Node]) -> int:
         counted: set[int] = set()
-        every = [files, *(moment.files for moment in self.kept.values())]
+        every = [files, *(snapshot.files for snapshot in self.kept.values())]
         return sum(trees.weight_bytes(list(roots.values()), counted) for roots in every)
 
     def frozen(self) -> set[int]:
-        return {moment.pid for moment in self.kept.values() if moment.pid}
+        return {snapshot.pid for snapshot in self.kept.values() if snapshot.pid}
 
     def buried(self, pid: int) -> None:
-        for moment in self.kept.values():
-            if moment.pid == pid:
-                moment.pid = 0
+        for snapshot in self.kept.values():
+            if snapshot.pid == pid:
+                snapshot.pid = 0
 
     def drop(self, name: str) -> None:
-        moment = self.kept.pop(name, None)
-        if moment is not None:
-            moment.forget()
+        snapshot = self.kept.pop(name, None)
+        if snapshot is not None:
+            snapshot.forget()
         if not self.kept:
             self.latest = {}
 
@@ -91,8 +91,8 @@ class Moments:
 
     def leave_to_agent(self) -> None:
         """In a fork of the agent: contents and sockets are nothing to a guest, and would count as his memory."""
-        for moment in self.kept.values():
-            if moment.control is not None:
-                os.close(moment.control.detach())
+        for snapshot in self.kept.values():
+            if snapshot.control is not None:
+                os.close(snapshot.control.detach())
         self.kept.clear()
         self.latest = {}

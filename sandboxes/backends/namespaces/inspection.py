@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sandboxes.egress.attempt import printable
-from sandboxes.interface import INSPECTED_FILES, INSPECTED_PROCESSES, FileSeen, ProcessSeen
+from sandboxes.interface import INSPECTED_FILES, INSPECTED_PROCESSES, InspectedFile, InspectedProcess
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 COMMAND_CHARACTERS = 300
@@ -67,10 +67,12 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def processes(init: int) -> tuple[list[ProcessSeen], bool]:
+def processes(init: int) -> tuple[list[InspectedProcess], bool]:
     """And whether those are all."""
     found = family(init)
-    shown = [ProcessSeen(one.pid, _command(one.pid), one.state, one.cpu_seconds) for one in found[:INSPECTED_PROCESSES]]
+    shown = [
+        InspectedProcess(one.pid, _command(one.pid), one.state, one.cpu_seconds) for one in found[:INSPECTED_PROCESSES]
+    ]
     return shown, len(found) <= INSPECTED_PROCESSES
 
 
@@ -83,12 +85,12 @@ def _command(pid: int) -> str:
     return printable(said, COMMAND_CHARACTERS)
 
 
-def files(init: int, pidfd: int, places: tuple[str, ...] = ("work", "tmp")) -> tuple[list[FileSeen], bool]:
+def files(init: int, pidfd: int, places: tuple[str, ...] = ("work", "tmp")) -> tuple[list[InspectedFile], bool]:
     """What is where it can be written, and whether that is all.  Raises ``ProcessLookupError`` once the box is gone."""
     root = os.open(f"/proc/{init}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         signal.pidfd_send_signal(pidfd, 0)  # it is alive: the number has been nobody else's
-        found: list[FileSeen] = []
+        found: list[InspectedFile] = []
         complete = True
         for name in places:
             complete = _listed(root, name, f"/{name}", DEEPEST, found) and complete
@@ -97,7 +99,7 @@ def files(init: int, pidfd: int, places: tuple[str, ...] = ("work", "tmp")) -> t
     return found, complete
 
 
-def _listed(above: int, name: str, path: str, levels: int, found: list[FileSeen]) -> bool:
+def _listed(above: int, name: str, path: str, levels: int, found: list[InspectedFile]) -> bool:
     """Add what is in a folder and below; return whether that was all."""
     try:
         folder = os.open(name, FOLDER, dir_fd=above)
@@ -112,7 +114,7 @@ def _listed(above: int, name: str, path: str, levels: int, found: list[FileSeen]
                 with suppress(OSError):  # it is gone already
                     status = entry.stat(follow_symlinks=False)
                     below = f"{path}/{entry.name}"
-                    found.append(FileSeen(printable(os.fsencode(below), PATH_CHARACTERS), *_described(status)))
+                    found.append(InspectedFile(printable(os.fsencode(below), PATH_CHARACTERS), *_described(status)))
                     if stat.S_ISDIR(status.st_mode):
                         complete = levels > 0 and _listed(folder, entry.name, below, levels - 1, found) and complete
     finally:
