@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.observed_action import ObservedAction
-from sandboxes.egress.detectors.reading import CALL, COMMAND, FIELD, TOO_DEEP, Reading
+from sandboxes.egress.detectors.parse_budget import CALL, COMMAND, FIELD, TOO_DEEP, ParseBudget
 from sandboxes.egress.detectors.shell import Command, command_of, commands, nested, takes_code
 
 _RUNNERS = frozenset({
@@ -71,7 +71,7 @@ class Doings:
     trees: list[Tree] = field(default_factory=list)
     scripts: list[str] = field(default_factory=list)
     """Shell texts as they were given."""
-    reading: Reading = field(default_factory=Reading)
+    budget: ParseBudget = field(default_factory=ParseBudget)
 
     @property
     def words(self) -> Iterator[str]:
@@ -132,14 +132,14 @@ def absolute(path: str, folder: str) -> str:
 
 def _add_argv(found: Doings, argv: list[str], stdin: str) -> None:
     command = command_of(argv)
-    if command is None or not found.reading.may(COMMAND + sum(map(len, argv))):
+    if command is None or not found.budget.spend(COMMAND + sum(map(len, argv))):
         return
     if stdin:
         command = Command(command.program, command.arguments, stdin=stdin, wrappers=command.wrappers)
     scripts = [text for text in argv[1:] if " " in text or "\n" in text]
     found.scripts += scripts
     _add_command(found, command)
-    for inner in nested(command, found.reading):
+    for inner in nested(command, found.budget):
         _add_command(found, inner)
     for text in scripts:
         _add_decoded(found, text)
@@ -155,13 +155,13 @@ def _add_command(found: Doings, command: Command) -> None:
     if takes_code(command):
         _add_python(found, command.stdin)
     elif command.stdin:
-        with found.reading.guessing():
+        with found.budget.guessing():
             _add_python(found, command.stdin)
 
 
 def _add_python(found: Doings, code: str) -> None:
     fields = code.count("{") if _FORMATTED.search(code) else 0
-    if not code.strip() or not found.reading.may(len(code) + FIELD * fields):
+    if not code.strip() or not found.budget.spend(len(code) + FIELD * fields):
         return
     lines = code.split("\n")
     for line in lines:
@@ -173,7 +173,7 @@ def _add_python(found: Doings, code: str) -> None:
             warnings.simplefilter("ignore")  # an invalid escape in their string is not our concern
             tree = ast.parse(plain)
     except (RecursionError, MemoryError):
-        found.reading.unread[TOO_DEEP] = None
+        found.budget.unparsed[TOO_DEEP] = None
         return
     except (SyntaxError, ValueError):
         _add_script(found, plain)  # perhaps a shell script that was written through the facade
@@ -181,7 +181,7 @@ def _add_python(found: Doings, code: str) -> None:
     walked = Tree([], {})
     found.trees.append(walked)
     for node in ast.walk(tree):
-        if not found.reading.may(CALL if isinstance(node, ast.Call) else 1):
+        if not found.budget.spend(CALL if isinstance(node, ast.Call) else 1):
             return
         walked.nodes.append(node)
         if isinstance(node, ast.Import):
@@ -195,7 +195,7 @@ def _add_python(found: Doings, code: str) -> None:
 
 def _add_script(found: Doings, script: str) -> None:
     found.scripts.append(script)
-    for command in commands(script, found.reading):
+    for command in commands(script, found.budget):
         _add_command(found, command)
     _add_decoded(found, script)
 
@@ -205,19 +205,19 @@ def _add_decoded(found: Doings, text: str) -> None:
     if ("base64" not in text and "b64decode" not in text) or _RUNS_DECODED.search(text) is None:
         return
     for match in _BASE64.finditer(text):
-        if not found.reading.may(COMMAND):
+        if not found.budget.spend(COMMAND):
             return
         try:
             plain = base64.b64decode(match[0] + "=" * (-len(match[0]) % 4)).decode("ascii")
         except (binascii.Error, UnicodeDecodeError):
             continue
-        for command in commands(plain, found.reading, depth=1):
+        for command in commands(plain, found.budget, depth=1):
             _add_command(found, command)
 
 
 def _add_call(found: Doings, node: ast.Call, callee: str) -> None:
     given = (*node.args, *(word.value for word in node.keywords))
-    texts = [text for value in given for text in _texts(value, found.reading)]
+    texts = [text for value in given for text in _texts(value, found.budget)]
     found.calls.append(Call(callee, tuple(texts)))
     if callee in _RUNNERS or callee.rpartition(".")[2] in {"system", "popen", "exec_command", "check_output"}:
         _add_started(found, node, texts)
@@ -230,7 +230,7 @@ def _add_call(found: Doings, node: ast.Call, callee: str) -> None:
 def _add_started(found: Doings, node: ast.Call, texts: list[str]) -> None:
     first = node.args[0] if node.args else None
     if isinstance(first, ast.List | ast.Tuple):
-        words = ["".join(_texts(item, found.reading)) or "?" for item in first.elts]
+        words = ["".join(_texts(item, found.budget)) or "?" for item in first.elts]
         _add_argv(found, words, "")
     elif texts and isinstance(first, ast.Constant | ast.JoinedStr | ast.BinOp):
         _add_script(found, texts[0])
@@ -242,9 +242,9 @@ def _add_file(found: Doings, node: ast.Call, callee: str, texts: list[str]) -> N
         written = len(texts) > 1 and bool(set(texts[-1]) & set("wax+")) and len(texts[-1]) <= 3
         (found.writes if written else found.reads).append(texts[0])
     elif last in {"write_text", "write_bytes", "unlink", "touch"}:
-        found.writes += _inner_texts(node.func, found.reading) if last != "unlink" or not texts else texts[:1]
+        found.writes += _inner_texts(node.func, found.budget) if last != "unlink" or not texts else texts[:1]
     elif last in {"read_text", "read_bytes"}:
-        found.reads += _inner_texts(node.func, found.reading)
+        found.reads += _inner_texts(node.func, found.budget)
     elif last in {"remove", "rmtree", "truncate", "chmod", "rename", "replace"} and callee.startswith(
         ("os.", "shutil.")
     ):
@@ -254,41 +254,41 @@ def _add_file(found: Doings, node: ast.Call, callee: str, texts: list[str]) -> N
         found.writes += texts[1:]
 
 
-def _inner_texts(node: ast.expr, reading: Reading) -> list[str]:
+def _inner_texts(node: ast.expr, budget: ParseBudget) -> list[str]:
     """The strings of the expression on which a method is called: ``(Path("a") / "b").read_text``."""
     strings = []
     for inner in ast.walk(node):
-        if not reading.may(1):
+        if not budget.spend(1):
             break
         if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
             strings.append(inner.value)
     return ["/".join(reversed(strings)), *strings] if len(strings) > 1 else strings
 
 
-def _texts(node: ast.expr, reading: Reading, depth: int = 0) -> list[str]:
+def _texts(node: ast.expr, budget: ParseBudget, depth: int = 0) -> list[str]:
     """The strings of an expression, as far as they stand there.  The same ones again for each call round it."""
     if depth > EXPRESSION_DEPTH:
-        reading.unread[TOO_DEEP] = None
+        budget.unparsed[TOO_DEEP] = None
         return []
-    if not reading.may(1):
+    if not budget.spend(1):
         return []
     match node:
         case ast.Constant(value=str(text)):
-            return [text] if reading.may(len(text)) else []
+            return [text] if budget.spend(len(text)) else []
         case ast.Constant(value=bytes(raw)):
-            return [raw.decode("latin-1")] if reading.may(len(raw)) else []
+            return [raw.decode("latin-1")] if budget.spend(len(raw)) else []
         case ast.JoinedStr():
-            return ["".join(text for part in node.values for text in _texts(part, reading, depth + 1) or ["?"])]
+            return ["".join(text for part in node.values for text in _texts(part, budget, depth + 1) or ["?"])]
         case ast.BinOp():
-            operands = [text for part in _operands(node) for text in _texts(part, reading, depth + 1)]
+            operands = [text for part in _operands(node) for text in _texts(part, budget, depth + 1)]
             return ["".join(operands)] if operands else []
         case ast.List() | ast.Tuple():
-            return [text for item in node.elts for text in _texts(item, reading, depth + 1)]
+            return [text for item in node.elts for text in _texts(item, budget, depth + 1)]
         case ast.Dict():
             return [text for key, value in zip(node.keys, node.values, strict=True) if key is not None
-                    for text in _pair(key, value, reading, depth)]  # fmt: skip
+                    for text in _pair(key, value, budget, depth)]  # fmt: skip
         case ast.Call(args=[inner, *_]):
-            return _texts(inner, reading, depth + 1)
+            return _texts(inner, budget, depth + 1)
         case _:
             return []
 
@@ -302,10 +302,10 @@ def _operands(node: ast.expr) -> list[ast.expr]:
     return [node, *reversed(operands)]
 
 
-def _pair(key: ast.expr, value: ast.expr, reading: Reading, depth: int) -> list[str]:
-    name = "".join(_texts(key, reading, depth + 1))
-    texts = _texts(value, reading, depth + 1)
-    return [f'"{name}": "{text}"' for text in texts] if reading.may(len(name) * len(texts)) else texts
+def _pair(key: ast.expr, value: ast.expr, budget: ParseBudget, depth: int) -> list[str]:
+    name = "".join(_texts(key, budget, depth + 1))
+    texts = _texts(value, budget, depth + 1)
+    return [f'"{name}": "{text}"' for text in texts] if budget.spend(len(name) * len(texts)) else texts
 
 
 def outermost_calls(tree: Tree, wanted: Callable[[ast.Call, str], bool]) -> Iterator[tuple[ast.Call, list[ast.AST]]]:

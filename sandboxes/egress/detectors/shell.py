@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sandboxes.egress.detectors.reading import COMMAND, TOO_DEEP, Reading
+from sandboxes.egress.detectors.parse_budget import COMMAND, TOO_DEEP, ParseBudget
 
 DEPTH = 4
 """How deep ``bash -c``, ``$(...)`` and here-documents may be nested."""
@@ -51,15 +51,15 @@ class Command:
         return " ".join((self.program, *self.arguments))
 
 
-def commands(script: str, reading: Reading | None = None, depth: int = 0) -> list[Command]:
+def commands(script: str, budget: ParseBudget | None = None, depth: int = 0) -> list[Command]:
     """In order of appearance, those inside substitutions and ``bash -c`` included."""
-    reading = Reading() if reading is None else reading
+    budget = ParseBudget() if budget is None else budget
     if not script.strip():
         return []
     if depth > DEPTH:
-        reading.unread[TOO_DEEP] = None
+        budget.unparsed[TOO_DEEP] = None
         return []
-    if not reading.may(len(script)):
+    if not budget.spend(len(script)):
         return []
     plain, documents = _without_documents(script.replace("\\\n", " "))
     found: list[Command] = []
@@ -67,27 +67,27 @@ def commands(script: str, reading: Reading | None = None, depth: int = 0) -> lis
         command = command_of(words, piped=piped, documents=documents)
         if command is None:
             continue
-        if not reading.may(COMMAND):
+        if not budget.spend(COMMAND):
             return found
         found.append(command)
-        found += nested(command, reading, depth)
+        found += nested(command, budget, depth)
     for match in _SUBSTITUTION.finditer(plain):
-        found += commands(match[1] or match[2], reading, depth + 1)
-    return found + _run_later(found, reading, depth)
+        found += commands(match[1] or match[2], budget, depth + 1)
+    return found + _run_later(found, budget, depth)
 
 
-def nested(command: Command, reading: Reading, depth: int = 0) -> list[Command]:
+def nested(command: Command, budget: ParseBudget, depth: int = 0) -> list[Command]:
     """What ``bash -c TEXT`` or a here-document for a shell runs."""
     if command.program not in SHELLS:
         return []
     inner: list[Command] = []
     for flag, text in zip(command.arguments, command.arguments[1:], strict=False):
         if re.fullmatch(r"-[a-z]*c", flag):
-            inner += commands(text, reading, depth + 1)
+            inner += commands(text, budget, depth + 1)
     if takes_code(command):
-        return inner + commands(command.stdin, reading, depth + 1)
-    with reading.guessing():
-        return inner + commands(command.stdin, reading, depth + 1)
+        return inner + commands(command.stdin, budget, depth + 1)
+    with budget.guessing():
+        return inner + commands(command.stdin, budget, depth + 1)
 
 
 def takes_code(command: Command) -> bool:
@@ -203,7 +203,7 @@ def _plain(quoted: re.Match[str]) -> str:
     return quoted["single"] if quoted["single"] is not None else quoted["escaped"]
 
 
-def _run_later(found: list[Command], reading: Reading, depth: int) -> list[Command]:
+def _run_later(found: list[Command], budget: ParseBudget, depth: int) -> list[Command]:
     """Here-documents that were written to a file which the same script then runs by a shell, or as a program."""
     texts = {path.removeprefix("./"): one.stdin for one in found for path in one.writes if one.stdin}
     started: list[Command] = []
@@ -211,5 +211,5 @@ def _run_later(found: list[Command], reading: Reading, depth: int) -> list[Comma
         names = [command.program, *(command.arguments[:1] if command.program in SHELLS else ())]
         for name in names:
             if (text := texts.pop(name.removeprefix("./"), None)) is not None:
-                started += commands(text, reading, depth + 1)
+                started += commands(text, budget, depth + 1)
     return started

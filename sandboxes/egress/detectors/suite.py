@@ -24,7 +24,7 @@ from sandboxes.egress.detectors.reverse_shells import ReverseShells
 from sandboxes.egress.detectors.scans import Metadata, Scanners, Scans
 from sandboxes.egress.detectors.sent_files import Sent
 from sandboxes.egress.detectors.tunnels import Tunnels
-from sandboxes.egress.detectors.unread import Unread
+from sandboxes.egress.detectors.unparsed import Unparsed
 from sandboxes.egress.detectors.written_code import WrittenCode
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.verdict import may_resolve
@@ -33,7 +33,7 @@ QUIET_S = 300.0
 """A finding of the same rule, subject and severity within this time is the same story."""
 
 _KINDS = (Mining, Tunnels, Scans, Scanners, Metadata, Names, Volume, Drops, Beacons, Credentials, ForkBombs, Privileges,
-          Installs, Interception, InterpreterHooks, Judgement, Persistence, HiddenCode, Unread)  # fmt: skip
+          Installs, Interception, InterpreterHooks, Judgement, Persistence, HiddenCode, Unparsed)  # fmt: skip
 
 RULES: tuple[RuleInfo, ...] = tuple(rule for kind in _KINDS for rule in kind.rules)
 
@@ -69,7 +69,7 @@ class Suite:
             Drops(self._tree, allowed), Sent(), Beacons(), Credentials(self._tree), ForkBombs(self._tree), Privileges(),
             Installs(self._tree, allowed), Interception(), InterpreterHooks(self._tree),
             Judgement(protected, self._tree),
-            Persistence(self._tree), HiddenCode(self._tree), Unread(),
+            Persistence(self._tree), HiddenCode(self._tree), Unparsed(),
         )  # fmt: skip
 
     def feed(self, event: Event) -> list[Finding]:

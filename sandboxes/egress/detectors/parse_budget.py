@@ -2,7 +2,7 @@
 
 Texts are hostile: they may be so long, or nested so deeply, that to look at all of them takes minutes.  Whoever
 reads takes what it is about to look at out of one budget, so that the work is bounded whatever the text; what is
-left unread is told (``unread``), and never passed over in silence.
+left is kept in ``unparsed``, and never passed over in silence.
 """
 
 from collections.abc import Iterator
@@ -19,18 +19,18 @@ TOO_MUCH = "more than is read of one command"
 TOO_DEEP = "nested too deeply"
 
 
-class Reading:
-    """Of one event."""
+class ParseBudget:
+    """What may still be looked at of one event."""
 
     def __init__(self) -> None:
         self._left = BUDGET
-        self.unread: dict[str, None] = {}
+        self.unparsed: dict[str, None] = {}
         """Why something was not looked at."""
 
-    def may(self, amount: int) -> bool:
-        """Whether there is enough left for this."""
+    def spend(self, amount: int) -> bool:
+        """Take ``amount`` out of the budget; return False, and note why, if less is left."""
         if amount > self._left:
-            self.unread[TOO_MUCH] = None
+            self.unparsed[TOO_MUCH] = None
             return False
         self._left -= amount
         return True
@@ -38,8 +38,8 @@ class Reading:
     @contextmanager
     def guessing(self) -> Iterator[None]:
         """What is read meanwhile need not be code: it is no matter if some of it is left."""
-        known = dict(self.unread)
+        known = dict(self.unparsed)
         try:
             yield
         finally:
-            self.unread = known
+            self.unparsed = known

@@ -7,7 +7,7 @@ from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import command_of, takes_code
 
-UNREAD = RuleInfo(
+UNPARSED = RuleInfo(
     "unread-command",
     "a command is too much to be read whole",
     "warning",
@@ -20,20 +20,20 @@ UNREAD = RuleInfo(
 )
 
 
-class Unread:
+class Unparsed:
     """Such a command could hide anything, and text is a hint.  A file may be data: info."""
 
-    rules: ClassVar[tuple[RuleInfo, ...]] = (UNREAD,)
+    rules: ClassVar[tuple[RuleInfo, ...]] = (UNPARSED,)
 
     def feed(self, event: Event) -> Finding | None:
         if not isinstance(event, ExecEvent):
             return None
         why = [f"{name} is longer than is kept" for name in sorted(event.cut) if name != "stdin" or _runs_stdin(event)]
-        why += doings(event).reading.unread
+        why += doings(event).budget.unparsed
         if not why:
             return None
         began = " ".join(event.argv) or event.code
-        return finding(UNREAD, event, why[0], [*why, began], "warning" if event.writes is None else "info")
+        return finding(UNPARSED, event, why[0], [*why, began], "warning" if event.writes is None else "info")
 
 
 def _runs_stdin(event: ExecEvent) -> bool:
