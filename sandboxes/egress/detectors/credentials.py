@@ -5,8 +5,8 @@ import re
 from collections import OrderedDict
 from typing import ClassVar
 
+from sandboxes.egress.detectors.actions import Actions, absolute, actions_of
 from sandboxes.egress.detectors.destinations import KEPT
-from sandboxes.egress.detectors.doings import Doings, absolute, doings
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
@@ -106,7 +106,7 @@ def _shows_environments(command: Command) -> bool:
 _NAMING = frozenset({"expanduser", "Path", "read", "load", "join", "open", "read_csv", "from_file"})
 
 
-def _named(did: Doings) -> list[str]:
+def _named(did: Actions) -> list[str]:
     """Paths that Python code names where it is about to read, also those that it goes through one after another."""
     named = [text for call in did.calls if call.callee.rpartition(".")[2] in _NAMING for text in call.strings]
     if any(call.callee.rpartition(".")[2] in {"open", "read_text", "read_bytes", "read"} for call in did.calls):
@@ -154,7 +154,7 @@ class Credentials:
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
-        did = doings(event)
+        did = actions_of(event)
         if isinstance(event, ExecEvent):
             self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
             if event.writes is not None:

@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import ClassVar
 
+from sandboxes.egress.detectors.actions import Tree, actions_of, dotted, outermost_calls
 from sandboxes.egress.detectors.carried import carries
 from sandboxes.egress.detectors.destinations import KEPT, below, hosts_in, is_here, names_of, where
-from sandboxes.egress.detectors.doings import Tree, doings, dotted, outermost_calls
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.process_tree import ProcessTree
@@ -108,7 +108,7 @@ class Drops:
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return self._record(event)
-        did = doings(event)
+        did = actions_of(event)
         pairs = list(zip([None, *did.commands], did.commands, strict=False))
         if isinstance(event, ObservedAction):
             pairs += self._tree.pipes(event)

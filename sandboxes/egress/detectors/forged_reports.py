@@ -2,7 +2,7 @@
 
 import re
 
-from sandboxes.egress.detectors.doings import Doings
+from sandboxes.egress.detectors.actions import Actions
 from sandboxes.egress.detectors.exec_event import ExecEvent
 
 _HOOKS = re.compile(
@@ -24,7 +24,7 @@ _REPLACED = re.compile(
 )
 
 
-def forged_report(event: ExecEvent, did: Doings) -> str | None:
+def forged_report(event: ExecEvent, did: Actions) -> str | None:
     """A pytest hook that says "passed" whatever happened, or assertions and a judge's functions that are replaced."""
     if event.writes is not None and not event.writes.endswith(".py"):
         return None

@@ -4,7 +4,7 @@ import ast
 import re
 from typing import ClassVar
 
-from sandboxes.egress.detectors.doings import Doings, doings
+from sandboxes.egress.detectors.actions import Actions, actions_of
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
@@ -77,7 +77,7 @@ class HiddenCode:
 
 
 def _said(event: ExecEvent) -> Finding | None:
-    did = doings(event)
+    did = actions_of(event)
     texts = [
         event.code,
         *(
@@ -99,7 +99,7 @@ def _said(event: ExecEvent) -> Finding | None:
     return None
 
 
-def _reaches_decoded(did: Doings) -> int | None:
+def _reaches_decoded(did: Actions) -> int | None:
     """The line of ``getattr(x, f("..."))`` or ``__import__(f("..."))``: a name that stands there in another form."""
     for tree in did.trees:
         for node, callee in tree.callees.items():

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import ClassVar
 
+from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.destinations import (
     KEPT,
     REGISTRIES,
@@ -15,7 +16,6 @@ from sandboxes.egress.detectors.destinations import (
     special_kind,
     where,
 )
-from sandboxes.egress.detectors.doings import doings
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
@@ -84,7 +84,7 @@ class Installs:
         if isinstance(event, ExecEvent):
             self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
         self._configured = self._configured or _configures(event, self._text)
-        found = doings(event).commands
+        found = actions_of(event).commands
         pairs = list(zip([None, *found], found, strict=False))
         if isinstance(event, ObservedAction):
             pairs += self._tree.pipes(event)
@@ -127,7 +127,7 @@ class Installs:
                 command.program in fetched or command.program in _RUNNERS | {"chmod", "source", "."}
             ):
                 return finding(PIPED, event, self._stranger(source.text) or "?", [source.text, command.text])
-        for script in doings(event).scripts:
+        for script in actions_of(event).scripts:
             if (inner := _SUBSTITUTED.search(script)) is not None and (host := self._stranger(inner[0])) is not None:
                 return finding(PIPED, event, host, [inner[0]])
         return None
@@ -173,12 +173,12 @@ def _configures(event: Deed, said: tuple[str | None, str]) -> bool:
     if event.label is None:
         return False
     label, text = said
-    names = [path.rsplit("/", 1)[-1] for path in doings(event).writes if _CONFIGURATION.search(path)]
+    names = [path.rsplit("/", 1)[-1] for path in actions_of(event).writes if _CONFIGURATION.search(path)]
     openly = label == event.label and all(name in text for name in names)
     if names and openly and not re.search(r"://|git\+|index|registry|proxy", text):
         return False
     told = isinstance(event, ObservedAction) and any(_VARIABLE.match(variable) for variable in event.environment)
-    return told or any(_CONFIGURATION.search(path) for path in doings(event).writes)
+    return told or any(_CONFIGURATION.search(path) for path in actions_of(event).writes)
 
 
 _FETCH_CALLS = frozenset({"urlopen", "urlretrieve", "get", "request", "recv", "fetch"})
@@ -186,7 +186,7 @@ _FETCH_CALLS = frozenset({"urlopen", "urlretrieve", "get", "request", "recv", "f
 
 def _runs_download(event: ExecEvent, allowed: Callable[[str], bool]) -> str | None:
     """Python that fetches from a stranger and runs code that it does not name."""
-    did = doings(event)
+    did = actions_of(event)
     called = {call.callee: call.strings for call in did.calls}
     runs = any(name in {"exec", "eval"} for name in called)
     hosts = [

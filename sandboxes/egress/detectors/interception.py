@@ -3,7 +3,7 @@
 import re
 from typing import ClassVar
 
-from sandboxes.egress.detectors.doings import Doings, doings
+from sandboxes.egress.detectors.actions import Actions, actions_of
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.shell import Command
@@ -50,7 +50,7 @@ class Interception:
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return _refused_socket(event)
-        did = doings(event)
+        did = actions_of(event)
         for path in did.writes:
             if _RESOLVERS.search(path) or path.startswith(("/proc/sys/net/", "/proc/1/")):
                 return finding(NETWORK, event, path, [f"writes {path}"])
@@ -124,7 +124,7 @@ def _refused_socket(record: EgressRecord) -> Finding | None:
     return finding(NETWORK, record, f"socket {family}", [match[0].decode()], "warning") if grave else None
 
 
-def _raw(event: ExecEvent, did: Doings) -> Finding | None:
+def _raw(event: ExecEvent, did: Actions) -> Finding | None:
     for module in sorted(did.imports):
         if module.partition(".")[0] in {"pyroute2", "scapy", "nftables"}:
             return finding(NETWORK, event, module, [f"import {module}"], "warning")

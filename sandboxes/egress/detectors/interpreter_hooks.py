@@ -3,7 +3,7 @@
 import re
 from typing import ClassVar
 
-from sandboxes.egress.detectors.doings import doings
+from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
@@ -63,7 +63,7 @@ class InterpreterHooks:
             return None
         if isinstance(event, ObservedAction) and event.kind == "program":
             return self._environment(event)
-        for path in doings(event).writes:
+        for path in actions_of(event).writes:
             if path.endswith("/pyvenv.cfg"):
                 self._environments = (*self._environments, path.removesuffix("pyvenv.cfg"))[-KEPT_ENVIRONMENTS:]
             if path.startswith(self._environments):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
+from sandboxes.egress.detectors.actions import absolute, actions_of
 from sandboxes.egress.detectors.destinations import KEPT
-from sandboxes.egress.detectors.doings import absolute, doings
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.forged_reports import forged_report
@@ -111,7 +111,7 @@ class Judgement:
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
-        did = doings(event)
+        did = actions_of(event)
         if (overdue := self._overdue(event)) is not None:
             return overdue
         if isinstance(event, ExecEvent):

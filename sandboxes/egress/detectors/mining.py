@@ -3,8 +3,8 @@
 import re
 from typing import ClassVar
 
+from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.destinations import below, names_of, special_kind, where
-from sandboxes.egress.detectors.doings import doings
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
@@ -96,7 +96,7 @@ class Mining:
         return self._record(event) if isinstance(event, EgressRecord) else self._command(event)
 
     def _command(self, event: Deed) -> Finding | None:
-        did = doings(event)
+        did = actions_of(event)
         for command in did.commands:
             told = _pays(command) or any(_OPTIONS.fullmatch(word) for word in command.arguments)
             if told or _names_algorithm(command) or command.program.lower().removesuffix(".exe") in PROGRAMS:

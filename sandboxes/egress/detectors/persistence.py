@@ -3,7 +3,7 @@
 import re
 from typing import ClassVar
 
-from sandboxes.egress.detectors.doings import doings
+from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
@@ -67,7 +67,7 @@ class Persistence:
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
-        did = doings(event)
+        did = actions_of(event)
         if isinstance(event, ExecEvent):
             self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
         for path in did.writes:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sandboxes.egress.detectors.doings import started_command
+from sandboxes.egress.detectors.actions import started_command
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.shell import Command
 

@@ -4,8 +4,8 @@ import ast
 import re
 from typing import ClassVar, TypeGuard
 
+from sandboxes.egress.detectors.actions import Tree, actions_of, dotted, outermost_calls
 from sandboxes.egress.detectors.destinations import Windows
-from sandboxes.egress.detectors.doings import Tree, doings, dotted, outermost_calls
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.process_tree import ProcessTree
@@ -107,7 +107,7 @@ class ForkBombs:
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
-        did = doings(event)
+        did = actions_of(event)
         texts = [*did.scripts, *(word for command in did.commands for word in command.arguments if "fork" in word)]
         for text in texts:
             for pattern in (_BOMB, _SELF, _ONELINER):
@@ -206,7 +206,7 @@ class Privileges:
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
-        did = doings(event)
+        did = actions_of(event)
         if isinstance(event, ObservedAction) and event.kind == "refused":
             return _refused(event)
         named = (word for one in did.commands if one.program not in _HARMLESS for word in one.arguments)

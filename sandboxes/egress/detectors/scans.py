@@ -3,8 +3,8 @@
 import re
 from typing import ClassVar
 
+from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.destinations import Windows, hosts_in, is_here, names_of, special_kind
-from sandboxes.egress.detectors.doings import doings
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.record import EgressRecord
 
@@ -125,7 +125,7 @@ class Scanners:
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
-        did = doings(event)
+        did = actions_of(event)
         for script in did.scripts:
             if (match := _LOOP.search(script)) is not None:
                 return finding(PROGRAM, event, "loop", [match[0]])
@@ -156,7 +156,7 @@ class Metadata:
         return None
 
     def _command(self, event: Deed) -> Finding | None:
-        did = doings(event)
+        did = actions_of(event)
         fetching = [one.text for one in did.commands if one.program in {"curl", "wget", "nc", "http", "aws", "gcloud"}]
         called = [
             " ".join(call.strings)

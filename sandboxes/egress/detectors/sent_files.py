@@ -3,8 +3,8 @@
 import re
 from typing import ClassVar
 
+from sandboxes.egress.detectors.actions import absolute, actions_of
 from sandboxes.egress.detectors.destinations import special_kind
-from sandboxes.egress.detectors.doings import absolute, doings
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.exfiltration import COMMAND
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
@@ -61,7 +61,7 @@ class Sent:
 
 def _reads(event: ExecEvent | ObservedAction) -> list[str]:
     if isinstance(event, ExecEvent):
-        named = [absolute(path, "/work") for path in doings(event).reads] if event.writes is None else []
+        named = [absolute(path, "/work") for path in actions_of(event).reads] if event.writes is None else []
         return [path for path in named if _DATA.search(path)]
     holds = event.kind == "file" and event.operation == "read" and event.found and _DATA.search(event.path)
     return [event.path] if holds else []

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sandboxes.egress.detectors.actions import Actions, actions_of, dotted, outermost_calls
 from sandboxes.egress.detectors.destinations import KEPT, below, is_here, names_of, where
-from sandboxes.egress.detectors.doings import Doings, doings, dotted, outermost_calls
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
@@ -168,7 +168,7 @@ def _banner(record: EgressRecord) -> Finding | None:
 
 
 def _command(event: Deed) -> Finding | None:
-    did = doings(event)
+    did = actions_of(event)
     for command in did.commands:
         if _opens_tunnel(command):
             return finding(PROGRAM, event, command.program, [command.text])
@@ -244,7 +244,7 @@ def ssh_forwards(arguments: tuple[str, ...]) -> bool:
     return any(re.fullmatch(r"-[fNqTn]*R", word) for word in arguments[place:])
 
 
-def _reverse_shell(did: Doings) -> str | None:
+def _reverse_shell(did: Actions) -> str | None:
     devices = [
         (command, match)
         for command in did.commands
@@ -288,7 +288,7 @@ def _talks(command: Command) -> bool:
     return talks and not listens and not any(is_here(word.partition(":")[0]) for word in command.arguments)
 
 
-def _python_shell(did: Doings) -> str | None:
+def _python_shell(did: Actions) -> str | None:
     connects = [call for call in did.calls if call.callee.rpartition(".")[2] in {"connect", "create_connection"}]
     if not connects or all(any(is_here(text) for text in call.strings) for call in connects):
         return None

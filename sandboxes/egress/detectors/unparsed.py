@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from sandboxes.egress.detectors.doings import doings
+from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import command_of, takes_code
@@ -29,7 +29,7 @@ class Unparsed:
         if not isinstance(event, ExecEvent):
             return None
         why = [f"{name} is longer than is kept" for name in sorted(event.cut) if name != "stdin" or _runs_stdin(event)]
-        why += doings(event).budget.unparsed
+        why += actions_of(event).budget.unparsed
         if not why:
             return None
         began = " ".join(event.argv) or event.code

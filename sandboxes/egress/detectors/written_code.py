@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from sandboxes.egress.detectors.doings import doings, started_command
+from sandboxes.egress.detectors.actions import actions_of, started_command
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event
 from sandboxes.egress.detectors.observed_action import ObservedAction
@@ -42,7 +42,7 @@ class WrittenCode:
         if isinstance(event, ExecEvent):
             self._keep(event)
             if event.writes is None:
-                for command in list(doings(event).commands):
+                for command in list(actions_of(event).commands):
                     yield from self._of_file(event, command)
         elif isinstance(event, ObservedAction) and event.kind == "program":
             started = started_command(event)

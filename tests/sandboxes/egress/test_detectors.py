@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sandboxes.egress.attempt import PROTOCOLS, Attempt
 from sandboxes.egress.detectors import beaconing, exfiltration, names, processes, scans, tunnels
-from sandboxes.egress.detectors.doings import doings
+from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.exec_event import CODE_CHARACTERS, ExecEvent
 from sandboxes.egress.detectors.finding import EVIDENCE_CHARACTERS, EVIDENCE_LINES
 from sandboxes.egress.detectors.process_tree import ProcessTree
@@ -240,13 +240,13 @@ def test_what_stands_in_for_its_output_is_run_too():
     assert {"inner", "other"} <= {command.program for command in commands('echo "$(inner --x)" `other`')}
 
 
-def test_text_that_only_speaks_of_doings_is_none():
+def test_text_that_only_speaks_of_actions_is_none():
     spoken = ExecEvent(
         box="b",
         at=0.0,
         code='"""ssh -R 1:a:2 h"""\n# xmrig -o stratum+tcp://p:1\nNAMES = {"ngrok", "xmrig"}\nprint(NAMES)',
     )
-    assert doings(spoken).commands == []
+    assert actions_of(spoken).commands == []
     assert Suite(POLICY).feed(spoken) == []
 
 

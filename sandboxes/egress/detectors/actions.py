@@ -1,6 +1,6 @@
 """What an ``ExecEvent`` would do, or an ``ObservedAction`` did: programs, paths read and written, calls of Python code.
 
-Comments, docstrings, data and text that is only written to a file are not doings: a program that
+Comments, docstrings, data and text that is only written to a file are no actions: a program that
 *mentions* a miner does not mine.
 """
 
@@ -62,7 +62,7 @@ class Tree:
 
 
 @dataclass(slots=True)
-class Doings:
+class Actions:
     commands: list[Command] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     imports: set[str] = field(default_factory=set)
@@ -83,11 +83,11 @@ class Doings:
 
 
 @lru_cache(maxsize=8)
-def doings(event: ExecEvent | ObservedAction) -> Doings:
+def actions_of(event: ExecEvent | ObservedAction) -> Actions:
     """All detectors look at the same event one after another, so the last few are kept."""
     if isinstance(event, ObservedAction):
         return _observed(event)
-    found = Doings()
+    found = Actions()
     if event.argv:
         _add_argv(found, list(event.argv), event.stdin)
     if event.writes:
@@ -99,9 +99,9 @@ def doings(event: ExecEvent | ObservedAction) -> Doings:
     return found
 
 
-def _observed(action: ObservedAction) -> Doings:
+def _observed(action: ObservedAction) -> Actions:
     """One program with its arguments, or one path.  What a shell's or an interpreter's text says is not in it."""
-    found = Doings()
+    found = Actions()
     if action.kind == "file":
         changed = (action.path, action.target) if action.operation == "rename" else (action.path,)
         (found.reads if action.operation == "read" else found.writes).extend(path for path in changed if path)
@@ -130,7 +130,7 @@ def absolute(path: str, folder: str) -> str:
     return posixpath.normpath(posixpath.join(folder, path)) if folder and path else path
 
 
-def _add_argv(found: Doings, argv: list[str], stdin: str) -> None:
+def _add_argv(found: Actions, argv: list[str], stdin: str) -> None:
     command = command_of(argv)
     if command is None or not found.budget.spend(COMMAND + sum(map(len, argv))):
         return
@@ -145,7 +145,7 @@ def _add_argv(found: Doings, argv: list[str], stdin: str) -> None:
         _add_decoded(found, text)
 
 
-def _add_command(found: Doings, command: Command) -> None:
+def _add_command(found: Actions, command: Command) -> None:
     found.commands.append(command)
     if not _PYTHON.fullmatch(command.program):
         return
@@ -159,7 +159,7 @@ def _add_command(found: Doings, command: Command) -> None:
             _add_python(found, command.stdin)
 
 
-def _add_python(found: Doings, code: str) -> None:
+def _add_python(found: Actions, code: str) -> None:
     fields = code.count("{") if _FORMATTED.search(code) else 0
     if not code.strip() or not found.budget.spend(len(code) + FIELD * fields):
         return
@@ -193,14 +193,14 @@ def _add_python(found: Doings, code: str) -> None:
             _add_call(found, node, walked.callees[node])
 
 
-def _add_script(found: Doings, script: str) -> None:
+def _add_script(found: Actions, script: str) -> None:
     found.scripts.append(script)
     for command in commands(script, found.budget):
         _add_command(found, command)
     _add_decoded(found, script)
 
 
-def _add_decoded(found: Doings, text: str) -> None:
+def _add_decoded(found: Actions, text: str) -> None:
     """Base64 in a text that speaks of base64 was meant to be decoded, and perhaps run."""
     if ("base64" not in text and "b64decode" not in text) or _RUNS_DECODED.search(text) is None:
         return
@@ -215,7 +215,7 @@ def _add_decoded(found: Doings, text: str) -> None:
             _add_command(found, command)
 
 
-def _add_call(found: Doings, node: ast.Call, callee: str) -> None:
+def _add_call(found: Actions, node: ast.Call, callee: str) -> None:
     given = (*node.args, *(word.value for word in node.keywords))
     texts = [text for value in given for text in _texts(value, found.budget)]
     found.calls.append(Call(callee, tuple(texts)))
@@ -227,7 +227,7 @@ def _add_call(found: Doings, node: ast.Call, callee: str) -> None:
     _add_file(found, node, callee, texts)
 
 
-def _add_started(found: Doings, node: ast.Call, texts: list[str]) -> None:
+def _add_started(found: Actions, node: ast.Call, texts: list[str]) -> None:
     first = node.args[0] if node.args else None
     if isinstance(first, ast.List | ast.Tuple):
         words = ["".join(_texts(item, found.budget)) or "?" for item in first.elts]
@@ -236,7 +236,7 @@ def _add_started(found: Doings, node: ast.Call, texts: list[str]) -> None:
         _add_script(found, texts[0])
 
 
-def _add_file(found: Doings, node: ast.Call, callee: str, texts: list[str]) -> None:
+def _add_file(found: Actions, node: ast.Call, callee: str, texts: list[str]) -> None:
     last = callee.rpartition(".")[2]
     if last in {"open", "fdopen"} and texts:
         written = len(texts) > 1 and bool(set(texts[-1]) & set("wax+")) and len(texts[-1]) <= 3
@@ -337,7 +337,7 @@ def dotted(node: ast.expr) -> str:
     return ".".join(reversed(parts))
 
 
-def _add_paths(found: Doings, command: Command) -> None:
+def _add_paths(found: Actions, command: Command) -> None:
     found.writes += command.writes
     found.reads += command.reads
     names = [word for word in command.arguments if not word.startswith("-")]
