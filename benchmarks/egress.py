@@ -25,7 +25,8 @@ from benchmarks import egress_live, machine
 from benchmarks.egress_corpus import POLICY, Scenario, scenarios
 from sandboxes.egress.attempt import Attempt
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.suite import RULES, Suite
+from sandboxes.egress.detectors.registry import RULES
+from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.log import RecordLog
 from sandboxes.egress.verdict import Verdict, decide
 

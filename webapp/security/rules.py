@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from sandboxes.egress.detectors.finding import RuleInfo
-from sandboxes.egress.detectors.suite import RULES
+from sandboxes.egress.detectors.registry import RULES
 
 
 @lru_cache(maxsize=1)

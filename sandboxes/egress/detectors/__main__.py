@@ -6,7 +6,7 @@ The rules say what they are (``RuleInfo``) and the document repeats it; a test f
 import re
 from pathlib import Path
 
-from sandboxes.egress.detectors.suite import RULES
+from sandboxes.egress.detectors.registry import RULES
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "egress.md"
 BEGIN = "<!-- rules: written by `python -m sandboxes.egress.detectors` -->"

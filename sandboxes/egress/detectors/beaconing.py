@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from sandboxes.egress.attempt import Attempt
 from sandboxes.egress.detectors.destinations import REGISTRIES, Windows, below, names_of, special_kind, where, zone_of
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.record import EgressRecord
 
@@ -39,12 +40,13 @@ GROWTH = 1.5
 """Retries wait longer each time; intervals of which each is this much longer than the one before are no beacon."""
 
 
-class Beacons:
+class Beacons(Detector):
     """Denied attempts only: polling what the policy allows, or oneself, is a way of working."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (BEACON,)
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._times: Windows[float] = Windows(LONGEST_S * SLOW_ATTEMPTS, items=3 * SLOW_ATTEMPTS)
 
     def feed(self, event: Event) -> Finding | None:

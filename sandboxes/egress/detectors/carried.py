@@ -4,6 +4,8 @@ import base64
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 
 from sandboxes.egress.detectors.destinations import special_kind
 from sandboxes.egress.record import EgressRecord
@@ -55,15 +57,16 @@ def carries(record: EgressRecord) -> str | None:
 
 
 def _decoded(sent: bytes) -> bytes:
-    words = re.findall(rb"[A-Za-z0-9+/=_-]{24,}", sent.replace(b"\n", b""))
-    plain = b""
-    for word in words:
-        for decode in (base64.urlsafe_b64decode, base64.b64decode, bytes.fromhex):
-            try:
-                plain += decode(word[: len(word) // 4 * 4].decode())
-            except ValueError:
-                continue
-    return plain
+    """Every run of letters in plain, as far as it is hexadecimal or base64."""
+    runs = re.findall(rb"[A-Za-z0-9+/=_-]{24,}", sent.replace(b"\n", b""))
+    return b"".join(plain for run in runs for plain in _in_plain(run))
+
+
+def _in_plain(run: bytes) -> Iterator[bytes]:
+    """What a run of letters stands for in each code in which it stands for something."""
+    for decode in (base64.urlsafe_b64decode, base64.b64decode, bytes.fromhex):
+        with suppress(ValueError):
+            yield decode(run[: len(run) // 4 * 4].decode())
 
 
 def coded(sent: bytes) -> str | None:
@@ -81,14 +84,9 @@ def coded(sent: bytes) -> str | None:
 
 
 def _is_text(token: bytes) -> bool:
-    for decode in (bytes.fromhex, base64.urlsafe_b64decode):
-        try:
-            plain = decode(token[: len(token) // 4 * 4].decode())
-        except ValueError:
-            continue
-        if len(plain) >= 16 and all(32 <= byte < 127 or byte in b"\r\n\t" for byte in plain):
-            return True
-    return False
+    return any(
+        len(plain) >= 16 and all(32 <= byte < 127 or byte in b"\r\n\t" for byte in plain) for plain in _in_plain(token)
+    )
 
 
 def _is_code(run: bytes) -> bool:

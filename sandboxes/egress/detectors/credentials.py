@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Actions, absolute, actions_of
 from sandboxes.egress.detectors.destinations import KEPT
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
-from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
@@ -121,13 +121,13 @@ def _named(did: Actions) -> list[str]:
     return [path for path in named if len(path) < 200 and not re.search(r"\s", path)]
 
 
-class Credentials:
+class Credentials(Detector):
     """Reads only: making a key or writing a netrc is work.  Misses paths that are computed, and names of one's own."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (READ, SEARCH)
 
-    def __init__(self, tree: ProcessTree) -> None:
-        self._tree = tree
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._own: OrderedDict[str, None] = OrderedDict()
         """Files that the policy made: what is in them it knows."""
         self._text: tuple[str | None, str] = (None, "")

@@ -3,15 +3,14 @@
 import ast
 import re
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Tree, actions_of, dotted, outermost_calls
 from sandboxes.egress.detectors.carried import carries
 from sandboxes.egress.detectors.destinations import KEPT, below, hosts_in, is_here, names_of, where
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
-from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
@@ -66,7 +65,7 @@ _SECRET = re.compile(
 )
 
 
-class Volume:
+class Volume(Detector):
     """Bytes to one destination over the box's life, allowed ones only, for a denied one carries none.
 
     ``uploads`` are names to which the task is meant to send much.
@@ -74,8 +73,9 @@ class Volume:
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (VOLUME,)
 
-    def __init__(self, uploads: tuple[str, ...] = ()) -> None:
-        self._uploads = uploads
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._uploads = context.uploads
         self._sent: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def feed(self, event: Event) -> Finding | None:
@@ -96,14 +96,14 @@ class Volume:
         return finding(VOLUME, event, key, [event.attempt.target, f"{up} bytes sent, {down} received"], severity)
 
 
-class Drops:
+class Drops(Detector):
     """``allowed`` says whether a host is the policy's: what is sent there may be the task."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (DROP, COMMAND)
 
-    def __init__(self, tree: ProcessTree, allowed: Callable[[str], bool]) -> None:
-        self._tree = tree
-        self._allowed = allowed
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._allowed = context.allowed
 
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Literal
 
 from pydantic import Field
 
@@ -56,14 +56,6 @@ class Finding(Frozen):
 Deed = ExecEvent | ObservedAction
 """What a process was told to do, or did; an ``EgressRecord`` is what the network saw of it."""
 Event = EgressRecord | ExecEvent | ObservedAction
-
-
-class Detector(Protocol):
-    """One per box.  ``feed`` gets the box's events in order of time, keeps bounded state and never waits."""
-
-    rules: ClassVar[tuple[RuleInfo, ...]]
-
-    def feed(self, event: Event) -> Finding | None: ...
 
 
 def finding(

@@ -5,10 +5,10 @@ import re
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Actions, actions_of
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
-from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.reverse_shells import takes_orders
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
@@ -48,13 +48,13 @@ _SHELL = re.compile(
 )
 
 
-class HiddenCode:
+class HiddenCode(Detector):
     """A warning and never more: what the hidden code does is told by what it does."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (HIDDEN,)
 
-    def __init__(self, tree: ProcessTree) -> None:
-        self._tree = tree
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
 
     def feed(self, event: Event) -> Finding | None:
         if isinstance(event, EgressRecord):

@@ -16,10 +16,10 @@ from sandboxes.egress.detectors.destinations import (
     special_kind,
     where,
 )
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
-from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
 
@@ -63,14 +63,14 @@ _SUBSTITUTED = re.compile(
 )
 
 
-class Installs:
+class Installs(Detector):
     """``allowed`` says whether a host is the policy's.  Misses indexes set by files or by the environment."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (INSTALL, PIPED)
 
-    def __init__(self, tree: ProcessTree, allowed: Callable[[str], bool]) -> None:
-        self._tree = tree
-        self._allowed = allowed
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._allowed = context.allowed
         self._fetched: OrderedDict[str, Command] = OrderedDict()
         self._installing: tuple[str | None, str] | None = None
         """The tool call in which an installer was started, and its command."""

@@ -4,6 +4,7 @@ import re
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Actions, actions_of
+from sandboxes.egress.detectors.detector import Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.shell import Command
@@ -42,7 +43,7 @@ _LISTENERS = frozenset({
 _RAW = re.compile(r"\b(?:AF_PACKET|AF_NETLINK|SOCK_RAW|AF_VSOCK|PF_PACKET)\b")
 
 
-class Interception:
+class Interception(Detector):
     """Looking (``ip route``, ``cat /etc/resolv.conf``) is no finding.  Misses raw system calls by number."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (NETWORK,)

@@ -4,10 +4,10 @@ import re
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
-from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.record import EgressRecord
 
 HOOKED = RuleInfo(
@@ -50,11 +50,11 @@ _HARMLESS = re.compile(
 KEPT_ENVIRONMENTS = 16
 
 
-class InterpreterHooks:
+class InterpreterHooks(Detector):
     rules: ClassVar[tuple[RuleInfo, ...]] = (HOOKED,)
 
-    def __init__(self, tree: ProcessTree) -> None:
-        self._tree = tree
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._environments: tuple[str, ...] = ()
         """Folders of virtual environments that were made in this sandbox."""
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import absolute, actions_of
 from sandboxes.egress.detectors.destinations import KEPT
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.forged_reports import forged_report
@@ -28,7 +29,6 @@ from sandboxes.egress.detectors.judged_paths import (
     is_test,
 )
 from sandboxes.egress.detectors.observed_action import ObservedAction
-from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.reverse_shells import INTERPRETERS
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
@@ -83,12 +83,12 @@ MOST_MOVED = 8
 _RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
-class Judgement:
+class Judgement(Detector):
     rules: ClassVar[tuple[RuleInfo, ...]] = (JUDGED, TESTS, PEEKED)
 
-    def __init__(self, protected: tuple[str, ...], tree: ProcessTree) -> None:
-        self._protected = protected
-        self._tree = tree
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._protected = context.protected
         self._text: tuple[str | None, str] = (None, "")
         """The latest tool call, and what it says."""
         self._given: OrderedDict[str, None] = OrderedDict()

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.destinations import below, names_of, special_kind, where
+from sandboxes.egress.detectors.detector import Detector
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
@@ -87,7 +88,7 @@ _LOGIN_PARTS = (b'"agent"', b'"algo"', b'"rigid"')
 _SENDING = frozenset({"send", "sendall", "write", "dumps", "send_json", "sendto", "post"})
 
 
-class Mining:
+class Mining(Detector):
     """Misses a renamed program without telling options, and a pool behind TLS on an ordinary port and name."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (PROGRAM, POOL, STRATUM, PORT)

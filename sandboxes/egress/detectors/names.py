@@ -4,6 +4,7 @@ import re
 from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import Windows, below, entropy_bits, names_of, zone_of
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.record import EgressRecord
 
@@ -75,12 +76,13 @@ RESOLVER_ADDRESSES = frozenset({
 })  # fmt: skip
 
 
-class Names:
+class Names(Detector):
     """Misses what is slow, or spread over many zones, or hidden in which allowed names are asked and when."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (EXFILTRATION, TYPES, FLOOD, AROUND)
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._below: Windows[str] = Windows(WINDOW_S)
         self._carrying: Windows[str] = Windows(WINDOW_S)
         self._denied: Windows[int] = Windows(WINDOW_S, items=2 * MANY_DENIED)

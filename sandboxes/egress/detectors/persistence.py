@@ -4,10 +4,10 @@ import re
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
-from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
@@ -56,11 +56,11 @@ _RUNS = re.compile(
 """What a start-up file or a hook runs that is no setting."""
 
 
-class Persistence:
+class Persistence(Detector):
     rules: ClassVar[tuple[RuleInfo, ...]] = (PERSISTENCE,)
 
-    def __init__(self, tree: ProcessTree) -> None:
-        self._tree = tree
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._text: tuple[str | None, str] = (None, "")
         """The tool call, and what it says."""
 

@@ -6,9 +6,9 @@ from typing import ClassVar, TypeGuard
 
 from sandboxes.egress.detectors.actions import Tree, actions_of, dotted, outermost_calls
 from sandboxes.egress.detectors.destinations import Windows
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
-from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.reverse_shells import INTERPRETERS
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
@@ -94,13 +94,13 @@ _ENUMERATORS = frozenset({
 })  # fmt: skip
 
 
-class ForkBombs:
+class ForkBombs(Detector):
     """By shape in shell and Python, by descent, and by what the kernel refused."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (BOMB,)
 
-    def __init__(self, tree: ProcessTree) -> None:
-        self._tree = tree
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._started: Windows[int] = Windows(10.0)
         self._met: Windows[int] = Windows(10.0)
 
@@ -198,7 +198,7 @@ def _done_by(node: ast.AST, callee: str) -> frozenset[str]:
     return frozenset({"ends"}) if ends else _NOTHING
 
 
-class Privileges:
+class Privileges(Detector):
     """``sudo`` alone is habit, and says so as info.  Misses exploits that come as a binary."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (PRIVILEGE, ESCAPE)

@@ -1,12 +1,11 @@
 """Shells whose input or output is somebody else: told by their descriptors, in whatever language they were started."""
 
 import re
-from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import is_here, special_kind
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.detector import Context, Detector
+from sandboxes.egress.detectors.finding import Event, Finding, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
-from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.detectors.tunnels import NETCATS, SHELL
 from sandboxes.egress.record import EgressRecord
@@ -21,13 +20,11 @@ _AWK = re.compile(r"(?:g|m|n)?awk$")
 _VALUED = frozenset({"-o", "-O", "--rcfile", "--init-file", "-W", "-X", "-c"})
 
 
-class ReverseShells:
+class ReverseShells(Detector):
     """Misses a shell that is part of the program that holds the connection, for then none is started."""
 
-    rules: ClassVar[tuple[RuleInfo, ...]] = ()
-
-    def __init__(self, tree: ProcessTree) -> None:
-        self._tree = tree
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._waiting: tuple[str | None, str] | None = None
         """The tool call in which a shell was started that takes orders from another program, and both."""
         self._called: tuple[str | None, str] | None = None

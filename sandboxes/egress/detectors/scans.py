@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.destinations import Windows, hosts_in, is_here, names_of, special_kind
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.record import EgressRecord
 
@@ -81,12 +82,13 @@ _FETCHING = frozenset({
 })  # fmt: skip
 
 
-class Scans:
+class Scans(Detector):
     """Only what was denied is counted: what the policy allows may fan out.  Slower than the window is missed."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (HOSTS, PORTS)
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._hosts: Windows[str] = Windows(WINDOW_S)
         self._ports: Windows[int] = Windows(WINDOW_S)
         self._places: Windows[tuple[str, int]] = Windows(WINDOW_S)
@@ -117,7 +119,7 @@ class Scans:
         return None
 
 
-class Scanners:
+class Scanners(Detector):
     """Scanners by name, and loops over numbers.  A scan of the box's own loopback is a way of working."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (PROGRAM,)
@@ -140,7 +142,7 @@ class Scanners:
         return None
 
 
-class Metadata:
+class Metadata(Detector):
     """By address, name, and what a command says.  Cloud SDKs ask unbidden; docs/egress.md says how to quiet them."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (METADATA,)

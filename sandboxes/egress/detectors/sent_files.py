@@ -1,29 +1,28 @@
 """A file is read and, in the same tool call, somebody is called who takes it."""
 
 import re
-from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import absolute, actions_of
 from sandboxes.egress.detectors.destinations import special_kind
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.exfiltration import COMMAND
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import Event, Finding, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.reverse_shells import INTERPRETERS
 from sandboxes.egress.detectors.shell import SHELLS
 from sandboxes.egress.record import EgressRecord
 
 
-class Sent:
+class Sent(Detector):
     """What went there is not known, for it was denied.  Misses what is sent by HTTP or TLS without saying so.
 
     Files that a program reads itself are told by the observer, those of an interpreter by its code: that is a hint,
     and the call outside is the deed.
     """
 
-    rules: ClassVar[tuple[RuleInfo, ...]] = ()
-
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._read: tuple[str | None, str] | None = None
         self._odd: tuple[str | None, str] | None = None
         """The tool call that called a stranger on a port that no usual protocol of asking has, and whom."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Actions, actions_of, dotted, outermost_calls
 from sandboxes.egress.detectors.destinations import KEPT, below, is_here, names_of, where
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
@@ -107,12 +108,13 @@ class _Connection:
     packets_up: int = 0
 
 
-class Tunnels:
+class Tunnels(Detector):
     """Misses a program of one's own over TLS to an allowed name, and SSH inside TLS."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (PROGRAM, SHELL, SERVICE, BANNER, QUIET)
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._open: OrderedDict[int, _Connection] = OrderedDict()
 
     def feed(self, event: Event) -> Finding | None:

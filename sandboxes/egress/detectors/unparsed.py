@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
+from sandboxes.egress.detectors.detector import Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import command_of, takes_code
@@ -20,7 +21,7 @@ UNPARSED = RuleInfo(
 )
 
 
-class Unparsed:
+class Unparsed(Detector):
     """Such a command could hide anything, and text is a hint.  A file may be data: info."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (UNPARSED,)

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.egress_corpus import scenarios
 from sandboxes.egress.detectors.__main__ import document
-from sandboxes.egress.detectors.suite import RULES
+from sandboxes.egress.detectors.registry import RULES
 from sandboxes.egress.detectors.unparsed import UNPARSED
 from sandboxes.egress.verdict import REASONS
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from sandboxes.egress.attempt import PROTOCOLS, Attempt
 from sandboxes.egress.detectors import beaconing, exfiltration, names, processes, scans, tunnels
 from sandboxes.egress.detectors.actions import actions_of
+from sandboxes.egress.detectors.detector import Context
 from sandboxes.egress.detectors.exec_event import CODE_CHARACTERS, ExecEvent
 from sandboxes.egress.detectors.finding import EVIDENCE_CHARACTERS, EVIDENCE_LINES
-from sandboxes.egress.detectors.process_tree import ProcessTree
+from sandboxes.egress.detectors.registry import RULES
 from sandboxes.egress.detectors.shell import commands
-from sandboxes.egress.detectors.suite import RULES, Suite
+from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.detectors.tunnels import ssh_forwards
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord, Spread
@@ -42,17 +43,17 @@ def rules_of(detector, events):
 
 @pytest.mark.parametrize(("hosts", "found"), [(scans.MANY_HOSTS - 1, set()), (scans.MANY_HOSTS, {"scan-hosts"})])
 def test_a_scan_of_hosts_begins_at_its_bound(hosts, found):
-    assert rules_of(scans.Scans(), [record(n, address=f"10.0.0.{n}") for n in range(1, hosts + 1)]) == found
+    assert rules_of(scans.Scans(Context()), [record(n, address=f"10.0.0.{n}") for n in range(1, hosts + 1)]) == found
 
 
 @pytest.mark.parametrize(("ports", "found"), [(scans.MANY_PORTS - 1, set()), (scans.MANY_PORTS, {"scan-ports"})])
 def test_a_scan_of_ports_begins_at_its_bound(ports, found):
-    assert rules_of(scans.Scans(), [record(n, port=n) for n in range(1, ports + 1)]) == found
+    assert rules_of(scans.Scans(Context()), [record(n, port=n) for n in range(1, ports + 1)]) == found
 
 
 def test_a_scan_of_public_addresses_is_a_warning_and_of_private_ones_critical():
     def last(prefix):
-        detector = scans.Scans()
+        detector = scans.Scans(Context())
         return [detector.feed(record(n, address=f"{prefix}.{n}")) for n in range(1, scans.MANY_HOSTS + 1)][-1]
 
     assert (last("203.0.113").severity, last("192.168.7").severity) == ("warning", "critical")
@@ -61,12 +62,12 @@ def test_a_scan_of_public_addresses_is_a_warning_and_of_private_ones_critical():
 def test_hosts_outside_the_window_and_allowed_ones_are_no_scan():
     slow = [record(n, address=f"10.0.0.{n}", at=n * scans.WINDOW_S) for n in range(1, 100)]
     allowed = [record(n, address=f"203.0.113.{n}", allowed=True) for n in range(1, 100)]
-    assert rules_of(scans.Scans(), [*slow, *allowed]) == set()
+    assert rules_of(scans.Scans(Context()), [*slow, *allowed]) == set()
 
 
 def test_a_flood_that_was_summed_up_is_still_a_scan():
     summed = record(count=5000, spread=Spread(addresses=1, ports=1000, names=0))
-    assert rules_of(scans.Scans(), [summed]) == {"scan-ports"}
+    assert rules_of(scans.Scans(Context()), [summed]) == {"scan-ports"}
 
 
 def queries(number, pattern, every_s=1.0, **more):
@@ -83,21 +84,21 @@ CODED = "{n:02}f3a9c17be2d04856a7b1" + "x9k2m4"
     ("number", "found"), [(names.CODED_NAMES - 1, set()), (names.CODED_NAMES, {"dns-exfiltration"})]
 )
 def test_coded_names_are_exfiltration_from_their_bound_on(number, found):
-    assert rules_of(names.Names(), queries(number, CODED + ".example.net")) == found
+    assert rules_of(names.Names(Context()), queries(number, CODED + ".example.net")) == found
 
 
 def test_the_same_coded_name_again_carries_nothing_more():
-    assert rules_of(names.Names(), queries(50, "9cf3a9c17be2d04856a7b1x9k2m4.example.net")) == set()
+    assert rules_of(names.Names(Context()), queries(50, "9cf3a9c17be2d04856a7b1x9k2m4.example.net")) == set()
 
 
 @pytest.mark.parametrize(("number", "found"), [(names.MANY_DENIED - 1, set()), (names.MANY_DENIED, {"dns-flood"})])
 def test_denied_names_are_a_flood_from_the_bound_on(number, found):
-    assert rules_of(names.Names(), queries(number, "www.site{n}.example", every_s=0.01)) == found
+    assert rules_of(names.Names(Context()), queries(number, "www.site{n}.example", every_s=0.01)) == found
 
 
 def test_a_flood_that_was_summed_up_counts_in_full():
     one = queries(1, "www.example.net")[0].model_copy(update={"count": names.MANY_DENIED})
-    assert rules_of(names.Names(), [one]) == {"dns-flood"}
+    assert rules_of(names.Names(Context()), [one]) == {"dns-flood"}
 
 
 @pytest.mark.parametrize("inner", ["www", "static-assets", "eu-west-1.compute", "d1a2b3c4e5f6", "a.b.c.d.e.f.g.h",
@@ -124,7 +125,7 @@ def test_a_beacon_is_regular_and_neither_fast_nor_rare(gaps, found):
     times = [0.0]
     for gap in gaps:
         times.append(times[-1] + gap)
-    assert rules_of(beaconing.Beacons(), [record(n, at=at) for n, at in enumerate(times, 1)]) == found
+    assert rules_of(beaconing.Beacons(Context()), [record(n, at=at) for n, at in enumerate(times, 1)]) == found
 
 
 def test_contacts_through_many_ports_or_names_of_one_zone_are_one_beacon():
@@ -133,19 +134,19 @@ def test_contacts_through_many_ports_or_names_of_one_zone_are_one_beacon():
         record(n, at=2.0 * n, protocol="dns", port=53, address="127.0.0.1", name=f"a{n}.c2.example.net")
         for n in range(1, 7)
     ]
-    assert rules_of(beaconing.Beacons(), ports) == {"beacon"}
-    assert rules_of(beaconing.Beacons(), asked) == {"beacon"}
+    assert rules_of(beaconing.Beacons(Context()), ports) == {"beacon"}
+    assert rules_of(beaconing.Beacons(Context()), asked) == {"beacon"}
 
 
 def test_what_is_waited_for_by_asking_again_is_no_beacon():
     database = [record(n, at=2.0 * n, port=5432) for n in range(1, 12)]
     itself = [record(n, at=2.0 * n, address="127.0.0.1", port=8000) for n in range(1, 12)]
     index = [record(n, at=2.0 * n, sni="pypi.org") for n in range(1, 12)]
-    assert rules_of(beaconing.Beacons(), [*database, *itself, *index]) == set()
+    assert rules_of(beaconing.Beacons(Context()), [*database, *itself, *index]) == set()
 
 
 def test_polling_what_is_allowed_is_no_beacon():
-    assert rules_of(beaconing.Beacons(), [record(n, at=60.0 * n, allowed=True) for n in range(1, 30)]) == set()
+    assert rules_of(beaconing.Beacons(Context()), [record(n, at=60.0 * n, allowed=True) for n in range(1, 30)]) == set()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_polling_what_is_allowed_is_no_beacon():
 )
 def test_sending_more_than_receiving_is_judged_by_bytes_and_ratio(up, down, severity):
     sent = record(allowed=True, phase="traffic", bytes_up=up, bytes_down=down, sni="api.example.org")
-    found = exfiltration.Volume().feed(sent)
+    found = exfiltration.Volume(Context()).feed(sent)
     assert (found.severity if found else None) == severity
 
 
@@ -168,9 +169,9 @@ def test_volume_adds_up_over_connections_but_not_over_destinations():
     piece = exfiltration.WARNING_BYTES // 4
     one = [record(n, allowed=True, phase="traffic", bytes_up=piece, sni="a.example.org") for n in range(1, 5)]
     many = [record(n, allowed=True, phase="traffic", bytes_up=piece, sni=f"a{n}.example.org") for n in range(1, 5)]
-    assert rules_of(exfiltration.Volume(), one) == {"exfiltration-volume"}
-    assert rules_of(exfiltration.Volume(), many) == set()
-    assert rules_of(exfiltration.Volume(uploads=("example.org",)), one) == set()
+    assert rules_of(exfiltration.Volume(Context()), one) == {"exfiltration-volume"}
+    assert rules_of(exfiltration.Volume(Context()), many) == set()
+    assert rules_of(exfiltration.Volume(Context(uploads=("example.org",))), one) == set()
 
 
 @pytest.mark.parametrize(("lasted_s", "found"), [(tunnels.QUIET_S - 1, set()), (tunnels.QUIET_S, {"quiet-connection"})])
@@ -180,7 +181,7 @@ def test_a_quiet_connection_is_long(lasted_s, found):
         record(n, sequence=1, began=0.0, at=at, allowed=True, phase="traffic", bytes_up=36, bytes_down=36, packets_up=1)
         for n, at in enumerate(times, 1)
     ]
-    assert rules_of(tunnels.Tunnels(), events) == found
+    assert rules_of(tunnels.Tunnels(Context()), events) == found
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_a_quiet_connection_is_long(lasted_s, found):
     [(22, True, None), (22, False, "warning"), (443, True, "critical"), (443, False, "critical")],
 )
 def test_ssh_is_judged_by_port_and_verdict(port, allowed, severity):
-    found = tunnels.Tunnels().feed(record(port=port, allowed=allowed, opening_up=b"SSH-2.0-OpenSSH_9.2\r\n"))
+    found = tunnels.Tunnels(Context()).feed(record(port=port, allowed=allowed, opening_up=b"SSH-2.0-OpenSSH_9.2\r\n"))
     assert (found.severity if found else None) == severity
 
 
@@ -212,7 +213,7 @@ def test_ssh_options_are_read_as_ssh_reads_them(arguments, forwards):
     ("refused", "found"), [(processes.REFUSED_FORKS - 1, set()), (processes.REFUSED_FORKS, {"fork-bomb"})]
 )
 def test_refused_processes_are_a_bomb_from_the_bound_on(refused, found):
-    assert rules_of(processes.ForkBombs(ProcessTree()), [shell("./a", forks_refused=refused)]) == found
+    assert rules_of(processes.ForkBombs(Context()), [shell("./a", forks_refused=refused)]) == found
 
 
 @pytest.mark.parametrize(

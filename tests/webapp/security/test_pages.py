@@ -9,7 +9,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils.html import escape
 
-from sandboxes.egress.detectors.suite import RULES
+from sandboxes.egress.detectors.registry import RULES
 from tests.webapp.runs.conftest import Engine, egress_record, finding
 from webapp.accounts.models import Membership, User
 from webapp.runs.models import Run

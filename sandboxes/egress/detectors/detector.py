@@ -1,0 +1,44 @@
+"""What every detector is: rules that say what it finds, and ``feed``.
+
+A new one is a module of its own, and its class one entry in ``registry``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo
+from sandboxes.egress.detectors.judged_paths import PROTECTED
+from sandboxes.egress.detectors.process_tree import ProcessTree
+
+
+def _nobody(host: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the detectors of one sandbox may ask about it."""
+
+    tree: ProcessTree = field(default_factory=ProcessTree)
+    """Fed before the detectors are."""
+    allowed: Callable[[str], bool] = _nobody
+    """Whether a host is one of the policy's."""
+    uploads: tuple[str, ...] = ()
+    """Names to which much may be sent."""
+    protected: tuple[str, ...] = PROTECTED
+    """Patterns of paths that judge the policy."""
+
+
+class Detector(ABC):
+    """One per sandbox.  ``feed`` gets the sandbox's events in order of time, keeps bounded state and never waits."""
+
+    rules: ClassVar[tuple[RuleInfo, ...]] = ()
+    """Those that this detector brings; it may also find by rules of another one."""
+
+    def __init__(self, context: Context) -> None:
+        self._tree = context.tree
+
+    @abstractmethod
+    def feed(self, event: Event) -> Finding | None: ...
