@@ -22,10 +22,10 @@ from benchmarks.measurement import Run, Step
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
 from engine.cluster.members import generator_for, learner_for
 from engine.cluster.sandboxes import opened_sandboxes
+from engine.environments import environment_for
 from engine.inference.generator import Generator
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Planner, Played
-from engine.rollout.environments import environment_for
 from engine.rollout.worker import RolloutWorker
 from engine.spec.generation import Generated, GenerateRequest
 from engine.spec.rollout_group import RolloutGroup, rollouts_in

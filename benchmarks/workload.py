@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.rollout.environments.interface import Environment
+from engine.environments.contract import Environment
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 

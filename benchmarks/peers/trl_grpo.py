@@ -31,11 +31,11 @@ from benchmarks.measurement import Run, Step
 from benchmarks.peers.lockstep import LockstepGenerator
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
 from engine.cluster.sandboxes import opened_sandboxes
+from engine.environments import environment_for
+from engine.environments.contract import Environment
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Planner, Played
 from engine.models.tokenizer import MARKS, default_tokenizer
-from engine.rollout.environments import environment_for
-from engine.rollout.environments.interface import Environment
 from engine.rollout.episode import Boxes
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, RolloutWorker

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.environments import environment_for
 from engine.inference.generator import Generator
 from engine.rollout.demonstrations import demonstrations
-from engine.rollout.environments import environment_for
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.learner import Learner

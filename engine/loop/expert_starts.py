@@ -8,10 +8,10 @@ from dataclasses import replace
 from math import floor
 
 from engine.algorithms.rollback import anchor_prefixes, next_prefix
+from engine.environments.contract import Environment
 from engine.loop.expert_pool import Expert, ExpertPool, as_expert, can_be_expert
 from engine.rollout.demonstrations import solution
-from engine.rollout.environments.interface import Environment
-from engine.rollout.seeds import derived_seed
+from engine.seeds import derived_seed
 from engine.spec.exploration import ExpertStarts, ParallelAnchors, SequentialRollback
 from engine.spec.rollout_group import GroupPlan, Prefill, RolloutGroup
 from engine.spec.run import RunSpec

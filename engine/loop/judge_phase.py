@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from engine.algorithms.curriculum import attribution_weight
-from engine.rollout.environments import environment_for
-from engine.rollout.environments.interface import Verdict
+from engine.environments import environment_for
+from engine.environments.contract import Verdict
 from engine.rollout.judge import EnvironmentJudge, Judge, JudgeCounts, JudgeFailed
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution

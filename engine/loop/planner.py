@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.environments import environment_for
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.expert_starts import ExpertStartPlanner
-from engine.rollout.environments import environment_for
 from engine.rollout.experience import ExperienceRetriever
 from engine.rollout.requests import EpisodeRequest, group_requests
 from engine.rollout.worker import Collected

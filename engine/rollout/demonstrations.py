@@ -7,10 +7,10 @@ policy sampled them.
 from collections.abc import Iterator
 from random import Random
 
+from engine.environments.contract import Environment, Manner, Script, ScriptedCall
 from engine.rollout.chat import Answer
-from engine.rollout.environments.interface import Environment, Manner, Script, ScriptedCall
 from engine.rollout.scoring import rewards_of
-from engine.rollout.seeds import derived_seed
+from engine.seeds import derived_seed
 from engine.spec.recipe import Reward
 from engine.spec.supervised import ColdStart
 from engine.spec.trajectory import StopReason, Task, ToolCall, Trajectory, Turn

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from engine.environments.contract import Boxes, Environment, ToolSession
 from engine.rollout.chat import Answer, Call
-from engine.rollout.environments.faults import EnvironmentFailed, FaultNamingSession, named_as_environment_fault
-from engine.rollout.environments.interface import Boxes, Environment, ToolSession
+from engine.rollout.faults import EnvironmentFailed, FaultNamingSession, named_as_environment_fault
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.purification import Purifier
 from engine.rollout.reexecution import ReplayDiverged, call_of, compare

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.rollout.environments.interface import Environment, Verdict
+from engine.environments.contract import Environment, Verdict
 from engine.spec.trajectory import Trajectory
 
 

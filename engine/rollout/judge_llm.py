@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from engine.rollout.environments.interface import Verdict
+from engine.environments.contract import Verdict
 from engine.rollout.judge import (
     JudgeCounts,
     JudgeFailed,
@@ -29,7 +29,7 @@ from engine.rollout.judge import (
     JudgeUnavailable,
     JudgeUnparseable,
 )
-from engine.rollout.seeds import derived_seed
+from engine.seeds import derived_seed
 from engine.spec.judge import LlmJudge
 from engine.spec.trajectory import Trajectory, Turn
 

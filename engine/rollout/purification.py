@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.algorithms import saar
+from engine.environments.contract import Environment, ToolSession
 from engine.rollout.chat import Call
-from engine.rollout.environments.interface import Environment, ToolSession
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.requests import EpisodeRequest
 from engine.spec import exploration

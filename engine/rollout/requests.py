@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.algorithms import saar
-from engine.rollout.seeds import derived_seed
+from engine.seeds import derived_seed
 from engine.spec.rollout_group import GroupPlan, Prefill
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Purpose, Split

@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from engine.environments.contract import Boxes
 from engine.rollout.alerted_turns import AlertedTurns
-from engine.rollout.environments.interface import Boxes
 from engine.rollout.security_log import AlertSeen, RecordSeen, SecurityLog, label_of, place_of
 from engine.spec.security import Place, Response, TurnText
 from engine.spec.trajectory import ToolCall

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.rollout.environments import environment_for
-from engine.rollout.environments.faults import EnvironmentFailed
-from engine.rollout.environments.interface import Boxes
+from engine.environments import environment_for
+from engine.environments.contract import Boxes
 from engine.rollout.episode import Arena, run_episode
+from engine.rollout.faults import EnvironmentFailed
 from engine.rollout.reexecution import ReplayDiverged
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.resampling import Barren, barren, marked

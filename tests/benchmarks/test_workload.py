@@ -3,8 +3,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.workload import SETTINGS, Workload, digit_share, spec_for
+from engine.environments import environment_for
 from engine.models.tokenizer import default_tokenizer
-from engine.rollout.environments import environment_for
 
 
 def test_both_settings_train_the_default_model_batch_and_group() -> None:

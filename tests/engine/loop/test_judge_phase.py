@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from engine.environments import environment_for
+from engine.environments.contract import Verdict
 from engine.loop.judge_phase import Judging, judging_for
-from engine.rollout.environments import environment_for
-from engine.rollout.environments.interface import Verdict
 from engine.rollout.judge import JudgeCounts, JudgeTimeout, JudgeUnavailable
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution

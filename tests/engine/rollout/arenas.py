@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from scripted import TOKENIZER
 
-from engine.rollout.environments.python_math import PythonMathEnvironment
+from engine.environments.python_math import PythonMathEnvironment
 from engine.rollout.episode import Arena
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.environment import PythonMath

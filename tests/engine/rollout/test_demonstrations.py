@@ -3,11 +3,11 @@ from collections import Counter
 import pytest
 from scripted import ScriptedPolicy
 
+from engine.environments.household import HouseholdEnvironment
+from engine.environments.python_math import PythonMathEnvironment
+from engine.environments.python_math_problems import problem
+from engine.environments.sokoban import SokobanEnvironment
 from engine.rollout.demonstrations import demonstrations
-from engine.rollout.environments.household import HouseholdEnvironment
-from engine.rollout.environments.python_math import PythonMathEnvironment
-from engine.rollout.environments.python_math_problems import problem
-from engine.rollout.environments.sokoban import SokobanEnvironment
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.environment import Household, PythonMath, Sokoban

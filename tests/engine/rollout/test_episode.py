@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import TOKENIZER, ScriptedPolicy, answer, call
 
+from engine.environments.python_math import PythonMathEnvironment
+from engine.environments.sokoban import SokobanEnvironment, SokobanSimulation
 from engine.rollout.chat import Answer, Call
-from engine.rollout.environments.python_math import PythonMathEnvironment
-from engine.rollout.environments.sokoban import SokobanEnvironment, SokobanSimulation
 from engine.rollout.episode import Arena, EnvironmentFailed, run_episode
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.environment import PythonMath, Sokoban

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engine.rollout.environments import environment_for
+from engine.environments import environment_for
 from engine.rollout.experience import ExperienceRetriever, cosine, grams
 from engine.spec.exploration import Experience, ExperienceItem
 from engine.spec.problems import problems_in

@@ -6,8 +6,8 @@ import pytest
 from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
 
+from engine.environments import environment_for
 from engine.rollout.demonstrations import solution
-from engine.rollout.environments import environment_for
 from engine.rollout.requests import evaluation_requests
 from engine.rollout.worker import RolloutWorker
 from engine.spec.recipe import Reward

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 from scripted import ScriptedPolicy
 
+from engine.environments import environment_for
 from engine.rollout.chat import Answer
 from engine.rollout.demonstrations import demonstrations
-from engine.rollout.environments import environment_for
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.scoring import rewards_of

@@ -4,7 +4,7 @@ import pytest
 from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
 
-from engine.rollout.environments.python_math import PythonMathEnvironment
+from engine.environments.python_math import PythonMathEnvironment
 from engine.rollout.requests import evaluation_requests, shares
 from engine.rollout.worker import RolloutWorker
 from engine.spec.run import RunSpec

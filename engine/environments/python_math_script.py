@@ -7,9 +7,9 @@ import re
 from dataclasses import replace
 from random import Random
 
+from engine.environments.contract import Manner, Script, ScriptedCall
+from engine.environments.python_math_problems import Problem, problem
 from engine.rollout.chat import Answer, Call
-from engine.rollout.environments.interface import Manner, Script, ScriptedCall
-from engine.rollout.environments.python_math_problems import Problem, problem
 from sandboxes.interface import ExecResult
 
 LOOK, CALCULATE, SAY = "look ", "calc ", "tell "

@@ -10,16 +10,16 @@ the box before the first call and are never part of the policy's context unless 
 from collections.abc import Sequence
 from random import Random
 
+from engine.environments.contract import Boxes, Manner, Script, Verdict
+from engine.environments.python_math_problems import Problem, problem
+from engine.environments.python_math_script import script, tempted, with_reasoning
+from engine.environments.python_math_verdicts import verdicts
+from engine.environments.sandbox_session import BoxSession
+from engine.environments.tasks import SplitTasks, task_id, task_number
+from engine.environments.tool_errors import error_class_of, shown_to_policy
 from engine.models.tokenizer import default_tokenizer
 from engine.rollout import chat
 from engine.rollout.chat import Answer, Call
-from engine.rollout.environments.box_session import BoxSession
-from engine.rollout.environments.interface import Boxes, Manner, Script, Verdict
-from engine.rollout.environments.python_math_problems import Problem, problem
-from engine.rollout.environments.python_math_script import script, tempted, with_reasoning
-from engine.rollout.environments.python_math_verdicts import verdicts
-from engine.rollout.environments.tasks import SplitTasks, task_id, task_number
-from engine.rollout.tool_errors import error_class_of, shown_to_policy
 from engine.spec.environment import PythonMath
 from engine.spec.run import Dataset
 from engine.spec.trajectory import Split, Task, ToolCall, Turn

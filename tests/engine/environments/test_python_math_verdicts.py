@@ -1,11 +1,10 @@
 """The rules that know the truth, on episodes in real boxes."""
 
 import pytest
-from scripted import ScriptedPolicy, answer, call
 
+from engine.environments.python_math import PythonMathEnvironment
+from engine.environments.python_math_problems import problem
 from engine.rollout.demonstrations import demonstrations
-from engine.rollout.environments.python_math import PythonMathEnvironment
-from engine.rollout.environments.python_math_problems import problem
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.environment import PythonMath
@@ -14,6 +13,7 @@ from engine.spec.run import Dataset
 from engine.spec.supervised import ColdStart
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
+from tests.engine.rollout.scripted import ScriptedPolicy, answer, call
 
 CONTEXT_TOKENS = 600
 

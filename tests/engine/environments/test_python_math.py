@@ -2,10 +2,10 @@ from collections import Counter
 
 import pytest
 
+from engine.environments.python_math import PythonMathEnvironment
+from engine.environments.python_math_problems import problem, split_of
 from engine.rollout import chat
 from engine.rollout.demonstrations import demonstrations
-from engine.rollout.environments.python_math import PythonMathEnvironment
-from engine.rollout.environments.python_math_problems import problem, split_of
 from engine.spec.environment import LONGEST_DEMONSTRATION_TURNS, LONGEST_PROMPT_TOKENS, PythonMath
 from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.recipe import Reward

@@ -8,8 +8,7 @@ import hashlib
 from dataclasses import dataclass
 from random import Random
 
-from engine.models.words import NUMBERS, OBJECTS, RECEPTACLES
-from engine.rollout.environments.household_world import (
+from engine.environments.household_world import (
     LAMP,
     OPENABLE,
     STATION,
@@ -21,7 +20,8 @@ from engine.rollout.environments.household_world import (
     kind_of,
     reached,
 )
-from engine.rollout.seeds import derived_seed
+from engine.models.words import NUMBERS, OBJECTS, RECEPTACLES
+from engine.seeds import derived_seed
 from engine.spec.trajectory import Split
 
 HELDOUT_SHARE = 5

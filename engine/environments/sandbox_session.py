@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Self
 
+from engine.environments.contract import Boxes
 from engine.rollout.chat import Call
-from engine.rollout.environments.interface import Boxes
 from engine.spec.trajectory import ToolCall
 from sandboxes.interface import Sandbox, Snapshot
 

@@ -7,8 +7,8 @@ import hashlib
 from dataclasses import dataclass
 from random import Random
 
-from engine.rollout.environments.sokoban_world import BORDER, SIDE, Room, State, distances, drawn
-from engine.rollout.seeds import derived_seed
+from engine.environments.sokoban_world import BORDER, SIDE, Room, State, distances, drawn
+from engine.seeds import derived_seed
 from engine.spec.trajectory import Split
 
 HELDOUT_SHARE = 5

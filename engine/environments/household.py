@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
-from engine.rollout.environments.household_planner import distance, needs_search, next_action, seen_now
-from engine.rollout.environments.household_tasks import world_of
-from engine.rollout.environments.household_world import (
+from engine.environments.contract import Manner, Verdict
+from engine.environments.household_planner import distance, needs_search, next_action, seen_now
+from engine.environments.household_tasks import world_of
+from engine.environments.household_world import (
     NOTHING_HAPPENS,
     Action,
     State,
@@ -19,8 +20,7 @@ from engine.rollout.environments.household_world import (
     first_state,
     reached,
 )
-from engine.rollout.environments.interface import Manner, Verdict
-from engine.rollout.environments.simulated import GIVES_UP_AT_ONCE, Outcome, SimulatedEnvironment, Simulation
+from engine.environments.simulated import GIVES_UP_AT_ONCE, Outcome, SimulatedEnvironment, Simulation
 from engine.spec.environment import Household
 from engine.spec.run import Dataset
 from engine.spec.trajectory import Split

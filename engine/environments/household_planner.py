@@ -8,7 +8,7 @@ question, until it knows where the things are that it needs.
 from collections.abc import Iterator
 from itertools import permutations
 
-from engine.rollout.environments.household_world import (
+from engine.environments.household_world import (
     HELD,
     LAMP,
     STATION,

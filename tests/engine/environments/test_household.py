@@ -3,14 +3,10 @@ from random import Random
 
 import pytest
 
-from engine.models.tokenizer import CHARACTERS, MARKS, tokenizer_for
-from engine.models.words import OBJECTS, RECEPTACLES
-from engine.rollout import chat
-from engine.rollout.demonstrations import demonstrations
-from engine.rollout.environments.household import HouseholdEnvironment
-from engine.rollout.environments.household_planner import distance
-from engine.rollout.environments.household_tasks import split_of, world_of
-from engine.rollout.environments.household_world import (
+from engine.environments.household import HouseholdEnvironment
+from engine.environments.household_planner import distance
+from engine.environments.household_tasks import split_of, world_of
+from engine.environments.household_world import (
     HELD,
     SHOWN_ACTIONS,
     Goal,
@@ -22,6 +18,10 @@ from engine.rollout.environments.household_world import (
     reached,
     scene,
 )
+from engine.models.tokenizer import CHARACTERS, MARKS, tokenizer_for
+from engine.models.words import OBJECTS, RECEPTACLES
+from engine.rollout import chat
+from engine.rollout.demonstrations import demonstrations
 from engine.spec.environment import HOUSEHOLD_DEMONSTRATION_TOKENS, Household
 from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.recipe import Reward

@@ -1,9 +1,9 @@
 """What a policy can be trained in."""
 
-from engine.rollout.environments.household import HouseholdEnvironment
-from engine.rollout.environments.interface import Environment
-from engine.rollout.environments.python_math import PythonMathEnvironment
-from engine.rollout.environments.sokoban import SokobanEnvironment
+from engine.environments.contract import Environment
+from engine.environments.household import HouseholdEnvironment
+from engine.environments.python_math import PythonMathEnvironment
+from engine.environments.sokoban import SokobanEnvironment
 from engine.spec.environment import Household, PythonMath, Sokoban
 from engine.spec.run import RunSpec
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
-from engine.rollout.environments.interface import Manner, Verdict
-from engine.rollout.environments.simulated import GIVES_UP_AT_ONCE, Outcome, SimulatedEnvironment, Simulation
-from engine.rollout.environments.sokoban_tasks import grid_of
-from engine.rollout.environments.sokoban_world import STEP, Room, State, distances, drawn, pushed, shortest, solved
+from engine.environments.contract import Manner, Verdict
+from engine.environments.simulated import GIVES_UP_AT_ONCE, Outcome, SimulatedEnvironment, Simulation
+from engine.environments.sokoban_tasks import grid_of
+from engine.environments.sokoban_world import STEP, Room, State, distances, drawn, pushed, shortest, solved
 from engine.spec.environment import Sokoban
 from engine.spec.run import Dataset
 from engine.spec.trajectory import Split

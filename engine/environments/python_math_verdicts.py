@@ -4,8 +4,8 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from engine.rollout.environments.interface import Verdict
-from engine.rollout.environments.python_math_problems import Problem
+from engine.environments.contract import Verdict
+from engine.environments.python_math_problems import Problem
 from engine.spec.trajectory import ToolCall, Turn
 
 

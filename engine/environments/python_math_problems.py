@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from engine.rollout.seeds import derived_seed
+from engine.seeds import derived_seed
 from engine.spec.trajectory import Split
 
 CELLS = "abcdefgh"

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from engine.environments.contract import ToolSession
 from engine.rollout.chat import Call
-from engine.rollout.environments.interface import ToolSession
 from engine.spec.trajectory import ToolCall
 from sandboxes.interface import PoolClosed, SandboxFrozen, SandboxLost, SandboxUnavailable, SnapshotUnavailable
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, Self, TypeVar
 
+from engine.environments.contract import Boxes, Manner, Script, ScriptedCall, Verdict
+from engine.environments.tasks import SplitTasks, task_id, task_number
 from engine.models.tokenizer import tokenizer_for
 from engine.rollout import chat
 from engine.rollout.chat import Answer, Call
-from engine.rollout.environments.interface import Boxes, Manner, Script, ScriptedCall, Verdict
-from engine.rollout.environments.tasks import SplitTasks, task_id, task_number
 from engine.spec.run import Dataset
 from engine.spec.trajectory import Split, Task, ToolCall, Turn
 from sandboxes.interface import ExecResult

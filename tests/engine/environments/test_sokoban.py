@@ -3,11 +3,9 @@ from random import Random
 
 import pytest
 
-from engine.rollout import chat
-from engine.rollout.demonstrations import demonstrations
-from engine.rollout.environments.sokoban import SokobanEnvironment, SokobanSimulation
-from engine.rollout.environments.sokoban_tasks import grid_of, split_of
-from engine.rollout.environments.sokoban_world import (
+from engine.environments.sokoban import SokobanEnvironment, SokobanSimulation
+from engine.environments.sokoban_tasks import grid_of, split_of
+from engine.environments.sokoban_world import (
     BORDER,
     STEP,
     Room,
@@ -17,6 +15,8 @@ from engine.rollout.environments.sokoban_world import (
     pushed,
     solved,
 )
+from engine.rollout import chat
+from engine.rollout.demonstrations import demonstrations
 from engine.spec.environment import Sokoban
 from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.recipe import Reward
