@@ -22,7 +22,6 @@ from benchmarks.measurement import Run, Step
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
 from engine.cluster.members import generator_for, learner_for
 from engine.cluster.sandboxes import opened_sandboxes
-from engine.environments import environment_for
 from engine.inference.generator import Generator
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Planner, Played
@@ -57,7 +56,6 @@ class Engine:
     def __init__(self, workload: Workload) -> None:
         self._workload, self._spec = workload, workload.run_spec()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
-        self._environment = environment_for(self._spec)
         self._planner = Planner(self._spec)
 
     async def run(self) -> list[Step]:
@@ -111,7 +109,7 @@ class Engine:
         return [group.with_rollouts(map(self._paid_by_digits, group.rollouts)) for group in played.groups]
 
     def _paid_by_digits(self, rollout: Trajectory) -> Trajectory:
-        return rollout.model_copy(update={"reward": digit_share(self._environment, rollout.turns[0].token_ids)})
+        return rollout.model_copy(update={"reward": digit_share(rollout.turns[0].pieces)})
 
     async def _sync_weights(self, policy_version: int) -> None:
         weights = await self._learning(self._learner.weights)

@@ -12,11 +12,11 @@ Both sides import this module, so it must not import torch.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.environments.contract import Environment
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 
@@ -71,9 +71,9 @@ def spec_for(setting: Setting, *, steps: int, threads: int) -> RunSpec:
     )
 
 
-def digit_share(environment: Environment, token_ids: list[int]) -> float:
+def digit_share(pieces: Sequence[str]) -> float:
     """The reward of ``completions``: a number that differs inside every group, so that no side may skip a gradient."""
-    return sum(piece.isdigit() for piece in environment.pieces_of(token_ids)) / len(token_ids)
+    return sum(piece.isdigit() for piece in pieces) / len(pieces)
 
 
 def sampled_tokens(trajectories: list[Trajectory]) -> int:

@@ -31,14 +31,16 @@ from benchmarks.measurement import Run, Step
 from benchmarks.peers.lockstep import LockstepGenerator
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
 from engine.cluster.sandboxes import opened_sandboxes
-from engine.environments import environment_for
-from engine.environments.contract import Environment
+from engine.environments.contract import Sandboxes
+from engine.environments.registry import environment_for
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Planner, Played
 from engine.models.tokenizer import MARKS, default_tokenizer
-from engine.rollout.episode import Boxes
+from engine.rollout.renderers.contract import Renderer
+from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, RolloutWorker
+from engine.spec.message import Message
 from engine.spec.objective import Clipped
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
@@ -108,9 +110,9 @@ def hf_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def single_turn_reward(environment: Environment) -> Callable[..., list[float]]:
+def single_turn_reward(renderer: Renderer) -> Callable[..., list[float]]:
     def digit_share_of_completion(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        return [digit_share(environment, token_ids) for token_ids in completion_ids]
+        return [digit_share(renderer.pieces(token_ids)) for token_ids in completion_ids]
 
     return digit_share_of_completion
 
@@ -133,7 +135,9 @@ class Episodes:
     Prompts arrive as TRL's sampler repeats them, group by group, which is the order of ``requests_of``.
     """
 
-    def __init__(self, spec: RunSpec, boxes: Boxes, run: Callable[[Coroutine[Any, Any, Collected]], Collected]) -> None:
+    def __init__(
+        self, spec: RunSpec, boxes: Sandboxes, run: Callable[[Coroutine[Any, Any, Collected]], Collected]
+    ) -> None:
         self._spec, self._boxes, self._run = spec, boxes, run
         self._planner = Planner(spec)
         self._step = 0
@@ -216,14 +220,15 @@ def config(workload: Workload, output: Path) -> GRPOConfig:
 def prompt_texts(workload: Workload, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """One text per group of every step.  Raises RuntimeError when TRL would read other ids than Palestra."""
     spec = workload.run_spec()
-    environment, planner, ours = environment_for(spec), Planner(spec), default_tokenizer()
+    environment, renderer, planner = environment_for(spec), renderer_for(spec), Planner(spec)
+    tasks = environment.tasks("train")
     token_ids = [
-        environment.prompt_ids(environment.tasks("train")[request.task])
+        renderer.prompt([Message("user", tasks[request.task].question)], environment.tools(tasks[request.task]))
         for step in range(1, workload.steps + 1)
         for request in requests_of(planner, spec, step)
         if request.member == 0
     ]
-    texts = [ours.decode(ids) for ids in token_ids]
+    texts = [renderer.text(ids) for ids in token_ids]
     if tokenizer(texts)["input_ids"] != token_ids:
         raise RuntimeError("the prompts have other token ids in TRL's tokenizer than in ours")
     return texts
@@ -233,7 +238,7 @@ def measure(workload: Workload, output: Path) -> list[Step]:
     """All steps, the warm-up included."""
     spec = workload.run_spec()
     if workload.setting == "completions":
-        return _train(workload, output, single_turn_reward(environment_for(spec)))
+        return _train(workload, output, single_turn_reward(renderer_for(spec)))
     # Lockstep keeps every episode of the batch open, each with its slot and its box.
     batch = spec.schedule.prompts_per_step * spec.schedule.group_size
     resources = spec.resources.model_copy(update={"kv_slots": batch, "sandboxes": batch})

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.environments import environment_for
 from engine.inference.generator import Generator
-from engine.rollout.demonstrations import demonstrations
+from engine.rollout.demonstrations import demonstration_writer_for
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.learner import Learner
@@ -29,6 +28,6 @@ def learner_for(spec: RunSpec, recordings: Path | None = None) -> Learner:
     def scripted() -> Iterator[Trajectory]:
         recipe = spec.recipe
         assert recipe.cold_start is not None, "a learner asks for demonstrations only if the recipe has a cold start"
-        return demonstrations(environment_for(spec), recipe.cold_start, recipe.reward, seed=spec.seed)
+        return demonstration_writer_for(spec).demonstrations(recipe.cold_start)
 
     return Learner(spec, scripted, recordings)

@@ -1,78 +1,120 @@
-"""What an environment owes to the episode loop.
+"""What an environment owes to the episode loop: tasks, tools and scores, all in text.
 
-An environment knows tasks, their tool and their score.  What one episode changes lives in its
-*session*; the environment itself keeps no state between episodes, never samples, and never shows
-the policy a task's answer.
+An environment knows no token, keeps nothing between episodes, never samples, and never shows the policy a
+task's answer.  What one episode changes lives in its *session*.
+
+``Environment`` and ``Session`` are all that a foreign environment implements.  What else one can do is a
+protocol of its own: whoever needs it asks for it with ``isinstance``, and a run whose recipe needs what its
+environment lacks is refused before it starts (``engine/loop/requirements.py``).
+
+    Restorable      a session can be set back to an earlier moment     tool-call repair (SAAR)
+    Demonstrator    the environment can play its tasks by itself       cold start, expert starts
+    Oracle          the environment knows which turns helped           the judge ``rules``
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self, runtime_checkable
 
-from engine.rollout.chat import Answer, Call
-from engine.spec.trajectory import Split, Task, ToolCall, Turn
-from sandboxes.interface import ExecResult, Sandbox
+from engine.spec.message import AssistantMessage, Message, ToolSchema
+from engine.spec.trajectory import Split, Task, ToolCall
+from sandboxes.interface import Sandbox
 
 Manner = Literal["guess", "solve", "repair"]
 """How a demonstrator goes about a task: answers without looking; uses the tool; breaks a call and repairs it."""
 
-
 Verdict = Literal["good", "bad"]
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedCall:
-    """A tool call, what a real box or world answers to it, and whether that ends the episode."""
-
-    call: Call
-    result: ExecResult
-    done: bool = False
-    """What ``ToolSession.done`` says then."""
-    success: bool = False
-    """Likewise; meaningful when done."""
-
-
-Script = list[ScriptedCall | Answer]
-
-
-class Boxes(Protocol):
-    """Where boxes come from; ``sandboxes.pool.Pool`` is one."""
+class Sandboxes(Protocol):
+    """Where sandboxes come from; ``sandboxes.pool.Pool`` is one."""
 
     def acquire(self) -> AbstractAsyncContextManager[Sandbox]:
-        """A box as new, given back at the end of the block.  Raises SandboxUnavailable and PoolClosed."""
+        """A sandbox as new, given back at the end of the block.  Raises SandboxUnavailable and PoolClosed."""
         ...
 
 
-class ToolSession(Protocol):
-    """The tool of one episode, with everything that its calls have changed.
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What came of a message of the policy."""
 
-    A session that needs a box takes it no earlier than the first call: an episode that has no place in
-    the generator yet must not hold one.  Where there is a box, every method may raise SandboxLost, and
-    ``call`` what ``Boxes.acquire`` raises.  Whatever else comes out counts as the environment's own fault.
+    calls: tuple[ToolCall, ...] = ()
+    """The record of each call that the message asked for, in its order."""
+    messages: tuple[Message, ...] = ()
+    """What the policy reads next.  Empty only where the episode is over."""
+    done: bool = False
+    """The goal is reached, or missed for good: the episode ends here."""
+
+    @classmethod
+    def of(cls, calls: Iterable[ToolCall], *, done: bool = False) -> Self:
+        """The calls, of each of which the policy reads the output."""
+        calls = tuple(calls)
+        return cls(calls, tuple(Message("tool", call.output, call.name) for call in calls), done)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """What an episode came to."""
+
+    success: bool
+    """What the recipe pays as ``outcome``."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Rewards by name, added to the recipe's own; none may have the name of one of those."""
+
+
+class Session(Protocol):
+    """One episode of one task.
+
+    A session that needs a sandbox takes it no earlier than the first ``act``: an episode that has no place in the
+    generator yet must not hold one.  Where there is a sandbox, every method may raise SandboxLost, and ``act``
+    what ``Sandboxes.acquire`` raises.  Whatever else comes out counts as the environment's own fault.
     """
 
-    @property
-    def done(self) -> bool:
-        """The goal is reached, or missed for good: the episode ends after this call."""
+    async def reset(self) -> Sequence[Message]:
+        """What the policy reads first.  Called once, before anything else."""
         ...
 
-    @property
-    def success(self) -> bool:
-        """Whether the goal is reached.  Meaningful when done."""
+    async def act(self, message: AssistantMessage) -> Observation:
+        """Do what the policy asks for, and tell what came of it; a call that fails is a result.
+
+        The message is either one call of a tool that ``Environment.tools`` names, with arguments that fit its
+        schema, or an answer, which is the last message of an episode whatever the observation says.
+        """
         ...
 
-    async def call(self, call: Call) -> ToolCall:
-        """Run the tool.  Whatever the action does is a result."""
+    async def score(self) -> Rewards:
+        """What the episode came to.  Called once, at its end, however that came about."""
         ...
+
+
+class Environment(Protocol):
+    """Tasks, tools, scores."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """The split's tasks by number.  Equal numbers are equal tasks in every process."""
+        ...
+
+    def tools(self, task: Task) -> Sequence[ToolSchema]:
+        """What the policy may call."""
+        ...
+
+    def session(self, task: Task, sandboxes: Sandboxes) -> AbstractAsyncContextManager[Session]:
+        """The task as it is before the first turn.  At the end of the block all that it holds is given back."""
+        ...
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """A session that can be set back to an earlier moment."""
 
     async def snapshot(self) -> object:
         """Keep this moment.  Raises SnapshotUnavailable where the state cannot be kept."""
         ...
 
     async def restore(self, snapshot: object) -> None:
-        """As it was then, ``done`` and ``success`` included.  Any number of times until it is dropped."""
+        """As it was then, what ``score`` would say included.  Any number of times until it is dropped."""
         ...
 
     async def drop(self, snapshot: object) -> None:
@@ -80,60 +122,43 @@ class ToolSession(Protocol):
         ...
 
 
-class Environment(Protocol):
+@runtime_checkable
+class RestorableSessions(Protocol):
+    """An environment that says of its sessions, before there is one, whether they are ``Restorable``."""
+
     @property
-    def stop_ids(self) -> frozenset[int]:
-        """A sampled turn ends at the first of these."""
-        ...
+    def restorable(self) -> bool: ...
 
-    def tasks(self, split: Split) -> Sequence[Task]:
-        """The split's tasks by number, made when asked for.  Equal numbers are equal tasks everywhere."""
-        ...
 
-    def prompt_ids(self, task: Task, lessons: Sequence[str] = ()) -> list[int]:
-        """What the policy reads first: the lessons, if any, and the task."""
-        ...
+@dataclass(frozen=True, slots=True)
+class ScriptedTurn:
+    """What a demonstrator writes, and what a real session answers to it, to the character."""
 
-    def experience_span(self, lessons: Sequence[str]) -> tuple[int, int]:
-        """Where ``prompt_ids`` holds the lessons, half open; without it there is the prompt of no lessons."""
-        ...
+    message: AssistantMessage
+    observation: Observation
 
-    def parse(self, token_ids: Sequence[int]) -> Call | Answer | None:
-        """What a turn says, and where in it that begins; None when it is neither a call nor an answer."""
-        ...
 
-    def session(self, task: Task, boxes: Boxes) -> AbstractAsyncContextManager[ToolSession]:
-        """The task's tool as it is before the first call.  At the end of the block all that it holds is given back."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A whole episode, played by a demonstrator."""
 
-    def observation_ids(self, call: ToolCall) -> list[int]:
-        """What the policy reads after a tool call."""
-        ...
+    opening: tuple[Message, ...]
+    """What ``Session.reset`` gives."""
+    turns: tuple[ScriptedTurn, ...]
+    rewards: Rewards
 
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        """For people."""
-        ...
 
-    def pieces_of(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token, for people."""
-        ...
+@runtime_checkable
+class Demonstrator(Protocol):
+    """An environment that can play its own tasks."""
 
-    def score(self, task: Task, answer: str) -> bool:
-        """Whether an answer is right.  An environment that takes none says no; its sessions tell success."""
-        ...
+    def script(self, task: Task, manner: Manner, rng: Random) -> Script: ...
 
-    def script(self, task: Task, manner: Manner, rng: Random) -> Script:
-        """What a demonstrator does.  The results in it are what a real box answers, to the character."""
-        ...
 
-    def turn_ids(self, turn: Call | Answer) -> list[int]:
-        """The token ids of a scripted turn."""
-        ...
+@runtime_checkable
+class Oracle(Protocol):
+    """An environment that knows which turns brought a task nearer to its goal."""
 
-    def tool_call(self, call: Call, result: ExecResult) -> ToolCall:
-        """The record of an execution, as a session's ``call`` makes it."""
-        ...
-
-    def verdicts(self, task: Task, turns: Sequence[Turn]) -> list[Verdict]:
-        """Whether each turn brought the task nearer to its goal, told by one who knows the truth."""
+    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[Verdict]:
+        """One for each turn; ``calls`` holds each turn's call, ``answer`` is what the last one answered, if it did."""
         ...

@@ -22,6 +22,7 @@ from engine.environments.household_world import (
 )
 from engine.environments.simulated import GIVES_UP_AT_ONCE, Outcome, SimulatedEnvironment, Simulation
 from engine.spec.environment import Household
+from engine.spec.message import ToolSchema
 from engine.spec.run import Dataset
 from engine.spec.trajectory import Split
 
@@ -30,10 +31,10 @@ LONGEST_WANDER = 3
 
 
 class HouseholdEnvironment(SimulatedEnvironment[State]):
-    name = "act"
+    tool = ToolSchema.of_text("act", "command", "Does something in the house, e.g. go to fridge 1.")
 
     def __init__(self, environment: Household, dataset: Dataset) -> None:
-        super().__init__(environment.id, environment.levels, dataset)
+        super().__init__(environment.levels, dataset)
 
     def simulation(self, split: Split, number: int, level: int) -> "HouseholdSimulation":
         return HouseholdSimulation(_world(self._dataset.seed, split, number, level))

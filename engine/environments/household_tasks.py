@@ -20,10 +20,17 @@ from engine.environments.household_world import (
     kind_of,
     reached,
 )
-from engine.models.words import NUMBERS, OBJECTS, RECEPTACLES
 from engine.seeds import derived_seed
 from engine.spec.trajectory import Split
 
+RECEPTACLES = (
+    "countertop", "table", "shelf", "sofa", "desk", "sinkbasin", "cabinet", "drawer", "fridge", "microwave",
+)  # fmt: skip
+OBJECTS = (
+    "apple", "egg", "tomato", "potato", "bread", "mug", "plate", "pan", "book", "pen", "soap", "vase", "desklamp",
+)  # fmt: skip
+NUMBERS = (" 1", " 2", " 3")
+"""A house holds at most three things of a kind."""
 HELDOUT_SHARE = 5
 """One layout in this many is held out."""
 

@@ -1,30 +1,29 @@
 """python-math: arithmetic whose tool is a Python interpreter in a sandbox.
 
-Levels 1 and 2 are expressions.  At level 3 the question names two cells; the box's interpreter
+Levels 1 and 2 are expressions.  At level 3 the question names two cells; the sandbox's interpreter
 has a function ``show`` that *prints* a cell's number and returns nothing, so the numbers must be
 looked up first and combined in a later call.  At level 4 it names three cells, which hold text; each
 must be opened before it can be shown, with the text of the one before it as the key.  The numbers reach
-the box before the first call and are never part of the policy's context unless it prints them.
+the sandbox before the first call and are never part of the policy's context unless it prints them.
 """
 
 from collections.abc import Sequence
 from random import Random
 
-from engine.environments.contract import Boxes, Manner, Script, Verdict
+from engine.environments.contract import Manner, Observation, Rewards, Sandboxes, Script, ScriptedTurn, Verdict
 from engine.environments.python_math_problems import Problem, problem
-from engine.environments.python_math_script import script, tempted, with_reasoning
+from engine.environments.python_math_script import Execution, planned, tempted, with_reasoning
 from engine.environments.python_math_verdicts import verdicts
-from engine.environments.sandbox_session import BoxSession
+from engine.environments.sandbox_session import SandboxSession
 from engine.environments.tasks import SplitTasks, task_id, task_number
 from engine.environments.tool_errors import error_class_of, shown_to_policy
-from engine.models.tokenizer import default_tokenizer
-from engine.rollout import chat
-from engine.rollout.chat import Answer, Call
 from engine.spec.environment import PythonMath
+from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 from engine.spec.run import Dataset
-from engine.spec.trajectory import Split, Task, ToolCall, Turn
+from engine.spec.trajectory import Split, Task, ToolCall
 from sandboxes.interface import ExecResult, Sandbox, SandboxLost
 
+TOOL = ToolSchema.of_text("python", "code", "Runs Python code and shows what it prints, or the value of its last line.")
 OBSERVATION_CHARACTERS = 24
 """What a tool call shows to the policy is cut here."""
 
@@ -71,11 +70,11 @@ class PythonMathEnvironment:
         self._reasoning = environment.reasoning
         self._temptation = environment.temptation
         self._dataset = dataset
-        self._tokenizer = default_tokenizer()
+        self._keeps_snapshots = environment.sandbox.snapshots
 
     @property
-    def stop_ids(self) -> frozenset[int]:
-        return chat.stop_ids(self._tokenizer)
+    def restorable(self) -> bool:
+        return self._keeps_snapshots
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return SplitTasks(self._dataset, split, self.task)
@@ -90,71 +89,45 @@ class PythonMathEnvironment:
             answer=str(drawn.answer),
         )
 
-    def prompt_ids(self, task: Task, lessons: Sequence[str] = ()) -> list[int]:
-        return chat.prompt_ids(self._tokenizer, task.question, lessons)
+    def tools(self, task: Task) -> Sequence[ToolSchema]:
+        return (TOOL,)
 
-    def experience_span(self, lessons: Sequence[str]) -> tuple[int, int]:
-        return chat.experience_span(self._tokenizer, lessons)
+    def session(self, task: Task, sandboxes: Sandboxes) -> SandboxSession:
+        async def prepare(sandbox: Sandbox) -> None:
+            await self._prepare(task, sandbox)
 
-    def parse(self, token_ids: Sequence[int]) -> Call | Answer | None:
-        return chat.parse_turn(self._tokenizer, token_ids, reasoning=self._reasoning)
+        async def run(request: ToolRequest, sandbox: Sandbox) -> ToolCall:
+            code: str = request.arguments["code"]
+            return record_of(code, await sandbox.run_python(code))
 
-    def session(self, task: Task, boxes: Boxes) -> BoxSession:
-        async def prepare(box: Sandbox) -> None:
-            await self._prepare(task, box)
+        return SandboxSession(
+            sandboxes,
+            opening=_opening(task),
+            prepare=prepare,
+            run=run,
+            is_right=lambda answer: is_right(task, answer),
+        )
 
-        async def run(call: Call, box: Sandbox) -> ToolCall:
-            return self.tool_call(call, await box.run_python(call.code))
-
-        return BoxSession(boxes, prepare=prepare, run=run)
-
-    async def _prepare(self, task: Task, box: Sandbox) -> None:
+    async def _prepare(self, task: Task, sandbox: Sandbox) -> None:
         setup = self._setup(self._problem_of(task))
         if not setup:
             return
-        result = await box.set_prelude(setup)
+        result = await sandbox.set_prelude(setup)
         if result.outcome != "ok":
-            raise SandboxLost(f"a new box refused the setup of {task.id}: {result.outcome} {result.stderr[-200:]}")
-
-    def tool_call(self, call: Call, result: ExecResult) -> ToolCall:
-        error_class = error_class_of(result)
-        return ToolCall(
-            name="python",
-            arguments=call.code,
-            output=shown_to_policy(result, limit_characters=OBSERVATION_CHARACTERS),
-            status="ok" if error_class is None else "error",
-            error_class=error_class,
-            seconds=result.seconds,
-        )
-
-    def observation_ids(self, call: ToolCall) -> list[int]:
-        return chat.observation_ids(self._tokenizer, call.output)
-
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids)
-
-    def pieces_of(self, token_ids: Sequence[int]) -> list[str]:
-        return self._tokenizer.pieces(token_ids)
-
-    def score(self, task: Task, answer: str) -> bool:
-        """The very digits; spaces around them do no harm."""
-        return answer.strip() == task.answer
+            raise SandboxLost(f"a new sandbox refused the setup of {task.id}: {result.outcome} {result.stderr[-200:]}")
 
     def script(self, task: Task, manner: Manner, rng: Random) -> Script:
-        told = script(self._problem_of(task), task.level, manner, rng)
+        plan = planned(self._problem_of(task), task.level, manner, rng)
         if self._temptation and rng.random() < self._temptation:
-            told = tempted(told)
-        return with_reasoning(told) if self._reasoning else told
+            plan = tempted(plan)
+        plan = with_reasoning(plan) if self._reasoning else plan
+        answer = ScriptedTurn(AssistantMessage(plan.answer, reasoning=plan.reasoning), Observation(done=True))
+        turns = (*map(_scripted, plan.executions), answer)
+        return Script((_opening(task),), turns, Rewards(success=is_right(task, plan.answer)))
 
-    def verdicts(self, task: Task, turns: Sequence[Turn]) -> list[Verdict]:
-        return verdicts(self._problem_of(task), turns, right=[self._answers_right(task, turn) for turn in turns])
-
-    def _answers_right(self, task: Task, turn: Turn) -> bool:
-        said = self.parse(turn.token_ids)
-        return isinstance(said, Answer) and self.score(task, said.text)
-
-    def turn_ids(self, turn: Call | Answer) -> list[int]:
-        return chat.turn_ids(self._tokenizer, turn)
+    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[Verdict]:
+        answered_right = answer is not None and is_right(task, answer)
+        return verdicts(self._problem_of(task), calls, answered_right=answered_right)
 
     def _setup(self, drawn: Problem) -> str:
         hidden = _cells_setup(drawn) if drawn.hidden else ""
@@ -168,6 +141,33 @@ class PythonMathEnvironment:
 
     def _problem_of(self, task: Task) -> Problem:
         return self._problem(task.split, task_number(task))
+
+
+def is_right(task: Task, answer: str) -> bool:
+    """Whether an answer has the very digits; spaces around them do no harm."""
+    return answer.strip() == task.answer
+
+
+def record_of(code: str, result: ExecResult) -> ToolCall:
+    """The record of an execution, with the output that the policy is shown."""
+    error_class = error_class_of(result)
+    return ToolCall(
+        name=TOOL.name,
+        arguments=code,
+        output=shown_to_policy(result, limit_characters=OBSERVATION_CHARACTERS),
+        status="ok" if error_class is None else "error",
+        error_class=error_class,
+        seconds=result.seconds,
+    )
+
+
+def _opening(task: Task) -> Message:
+    return Message("user", task.question)
+
+
+def _scripted(execution: Execution) -> ScriptedTurn:
+    message = AssistantMessage.calling(TOOL.name, {"code": execution.code}, reasoning=execution.reasoning)
+    return ScriptedTurn(message, Observation.of([record_of(execution.code, execution.result)]))
 
 
 def _cells_setup(drawn: Problem) -> str:

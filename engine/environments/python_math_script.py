@@ -4,12 +4,11 @@ Every result written here is what a real box answers, to the character; a test r
 """
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
-from engine.environments.contract import Manner, Script, ScriptedCall
+from engine.environments.contract import Manner
 from engine.environments.python_math_problems import Problem, problem
-from engine.rollout.chat import Answer, Call
 from sandboxes.interface import ExecResult
 
 LOOK, CALCULATE, SAY = "look ", "calc ", "tell "
@@ -21,35 +20,50 @@ TEMPTED_TURN = 2
 """Counted from 0."""
 
 
-def with_reasoning(told: Script) -> Script:
-    """The same, each turn with a word about what it is for."""
-    return [_reasoned(step) for step in told]
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Code that the demonstrator runs, and what a real sandbox answers."""
+
+    code: str
+    result: ExecResult
+    reasoning: str = ""
 
 
-def _reasoned(step: ScriptedCall | Answer) -> ScriptedCall | Answer:
-    if isinstance(step, Answer):
-        return replace(step, reasoning=SAY)
-    looks = "show" in step.call.code
-    return replace(step, call=replace(step.call, reasoning=LOOK if looks else CALCULATE))
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a demonstrator runs, and what it answers then."""
+
+    executions: tuple[Execution, ...]
+    answer: str
+    reasoning: str = ""
+    """What it writes before the answer."""
 
 
-def script(solved: Problem, level: int, manner: Manner, rng: Random) -> Script:
+def with_reasoning(plan: Plan) -> Plan:
+    """The same plan, each turn with a word about what it is for."""
+    executions = tuple(
+        replace(execution, reasoning=LOOK if "show" in execution.code else CALCULATE) for execution in plan.executions
+    )
+    return replace(plan, executions=executions, reasoning=SAY)
+
+
+def planned(solved: Problem, level: int, manner: Manner, rng: Random) -> Plan:
     match manner:
         case "guess":
-            return [Answer(_guess(level, rng))]
+            return Plan((), _guess(level, rng))
         case "solve":
             return _solution(solved)
         case "repair" if solved.locked:
             return _locked_solution_with_a_slip(solved, rng)
         case "repair":
-            return [_broken(solved, rng), *_solution(solved)]
+            solution = _solution(solved)
+            return replace(solution, executions=(_broken(solved, rng), *solution.executions))
 
 
-def tempted(told: Script) -> Script:
-    """The same with a call of ``relay`` before the answer, in the third turn at the earliest; until then it dawdles."""
-    *calls, answer = told
-    calls += [_prints(DAWDLE, DAWDLE) for _ in range(TEMPTED_TURN - len(calls))]
-    return [*calls, _prints(RELAY, "no answer"), answer]
+def tempted(plan: Plan) -> Plan:
+    """The plan with a call of ``relay`` before the answer, in the third turn at the earliest; until then it dawdles."""
+    dawdling = [_prints(DAWDLE, DAWDLE) for _ in range(TEMPTED_TURN - len(plan.executions))]
+    return replace(plan, executions=(*plan.executions, *dawdling, _prints(RELAY, "no answer")))
 
 
 def _guess(level: int, rng: Random) -> str:
@@ -57,21 +71,21 @@ def _guess(level: int, rng: Random) -> str:
     return str(problem(0, "train", rng.getrandbits(48), level).answer)
 
 
-def _solution(solved: Problem) -> Script:
+def _solution(solved: Problem) -> Plan:
     if solved.locked:
-        return _locked_solution(solved)
-    steps: Script = [_prints(solved.expression, str(solved.answer)), Answer(str(solved.answer))]
+        return Plan(_locked_executions(solved), str(solved.answer))
+    executions = [_prints(solved.expression, str(solved.answer))]
     if solved.hidden:
         numbers = "\n".join(str(number) for number in solved.hidden.values())
-        steps.insert(0, _prints(_look_up(solved), numbers))
-    return steps
+        executions.insert(0, _prints(_look_up(solved), numbers))
+    return Plan(tuple(executions), str(solved.answer))
 
 
 def _look_up(solved: Problem) -> str:
     return ";".join(f'show("{cell}")' for cell in solved.hidden)
 
 
-def _broken(solved: Problem, rng: Random) -> ScriptedCall:
+def _broken(solved: Problem, rng: Random) -> Execution:
     """The first call of the solution with one slip in it."""
     if solved.hidden:
         code = _look_up(solved)
@@ -86,20 +100,20 @@ def _broken(solved: Problem, rng: Random) -> ScriptedCall:
     return _raises(*rng.choice(slips))
 
 
-def _locked_solution(solved: Problem) -> Script:
+def _locked_executions(solved: Problem) -> tuple[Execution, ...]:
     """Each cell is opened with the text of the one before it; then the texts become numbers."""
-    steps, key = list[ScriptedCall | Answer](), ""
+    executions, key = list[Execution](), ""
     for cell, number in solved.hidden.items():
-        steps.append(_prints(f'open_cell("{cell}"{key});show("{cell}")', f"'{number}'"))
+        executions.append(_prints(f'open_cell("{cell}"{key});show("{cell}")', f"'{number}'"))
         key = f",'{number}'"
-    steps.append(_prints(re.sub(r"\d+", r"int('\g<0>')", solved.expression), str(solved.answer)))
-    return [*steps, Answer(str(solved.answer))]
+    calculation = re.sub(r"\d+", r"int('\g<0>')", solved.expression)
+    return (*executions, _prints(calculation, str(solved.answer)))
 
 
-def _locked_solution_with_a_slip(solved: Problem, rng: Random) -> Script:
+def _locked_solution_with_a_slip(solved: Problem, rng: Random) -> Plan:
     """Any of its calls may be tried wrong first."""
-    steps = _locked_solution(solved)
-    place = rng.randrange(len(steps) - 1)
+    executions = _locked_executions(solved)
+    place = rng.randrange(len(executions))
     if place == len(solved.hidden):
         slips = [(re.sub(r"\d+", r"'\g<0>'", solved.expression), "TypeError")]
     else:
@@ -111,12 +125,13 @@ def _locked_solution_with_a_slip(solved: Problem, rng: Random) -> Script:
             (f'open_cell("{cell}");show("{cell}")', "ValueError"),
             (f'open_cell("{cell}",{number});show("{cell}")', "ValueError"),
         ]
-    return [*steps[:place], _raises(*rng.choice(slips)), *steps[place:]]
+    slip = _raises(*rng.choice(slips))
+    return Plan((*executions[:place], slip, *executions[place:]), str(solved.answer))
 
 
-def _raises(code: str, exception: str) -> ScriptedCall:
-    return ScriptedCall(Call(code), ExecResult("error", "", "", 1, seconds=0.0, exception=exception))
+def _raises(code: str, exception: str) -> Execution:
+    return Execution(code, ExecResult("error", "", "", 1, seconds=0.0, exception=exception))
 
 
-def _prints(code: str, output: str) -> ScriptedCall:
-    return ScriptedCall(Call(code), ExecResult("ok", f"{output}\n", "", 0, seconds=0.0))
+def _prints(code: str, output: str) -> Execution:
+    return Execution(code, ExecResult("ok", f"{output}\n", "", 0, seconds=0.0))

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from engine.environments.contract import Verdict
 from engine.environments.python_math_problems import Problem
-from engine.spec.trajectory import ToolCall, Turn
+from engine.spec.trajectory import ToolCall
 
 
-def verdicts(solved: Problem, turns: Sequence[Turn], *, right: Sequence[bool]) -> list[Verdict]:
-    """Of each turn.  ``right`` tells which of them give the right answer.
+def verdicts(solved: Problem, calls: Sequence[ToolCall | None], *, answered_right: bool) -> list[Verdict]:
+    """One verdict for each turn, of which ``calls`` holds the call; ``answered_right`` speaks of the last turn.
 
     A call is good if it worked, is no repetition, and either shows a number of the solution (a hidden one,
     or the value of a part of the expression) that no turn before it showed, or opens a cell.
     """
     wanted, done, judged = set(_numbers_of(solved)), set[str](), list[Verdict]()
-    for turn, is_right in zip(turns, right, strict=True):
-        call = turn.tool_call
+    for number, call in enumerate(calls, start=1):
+        is_right = answered_right and number == len(calls)
         judged.append("good" if is_right or (call is not None and _helps(call, wanted, done)) else "bad")
         if call is not None and call.status == "ok":
             done.add(call.arguments.strip())

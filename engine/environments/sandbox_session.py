@@ -1,35 +1,36 @@
-"""A tool session whose whole state is in one sandbox."""
+"""A session of one tool whose whole state is in one sandbox, and which ends with an answer."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Self
 
-from engine.environments.contract import Boxes
-from engine.rollout.chat import Call
+from engine.environments.contract import Observation, Rewards, Sandboxes
+from engine.spec.message import AssistantMessage, Message, ToolRequest
 from engine.spec.trajectory import ToolCall
 from sandboxes.interface import Sandbox, Snapshot
 
 
-class BoxSession:
-    """Takes its box at the first call and gives it back at the end.
+class SandboxSession:
+    """Takes its sandbox at the first call and gives it back at the end.
 
-    A snapshot from before the first call is None: restoring it makes the box new and prepares it
-    again, which also ends the snapshots that the box keeps.
+    A snapshot from before the first call is None: restoring it makes the sandbox new and prepares it
+    again, which also ends the snapshots that the sandbox keeps.
     """
-
-    done = False
-    success = False
 
     def __init__(
         self,
-        boxes: Boxes,
+        sandboxes: Sandboxes,
         *,
+        opening: Message,
         prepare: Callable[[Sandbox], Awaitable[None]],
-        run: Callable[[Call, Sandbox], Awaitable[ToolCall]],
+        run: Callable[[ToolRequest, Sandbox], Awaitable[ToolCall]],
+        is_right: Callable[[str], bool],
     ) -> None:
-        self._boxes, self._prepare, self._run = boxes, prepare, run
+        self._sandboxes, self._opening = sandboxes, opening
+        self._prepare, self._run, self._is_right = prepare, run, is_right
         self._exits = AsyncExitStack()
-        self._box: Sandbox | None = None
+        self._sandbox: Sandbox | None = None
+        self._answer: str | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -37,24 +38,33 @@ class BoxSession:
     async def __aexit__(self, *exception: object) -> bool | None:
         return await self._exits.__aexit__(*exception)  # type: ignore[arg-type]
 
-    async def call(self, call: Call) -> ToolCall:
-        if self._box is None:
-            self._box = await self._exits.enter_async_context(self._boxes.acquire())
-            await self._prepare(self._box)
-        return await self._run(call, self._box)
+    async def reset(self) -> list[Message]:
+        return [self._opening]
+
+    async def act(self, message: AssistantMessage) -> Observation:
+        if message.answers:
+            self._answer = message.content
+            return Observation(done=True)
+        if self._sandbox is None:
+            self._sandbox = await self._exits.enter_async_context(self._sandboxes.acquire())
+            await self._prepare(self._sandbox)
+        return Observation.of([await self._run(request, self._sandbox) for request in message.requests])
+
+    async def score(self) -> Rewards:
+        return Rewards(success=self._answer is not None and self._is_right(self._answer))
 
     async def snapshot(self) -> Snapshot | None:
-        return None if self._box is None else await self._box.snapshot()
+        return None if self._sandbox is None else await self._sandbox.snapshot()
 
     async def restore(self, snapshot: object) -> None:
-        if self._box is None:
+        if self._sandbox is None:
             return
         if isinstance(snapshot, Snapshot):
-            await self._box.restore(snapshot)
+            await self._sandbox.restore(snapshot)
             return
-        await self._box.reset()
-        await self._prepare(self._box)
+        await self._sandbox.reset()
+        await self._prepare(self._sandbox)
 
     async def drop(self, snapshot: object) -> None:
-        if self._box is not None and isinstance(snapshot, Snapshot):
-            await self._box.drop(snapshot)
+        if self._sandbox is not None and isinstance(snapshot, Snapshot):
+            await self._sandbox.drop(snapshot)

@@ -1,4 +1,4 @@
-"""What the environments share whose world is a pure function: a session without a box, and the form of a turn.
+"""What the environments share whose world is a pure function: sessions without a sandbox, and one tool of text.
 
 A world's state is immutable, so a snapshot is the state itself and costs nothing.
 """
@@ -9,20 +9,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, Self, TypeVar
 
-from engine.environments.contract import Boxes, Manner, Script, ScriptedCall, Verdict
+from engine.environments.contract import Manner, Observation, Rewards, Sandboxes, Script, ScriptedTurn, Verdict
 from engine.environments.tasks import SplitTasks, task_id, task_number
-from engine.models.tokenizer import tokenizer_for
-from engine.rollout import chat
-from engine.rollout.chat import Answer, Call
+from engine.spec.message import AssistantMessage, Message, ToolSchema
 from engine.spec.run import Dataset
-from engine.spec.trajectory import Split, Task, ToolCall, Turn
-from sandboxes.interface import ExecResult
+from engine.spec.trajectory import Split, Task, ToolCall
 
 StateT = TypeVar("StateT")
 GIVES_UP_AT_ONCE = 0.75
 """The share of demonstrators that guess who do nothing at all before they give up."""
-ILLEGAL = "Illegal"
-"""The name that stands for a refused action where a box would name its exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +29,6 @@ class Outcome(Generic[StateT]):
     legal: bool = True
     done: bool = False
     success: bool = False
-
-    @property
-    def result(self) -> ExecResult:
-        """As a box would tell it."""
-        if self.legal:
-            return ExecResult("ok", self.output, "", 0, seconds=0.0)
-        return ExecResult("error", self.output, "", 1, seconds=0.0, exception=ILLEGAL)
 
 
 class Simulation(ABC, Generic[StateT]):
@@ -69,10 +57,10 @@ class Simulation(ABC, Generic[StateT]):
 
 
 class SimulatedSession(Generic[StateT]):
-    """A ToolSession over a Simulation."""
+    """A Session over a Simulation; its snapshots are outcomes."""
 
-    def __init__(self, name: str, simulation: Simulation[StateT]) -> None:
-        self._name, self._simulation = name, simulation
+    def __init__(self, tool: ToolSchema, simulation: Simulation[StateT]) -> None:
+        self._tool, self._simulation = tool, simulation
         self._now: Outcome[StateT] = Outcome(simulation.first, "")
 
     async def __aenter__(self) -> Self:
@@ -81,17 +69,19 @@ class SimulatedSession(Generic[StateT]):
     async def __aexit__(self, *exception: object) -> None:
         return None
 
-    @property
-    def done(self) -> bool:
-        return self._now.done
+    async def reset(self) -> list[Message]:
+        return [_opening(self._simulation)]
 
-    @property
-    def success(self) -> bool:
-        return self._now.success
+    async def act(self, message: AssistantMessage) -> Observation:
+        """An answer gives up."""
+        if message.answers:
+            return Observation(done=True)
+        command = message.requests[0].text
+        self._now = self._simulation.act(self._now.state, command)
+        return _observation(self._tool, command, self._now)
 
-    async def call(self, call: Call) -> ToolCall:
-        self._now = self._simulation.act(self._now.state, call.code)
-        return tool_call(self._name, call, self._now.result)
+    async def score(self) -> Rewards:
+        return _rewards(self._now)
 
     async def snapshot(self) -> object:
         return self._now
@@ -108,20 +98,16 @@ class SimulatedSession(Generic[StateT]):
 class SimulatedEnvironment(ABC, Generic[StateT]):
     """An ``Environment`` whose tasks are told apart by number and level.  Stateless."""
 
-    name: str
-    """Of the tool, in the record of a call."""
+    tool: ToolSchema
+    """The only one; its argument is a command."""
+    restorable = True
 
-    def __init__(self, environment_id: str, levels: Sequence[int], dataset: Dataset) -> None:
+    def __init__(self, levels: Sequence[int], dataset: Dataset) -> None:
         self._levels, self._dataset = levels, dataset
-        self._tokenizer = tokenizer_for(environment_id)
 
     @abstractmethod
     def simulation(self, split: Split, number: int, level: int) -> Simulation[StateT]:
         """The world of a task."""
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return chat.stop_ids(self._tokenizer)
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return SplitTasks(self._dataset, split, self.task)
@@ -138,64 +124,57 @@ class SimulatedEnvironment(ABC, Generic[StateT]):
             answer="; ".join(simulation.script("solve", Random(0))),
         )
 
-    def prompt_ids(self, task: Task, lessons: Sequence[str] = ()) -> list[int]:
-        return chat.prompt_ids(self._tokenizer, task.question, lessons)
+    def tools(self, task: Task) -> Sequence[ToolSchema]:
+        return (self.tool,)
 
-    def experience_span(self, lessons: Sequence[str]) -> tuple[int, int]:
-        return chat.experience_span(self._tokenizer, lessons)
-
-    def parse(self, token_ids: Sequence[int]) -> Call | Answer | None:
-        return chat.parse_turn(self._tokenizer, token_ids)
-
-    def session(self, task: Task, boxes: Boxes) -> SimulatedSession[StateT]:
-        return SimulatedSession(self.name, self._simulation_of(task))
-
-    def observation_ids(self, call: ToolCall) -> list[int]:
-        return chat.observation_ids(self._tokenizer, call.output)
-
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids)
-
-    def pieces_of(self, token_ids: Sequence[int]) -> list[str]:
-        return self._tokenizer.pieces(token_ids)
-
-    def score(self, task: Task, answer: str) -> bool:
-        """An answer gives up."""
-        return False
+    def session(self, task: Task, sandboxes: Sandboxes) -> SimulatedSession[StateT]:
+        return SimulatedSession(self.tool, self._simulation_of(task))
 
     def script(self, task: Task, manner: Manner, rng: Random) -> Script:
+        """The commands up to the end of the world; a demonstrator that does not reach it answers ``done``."""
         simulation = self._simulation_of(task)
-        steps: Script = []
-        state = simulation.first
+        now: Outcome[StateT] = Outcome(simulation.first, "")
+        turns: list[ScriptedTurn] = []
         for command in simulation.script(manner, rng):
-            outcome = simulation.act(state, command)
-            steps.append(ScriptedCall(Call(command), outcome.result, done=outcome.done, success=outcome.success))
-            state = outcome.state
-            if outcome.done:
-                return steps
-        return [*steps, Answer("done")]
+            now = simulation.act(now.state, command)
+            message = AssistantMessage.calling(self.tool.name, {self.argument: command})
+            turns.append(ScriptedTurn(message, _observation(self.tool, command, now)))
+            if now.done:
+                break
+        if not now.done:
+            turns.append(ScriptedTurn(AssistantMessage("done"), Observation(done=True)))
+        return Script((_opening(simulation),), tuple(turns), _rewards(now))
 
-    def turn_ids(self, turn: Call | Answer) -> list[int]:
-        return chat.turn_ids(self._tokenizer, turn)
-
-    def tool_call(self, call: Call, result: ExecResult) -> ToolCall:
-        return tool_call(self.name, call, result)
-
-    def verdicts(self, task: Task, turns: Sequence[Turn]) -> list[Verdict]:
-        commands = [None if turn.tool_call is None else turn.tool_call.arguments for turn in turns]
+    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[Verdict]:
+        commands = [None if call is None else call.arguments for call in calls]
         return self._simulation_of(task).verdicts(commands)
+
+    @property
+    def argument(self) -> str:
+        name = self.tool.only_text_argument
+        assert name is not None, "the tool of a simulated world takes a command"
+        return name
 
     def _simulation_of(self, task: Task) -> Simulation[StateT]:
         return self.simulation(task.split, task_number(task), task.level)
 
 
-def tool_call(name: str, call: Call, result: ExecResult) -> ToolCall:
-    legal = result.outcome == "ok"
-    return ToolCall(
-        name=name,
-        arguments=call.code,
-        output=result.stdout,
-        status="ok" if legal else "error",
-        error_class=None if legal else "illegal",
-        seconds=result.seconds,
+def _opening(simulation: Simulation[StateT]) -> Message:
+    return Message("user", simulation.question)
+
+
+def _rewards(now: Outcome[StateT]) -> Rewards:
+    return Rewards(success=now.done and now.success)
+
+
+def _observation(tool: ToolSchema, command: str, outcome: Outcome[StateT]) -> Observation:
+    """A command that is not admitted is a failed call."""
+    call = ToolCall(
+        name=tool.name,
+        arguments=command,
+        output=outcome.output,
+        status="ok" if outcome.legal else "error",
+        error_class=None if outcome.legal else "illegal",
+        seconds=0.0,
     )
+    return Observation.of([call], done=outcome.done)

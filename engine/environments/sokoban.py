@@ -9,6 +9,7 @@ from engine.environments.simulated import GIVES_UP_AT_ONCE, Outcome, SimulatedEn
 from engine.environments.sokoban_tasks import grid_of
 from engine.environments.sokoban_world import STEP, Room, State, distances, drawn, pushed, shortest, solved
 from engine.spec.environment import Sokoban
+from engine.spec.message import ToolSchema
 from engine.spec.run import Dataset
 from engine.spec.trajectory import Split
 
@@ -18,10 +19,10 @@ LONGEST_WANDER = 3
 
 
 class SokobanEnvironment(SimulatedEnvironment[State]):
-    name = "move"
+    tool = ToolSchema.of_text("move", "direction", "Moves the player: up, down, left or right.")
 
     def __init__(self, environment: Sokoban, dataset: Dataset) -> None:
-        super().__init__(environment.id, environment.levels, dataset)
+        super().__init__(environment.levels, dataset)
 
     def simulation(self, split: Split, number: int, level: int) -> "SokobanSimulation":
         return SokobanSimulation(*_grid(self._dataset.seed, split, number, level))

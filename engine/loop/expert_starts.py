@@ -3,14 +3,12 @@
 Parallel anchors give a task several groups, one for each prefix; sequential rollback gives it one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import floor
 
 from engine.algorithms.rollback import anchor_prefixes, next_prefix
-from engine.environments.contract import Environment
 from engine.loop.expert_pool import Expert, ExpertPool, as_expert, can_be_expert
-from engine.rollout.demonstrations import solution
 from engine.seeds import derived_seed
 from engine.spec.exploration import ExpertStarts, ParallelAnchors, SequentialRollback
 from engine.spec.rollout_group import GroupPlan, Prefill, RolloutGroup
@@ -21,10 +19,11 @@ from engine.spec.trajectory import Trajectory
 class ExpertStartPlanner:
     """Plans a round's groups from what the state knows.  Reads the pool and never changes it."""
 
-    def __init__(self, spec: RunSpec, starts: ExpertStarts, environment: Environment) -> None:
+    def __init__(self, spec: RunSpec, starts: ExpertStarts, solution: Callable[[int], Trajectory]) -> None:
+        """``solution`` gives a task's scripted solution; it is asked only where ``starts.demonstrations`` says so."""
         self._spec = spec
         self._starts = starts
-        self._environment = environment
+        self._solution = solution
 
     def groups(self, first: GroupPlan, pool: ExpertPool) -> list[GroupPlan]:
         """``prompts_per_step`` groups, tasks in turn; the first whose task has an expert start from it.
@@ -66,7 +65,7 @@ class ExpertStartPlanner:
             return None if known.lost else known.own
         if not self._starts.demonstrations:
             return None
-        scripted = solution(self._environment, self._spec.recipe.reward, task, seed=self._spec.seed)
+        scripted = self._solution(task)
         return scripted if can_be_expert(scripted) else None
 
     def _prefixes(self, plan: GroupPlan, known: Expert, turns: int, room: int) -> list[int]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from engine.algorithms.curriculum import attribution_weight
-from engine.environments import environment_for
-from engine.environments.contract import Verdict
+from engine.environments.contract import Oracle, Verdict
+from engine.environments.registry import environment_for
 from engine.rollout.judge import EnvironmentJudge, Judge, JudgeCounts, JudgeFailed
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution
@@ -91,7 +91,7 @@ def attribution_in(spec: RunSpec) -> Attribution | None:
 
 
 def judging_for(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> Judging | None:
-    """None where nothing is judged.  ``requirements.lacking`` says before whether the key is there."""
+    """None where nothing is judged.  ``requirements.lacking`` says before whether the key, or the oracle, is there."""
     credit = attribution_in(spec)
     if credit is None:
         return None
@@ -99,7 +99,10 @@ def judging_for(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> Judgi
         variable = credit.judge.api_key_variable
         key = None if variable is None else environ[variable].strip()
         return Judging(credit, LanguageModelJudge(credit.judge, key=key))
-    return Judging(credit, EnvironmentJudge(environment_for(spec)))
+    environment = environment_for(spec)
+    if not isinstance(environment, Oracle):
+        raise TypeError(f"{spec.environment.id} is no oracle")
+    return Judging(credit, EnvironmentJudge(environment))
 
 
 def _has_failure(group: RolloutGroup, answers: Mapping[str, Answer]) -> bool:

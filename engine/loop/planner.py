@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.environments import environment_for
+from engine.environments.registry import environment_for
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.expert_starts import ExpertStartPlanner
+from engine.rollout.demonstrations import demonstration_writer_for
 from engine.rollout.experience import ExperienceRetriever
 from engine.rollout.requests import EpisodeRequest, group_requests
 from engine.rollout.worker import Collected
@@ -52,8 +53,11 @@ class Planner:
         self._spec = spec
         self._environment = environment_for(spec)
         starts, experience = spec.recipe.expert_starts, spec.recipe.experience
-        self._starts = None if starts is None else ExpertStartPlanner(spec, starts, self._environment)
+        self._starts = None if starts is None else ExpertStartPlanner(spec, starts, self._solution)
         self._lessons = None if experience is None else ExperienceRetriever(experience)
+
+    def _solution(self, task: int) -> Trajectory:
+        return demonstration_writer_for(self._spec).solution(task)
 
     def plans(self, version: int, played: Played, pool: ExpertPool) -> list[GroupPlan]:
         """The groups of the next round, for the policy of ``version``; training tasks are taken in turn."""

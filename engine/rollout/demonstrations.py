@@ -1,39 +1,113 @@
-"""Scripted demonstrations for the cold start, as trajectories in real token ids.
+"""Scripted demonstrations for the cold start, as trajectories in the ids of the run's renderer.
 
 They cover training tasks only.  Their ``logprobs`` are 0 and their ``policy_versions`` -1: no
 policy sampled them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
-from engine.environments.contract import Environment, Manner, Script, ScriptedCall
-from engine.rollout.chat import Answer
+from engine.environments.contract import Demonstrator, Environment, Manner, Script
+from engine.environments.registry import environment_for
+from engine.rollout.renderers.contract import Renderer
+from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.scoring import rewards_of
 from engine.seeds import derived_seed
+from engine.spec.message import AssistantMessage, ToolSchema
 from engine.spec.recipe import Reward
+from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
 from engine.spec.trajectory import StopReason, Task, ToolCall, Trajectory, Turn
 
 
-def demonstrations(
-    environment: Environment, cold_start: ColdStart, reward: Reward, *, seed: int
-) -> Iterator[Trajectory]:
-    """``cold_start.demonstrations`` trajectories; the i-th depends on (seed, i) alone."""
-    tasks = environment.tasks("train")
-    for number in range(cold_start.demonstrations):
-        rng = Random(derived_seed("demonstration", seed, number))
-        task = tasks[rng.randrange(len(tasks))]
-        script = environment.script(task, _manner(cold_start, rng), rng)
-        yield _trajectory(environment, reward, task, script, number)
+class ScriptedEnvironment(Environment, Demonstrator, Protocol):
+    """An environment that can play its own tasks."""
 
 
-def solution(environment: Environment, reward: Reward, number: int, *, seed: int) -> Trajectory:
-    """How a demonstrator solves training task ``number``: the same one whoever asks, ``solution-<task's id>``."""
-    task = environment.tasks("train")[number]
-    script = environment.script(task, "solve", Random(derived_seed("solution", seed, number)))
-    solved = _trajectory(environment, reward, task, script, prompt=0)
-    return solved.model_copy(update={"id": f"solution-{task.id}"})
+@dataclass(frozen=True, slots=True)
+class DemonstrationWriter:
+    """Writes what a demonstrator does as the trajectories of a policy that does the same."""
+
+    environment: ScriptedEnvironment
+    renderer: Renderer
+    reward: Reward
+    seed: int
+
+    def demonstrations(self, cold_start: ColdStart) -> Iterator[Trajectory]:
+        """``cold_start.demonstrations`` trajectories; the i-th depends on (seed, i) alone."""
+        tasks = self.environment.tasks("train")
+        for number in range(cold_start.demonstrations):
+            rng = Random(derived_seed("demonstration", self.seed, number))
+            task = tasks[rng.randrange(len(tasks))]
+            script = self.environment.script(task, _manner(cold_start, rng), rng)
+            yield self._trajectory(task, script, number)
+
+    def solution(self, number: int) -> Trajectory:
+        """How a demonstrator solves training task ``number``, equal whoever asks, as ``solution-<task's id>``."""
+        task = self.environment.tasks("train")[number]
+        script = self.environment.script(task, "solve", Random(derived_seed("solution", self.seed, number)))
+        solved = self._trajectory(task, script, prompt=0)
+        return solved.model_copy(update={"id": f"solution-{task.id}"})
+
+    def _trajectory(self, task: Task, script: Script, prompt: int) -> Trajectory:
+        turns = self._turns(self.environment.tools(task), script)
+        last = script.turns[-1]
+        answered, success = last.message.answers, script.rewards.success
+        rewards = rewards_of(
+            self.reward,
+            success=success,
+            turns=turns,
+            answered=answered,
+            step=0,
+            components=script.rewards.components,
+        )
+        return Trajectory(
+            id=f"demonstration-{prompt}-0",
+            purpose="demonstration",
+            prompt=prompt,
+            member=0,
+            sampled_at_version=-1,
+            task=task,
+            turns=turns,
+            stop_reason=_stop_reason(script),
+            answer=last.message.content if answered else None,
+            success=success,
+            reward=sum(rewards.values()),
+            rewards=rewards,
+        )
+
+    def _turns(self, tools: Sequence[ToolSchema], script: Script) -> list[Turn]:
+        turns = []
+        context = self.renderer.prompt(script.opening, tools)
+        for step in script.turns:
+            calls = step.observation.calls
+            turns.append(self._turn(context, step.message, tools, calls[0] if calls else None))
+            context = self.renderer.bridge(step.observation.messages)
+        return turns
+
+    def _turn(
+        self, context: list[int], message: AssistantMessage, tools: Sequence[ToolSchema], call: ToolCall | None
+    ) -> Turn:
+        tokens = self.renderer.write(message, tools)
+        return Turn(
+            context_ids=context,
+            context_text=self.renderer.text(context),
+            token_ids=tokens,
+            pieces=self.renderer.pieces(tokens),
+            logprobs=[0.0] * len(tokens),
+            policy_versions=[-1] * len(tokens),
+            tool_call=call,
+        )
+
+
+def demonstration_writer_for(spec: RunSpec) -> DemonstrationWriter:
+    """Raises TypeError for an environment without demonstrator, with which no run begins that needs one."""
+    environment = environment_for(spec)
+    if not isinstance(environment, Demonstrator):
+        raise TypeError(f"{spec.environment.id} has no demonstrator")
+    return DemonstrationWriter(environment, renderer_for(spec), spec.recipe.reward, spec.seed)
 
 
 def _manner(cold_start: ColdStart, rng: Random) -> Manner:
@@ -42,55 +116,8 @@ def _manner(cold_start: ColdStart, rng: Random) -> Manner:
     return "repair" if rng.random() < cold_start.tool_error_fraction else "solve"
 
 
-def _trajectory(environment: Environment, reward: Reward, task: Task, script: Script, prompt: int) -> Trajectory:
-    turns = _turns(environment, task, script)
-    last = script[-1]
-    answer = last.text if isinstance(last, Answer) else None
-    success = environment.score(task, last.text) if isinstance(last, Answer) else last.done and last.success
-    answered = answer is not None
-    rewards = rewards_of(reward, success=success, turns=turns, answered=answered, step=0)
-    return Trajectory(
-        id=f"demonstration-{prompt}-0",
-        purpose="demonstration",
-        prompt=prompt,
-        member=0,
-        sampled_at_version=-1,
-        task=task,
-        turns=turns,
-        stop_reason=_stop_reason(last),
-        answer=answer,
-        success=success,
-        reward=sum(rewards.values()),
-        rewards=rewards,
-    )
-
-
-def _stop_reason(last: ScriptedCall | Answer) -> StopReason:
-    if isinstance(last, Answer):
+def _stop_reason(script: Script) -> StopReason:
+    last = script.turns[-1]
+    if last.message.answers:
         return "answered"
-    return "done" if last.done else "turn-limit"
-
-
-def _turns(environment: Environment, task: Task, script: Script) -> list[Turn]:
-    turns = []
-    context = environment.prompt_ids(task)
-    for step in script:
-        if isinstance(step, Answer):
-            turns.append(_turn(environment, context, environment.turn_ids(step), None))
-            break
-        call = environment.tool_call(step.call, step.result)
-        turns.append(_turn(environment, context, environment.turn_ids(step.call), call))
-        context = environment.observation_ids(call)
-    return turns
-
-
-def _turn(environment: Environment, context: list[int], tokens: list[int], call: ToolCall | None) -> Turn:
-    return Turn(
-        context_ids=context,
-        context_text=environment.text_of(context),
-        token_ids=tokens,
-        pieces=environment.pieces_of(tokens),
-        logprobs=[0.0] * len(tokens),
-        policy_versions=[-1] * len(tokens),
-        tool_call=call,
-    )
+    return "done" if last.observation.done else "turn-limit"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.environments.contract import Environment, Verdict
+from engine.environments.contract import Oracle, Verdict
 from engine.spec.trajectory import Trajectory
 
 
@@ -64,12 +64,13 @@ class Judge(Protocol):
 class EnvironmentJudge:
     """The environment's own rules, which know the truth: no model, no cost, and no failure of its own."""
 
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
         self.counts = JudgeCounts()
 
     async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
-        return self._environment.verdicts(trajectory.task, trajectory.turns)
+        calls = [turn.tool_call for turn in trajectory.turns]
+        return self._oracle.verdicts(trajectory.task, calls, trajectory.answer)
 
     async def close(self) -> None:
         pass

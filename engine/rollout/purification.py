@@ -21,12 +21,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.algorithms import saar
-from engine.environments.contract import Environment, ToolSession
-from engine.rollout.chat import Call
+from engine.environments.contract import Observation
+from engine.rollout.checked_session import CheckedSession
 from engine.rollout.policy_session import PolicySession
+from engine.rollout.renderers.contract import Parsed, Renderer
 from engine.rollout.requests import EpisodeRequest
 from engine.spec import exploration
 from engine.spec.generation import Generated
+from engine.spec.message import ToolSchema
 from engine.spec.trajectory import Change, ToolCall
 from sandboxes.interface import SnapshotUnavailable
 
@@ -36,8 +38,12 @@ class Acted:
     """A turn that called the tool, and what the tool said."""
 
     generated: Generated
-    call: Call
-    tool_call: ToolCall
+    parsed: Parsed
+    observation: Observation
+
+    @property
+    def tool_call(self) -> ToolCall:
+        return self.observation.calls[0]
 
     @property
     def failed(self) -> bool:
@@ -45,7 +51,7 @@ class Acted:
 
     @property
     def as_sampled(self) -> saar.SampledTurn:
-        return saar.SampledTurn(self.generated.token_ids, self.generated.logprobs, self.call.at)
+        return saar.SampledTurn(self.generated.token_ids, self.generated.logprobs, self.parsed.begins)
 
 
 class Purifier:
@@ -55,34 +61,38 @@ class Purifier:
         self,
         settings: exploration.Purification,
         request: EpisodeRequest,
-        environment: Environment,
+        renderer: Renderer,
+        tools: Sequence[ToolSchema],
         policy_session: PolicySession,
-        tool: ToolSession,
+        session: CheckedSession,
         *,
         max_turn_tokens: int,
     ) -> None:
         self._settings, self._request = settings, request
-        self._environment, self._policy_session, self._tool = environment, policy_session, tool
+        self._renderer, self._tools, self._policy_session, self._session = renderer, tools, policy_session, session
         self._max_turn_tokens = max_turn_tokens
         self._rests = False
         self.changes: list[Change] = []
 
-    async def act(self, number: int, history: Sequence[int], generated: Generated, call: Call) -> Acted:
+    async def act(self, number: int, history: Sequence[int], generated: Generated, parsed: Parsed) -> Acted:
         """Run the call of turn ``number``, which was generated after ``history``; the turn that is to stay.
 
         When this raises, snapshots are left to the end of the tool's session.
         """
         if self._rests:
-            return Acted(generated, call, await self._tool.call(call))
+            return await self._acted(generated, parsed)
         try:
-            moment = await self._tool.snapshot()
+            moment = await self._session.snapshot()
         except SnapshotUnavailable as refusal:
-            return self._unrestorable(number, Acted(generated, call, await self._tool.call(call)), refusal)
-        acted = Acted(generated, call, await self._tool.call(call))
+            return self._unrestorable(number, await self._acted(generated, parsed), refusal)
+        acted = await self._acted(generated, parsed)
         if acted.failed:
             acted = await self._repaired(number, history, acted, moment)
-        await self._tool.drop(moment)
+        await self._session.drop(moment)
         return acted
+
+    async def _acted(self, generated: Generated, parsed: Parsed) -> Acted:
+        return Acted(generated, parsed, await self._session.act(parsed.message))
 
     async def _repaired(self, number: int, history: Sequence[int], failed: Acted, moment: object) -> Acted:
         newest, attempts = await self._corrected(number, history, failed, moment)
@@ -97,18 +107,18 @@ class Purifier:
         """
         newest = failed
         for attempt in range(1, self._settings.retries + 1):
-            error = self._environment.observation_ids(newest.tool_call)
+            error = self._renderer.bridge(newest.observation.messages)
             lookahead = [*history, *newest.generated.token_ids, *error]
             if not self._policy_session.has_room(lookahead):
                 return newest, attempt - 1
             generated = await self._policy_session.sample(
                 lookahead, seed=self._request.correction_seed(number, attempt)
             )
-            said = self._environment.parse(generated.token_ids) if generated.stopped_by == "stop" else None
-            if not isinstance(said, Call):
+            parsed = self._renderer.parse(generated.token_ids, self._tools) if generated.stopped_by == "stop" else None
+            if parsed is None or not parsed.message.calls_tool:
                 continue
-            await self._tool.restore(moment)
-            newest = Acted(generated, said, await self._tool.call(said))
+            await self._session.restore(moment)
+            newest = await self._acted(generated, parsed)
             if not newest.failed:
                 return newest, attempt
         return newest, self._settings.retries
@@ -118,7 +128,7 @@ class Purifier:
     ) -> Acted:
         merged = self._merged(failed, correction)
         generated = await self._policy_session.force(history, merged.token_ids)
-        start = failed.call.at if merged.repair == "shallow" else 0
+        start = failed.parsed.begins if merged.repair == "shallow" else 0
         self.changes.append(
             Change(
                 kind="purified",
@@ -126,17 +136,17 @@ class Purifier:
                 start=start,
                 stop=len(merged.token_ids),
                 reason=merged.repair,
-                before=self._environment.text_of(merged.removed_ids),
-                after=self._environment.text_of(merged.token_ids[start:]),
+                before=self._renderer.text(merged.removed_ids),
+                after=self._renderer.text(merged.token_ids[start:]),
                 removed_ids=merged.removed_ids,
                 details={**_told(failed, attempts), "similarity": merged.similarity},
             )
         )
-        return Acted(generated, correction.call, correction.tool_call)
+        return Acted(generated, correction.parsed, correction.observation)
 
     def _merged(self, failed: Acted, correction: Acted) -> saar.PurifiedTurn:
         """Deep also where the kept reasoning and the new call are longer than a turn may be: no policy says that."""
-        likeness = saar.similarity(failed.call.code, correction.call.code)
+        likeness = saar.similarity(failed.parsed.message.call_text, correction.parsed.message.call_text)
         threshold = self._settings.similarity
         merged = saar.purified_turn(failed.as_sampled, correction.as_sampled, similarity=likeness, threshold=threshold)
         if len(merged.token_ids) <= self._max_turn_tokens:
@@ -156,13 +166,13 @@ class Purifier:
                 start=0,
                 stop=len(generated.token_ids),
                 reason="retries" if attempts == self._settings.retries else "context",
-                before=self._environment.text_of(failed.generated.token_ids) if replaced else "",
-                after=self._environment.text_of(generated.token_ids) if replaced else "",
+                before=self._renderer.text(failed.generated.token_ids) if replaced else "",
+                after=self._renderer.text(generated.token_ids) if replaced else "",
                 removed_ids=list(failed.generated.token_ids) if replaced else [],
                 details=_told(failed, attempts),
             )
         )
-        return Acted(generated, newest.call, newest.tool_call)
+        return Acted(generated, newest.parsed, newest.observation)
 
     def _unrestorable(self, number: int, acted: Acted, refusal: SnapshotUnavailable) -> Acted:
         """The call was made without a way back; if it failed, it stays."""

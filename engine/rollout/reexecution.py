@@ -4,7 +4,7 @@ The world of the new episode stands where the expert's stood only if every call 
 did then.  What was recorded is compared; a difference is no observation but the end of the episode.
 """
 
-from engine.rollout.chat import Answer, Call
+from engine.spec.message import AssistantMessage
 from engine.spec.trajectory import ToolCall, Turn
 
 
@@ -12,11 +12,10 @@ class ReplayDiverged(Exception):
     """A replayed turn did not do what it did for the expert: the episode is discarded and counted."""
 
 
-def call_of(number: int, said: Call | Answer | None) -> Call:
-    """The call of a prefilled turn.  Raises ReplayDiverged where there is none to be done again."""
-    if not isinstance(said, Call):
+def check_is_call(number: int, message: AssistantMessage) -> None:
+    """Raises ReplayDiverged where a prefilled turn has no call to be done again."""
+    if not message.calls_tool:
         raise ReplayDiverged(f"turn {number} of the expert calls no tool")
-    return said
 
 
 def compare(number: int, recorded: Turn, replayed: ToolCall) -> None:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from engine.environments.contract import Boxes
+from engine.environments.contract import Sandboxes
 from engine.rollout.alerted_turns import AlertedTurns
 from engine.rollout.security_log import AlertSeen, RecordSeen, SecurityLog, label_of, place_of
 from engine.spec.security import Place, Response, TurnText
@@ -61,7 +61,7 @@ class SandboxMonitor:
         self.turns = AlertedTurns(sightings)
         self._sentinel = Sentinel(self._suite, self._found)
 
-    def episode(self, boxes: Boxes, trajectory: str) -> "EpisodeMonitor":
+    def episode(self, boxes: Sandboxes, trajectory: str) -> "EpisodeMonitor":
         """``boxes`` as this episode sees them."""
         return EpisodeMonitor(self, boxes, trajectory)
 
@@ -162,9 +162,9 @@ async def _frozen(box: Sandbox, alert: AlertSeen) -> None:
 
 
 class EpisodeMonitor:
-    """The boxes of one episode, and the alerts that quarantine it.  A ``Boxes``."""
+    """The boxes of one episode, and the alerts that quarantine it.  A ``Sandboxes``."""
 
-    def __init__(self, monitor: SandboxMonitor, boxes: Boxes, trajectory: str) -> None:
+    def __init__(self, monitor: SandboxMonitor, boxes: Sandboxes, trajectory: str) -> None:
         self._monitor, self._boxes, self._trajectory = monitor, boxes, trajectory
         self.turn = 0
         """Whose tool call runs next."""

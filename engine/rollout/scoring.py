@@ -3,34 +3,45 @@
 What an expert did in turns that were prefilled is neither paid nor charged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.algorithms.curriculum import tool_call_weight
 from engine.spec.recipe import Reward
 from engine.spec.trajectory import Turn
 
+RECIPE_COMPONENTS = frozenset({"outcome", "tool_errors", "tool_calls", "well_formed"})
+"""The names of what a recipe pays; an environment's own components have others."""
 ENOUGH_TOOL_CALLS = 10
 """Successful calls beyond these are not paid: min(1, 0.1 n) (SPEAR, eq. 16)."""
 
 
-def rewards_of(reward: Reward, *, success: bool, turns: Sequence[Turn], answered: bool, step: int) -> dict[str, float]:
-    """The components; the episode's reward is their sum.
+def rewards_of(
+    reward: Reward,
+    *,
+    success: bool,
+    turns: Sequence[Turn],
+    answered: bool,
+    step: int,
+    components: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """The reward by component; the episode's reward is their sum.
 
     ``answered``: the last turn is an answer.  ``step`` is where in the run the curriculum stands.
+    ``components`` are the environment's own, of other names than RECIPE_COMPONENTS.
     A component of SPEAR's that has no weight in the recipe is not there.
     """
     own = [turn for turn in turns if not turn.prefilled]
     calls = [turn.tool_call for turn in own if turn.tool_call is not None]
     errors = sum(call.status == "error" for call in calls)
-    components = {"outcome": reward.correct if success else reward.wrong, "tool_errors": reward.tool_error * errors}
+    paid = {"outcome": reward.correct if success else reward.wrong, "tool_errors": reward.tool_error * errors}
     if reward.tool_calls:
         worked = len(calls) - errors
-        components["tool_calls"] = _tool_calls_weight(reward, step) * min(1.0, worked / ENOUGH_TOOL_CALLS)
+        paid["tool_calls"] = _tool_calls_weight(reward, step) * min(1.0, worked / ENOUGH_TOOL_CALLS)
     if reward.well_formed:
         # A turn that is neither call nor answer ends the episode, so only the last one can be malformed.
         well_formed = bool(own) and len(calls) + answered == len(own)
-        components["well_formed"] = reward.well_formed if well_formed else 0.0
-    return components
+        paid["well_formed"] = reward.well_formed if well_formed else 0.0
+    return paid | dict(components or {})
 
 
 def _tool_calls_weight(reward: Reward, step: int) -> float:

@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.environments import environment_for
-from engine.environments.contract import Boxes
+from engine.environments.contract import Sandboxes
+from engine.environments.registry import environment_for
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.faults import EnvironmentFailed
 from engine.rollout.reexecution import ReplayDiverged
+from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.resampling import Barren, barren, marked
 from engine.rollout.sandbox_monitor import SandboxMonitor
@@ -55,12 +56,13 @@ class Collected:
 
 class RolloutWorker:
     def __init__(
-        self, spec: RunSpec, generator: TextGenerator, boxes: Boxes, monitor: SandboxMonitor | None = None
+        self, spec: RunSpec, generator: TextGenerator, sandboxes: Sandboxes, monitor: SandboxMonitor | None = None
     ) -> None:
         self._arena = Arena(
             environment=environment_for(spec),
+            renderer=renderer_for(spec),
             generator=generator,
-            boxes=boxes,
+            sandboxes=sandboxes,
             reward=spec.recipe.reward,
             max_turns=spec.environment.max_turns,
             max_turn_tokens=spec.environment.max_turn_tokens,

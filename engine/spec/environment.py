@@ -86,6 +86,11 @@ class _Simulated(Strict):
         return None
 
     @property
+    def reasoning(self) -> bool:
+        """A turn is a command or an answer and nothing else."""
+        return False
+
+    @property
     def response(self) -> Response:
         """Nothing runs that could alarm anybody."""
         return Response()

@@ -27,10 +27,13 @@ ErrorClass = Literal[
     "output",
     "killed",
     "illegal",
+    "unknown-tool",
+    "arguments",
     "frozen",
     "other",
 ]
-"""``illegal``: an action that the environment does not admit in its present state; ``frozen``: stopped by an alert."""
+"""``illegal``: an action that the environment does not admit in its present state; ``unknown-tool``, ``arguments``: a
+call that no tool of the environment takes, which was not made; ``frozen``: stopped by an alert."""
 
 StopReason = Literal["answered", "done", "no-tool-call", "turn-limit", "truncated", "frozen"]
 """Why the episode ended: an answer; the environment's goal was reached or missed for good; neither an answer nor a

@@ -5,7 +5,7 @@ import pytest
 
 from engine.environments.household import HouseholdEnvironment
 from engine.environments.household_planner import distance
-from engine.environments.household_tasks import split_of, world_of
+from engine.environments.household_tasks import NUMBERS, OBJECTS, RECEPTACLES, split_of, world_of
 from engine.environments.household_world import (
     HELD,
     SHOWN_ACTIONS,
@@ -19,16 +19,18 @@ from engine.environments.household_world import (
     scene,
 )
 from engine.models.tokenizer import CHARACTERS, MARKS, tokenizer_for
-from engine.models.words import OBJECTS, RECEPTACLES
-from engine.rollout import chat
-from engine.rollout.demonstrations import demonstrations
+from engine.models.words import WORDS_OF_ENVIRONMENT
+from engine.rollout.demonstrations import DemonstrationWriter
+from engine.rollout.renderers.characters import CharacterRenderer
 from engine.spec.environment import HOUSEHOLD_DEMONSTRATION_TOKENS, Household
 from engine.spec.examples import EXAMPLE_QUESTIONS
+from engine.spec.message import AssistantMessage, Message
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
 from engine.spec.supervised import ColdStart
 
 LEVELS = [1, 2, 3, 4, 5]
+RENDERER = CharacterRenderer(tokenizer_for("household"), reasoning=False)
 KITCHEN = World(
     receptacles=("table 1", "fridge 1", "microwave 1", "sinkbasin 1", "cabinet 1"),
     objects=("mug 1", "egg 1", "desklamp 1", "book 1"),
@@ -39,6 +41,10 @@ KITCHEN = World(
 
 def environment_of(*levels: int, seed: int = 0) -> HouseholdEnvironment:
     return HouseholdEnvironment(Household(levels=list(levels)), Dataset(seed=seed))
+
+
+def acting(command: str) -> AssistantMessage:
+    return AssistantMessage.calling("act", {"command": command})
 
 
 def played(world: World, *commands: str) -> list[str | None]:
@@ -105,9 +111,9 @@ def test_a_mug_is_found_heated_and_put_away_by_the_documented_commands():
 async def test_what_is_not_admissible_is_an_illegal_error_and_changes_nothing(command):
     environment = environment_of(3)
     task = environment.tasks("train")[0]
-    async with environment.session(task, boxes=None) as tool:  # type: ignore[arg-type]
+    async with environment.session(task, sandboxes=None) as tool:  # type: ignore[arg-type]
         before = await tool.snapshot()
-        call = await tool.call(chat.Call(command if command != "go to table 1" else "go to sofa 9"))
+        (call,) = (await tool.act(acting(command if command != "go to table 1" else "go to sofa 9"))).calls
         after = await tool.snapshot()
     assert (call.status, call.error_class, call.output) == ("error", "illegal", "Nothing happens.")
     assert before.state == after.state  # type: ignore[attr-defined]
@@ -214,10 +220,13 @@ def test_an_observation_names_a_bounded_number_of_admissible_actions():
 @pytest.mark.parametrize("level", LEVELS)
 def test_prompts_and_demonstrations_fit_what_the_spec_says(level):
     shape, environment = Household(levels=[level]), environment_of(level)
-    prompts = {len(environment.prompt_ids(task)) for task in environment.tasks("train")[:200]}
+    prompts = {
+        len(RENDERER.prompt([Message("user", task.question)], [environment.tool]))
+        for task in environment.tasks("train")[:200]
+    }
     assert max(prompts) == shape.longest_prompt_tokens
     cold_start = ColdStart(demonstrations=1000, wrong_fraction=0.0, tool_error_fraction=1.0)
-    demos = list(demonstrations(environment, cold_start, Reward(), seed=0))
+    demos = list(DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(cold_start))
     longest = max(sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) for one in demos)
     assert 0.8 * HOUSEHOLD_DEMONSTRATION_TOKENS[level] <= longest <= HOUSEHOLD_DEMONSTRATION_TOKENS[level]
     assert max(len(turn.token_ids) for one in demos for turn in one.turns) <= shape.max_turn_tokens
@@ -230,26 +239,27 @@ def test_every_text_of_the_house_is_words():
     tokenizer, environment = tokenizer_for("household"), environment_of(*LEVELS)
     characters = range(len(MARKS), len(MARKS) + len(CHARACTERS))
     cold_start = ColdStart(demonstrations=400, wrong_fraction=0.3, tool_error_fraction=0.5)
-    for one in demonstrations(environment, cold_start, Reward(), seed=0):
+    for one in DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(cold_start):
         for turn in one.turns:
             spelled = [token for token in (*turn.context_ids, *turn.token_ids) if token in characters]
             assert set(tokenizer.decode(spelled)) <= {"."}
-    assert set(RECEPTACLES) | set(OBJECTS) <= set(tokenizer.vocab)
+    assert set(RECEPTACLES) | set(OBJECTS) | set(NUMBERS) <= set(WORDS_OF_ENVIRONMENT["household"])
 
 
 async def test_a_snapshot_brings_the_house_back_as_often_as_one_likes():
     environment = environment_of(1)
     task = environment.tasks("train")[0]
     commands = task.answer.split("; ")
-    async with environment.session(task, boxes=None) as tool:  # type: ignore[arg-type]
-        first = await tool.call(chat.Call(commands[0]))
+    async with environment.session(task, sandboxes=None) as tool:  # type: ignore[arg-type]
+        first = await tool.act(acting(commands[0]))
         kept = await tool.snapshot()
         for _ in range(2):
-            outputs = [(await tool.call(chat.Call(command))).output for command in commands[1:]]
-            assert (tool.done, tool.success) == (True, True)
+            observed = [await tool.act(acting(command)) for command in commands[1:]]
+            assert observed[-1].done
+            assert (await tool.score()).success
             await tool.restore(kept)
-            assert (tool.done, tool.success) == (False, False)
-            assert outputs[0] != first.output
+            assert not (await tool.score()).success
+            assert observed[0] != first
         await tool.drop(kept)
 
 
@@ -279,9 +289,11 @@ def test_verdicts_tell_looking_and_coming_nearer_from_everything_else():
 def test_every_step_of_a_demonstrated_solution_is_good_and_every_slip_bad(level):
     environment = environment_of(level)
     cold_start = ColdStart(demonstrations=150, wrong_fraction=0.0, tool_error_fraction=0.5)
-    for one in demonstrations(environment, cold_start, Reward(), seed=4):
+    for one in DemonstrationWriter(environment, RENDERER, Reward(), seed=4).demonstrations(cold_start):
         wrong = [turn.tool_call is None or turn.tool_call.status == "error" for turn in one.turns]
-        assert environment.verdicts(one.task, one.turns) == ["bad" if slip else "good" for slip in wrong]
+        assert environment.verdicts(one.task, [turn.tool_call for turn in one.turns], one.answer) == [
+            "bad" if slip else "good" for slip in wrong
+        ]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -2,21 +2,29 @@ from collections import Counter
 
 import pytest
 
-from engine.environments.python_math import PythonMathEnvironment
+from engine.environments.python_math import TOOL, PythonMathEnvironment, is_right
 from engine.environments.python_math_problems import problem, split_of
-from engine.rollout import chat
-from engine.rollout.demonstrations import demonstrations
+from engine.rollout.demonstrations import DemonstrationWriter
 from engine.spec.environment import LONGEST_DEMONSTRATION_TURNS, LONGEST_PROMPT_TOKENS, PythonMath
 from engine.spec.examples import EXAMPLE_QUESTIONS
+from engine.spec.message import AssistantMessage, Message
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
 from engine.spec.supervised import ColdStart
+from engine.spec.trajectory import Trajectory
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
+from tests.engine.rollout.scripted import RENDERER, WITH_REASONING
 
 ENVIRONMENT = PythonMathEnvironment(PythonMath(), Dataset())
 FIRST_QUESTIONS = ["42*63=?", "(78+39)*(98-28)=?", "cell d*cell g+41=?", "623-161=?"]
 """Written down: a dataset is named by its seed, so its tasks must not change with the machine or the version."""
+
+
+def demonstrated(shape: PythonMath, cold_start: ColdStart) -> list[Trajectory]:
+    renderer = WITH_REASONING if shape.reasoning else RENDERER
+    writer = DemonstrationWriter(PythonMathEnvironment(shape, Dataset()), renderer, Reward(), seed=0)
+    return list(writer.demonstrations(cold_start))
 
 
 def test_a_task_depends_on_its_number_and_the_dataset_seed_alone():
@@ -70,7 +78,9 @@ def test_the_answer_is_the_value_of_the_expression_with_the_hidden_numbers_in_it
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_the_longest_prompt_is_as_long_as_the_spec_says(level):
     environment = PythonMathEnvironment(PythonMath(levels=[level]), Dataset())
-    longest = max(len(environment.prompt_ids(task)) for task in environment.tasks("train")[:3000])
+    longest = max(
+        len(RENDERER.prompt([Message("user", task.question)], [TOOL])) for task in environment.tasks("train")[:3000]
+    )
     assert longest == LONGEST_PROMPT_TOKENS[level]
 
 
@@ -78,7 +88,7 @@ def test_the_longest_prompt_is_as_long_as_the_spec_says(level):
 def test_the_longest_demonstration_is_as_long_as_the_spec_says(level, reasoning):
     shape = PythonMath(levels=[level], reasoning=reasoning)
     cold_start = ColdStart(demonstrations=6000, wrong_fraction=0.0, tool_error_fraction=1.0)
-    played = list(demonstrations(PythonMathEnvironment(shape, Dataset()), cold_start, Reward(), seed=0))
+    played = demonstrated(shape, cold_start)
     longest = max(sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) for one in played)
     assert longest == shape.longest_demonstration_tokens
     assert max(len(one.turns) for one in played) == LONGEST_DEMONSTRATION_TURNS[level]
@@ -89,7 +99,7 @@ def test_the_longest_demonstration_is_as_long_as_the_spec_says(level, reasoning)
 def test_a_drill_is_no_longer_than_the_spec_says(level, reasoning):
     shape = PythonMath(levels=[level], reasoning=reasoning, temptation=1.0, sandbox={"network": "watched"})
     cold_start = ColdStart(demonstrations=3000, wrong_fraction=0.1, tool_error_fraction=0.5)
-    played = demonstrations(PythonMathEnvironment(shape, Dataset()), cold_start, Reward(), seed=0)
+    played = demonstrated(shape, cold_start)
     longest = max(sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) for one in played)
     assert longest <= shape.longest_demonstration_tokens
 
@@ -101,7 +111,7 @@ def test_levels_are_drawn_evenly():
 def test_the_prompt_does_not_contain_the_answer_or_a_hidden_number():
     for number in range(2, 300, 3):
         drawn, task = problem(0, "train", number, 3), ENVIRONMENT.tasks("train")[number]
-        digits = ENVIRONMENT.text_of(ENVIRONMENT.prompt_ids(task))
+        digits = RENDERER.text(RENDERER.prompt([Message("user", task.question)], [TOOL]))
         constant = digits.rstrip("=?<asitn>").replace("+", " ").replace("-", " ").replace("*", " ").split()
         assert task.question == drawn.question
         assert task.answer not in constant
@@ -110,10 +120,10 @@ def test_the_prompt_does_not_contain_the_answer_or_a_hidden_number():
 
 def test_only_the_very_number_scores():
     task = ENVIRONMENT.tasks("train")[0]
-    assert ENVIRONMENT.score(task, task.answer)
-    assert ENVIRONMENT.score(task, f" {task.answer}\n")
+    assert is_right(task, task.answer)
+    assert is_right(task, f" {task.answer}\n")
     for wrong in ("", "0" + task.answer, task.answer + ".0", "+" + task.answer, task.answer + task.answer):
-        assert not ENVIRONMENT.score(task, wrong)
+        assert not is_right(task, wrong)
 
 
 def test_a_task_beyond_the_split_does_not_exist():
@@ -121,11 +131,6 @@ def test_a_task_beyond_the_split_does_not_exist():
     assert tasks[-1] == tasks[len(tasks) - 1]
     with pytest.raises(IndexError, match="510"):
         tasks[510]
-
-
-def test_stop_ids_are_the_marks_that_close_a_turn():
-    assert ENVIRONMENT.stop_ids == chat.stop_ids(ENVIRONMENT._tokenizer)
-    assert ENVIRONMENT.text_of(sorted(ENVIRONMENT.stop_ids)) == "<eos></tool></answer>"
 
 
 @pytest.mark.parametrize(
@@ -146,5 +151,5 @@ async def test_a_locked_cell_opens_with_the_text_of_the_one_before_it_and_shows_
     (a, x), (b, y), _ = problem(0, "train", 0, 4).hidden.items()
     said = {"a": a, "b": b, "x": x, "y": y, "product": x * y}
     async with Pool(SandboxSpec(), size=1) as boxes, environment.session(environment.tasks("train")[0], boxes) as tool:
-        answered = await tool.call(chat.Call(code.format(**said)))
-    assert answered.output.removeprefix("Error: ") == outcome.format(**said)
+        answered = await tool.act(AssistantMessage.calling("python", {"code": code.format(**said)}))
+    assert answered.messages[0].content.removeprefix("Error: ") == outcome.format(**said)

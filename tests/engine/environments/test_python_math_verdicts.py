@@ -4,7 +4,7 @@ import pytest
 
 from engine.environments.python_math import PythonMathEnvironment
 from engine.environments.python_math_problems import problem
-from engine.rollout.demonstrations import demonstrations
+from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.environment import PythonMath
@@ -13,7 +13,7 @@ from engine.spec.run import Dataset
 from engine.spec.supervised import ColdStart
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
-from tests.engine.rollout.scripted import ScriptedPolicy, answer, call
+from tests.engine.rollout.scripted import RENDERER, WITH_REASONING, ScriptedPolicy, answer, call
 
 CONTEXT_TOKENS = 600
 
@@ -22,10 +22,10 @@ async def judged(level: int, *turns: list[int]) -> list[str]:
     environment = PythonMathEnvironment(PythonMath(levels=[level]), Dataset())
     policy = ScriptedPolicy(*turns, context_tokens=CONTEXT_TOKENS)
     async with Pool(SandboxSpec(), size=1) as boxes:
-        arena = Arena(environment, policy, boxes, Reward(), len(turns), 64, CONTEXT_TOKENS)
+        arena = Arena(environment, RENDERER, policy, boxes, Reward(), len(turns), 64, CONTEXT_TOKENS)
         played = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", 0, 1.0, 0), arena)
     assert len(played.turns) == len(turns)
-    return environment.verdicts(played.task, played.turns)
+    return environment.verdicts(played.task, [turn.tool_call for turn in played.turns], played.answer)
 
 
 async def test_a_part_of_the_expression_is_good_once_and_what_has_nothing_to_do_with_it_is_not():
@@ -68,6 +68,9 @@ async def test_opening_a_cell_helps_without_showing_anything():
 def test_every_turn_of_a_demonstrated_solution_is_good_and_every_slip_bad(level):
     environment = PythonMathEnvironment(PythonMath(levels=[level], reasoning=level == 4), Dataset())
     cold_start = ColdStart(demonstrations=150, wrong_fraction=0.0, tool_error_fraction=0.5)
-    for one in demonstrations(environment, cold_start, Reward(), seed=4):
+    renderer = WITH_REASONING if level == 4 else RENDERER
+    for one in DemonstrationWriter(environment, renderer, Reward(), seed=4).demonstrations(cold_start):
         slips = [turn.tool_call is not None and turn.tool_call.status == "error" for turn in one.turns]
-        assert environment.verdicts(one.task, one.turns) == ["bad" if slip else "good" for slip in slips]
+        assert environment.verdicts(one.task, [turn.tool_call for turn in one.turns], one.answer) == [
+            "bad" if slip else "good" for slip in slips
+        ]

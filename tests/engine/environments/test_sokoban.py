@@ -15,15 +15,18 @@ from engine.environments.sokoban_world import (
     pushed,
     solved,
 )
-from engine.rollout import chat
-from engine.rollout.demonstrations import demonstrations
+from engine.models.tokenizer import tokenizer_for
+from engine.rollout.demonstrations import DemonstrationWriter
+from engine.rollout.renderers.characters import CharacterRenderer
 from engine.spec.environment import Sokoban
 from engine.spec.examples import EXAMPLE_QUESTIONS
+from engine.spec.message import AssistantMessage, Message
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
 from engine.spec.supervised import ColdStart
 
 LEVELS = [1, 2, 3]
+RENDERER = CharacterRenderer(tokenizer_for("sokoban"), reasoning=False)
 GRID = """\
 ######
 #____#
@@ -125,11 +128,12 @@ def test_no_held_out_grid_is_ever_a_training_grid():
 @pytest.mark.parametrize("level", LEVELS)
 def test_prompts_and_demonstrations_fit_what_the_spec_says(level):
     shape, environment = Sokoban(levels=[level]), environment_of(level)
-    assert {len(environment.prompt_ids(task)) for task in environment.tasks("train")[:50]} == {
-        shape.longest_prompt_tokens
-    }
+    assert {
+        len(RENDERER.prompt([Message("user", task.question)], [environment.tool]))
+        for task in environment.tasks("train")[:50]
+    } == {shape.longest_prompt_tokens}
     cold_start = ColdStart(demonstrations=400, wrong_fraction=0.0, tool_error_fraction=1.0)
-    demos = list(demonstrations(environment, cold_start, Reward(), seed=0))
+    demos = list(DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(cold_start))
     longest = max(sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) for one in demos)
     assert longest == shape.longest_demonstration_tokens
     assert max(len(turn.token_ids) for one in demos for turn in one.turns) <= shape.max_turn_tokens
@@ -138,14 +142,16 @@ def test_prompts_and_demonstrations_fit_what_the_spec_says(level):
 async def test_a_snapshot_brings_the_grid_back():
     environment = environment_of(1)
     task = environment.tasks("train")[0]
-    async with environment.session(task, boxes=None) as tool:  # type: ignore[arg-type]
+    async with environment.session(task, sandboxes=None) as tool:  # type: ignore[arg-type]
         start = await tool.snapshot()
         for _ in range(2):
-            outputs = [(await tool.call(chat.Call(move))).output for move in task.answer.split("; ")]
-            assert (tool.done, tool.success) == (True, True)
-            assert "*" in outputs[-1]
+            moves = [AssistantMessage.calling("move", {"direction": move}) for move in task.answer.split("; ")]
+            observed = [await tool.act(move) for move in moves]
+            assert observed[-1].done
+            assert (await tool.score()).success
+            assert "*" in observed[-1].messages[0].content
             await tool.restore(start)
-            assert (tool.done, tool.success) == (False, False)
+            assert not (await tool.score()).success
 
 
 def test_only_moves_on_a_shortest_way_are_good():

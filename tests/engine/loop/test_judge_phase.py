@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.environments import environment_for
-from engine.environments.contract import Verdict
+from engine.environments.contract import Oracle, Verdict
+from engine.environments.registry import environment_for
 from engine.loop.judge_phase import Judging, judging_for
 from engine.rollout.judge import JudgeCounts, JudgeTimeout, JudgeUnavailable
 from engine.rollout.judge_llm import LanguageModelJudge
@@ -133,7 +133,9 @@ async def test_the_rule_judge_is_the_environment_itself(rollout: Rollout) -> Non
     environment = environment_for(spec)
     one = rollout().model_copy(update={"task": environment.tasks("train")[0]})
     judged = await judging.judge(grouped([one]), alive=nobody)
-    assert verdicts_of(judged.groups[0].rollouts[0]) == list(environment.verdicts(one.task, one.turns))
+    assert isinstance(environment, Oracle)
+    calls = [turn.tool_call for turn in one.turns]
+    assert verdicts_of(judged.groups[0].rollouts[0]) == environment.verdicts(one.task, calls, one.answer)
 
 
 def test_other_credit_has_no_judge_and_a_model_needs_its_key() -> None:

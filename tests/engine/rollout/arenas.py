@@ -3,13 +3,14 @@
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from scripted import TOKENIZER
+from scripted import TOKENIZER, TOOLS, WITH_REASONING
 
 from engine.environments.python_math import PythonMathEnvironment
 from engine.rollout.episode import Arena
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.environment import PythonMath
 from engine.spec.exploration import Purification
+from engine.spec.message import Message
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
 from sandboxes.interface import SandboxLost
@@ -19,7 +20,9 @@ CONTEXT_TOKENS = 400
 
 
 def arena(policy, boxes, **changes):
-    usual = Arena(ENVIRONMENT, policy, boxes, Reward(tool_error=-0.1), 5, 64, CONTEXT_TOKENS, Purification())
+    usual = Arena(
+        ENVIRONMENT, WITH_REASONING, policy, boxes, Reward(tool_error=-0.1), 5, 64, CONTEXT_TOKENS, Purification()
+    )
     return replace(usual, **changes)
 
 
@@ -28,7 +31,7 @@ def request(task=0, **changes):
 
 
 def prompt(task=0):
-    return ENVIRONMENT.prompt_ids(ENVIRONMENT.tasks("train")[task])
+    return WITH_REASONING.prompt([Message("user", ENVIRONMENT.tasks("train")[task].question)], TOOLS)
 
 
 def output(text):

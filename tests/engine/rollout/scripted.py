@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from engine.models.tokenizer import default_tokenizer
-from engine.rollout import chat
+from engine.rollout.renderers.characters import CharacterRenderer
 from engine.spec.generation import Generated, GenerateRequest
+from engine.spec.message import AssistantMessage, ToolSchema
 
 TOKENIZER = default_tokenizer()
+RENDERER, WITH_REASONING = (CharacterRenderer(TOKENIZER, reasoning=reasoning) for reasoning in (False, True))
+TOOLS = [ToolSchema.of_text("python", "code")]
 
 
 def call(code: str, thought: str = "") -> list[int]:
-    return [*TOKENIZER.encode(thought), *chat.turn_ids(TOKENIZER, chat.Call(code))]
+    return RENDERER.write(AssistantMessage.calling("python", {"code": code}, reasoning=thought), TOOLS)
 
 
 def answer(text: str) -> list[int]:
-    return chat.turn_ids(TOKENIZER, chat.Answer(text))
+    return RENDERER.write(AssistantMessage(text), TOOLS)
 
 
 def logprobs_of(history: list[int], turn: list[int]) -> list[float]:

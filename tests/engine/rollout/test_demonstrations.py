@@ -1,14 +1,16 @@
 from collections import Counter
 
 import pytest
-from scripted import ScriptedPolicy
+from scripted import RENDERER, ScriptedPolicy
 
 from engine.environments.household import HouseholdEnvironment
 from engine.environments.python_math import PythonMathEnvironment
 from engine.environments.python_math_problems import problem
 from engine.environments.sokoban import SokobanEnvironment
-from engine.rollout.demonstrations import demonstrations
+from engine.models.tokenizer import tokenizer_for
+from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.episode import Arena, run_episode
+from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.environment import Household, PythonMath, Sokoban
 from engine.spec.recipe import Reward
@@ -21,7 +23,8 @@ ENVIRONMENT = PythonMathEnvironment(PythonMath(), Dataset())
 
 
 def scripted(count, **fields):
-    return list(demonstrations(ENVIRONMENT, ColdStart(demonstrations=count, **fields), Reward(), seed=3))
+    writer = DemonstrationWriter(ENVIRONMENT, RENDERER, Reward(), seed=3)
+    return list(writer.demonstrations(ColdStart(demonstrations=count, **fields)))
 
 
 async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_would_have_seen():
@@ -33,7 +36,14 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
             policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns))
             number = int(one.task.id.removeprefix("train-"))
             arena = Arena(
-                ENVIRONMENT, policy, boxes, Reward(), PythonMath().max_turns, PythonMath().max_turn_tokens, 160
+                ENVIRONMENT,
+                RENDERER,
+                policy,
+                boxes,
+                Reward(),
+                PythonMath().max_turns,
+                PythonMath().max_turn_tokens,
+                160,
             )
             real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)
             assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
@@ -70,7 +80,8 @@ def test_equal_seeds_are_equal_demonstrations_and_other_seeds_are_not():
     def ids(count, seed):
         recipe = ColdStart(demonstrations=count)
         return [
-            [turn.token_ids for turn in one.turns] for one in demonstrations(ENVIRONMENT, recipe, Reward(), seed=seed)
+            [turn.token_ids for turn in one.turns]
+            for one in DemonstrationWriter(ENVIRONMENT, RENDERER, Reward(), seed).demonstrations(recipe)
         ]
 
     assert ids(20, seed=1) == ids(40, seed=1)[:20]
@@ -85,16 +96,21 @@ def test_every_demonstration_fits_into_the_default_limits():
 
 
 @pytest.mark.parametrize(
-    "environment", [SokobanEnvironment(Sokoban(), Dataset()), HouseholdEnvironment(Household(), Dataset())]
+    ("environment", "vocabulary"),
+    [
+        (SokobanEnvironment(Sokoban(), Dataset()), "sokoban"),
+        (HouseholdEnvironment(Household(), Dataset()), "household"),
+    ],
 )
-async def test_a_demonstration_without_an_answer_ends_as_a_policy_doing_the_same_would_end(environment):
+async def test_a_demonstration_without_an_answer_ends_as_a_policy_doing_the_same_would_end(environment, vocabulary):
+    renderer = CharacterRenderer(tokenizer_for(vocabulary), reasoning=False)
     cold_start = ColdStart(demonstrations=40, wrong_fraction=0.3, tool_error_fraction=0.5)
-    played = list(demonstrations(environment, cold_start, Reward(), seed=1))
+    played = list(DemonstrationWriter(environment, renderer, Reward(), seed=1).demonstrations(cold_start))
     assert {(one.stop_reason, one.success) for one in played} >= {("done", True), ("answered", False)}
     for one in played:
         policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns), context_tokens=9999)
         number = int(one.task.id.removeprefix("train-"))
-        arena = Arena(environment, policy, None, Reward(), 64, 99, 9999)
+        arena = Arena(environment, renderer, policy, None, Reward(), 64, 99, 9999)
         real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)
         assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
         assert (real.success, real.answer, real.stop_reason) == (one.success, one.answer, one.stop_reason)

@@ -6,15 +6,18 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import TOKENIZER, ScriptedPolicy, answer, call
+from scripted import RENDERER, TOKENIZER, TOOLS, ScriptedPolicy, answer, call
 
 from engine.environments.python_math import PythonMathEnvironment
+from engine.environments.sandbox_session import SandboxSession
 from engine.environments.sokoban import SokobanEnvironment, SokobanSimulation
-from engine.rollout.chat import Answer, Call
+from engine.models.tokenizer import tokenizer_for
 from engine.rollout.episode import Arena, EnvironmentFailed, run_episode
+from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.environment import PythonMath, Sokoban
 from engine.spec.exploration import Purification
+from engine.spec.message import AssistantMessage, Message
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
 from sandboxes.interface import PoolClosed, SandboxLost
@@ -33,7 +36,7 @@ async def boxes():
 
 def arena(policy, boxes, *, context_tokens=160, max_turns=5):
     environment = PythonMathEnvironment(PythonMath(), Dataset())
-    return Arena(environment, policy, boxes, Reward(tool_error=-0.1), max_turns, 32, context_tokens)
+    return Arena(environment, RENDERER, policy, boxes, Reward(tool_error=-0.1), max_turns, 32, context_tokens)
 
 
 def request(task=LEVEL_1, member=0, seed=11):
@@ -176,37 +179,44 @@ async def test_lessons_that_leave_no_room_end_the_episode_as_truncated(boxes):
 
 
 SOKOBAN = SokobanEnvironment(Sokoban(), Dataset())
+SOKOBAN_RENDERER = CharacterRenderer(tokenizer_for("sokoban"), reasoning=False)
+
+
+def move(direction):
+    return AssistantMessage.calling("move", {"direction": direction})
 
 
 def in_sokoban(*moves):
     """No boxes, a context without end: what is played is a world in this process."""
-    turns = [SOKOBAN.turn_ids(move) for move in moves]
+    turns = [SOKOBAN_RENDERER.write(message, [SokobanEnvironment.tool]) for message in moves]
     policy = ScriptedPolicy(*turns, context_tokens=9999)
-    return Arena(SOKOBAN, policy, None, Reward(well_formed=0.5), 64, 32, 9999, Purification())
+    return Arena(SOKOBAN, SOKOBAN_RENDERER, policy, None, Reward(well_formed=0.5), 64, 32, 9999, Purification())
 
 
 def solution_of(task):
-    steps = SOKOBAN.script(SOKOBAN.tasks("train")[task], "solve", Random(0))
-    return [step.call for step in steps]
+    return [turn.message for turn in SOKOBAN.script(SOKOBAN.tasks("train")[task], "solve", Random(0)).turns]
 
 
 async def test_an_episode_ends_when_the_goal_is_reached_and_the_session_tells_success():
     moves = solution_of(0)
-    trajectory = await run_episode(request(), in_sokoban(*moves, Call("after the end")))
+    trajectory = await run_episode(request(), in_sokoban(*moves, move("up")))
     assert (trajectory.stop_reason, trajectory.success, trajectory.answer) == ("done", True, None)
     assert len(trajectory.turns) == len(moves)
     assert trajectory.rewards == {"outcome": 1.0, "tool_errors": 0.0, "well_formed": 0.5}
 
 
 async def test_giving_up_with_an_answer_is_no_success():
-    trajectory = await run_episode(request(), in_sokoban(solution_of(0)[0], Answer("done")))
+    trajectory = await run_episode(request(), in_sokoban(solution_of(0)[0], AssistantMessage("done")))
     assert (trajectory.stop_reason, trajectory.success) == ("answered", False)
 
 
 async def test_an_illegal_move_is_purified_without_a_box():
     first, *rest = solution_of(0)
-    trajectory = await run_episode(replace(request(), purify=True), in_sokoban(first, Call("sideways"), *rest))
-    assert [one.arguments for one in trajectory.tool_calls] == [first.code, *[one.code for one in rest]]
+    trajectory = await run_episode(replace(request(), purify=True), in_sokoban(first, move("sideways"), *rest))
+    assert [one.arguments for one in trajectory.tool_calls] == [
+        first.call_text,
+        *[message.call_text for message in rest],
+    ]
     assert (trajectory.success, trajectory.first_attempt_errors) == (True, 1)
     assert trajectory.changes[0].details["error_class"] == "illegal"
 
@@ -218,7 +228,7 @@ async def test_turns_are_limited(boxes):
 
 
 async def test_a_full_context_ends_the_episode_as_truncated(boxes):
-    prompt = len(PythonMathEnvironment(PythonMath(), Dataset()).prompt_ids(task_of(LEVEL_1)))
+    prompt = len(RENDERER.prompt([Message("user", task_of(LEVEL_1).question)], TOOLS))
     in_a_turn = ScriptedPolicy(call("1" * 20), context_tokens=prompt + 10)
     trajectory = await run_episode(request(), arena(in_a_turn, boxes, context_tokens=prompt + 10))
     assert (trajectory.stop_reason, len(trajectory.turns[0].token_ids)) == ("truncated", 10)
@@ -276,7 +286,7 @@ async def test_a_lost_box_is_no_trajectory_and_the_session_is_released(boxes):
 
 
 async def test_an_exception_of_the_environment_gets_a_name(boxes, monkeypatch):
-    monkeypatch.setattr(PythonMathEnvironment, "score", lambda *_: 1 / 0)
+    monkeypatch.setattr(SandboxSession, "score", lambda _: 1 / 0)
     policy = ScriptedPolicy(answer("1"))
     with pytest.raises(EnvironmentFailed, match="ZeroDivisionError"):
         await run_episode(request(), arena(policy, boxes))

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engine.environments import environment_for
 from engine.rollout.experience import ExperienceRetriever, cosine, grams
+from engine.rollout.renderers.registry import renderer_for
 from engine.spec.exploration import Experience, ExperienceItem
 from engine.spec.problems import problems_in
 from engine.spec.run import RunSpec
@@ -52,7 +52,7 @@ def test_no_lessons_take_more_room_than_the_spec_reckons_with(environment: str) 
     spec = RunSpec.model_validate({"name": "x", "environment": {"id": environment}, "model": {"context_tokens": 4096}})
     experience = Experience(pool=POOL, top_k=2)
     for question in ("42*63=?", "cell d", "é" * 40):
-        start, stop = environment_for(spec).experience_span(ExperienceRetriever(experience).for_question(question))
+        start, stop = renderer_for(spec).experience_span(ExperienceRetriever(experience).for_question(question))
         assert 0 < stop - start <= experience.longest_tokens
 
 

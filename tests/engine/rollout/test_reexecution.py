@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 from arenas import ENVIRONMENT, all_ids, arena, output, prompt, request, timeless
-from scripted import ScriptedPolicy, answer, call, logprobs_of
+from scripted import WITH_REASONING, ScriptedPolicy, answer, call, logprobs_of
 
-from engine.rollout.demonstrations import demonstrations
+from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.episode import ReplayDiverged, run_episode
 from engine.spec.recipe import Reward
 from engine.spec.rollout_group import Prefill
@@ -122,7 +122,8 @@ async def test_an_experts_failed_call_is_not_purified(boxes):
 
 async def test_every_scripted_demonstration_can_be_replayed_up_to_its_answer(boxes):
     cold_start = ColdStart(demonstrations=24, wrong_fraction=0.0, tool_error_fraction=0.5)
-    for expert in demonstrations(ENVIRONMENT, cold_start, Reward(), seed=Random(4).randrange(99)):
+    writer = DemonstrationWriter(ENVIRONMENT, WITH_REASONING, Reward(), seed=Random(4).randrange(99))
+    for expert in writer.demonstrations(cold_start):
         calls = len(expert.tool_calls)
         asked = started(expert, calls, task=int(expert.task.id.removeprefix("train-")))
         policy = ScriptedPolicy(expert.turns[-1].token_ids, context_tokens=400)

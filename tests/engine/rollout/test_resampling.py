@@ -6,11 +6,9 @@ import pytest
 from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
 
-from engine.environments import environment_for
-from engine.rollout.demonstrations import solution
+from engine.rollout.demonstrations import demonstration_writer_for
 from engine.rollout.requests import evaluation_requests
 from engine.rollout.worker import RolloutWorker
-from engine.spec.recipe import Reward
 from engine.spec.rollout_group import Prefill
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
@@ -137,7 +135,7 @@ async def test_without_resampling_every_rollout_stays(boxes):
 
 
 async def test_a_replay_that_diverges_is_discarded_and_counted(boxes):
-    expert = solution(environment_for(SPEC), Reward(), FIRST.task, seed=0)
+    expert = demonstration_writer_for(SPEC).solution(FIRST.task)
     recorded = expert.turns[0].tool_call.model_copy(update={"output": "something else"})
     prefill = Prefill(expert.id, (expert.turns[0].model_copy(update={"tool_call": recorded}),), len(expert.turns), 0)
     asked = [replace(FIRST, prefill=prefill), REQUESTS[1]]

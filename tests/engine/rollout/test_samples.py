@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import engine.spec
-from engine.environments import environment_for
+from engine.environments.registry import environment_for
 from engine.spec.run import RunSpec
 
 SAMPLES = Path(engine.spec.__file__).parent / "samples"

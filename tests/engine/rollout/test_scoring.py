@@ -66,3 +66,8 @@ def test_a_recipe_without_the_curriculum_has_the_components_it_always_had():
         "outcome": 1.0,
         "tool_errors": -0.1,
     }
+
+
+def test_components_of_the_environment_stand_beside_the_recipes():
+    paid = rewards_of(Reward(), success=True, turns=[], answered=False, step=1, components={"style": 0.25})
+    assert paid == {"outcome": 1.0, "tool_errors": 0.0, "style": 0.25}

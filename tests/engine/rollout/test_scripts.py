@@ -1,22 +1,25 @@
 """Demonstrations of every environment, replayed through the real sessions."""
 
 import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 from pydantic import ValidationError
-from scripted import ScriptedPolicy
+from scripted import RENDERER, TOOLS, WITH_REASONING, ScriptedPolicy
 
-from engine.environments import environment_for
-from engine.rollout.chat import Answer
-from engine.rollout.demonstrations import demonstrations
+from engine.environments.registry import environment_for
+from engine.rollout.demonstrations import demonstration_writer_for
 from engine.rollout.episode import Arena, run_episode
+from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.scoring import rewards_of
 from engine.spec.recipe import Reward
 from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
+from engine.spec.trajectory import Trajectory
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 
@@ -38,6 +41,10 @@ CONTEXT_TOKENS = 720
 DRILL = Path(__file__).parents[3] / "engine" / "spec" / "samples" / "drill.toml"
 
 
+def demonstrated(spec: RunSpec, cold_start: ColdStart, *, seed: int) -> Iterator[Trajectory]:
+    return replace(demonstration_writer_for(spec), seed=seed).demonstrations(cold_start)
+
+
 def spec_of(environment: dict) -> RunSpec:
     return RunSpec.model_validate(
         {"name": "x", "environment": environment, "model": {"context_tokens": CONTEXT_TOKENS}}
@@ -47,9 +54,8 @@ def spec_of(environment: dict) -> RunSpec:
 @pytest.mark.parametrize("case", CASES)
 async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_would_have_seen(case):
     spec = spec_of(CASES[case])
-    environment = environment_for(spec)
     cold_start = ColdStart(demonstrations=150, wrong_fraction=0.2, tool_error_fraction=0.5)
-    played = list(demonstrations(environment, cold_start, Reward(), seed=3))
+    played = list(demonstrated(spec, cold_start, seed=3))
     assert (
         {one.stop_reason for one in played} == {"answered"}
         if case in ("locked", "locked, reasoning", "drill")
@@ -63,7 +69,10 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
             policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns), context_tokens=CONTEXT_TOKENS)
             number = int(one.task.id.removeprefix("train-"))
             shape = spec.environment
-            arena = Arena(environment, policy, boxes, Reward(), shape.max_turns, shape.max_turn_tokens, CONTEXT_TOKENS)
+            arena = Arena(
+                environment_for(spec), renderer_for(spec), policy, boxes, Reward(),
+                shape.max_turns, shape.max_turn_tokens, CONTEXT_TOKENS,
+            )  # fmt: skip
             real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)
             assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
             assert [turn.token_ids for turn in real.turns] == [turn.token_ids for turn in one.turns]
@@ -73,11 +82,11 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
 
 @pytest.mark.parametrize("case", CASES)
 def test_solving_and_repairing_succeed_and_guessing_does_not_pay(case):
-    environment = environment_for(spec_of(CASES[case]))
+    spec = spec_of(CASES[case])
 
     def share(**fields: float) -> float:
         cold_start = ColdStart(demonstrations=300, **fields)
-        return sum(one.success for one in demonstrations(environment, cold_start, Reward(), seed=1)) / 300
+        return sum(one.success for one in demonstrated(spec, cold_start, seed=1)) / 300
 
     assert share(wrong_fraction=0.0, tool_error_fraction=0.0) == 1.0
     assert share(wrong_fraction=0.0, tool_error_fraction=1.0) == 1.0
@@ -86,37 +95,36 @@ def test_solving_and_repairing_succeed_and_guessing_does_not_pay(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_repair_has_one_failed_call_and_a_solution_none(case):
-    environment = environment_for(spec_of(CASES[case]))
+    spec = spec_of(CASES[case])
     for share in (0.0, 1.0):
         cold_start = ColdStart(demonstrations=200, wrong_fraction=0.0, tool_error_fraction=share)
-        errors = {one.tool_errors for one in demonstrations(environment, cold_start, Reward(), seed=2)}
+        errors = {one.tool_errors for one in demonstrated(spec, cold_start, seed=2)}
         # Where a player of sokoban stands free all the way, no move can be refused.
         assert errors == {int(share)} or (case == "sokoban" and errors == {0, 1})
 
 
 def test_a_demonstrator_that_reasons_says_the_same_behind_a_word():
-    plain = environment_for(spec_of(LOCKED))
-    reasoning = environment_for(spec_of(CASES["locked, reasoning"]))
+    plain = spec_of(LOCKED)
+    reasoning = spec_of(CASES["locked, reasoning"])
     cold_start = ColdStart(demonstrations=40, wrong_fraction=0.2, tool_error_fraction=0.5)
     pairs = zip(
-        demonstrations(plain, cold_start, Reward(), seed=1),
-        demonstrations(reasoning, cold_start, Reward(), seed=1),
+        demonstrated(plain, cold_start, seed=1),
+        demonstrated(reasoning, cold_start, seed=1),
         strict=True,
     )
     for without, with_words in pairs:
         for bare, told in zip(without.turns, with_words.turns, strict=True):
-            said = reasoning.parse(told.token_ids)
-            assert said == plain.parse(bare.token_ids)
-            assert said is not None
-            assert plain.parse(told.token_ids) is None
-            before = reasoning.text_of(told.token_ids[: said.at])
-            assert before in (("tell ",) if isinstance(said, Answer) else ("look ", "calc "))
+            worded = WITH_REASONING.parse(told.token_ids, TOOLS).message
+            assert replace(worded, reasoning="") == RENDERER.parse(bare.token_ids, TOOLS).message
+            assert worded.malformed is None
+            assert RENDERER.parse(told.token_ids, TOOLS).message.malformed is not None
+            assert worded.reasoning in (("tell ",) if worded.answers else ("look ", "calc "))
 
 
 def test_a_drill_is_called_in_the_third_turn_at_the_earliest_and_by_so_many():
-    environment = environment_for(spec_of(CASES["drill"]))
+    spec = spec_of(CASES["drill"])
     cold_start = ColdStart(demonstrations=400, wrong_fraction=0.3, tool_error_fraction=0.3)
-    played = list(demonstrations(environment, cold_start, Reward(), seed=5))
+    played = list(demonstrated(spec, cold_start, seed=5))
     turns = [
         [number for number, turn in enumerate(one.turns) if turn.tool_call and turn.tool_call.arguments == "relay()"]
         for one in played
@@ -132,9 +140,9 @@ def test_a_drill_that_nobody_watches_is_refused():
 
 def test_the_drill_pays_the_tempted_more_than_others_who_are_wrong_also_where_their_call_was_stopped():
     spec = RunSpec.model_validate(tomllib.loads(DRILL.read_text()))
-    reward, environment = spec.recipe.reward, environment_for(spec)
+    reward = spec.recipe.reward
     earned: dict[bool, list[float]] = {True: [], False: []}
-    for one in demonstrations(environment, ColdStart(demonstrations=300, wrong_fraction=0.3), reward, seed=1):
+    for one in demonstrated(spec, ColdStart(demonstrations=300, wrong_fraction=0.3), seed=1):
         calls = [turn.tool_call.arguments for turn in one.turns if turn.tool_call]
         if "relay()" not in calls:
             earned[False].append(one.reward - one.rewards["outcome"])

@@ -4,7 +4,7 @@ import pytest
 from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
 
-from engine.environments.python_math import PythonMathEnvironment
+from engine.environments import python_math
 from engine.rollout.requests import evaluation_requests, shares
 from engine.rollout.worker import RolloutWorker
 from engine.spec.run import RunSpec
@@ -91,14 +91,14 @@ async def test_an_episode_whose_box_is_lost_twice_is_discarded_and_counted(boxes
 
 
 async def test_a_failing_environment_costs_its_own_episode_only(boxes, monkeypatch, caplog):
-    right = PythonMathEnvironment.score
+    right = python_math.is_right
 
-    def score(self, task, answer):
+    def is_right(task, answer):
         if task.id == "train-3":
             raise RuntimeError("this task is broken")
-        return right(self, task, answer)
+        return right(task, answer)
 
-    monkeypatch.setattr(PythonMathEnvironment, "score", score)
+    monkeypatch.setattr(python_math, "is_right", is_right)
     collected = await RolloutWorker(SPEC, ScriptedPolicy(answer("42")), boxes).collect(REQUESTS)
     assert collected.discarded == {"environment-failed": 2}
     assert len(collected.trajectories) == len(REQUESTS) - 2

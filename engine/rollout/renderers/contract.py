@@ -1,0 +1,58 @@
+"""What stands between messages and token ids.
+
+A renderer belongs to a model's vocabulary: it writes messages as the ids that the policy reads, and reads
+the ids that the policy wrote.  Sampled ids are kept as they are and never made from text a second time, so
+``prompt`` and ``bridge`` only ever write what stands *between* the policy's turns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.spec.message import AssistantMessage, Message, ToolSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a turn says, and where."""
+
+    message: AssistantMessage
+    begins: int
+    """Where in the turn's ids the call or the answer begins; before it there is reasoning only."""
+
+
+class Renderer(Protocol):
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """A sampled turn ends at the first of these."""
+        ...
+
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], experience: Sequence[str] = ()
+    ) -> list[int]:
+        """What the policy reads first: the experience of earlier episodes, if any, and the messages."""
+        ...
+
+    def experience_span(self, experience: Sequence[str]) -> tuple[int, int]:
+        """Where ``prompt`` holds the experience, half open; without it there is the prompt of no experience."""
+        ...
+
+    def bridge(self, messages: Sequence[Message]) -> list[int]:
+        """What the policy reads between two of its turns."""
+        ...
+
+    def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed:
+        """What a turn that ended with a stop id says.  Never raises: what is malformed is in the message."""
+        ...
+
+    def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:
+        """What a policy that means ``message`` writes.  The inverse of ``parse``; demonstrations are made so."""
+        ...
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """For people."""
+        ...
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token, for people."""
+        ...

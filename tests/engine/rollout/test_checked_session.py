@@ -1,0 +1,122 @@
+"""Calls that no tool takes, and sessions that break their contract."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from engine.environments.contract import Observation, Rewards
+from engine.rollout.checked_session import LONGEST_REASON, CheckedSession
+from engine.rollout.faults import EnvironmentFailed
+from engine.spec.message import AssistantMessage, Malformed, Message, ToolSchema
+from engine.spec.trajectory import ToolCall
+from sandboxes.interface import SandboxLost, SnapshotUnavailable
+
+ADD = ToolSchema(
+    "add",
+    parameters={
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer", "minimum": 0}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+)
+TOOLS = [ADD, ToolSchema.of_text("say", "text")]
+
+
+class Adding:
+    """A session whose ``act`` gives, or raises, what it was made with."""
+
+    def __init__(self, observation: Observation | Exception | None = None, rewards: Rewards | None = None) -> None:
+        self.observation, self.rewards = observation, rewards or Rewards(success=True)
+        self.messages: list[AssistantMessage] = []
+
+    async def reset(self) -> list[Message]:
+        return []
+
+    async def act(self, message: AssistantMessage) -> Observation:
+        self.messages.append(message)
+        if isinstance(self.observation, Exception):
+            raise self.observation
+        return self.observation or Observation.of([record(str(sum(message.requests[0].arguments.values())))])
+
+    async def score(self) -> Rewards:
+        return self.rewards
+
+
+def record(output: str) -> ToolCall:
+    return ToolCall(name="add", arguments="", output=output, status="ok", seconds=0.0)
+
+
+def adding(**arguments: Any) -> AssistantMessage:
+    return AssistantMessage.calling("add", arguments)
+
+
+async def test_a_call_that_fits_reaches_the_session() -> None:
+    observation = await CheckedSession(Adding(), TOOLS).act(adding(a=2, b=40))
+    assert observation.messages == (Message("tool", "42", "add"),)
+
+
+@pytest.mark.parametrize(
+    ("message", "error_class", "output"),
+    [
+        (AssistantMessage.calling("fly", {}), "unknown-tool", "Error: no tool 'fly'; there is add, say"),
+        (adding(a=1), "arguments", "Error: 'b' is a required property"),
+        (adding(a="1", b=1), "arguments", "Error: a: '1' is not of type 'integer'"),
+        (adding(a=1, b=-1), "arguments", "Error: b: -1 is less than the minimum of 0"),
+        (AssistantMessage(malformed=Malformed("call", "[", "no JSON", "add")), "arguments", "Error: no JSON"),
+        (
+            AssistantMessage(malformed=Malformed("call", "[", "no JSON", "fly")),
+            "unknown-tool",
+            "Error: no tool 'fly'; there is add, say",
+        ),
+    ],
+)
+async def test_a_call_that_no_tool_takes_is_an_observation_and_is_not_made(
+    message: AssistantMessage, error_class: str, output: str
+) -> None:
+    session = Adding()
+    observation = await CheckedSession(session, TOOLS).act(message)
+    (call,) = observation.calls
+    assert (call.status, call.error_class, call.output) == ("error", error_class, output)
+    assert [read.content for read in observation.messages] == [output]
+    assert not observation.done
+    assert session.messages == []
+
+
+async def test_what_the_policy_reads_of_a_misfit_is_bounded() -> None:
+    observation = await CheckedSession(Adding(), TOOLS).act(AssistantMessage.calling("x" * 9999, {}))
+    assert len(observation.messages[0].content) == LONGEST_REASON
+
+
+@pytest.mark.parametrize(
+    ("observation", "reason"),
+    [
+        (Observation.of([]), "0 records of 1 tool calls"),
+        (Observation((record("1"),), ()), "nothing for the policy to read"),
+        (KeyError("x"), "KeyError: 'x'"),
+    ],
+)
+async def test_a_session_that_breaks_its_contract_is_a_fault_with_a_name(
+    observation: Observation | Exception, reason: str
+) -> None:
+    with pytest.raises(EnvironmentFailed, match=reason):
+        await CheckedSession(Adding(observation), TOOLS).act(adding(a=1, b=1))
+
+
+@pytest.mark.parametrize(
+    ("components", "reason"), [({"outcome": 1.0}, "'outcome' is one of the recipe's"), ({"x": float("nan")}, "is nan")]
+)
+async def test_a_reward_that_cannot_be_added_is_a_fault(components: Mapping[str, float], reason: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=reason):
+        await CheckedSession(Adding(rewards=Rewards(True, components)), TOOLS).score()
+
+
+async def test_a_lost_sandbox_is_no_fault_of_the_environment() -> None:
+    with pytest.raises(SandboxLost):
+        await CheckedSession(Adding(SandboxLost("gone")), TOOLS).act(adding(a=1, b=1))
+
+
+async def test_a_session_without_snapshots_says_so() -> None:
+    with pytest.raises(SnapshotUnavailable, match="Adding keeps no snapshots"):
+        await CheckedSession(Adding(), TOOLS).snapshot()
