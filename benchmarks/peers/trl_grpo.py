@@ -35,7 +35,7 @@ from engine.environments.contract import Sandboxes
 from engine.environments.registry import environment_for
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Planner, Played
-from engine.models.tokenizer import MARKS, default_tokenizer
+from engine.models.tokenizer import MARKS, tokenizer_for
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.requests import EpisodeRequest
@@ -101,7 +101,7 @@ class StepClock(TrainerCallback):
 
 def hf_tokenizer() -> PreTrainedTokenizerFast:
     """The built-in vocabulary with equal ids; marks are recognised in text, since TRL's prompts are text."""
-    ours = default_tokenizer()
+    ours = tokenizer_for("characters")
     fast = FastTokenizer(WordLevel({text: i for i, text in enumerate(ours.vocab)}, unk_token=ours.vocab[ours.unk]))
     fast.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     fast.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
@@ -156,7 +156,7 @@ class Episodes:
         if collected.discarded:
             raise RuntimeError(f"episodes were lost, so the batch is not whole: {dict(collected.discarded)}")
         self.last = collected.trajectories
-        tokenizer = default_tokenizer()
+        tokenizer = tokenizer_for("characters")
         if [tokenizer.decode(trajectory.turns[0].context_ids) for trajectory in self.last] != prompts:
             raise RuntimeError("TRL asked for other prompts than those of this step")
         rows = [_row(trajectory) for trajectory in self.last]

@@ -18,7 +18,6 @@ def generator_for(spec: RunSpec) -> Generator:
         threads=resources.threads,
         device=resources.device,
         seed=spec.seed,
-        environment_id=spec.environment.id,
     )
 
 

@@ -2,14 +2,15 @@
 
 from engine.environments.contract import Environment
 from engine.environments.household import HouseholdEnvironment
+from engine.environments.imported import imported
 from engine.environments.python_math import PythonMathEnvironment
 from engine.environments.sokoban import SokobanEnvironment
-from engine.spec.environment import Household, PythonMath, Sokoban
+from engine.spec.environment import Household, Imported, PythonMath, Sokoban
 from engine.spec.run import RunSpec
 
 
 def environment_for(spec: RunSpec) -> Environment:
-    """The environment that the spec names, over the spec's dataset."""
+    """The environment that the spec names, a built-in one over the spec's dataset.  Raises UnusableEnvironment."""
     match spec.environment:
         case PythonMath() as python_math:
             return PythonMathEnvironment(python_math, spec.dataset)
@@ -17,3 +18,5 @@ def environment_for(spec: RunSpec) -> Environment:
             return HouseholdEnvironment(household, spec.dataset)
         case Sokoban() as sokoban:
             return SokobanEnvironment(sokoban, spec.dataset)
+        case Imported() as described:
+            return imported(described)

@@ -58,10 +58,9 @@ class Generator:
         threads: int,
         device: str = "cpu",
         seed: int = 0,
-        environment_id: str = "python-math",
     ) -> None:
         self._spec = model_spec
-        self._vocab_size = len(tokenizer_for(environment_id))
+        self._vocab_size = len(tokenizer_for(model_spec.vocabulary))
         initial = Qwen3(model_spec, self._vocab_size, seed=seed)
         self._threads = threads if sum(map(Tensor.numel, initial.parameters())) >= SHARED_FROM else 1
         self._decoder = Decoder(model_spec, slots=slots, device=device)

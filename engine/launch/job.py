@@ -24,6 +24,7 @@ from engine.reporting.event_writer import EventWriter
 from engine.reporting.security_events import SIGHTINGS, SecurityEvents
 from engine.reporting.shipper import BACKOFF_S, Ingest, ServiceDown, ServiceRefuses, Shipper
 from engine.reporting.spool import Spool, SpoolError
+from engine.spec.environment import Imported
 from engine.spec.event import Event, Finished
 from engine.spec.launch import Launch
 
@@ -37,12 +38,15 @@ LAST_WORDS_S = 5.0
 def launch_from_file(path: Path) -> Launch:
     """Raises BadSpec; never shows the file's content, which holds a token."""
     try:
-        return Launch.model_validate_json(path.read_bytes())
+        launch = Launch.model_validate_json(path.read_bytes())
     except OSError as error:
         raise BadSpec([f"{path}: cannot be read: {error.strerror}"]) from error
     except ValidationError as error:
         places = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False))
         raise BadSpec([f"{path}: not a launch file of this version (see {places or 'its JSON'})"]) from None
+    if isinstance(launch.spec.environment, Imported):
+        raise BadSpec([f"{path}: the service's engine imports no environment; use: python -m engine train"])
+    return launch
 
 
 def run_job(launch: Launch) -> int:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 
+from engine.loop.environment_requirements import lacking_in_environment
 from engine.loop.judge_phase import attribution_in
 from engine.spec.judge import LlmJudge
 from engine.spec.problems import Problem
@@ -11,7 +12,7 @@ from engine.spec.run import RunSpec
 
 def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Problem]:
     """What the spec names and this process does not find.  No value of a secret is in it."""
-    return list(_judge_key(spec, environ))
+    return [*_judge_key(spec, environ), *lacking_in_environment(spec)]
 
 
 def _judge_key(spec: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:

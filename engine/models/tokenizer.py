@@ -1,6 +1,6 @@
 """The built-in vocabulary: one token per printable ASCII character, and the marks of a conversation.
 
-An environment of many fixed phrases adds them as whole tokens behind the characters
+A vocabulary of many fixed phrases adds them as whole tokens behind the characters
 (engine/models/words.py), so that a small policy reads an observation in a few tokens.
 Text never becomes a mark: ``encode`` knows characters and words only, so a user or a tool that writes
 ``<answer>`` gets eight characters.  Marks are added by id, by the code that builds a context.
@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from engine.models.words import WORDS_OF_ENVIRONMENT
+from engine.models.words import WORDS_OF_VOCABULARY
+from engine.spec.environment import Vocabulary
 
 MARKS = (
     "<pad>", "<unk>", "<bos>", "<eos>", "<user>", "<assistant>",
@@ -87,11 +88,6 @@ class Tokenizer:
 
 
 @cache
-def tokenizer_for(environment_id: str) -> Tokenizer:
-    """The vocabulary of an environment.  Raises KeyError for an unknown one."""
-    return Tokenizer(WORDS_OF_ENVIRONMENT[environment_id])
-
-
-def default_tokenizer() -> Tokenizer:
-    """The characters alone: the vocabulary of python-math."""
-    return tokenizer_for("python-math")
+def tokenizer_for(vocabulary: Vocabulary) -> Tokenizer:
+    """The tokenizer of a built-in vocabulary, which a run names as ``model.vocabulary``."""
+    return Tokenizer(WORDS_OF_VOCABULARY[vocabulary])

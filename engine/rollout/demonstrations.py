@@ -52,7 +52,7 @@ class DemonstrationWriter:
         return solved.model_copy(update={"id": f"solution-{task.id}"})
 
     def _trajectory(self, task: Task, script: Script, prompt: int) -> Trajectory:
-        turns = self._turns(self.environment.tools(task), script)
+        turns = self.turns(task, script)
         last = script.turns[-1]
         answered, success = last.message.answers, script.rewards.success
         rewards = rewards_of(
@@ -78,8 +78,8 @@ class DemonstrationWriter:
             rewards=rewards,
         )
 
-    def _turns(self, tools: Sequence[ToolSchema], script: Script) -> list[Turn]:
-        turns = []
+    def turns(self, task: Task, script: Script) -> list[Turn]:
+        tools, turns = self.environment.tools(task), list[Turn]()
         context = self.renderer.prompt(script.opening, tools)
         for step in script.turns:
             calls = step.observation.calls

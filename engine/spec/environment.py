@@ -1,29 +1,19 @@
 """Environments: what a policy can be trained in, and what each of them offers to a recipe."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from engine.spec.impossible import impossible
 from engine.spec.security import Response
 from engine.spec.strict import Strict
 from sandboxes.spec import SandboxSpec
 
-LONGEST_PROMPT_TOKENS = {1: 12, 2: 20, 3: 21, 4: 25}
-"""Per level of python-math; a test holds the generator to it."""
-
-LONGEST_DEMONSTRATION_TOKENS = {1: 68, 2: 96, 3: 114, 4: 227}
-"""Likewise, for the demonstrations of its cold start."""
-
-LONGEST_DEMONSTRATION_TURNS = {1: 3, 2: 3, 3: 4, 4: 6}
-"""Likewise."""
-
-REASONING_TOKENS = 5
-"""With ``reasoning``, a demonstration begins each turn with so many more."""
-
-
-DRILL_TOKENS, DRILL_TURNS = 40, 3
-"""What a drill adds to a demonstration at most; held by a test."""
+ImportPath = Annotated[
+    str, StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*$", max_length=300)
+]
+Vocabulary = Literal["characters", "household", "sokoban"]
+"""The built-in word lists of ``engine/models/words.py``; each holds all characters."""
 
 
 class PythonMath(Strict):
@@ -39,7 +29,7 @@ class PythonMath(Strict):
     """The difficulty levels that tasks are drawn from, evenly."""
     max_turns: int = Field(default=5, ge=1, le=64)
     """Policy calls per episode, the answer included."""
-    max_turn_tokens: int = Field(default=32, ge=4)
+    max_turn_tokens: int = Field(default=32, ge=4, le=2**20)
     """Sampled tokens per policy call."""
     reasoning: bool = False
     """Whether a turn may begin with plain text of its own, before the tool call or the answer."""
@@ -65,18 +55,6 @@ class PythonMath(Strict):
         """Whether an episode can be set back to an earlier moment."""
         return self.sandbox.snapshots
 
-    @property
-    def longest_prompt_tokens(self) -> int:
-        return max(LONGEST_PROMPT_TOKENS[level] for level in self.levels)
-
-    @property
-    def longest_demonstration_tokens(self) -> int:
-        added = REASONING_TOKENS if self.reasoning else 0
-        drilled = DRILL_TOKENS + DRILL_TURNS * added if self.temptation else 0
-        return drilled + max(
-            LONGEST_DEMONSTRATION_TOKENS[level] + added * LONGEST_DEMONSTRATION_TURNS[level] for level in self.levels
-        )
-
 
 class _Simulated(Strict):
     """A world that runs inside the rollout worker."""
@@ -101,13 +79,6 @@ class _Simulated(Strict):
         return True
 
 
-HOUSEHOLD_PROMPT_TOKENS = {1: 18, 2: 21, 3: 22, 4: 25, 5: 31}
-"""Per level of household; held by a test."""
-
-HOUSEHOLD_DEMONSTRATION_TOKENS = {1: 165, 2: 310, 3: 390, 4: 490, 5: 600}
-"""Likewise; a twentieth above the longest of 6,000."""
-
-
 class Household(_Simulated):
     """A little house in text: find things, treat them, and bring them where they belong (after ALFWorld).
 
@@ -121,23 +92,8 @@ class Household(_Simulated):
     """The difficulty levels that tasks are drawn from, evenly."""
     max_turns: int = Field(default=12, ge=1, le=64)
     """Policy calls per episode."""
-    max_turn_tokens: int = Field(default=12, ge=4)
+    max_turn_tokens: int = Field(default=12, ge=4, le=2**20)
     """Sampled tokens per policy call."""
-
-    @property
-    def longest_prompt_tokens(self) -> int:
-        return max(HOUSEHOLD_PROMPT_TOKENS[level] for level in self.levels)
-
-    @property
-    def longest_demonstration_tokens(self) -> int:
-        return max(HOUSEHOLD_DEMONSTRATION_TOKENS[level] for level in self.levels)
-
-
-SOKOBAN_PROMPT_TOKENS = 44
-"""A grid of 6 x 6 cells with its line ends, and the marks around it; held by a test."""
-
-SOKOBAN_DEMONSTRATION_TOKENS = {1: 195, 2: 477, 3: 571}
-"""Per level of sokoban; held by a test."""
 
 
 class Sokoban(_Simulated):
@@ -152,16 +108,38 @@ class Sokoban(_Simulated):
     """The difficulty levels that tasks are drawn from, evenly."""
     max_turns: int = Field(default=8, ge=1, le=64)
     """Policy calls per episode."""
-    max_turn_tokens: int = Field(default=4, ge=4)
+    max_turn_tokens: int = Field(default=4, ge=4, le=2**20)
     """Sampled tokens per policy call."""
 
-    @property
-    def longest_prompt_tokens(self) -> int:
-        return SOKOBAN_PROMPT_TOKENS
+
+class Imported(Strict):
+    """An environment of your own, by its import path.  ``python -m engine train`` alone takes it: it runs your code."""
+
+    command_line_only: ClassVar[bool] = True
+    """The service refuses it: whoever may start a run there would run code of hers in the service's engine."""
+
+    id: Literal["import"] = "import"
+    path: ImportPath
+    """``package.module:Name``, which gives an environment (``engine/environments/contract.py``) when it is called."""
+    options: dict[str, Any] = {}
+    """What it is called with."""
+    max_turns: int = Field(default=8, ge=1, le=64)
+    """Policy calls per episode."""
+    max_turn_tokens: int = Field(default=32, ge=4, le=2**20)
+    """Sampled tokens per policy call."""
+    reasoning: bool = False
+    """Whether a turn may begin with plain text of its own, before the tool call or the answer."""
+    sandbox: SandboxSpec | None = None
+    """Of the sandboxes that its sessions may take; none where it is left out."""
+    response: Response = Response()
 
     @property
-    def longest_demonstration_tokens(self) -> int:
-        return max(SOKOBAN_DEMONSTRATION_TOKENS[level] for level in self.levels)
+    def can_be_restored(self) -> bool:
+        """Only the environment itself knows, which is asked before the run starts."""
+        return True
 
 
-Environment = PythonMath | Household | Sokoban
+Environment = PythonMath | Household | Sokoban | Imported
+
+SUITED_VOCABULARY: dict[str, Vocabulary] = {"household": "household", "sokoban": "sokoban"}
+"""By environment, the words that make its texts short; every other environment is read character by character."""

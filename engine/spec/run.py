@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from engine.spec.backends import TRAINERS
-from engine.spec.environment import Environment, PythonMath
+from engine.spec.environment import SUITED_VOCABULARY, Environment, PythonMath, Vocabulary
 from engine.spec.impossible import impossible
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import refusals_beside
@@ -32,9 +32,12 @@ class Dataset(Strict):
 
 
 class Model(Strict):
-    """A small transformer of the Qwen3 architecture with the built-in tokenizer, initialised at random."""
+    """A small transformer of the Qwen3 architecture with a built-in vocabulary, initialised at random."""
 
     architecture: Literal["qwen3"] = "qwen3"
+    vocabulary: Vocabulary = "characters"
+    """What its tokens are: single characters, or these and the words of a built-in world, each word one token.
+    A run that does not say gets the words of its environment where that has some."""
     layers: int = Field(default=2, ge=1, le=64)
     hidden_size: int = Field(default=96, ge=8, le=65536)
     heads: int = Field(default=4, ge=1, le=1024)
@@ -134,6 +137,23 @@ class RunSpec(Strict):
             return {**given, "environment": {"id": PythonMath().id, **environment}}
         return given
 
+    @model_validator(mode="before")
+    @classmethod
+    def _vocabulary_suits_the_environment_unless_named(cls, given: Any) -> Any:
+        """Old specs do not name it, and keep their meaning."""
+        if not isinstance(given, dict):
+            return given
+        environment, model = given.get("environment"), given.get("model", {})
+        environment_id = environment.get("id") if isinstance(environment, dict) else getattr(environment, "id", None)
+        suited = (
+            SUITED_VOCABULARY.get(environment_id, "characters") if isinstance(environment_id, str) else "characters"
+        )
+        if isinstance(model, Model) and "vocabulary" not in model.model_fields_set:
+            return {**given, "model": model.model_copy(update={"vocabulary": suited})}
+        if isinstance(model, dict) and "vocabulary" not in model:
+            return {**given, "model": {**model, "vocabulary": suited}}
+        return given
+
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         batch = self.schedule.prompts_per_step * self.schedule.group_size
@@ -156,24 +176,6 @@ class RunSpec(Strict):
         for refusal in refusals_beside(self, self.recipe):
             raise refusal
         self._log_probs_can_be_taken()
-        room = self.environment.longest_prompt_tokens + self.environment.max_turn_tokens
-        if self.model.context_tokens < room:
-            raise impossible(
-                "model.context_tokens",
-                self.model.context_tokens,
-                f"the longest prompt ({self.environment.longest_prompt_tokens} tokens) and one turn "
-                f"({self.environment.max_turn_tokens}) do not fit",
-                f"use at least {room}",
-            )
-        self._lessons_fit_beside(room)
-        longest = self.environment.longest_demonstration_tokens
-        if self.recipe.cold_start_steps > 0 and self.model.context_tokens < longest:
-            raise impossible(
-                "model.context_tokens",
-                self.model.context_tokens,
-                f"the cold start's longest demonstration has {longest} tokens",
-                f"use at least {longest}",
-            )
         for field in ("tasks", "interim_tasks"):
             if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
                 raise impossible(
@@ -192,17 +194,6 @@ class RunSpec(Strict):
                 schedule.temperature,
                 "log-probs at so low a temperature are those of a greedy policy: 0 or out of reach",
                 f'use at least {COLDEST}, or schedule.logprobs_at = "one"',
-            )
-
-    def _lessons_fit_beside(self, room: int) -> None:
-        experience = self.recipe.experience
-        lessons = experience.longest_tokens if experience is not None and experience.share > 0 else 0
-        if self.model.context_tokens < room + lessons:
-            raise impossible(
-                "model.context_tokens",
-                self.model.context_tokens,
-                f"the longest lessons ({lessons} tokens) do not fit beside the longest prompt and one turn ({room})",
-                f"use at least {room + lessons}, or fewer or shorter lessons in recipe.experience",
             )
 
     @property

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Literal
 
 from engine.models.tokenizer import tokenizer_for
+from engine.spec.environment import Vocabulary
 from engine.spec.trajectory import Change, Trajectory
 
 
 def strip_experience(
-    trajectory: Trajectory, training: Literal["strip", "keep", "hybrid"], *, environment_id: str = "python-math"
+    trajectory: Trajectory, training: Literal["strip", "keep", "hybrid"], *, vocabulary: Vocabulary
 ) -> Trajectory:
     """A credited trajectory with a ``stripped`` change per turn that holds lessons, where ``training`` says so.
 
@@ -23,7 +24,7 @@ def strip_experience(
     done = any(change.kind == "stripped" for change in trajectory.changes)
     if not spans or done or training == "keep" or (training == "hybrid" and _advantage(trajectory) <= 0):
         return trajectory
-    text_of = tokenizer_for(environment_id).decode
+    text_of = tokenizer_for(vocabulary).decode
     changes = [_change(trajectory, number, *span, reason=training, text_of=text_of) for number, span in spans]
     return trajectory.model_copy(update={"changes": [*trajectory.changes, *changes]})
 

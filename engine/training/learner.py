@@ -89,8 +89,8 @@ class Learner:
     def _credited(self, credited: list[Trajectory]) -> list[Trajectory]:
         recipe = self._spec.recipe
         if recipe.experience is not None:
-            training, environment_id = recipe.experience.training, self._spec.environment.id
-            credited = [strip_experience(one, training, environment_id=environment_id) for one in credited]
+            training, vocabulary = recipe.experience.training, self._spec.model.vocabulary
+            credited = [strip_experience(one, training, vocabulary=vocabulary) for one in credited]
         samples = [self._sample(one) for one in credited]
         old_logprobs = self._trainer.old_logprobs(samples)
         credited = [_with_old_logprobs(*one) for one in zip(credited, old_logprobs, strict=True)]

@@ -7,12 +7,10 @@ context.  The loss on them is in loss_terms/preference.py.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.models.tokenizer import default_tokenizer
+from engine.models.tokenizer import tokenizer_for
+from engine.spec.environment import Vocabulary
 from engine.spec.trajectory import Trajectory, Turn
 from engine.training.batch import Sample, sample_of
-
-_CALL_OPENS = default_tokenizer().tool_open
-"""The same in every vocabulary: marks come first."""
 
 
 class Pair(NamedTuple):
@@ -22,12 +20,14 @@ class Pair(NamedTuple):
     rejected: Sample
 
 
-def pairs_of(trajectories: Sequence[Trajectory]) -> list[Pair]:
+def pairs_of(trajectories: Sequence[Trajectory], vocabulary: Vocabulary) -> list[Pair]:
     """One pair per repair, in the order of the trajectories.  A repair without two sides is none."""
-    return [pair for trajectory in trajectories if trajectory.masked_because is None for pair in _pairs_in(trajectory)]
+    call_opens = tokenizer_for(vocabulary).tool_open
+    trained = [trajectory for trajectory in trajectories if trajectory.masked_because is None]
+    return [pair for trajectory in trained for pair in _pairs_in(trajectory, call_opens)]
 
 
-def _pairs_in(trajectory: Trajectory) -> list[Pair]:
+def _pairs_in(trajectory: Trajectory, call_opens: int) -> list[Pair]:
     pairs = []
     for change in trajectory.changes:
         if change.kind != "purified" or change.start >= change.stop or not change.removed_ids:
@@ -36,7 +36,7 @@ def _pairs_in(trajectory: Trajectory) -> list[Pair]:
         before = [token for earlier in trajectory.turns[: change.turn] for token in _tokens(earlier)]
         before += [*turn.context_ids, *turn.token_ids[: change.start]]
         chosen = turn.token_ids[change.start : change.stop]
-        pairs.append(Pair(_ending(before, chosen), _ending(before, change.removed_ids)))
+        pairs.append(Pair(_ending(before, chosen, call_opens), _ending(before, change.removed_ids, call_opens)))
     return pairs
 
 
@@ -44,7 +44,7 @@ def _tokens(turn: Turn) -> list[int]:
     return [*turn.context_ids, *turn.token_ids]
 
 
-def _ending(before: list[int], end: Sequence[int]) -> Sample:
+def _ending(before: list[int], end: Sequence[int], call_opens: int) -> Sample:
     """The loss falls on the tool call alone; the reasoning before it in a deep repair only conditions it (app. C)."""
-    reasoning = end.index(_CALL_OPENS) if _CALL_OPENS in end else 0
+    reasoning = end.index(call_opens) if call_opens in end else 0
     return sample_of([*before, *end], [False] * (len(before) + reasoning) + [True] * (len(end) - reasoning))

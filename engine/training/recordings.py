@@ -79,7 +79,7 @@ def _parsed(line: bytes, where: str, spec: RunSpec) -> Trajectory:
 
 def _flaws(trajectory: Trajectory, spec: RunSpec) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) of a document of the right form that still cannot be learned."""
-    vocabulary, total = len(tokenizer_for(spec.environment.id)), 0
+    vocabulary, total = len(tokenizer_for(spec.model.vocabulary)), 0
     if not trajectory.turns:
         yield "turns", "there is none"
     for number, turn in enumerate(trajectory.turns):

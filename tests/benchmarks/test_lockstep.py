@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks.peers.lockstep import LockstepGenerator
 from engine.inference.generator import Generator
 from engine.models.qwen3 import Qwen3, save_pretrained
-from engine.models.tokenizer import default_tokenizer
+from engine.models.tokenizer import tokenizer_for
 from engine.spec.generation import Generated, GenerateRequest, TextGenerator
 from engine.spec.run import Model
 
@@ -20,7 +20,7 @@ OBSERVATION = (8, 40, 9, 5)
 
 @pytest.fixture
 def peer(tmp_path: Path) -> PreTrainedModel:
-    tokenizer = default_tokenizer()
+    tokenizer = tokenizer_for("characters")
     save_pretrained(Qwen3(SPEC, len(tokenizer), seed=3), tmp_path, tokenizer)
     return AutoModelForCausalLM.from_pretrained(tmp_path)
 

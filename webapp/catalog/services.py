@@ -11,6 +11,7 @@ from engine.spec.run import Dataset as DatasetSpec
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import Dataset, Environment
+from webapp.foreign_code import refuse_code_to_import
 
 Versioned = TypeVar("Versioned", Environment, Dataset)
 
@@ -19,7 +20,8 @@ Versioned = TypeVar("Versioned", Environment, Dataset)
 def publish_environment(
     team: Team, name: str, document: EnvironmentSpec, *, acting_user: User, description: str = ""
 ) -> Environment:
-    """Publish the next version of the environment ``name``."""
+    """Publish the next version of the environment ``name``.  Raises Invalid for code to be imported."""
+    refuse_code_to_import(document)
     return _publish(team, Environment, name, document, acting_user, description)
 
 

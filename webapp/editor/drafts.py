@@ -17,6 +17,7 @@ from webapp.editor.fields import Card, cards_of
 from webapp.editor.posted import document_in, list_at, with_row, without_row
 from webapp.experiments.baseline import preset_in
 from webapp.experiments.toml import as_toml
+from webapp.foreign_code import code_to_import
 from webapp.storable import unstorable
 
 Form = Literal["form", "toml"]
@@ -41,6 +42,8 @@ class Draft:
             spec = RunSpec.model_validate(document)
         except ValidationError as error:
             return cls(document, shown_as, toml or as_toml(document), problems_in(error, RunSpec))
+        if problems := code_to_import(spec.environment):
+            return cls(document, shown_as, toml or as_toml(document), problems)
         return cls(document, shown_as, toml or as_toml(document), [], spec)
 
     @classmethod

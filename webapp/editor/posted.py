@@ -21,10 +21,17 @@ _UNSAID: Any = object()
 def document_in(form: QueryDict, base: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` is the document that the form was made for; it tells which tables have just changed their kind."""
     document = _table(RunSpec, "", form, base)
+    if _environment_id(document) != _environment_id(base) and isinstance(document.get("model"), dict):
+        document["model"].pop("vocabulary", None)  # the other environment's words would be spelled
     recipe = base.get("recipe")
     if isinstance(recipe, Mapping) and recipe.get("preset"):
         document["recipe"] = {"preset": recipe["preset"], **document["recipe"]}
     return document
+
+
+def _environment_id(document: Mapping[str, Any]) -> Any:
+    environment = document.get("environment")
+    return environment.get("id") if isinstance(environment, Mapping) else None
 
 
 def _table(model: type[BaseModel], path: str, form: QueryDict, base: Any) -> dict[str, Any]:

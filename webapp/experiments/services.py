@@ -7,6 +7,7 @@ from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import Dataset, Environment
 from webapp.experiments.models import Experiment
+from webapp.foreign_code import refuse_code_to_import
 
 
 @transaction.atomic
@@ -19,6 +20,8 @@ def create_experiment(
     environment: Environment | None = None,
     dataset: Dataset | None = None,
 ) -> Experiment:
+    """Raises Invalid for code to be imported."""
+    refuse_code_to_import(spec.environment)
     experiment = Experiment.objects.create(
         team=team,
         name=spec.name,
@@ -34,7 +37,8 @@ def create_experiment(
 
 @transaction.atomic
 def change_experiment(experiment: Experiment, spec: RunSpec, *, acting_user: User) -> Experiment:
-    """Runs that were launched keep the spec that they were launched with."""
+    """Runs that were launched keep the spec that they were launched with.  Raises Invalid for code to be imported."""
+    refuse_code_to_import(spec.environment)
     experiment.name, experiment.spec = spec.name, spec.model_dump(mode="json")
     experiment.save(update_fields=["name", "spec", "updated_at"])
     record(experiment.team, acting_user, "experiment.change", f"experiment {experiment.id}", name=spec.name)

@@ -17,13 +17,15 @@ from webapp import queue
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.experiments.models import Experiment
+from webapp.foreign_code import refuse_code_to_import
 from webapp.refusals import Invalid, Refused
 from webapp.runs.models import Desired, Run, State
 
 
 @transaction.atomic
 def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Experiment | None = None) -> Run:
-    """Queue a run of ``spec``; a worker launches it after the commit."""
+    """Queue a run of ``spec``; a worker launches it after the commit.  Raises Invalid for code to be imported."""
+    refuse_code_to_import(spec.environment)
     run = Run.objects.create(
         team=team,
         experiment=experiment,

@@ -8,4 +8,4 @@ from engine.spec.run import RunSpec
 
 def renderer_for(spec: RunSpec) -> Renderer:
     """The renderer of the model's vocabulary."""
-    return CharacterRenderer(tokenizer_for(spec.environment.id), reasoning=spec.environment.reasoning)
+    return CharacterRenderer(tokenizer_for(spec.model.vocabulary), reasoning=spec.environment.reasoning)

@@ -20,7 +20,7 @@ from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.renderers.characters import CharacterRenderer
 from engine.spec.environment import Sokoban
 from engine.spec.examples import EXAMPLE_QUESTIONS
-from engine.spec.message import AssistantMessage, Message
+from engine.spec.message import AssistantMessage
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
 from engine.spec.supervised import ColdStart
@@ -126,17 +126,10 @@ def test_no_held_out_grid_is_ever_a_training_grid():
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_prompts_and_demonstrations_fit_what_the_spec_says(level):
-    shape, environment = Sokoban(levels=[level]), environment_of(level)
-    assert {
-        len(RENDERER.prompt([Message("user", task.question)], [environment.tool]))
-        for task in environment.tasks("train")[:50]
-    } == {shape.longest_prompt_tokens}
-    cold_start = ColdStart(demonstrations=400, wrong_fraction=0.0, tool_error_fraction=1.0)
-    demos = list(DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(cold_start))
-    longest = max(sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) for one in demos)
-    assert longest == shape.longest_demonstration_tokens
-    assert max(len(turn.token_ids) for one in demos for turn in one.turns) <= shape.max_turn_tokens
+def test_a_turn_of_a_demonstration_fits_into_the_default_limits(level):
+    cold_start = ColdStart(demonstrations=200, wrong_fraction=0.0, tool_error_fraction=1.0)
+    demos = list(DemonstrationWriter(environment_of(level), RENDERER, Reward(), seed=0).demonstrations(cold_start))
+    assert max(len(turn.token_ids) for one in demos for turn in one.turns) <= Sokoban().max_turn_tokens
 
 
 async def test_a_snapshot_brings_the_grid_back():

@@ -8,12 +8,12 @@ import torch
 
 from engine.inference.generator import Generator
 from engine.models.qwen3 import Qwen3
-from engine.models.tokenizer import default_tokenizer
+from engine.models.tokenizer import tokenizer_for
 from engine.spec.generation import GenerateRequest
 from engine.spec.run import Model
 
 SPEC = Model(context_tokens=128)
-VOCABULARY = len(default_tokenizer())
+VOCABULARY = len(tokenizer_for("characters"))
 
 
 def weights(seed: int = 5) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from engine.models.qwen3 import Qwen3, save_pretrained
-from engine.models.tokenizer import default_tokenizer
+from engine.models.tokenizer import tokenizer_for
 from engine.spec.run import Model
 
 SMALL = Model(layers=2, hidden_size=32, heads=4, kv_heads=2, head_dim=12, intermediate_size=48, context_tokens=64)
@@ -10,7 +10,7 @@ SMALL = Model(layers=2, hidden_size=32, heads=4, kv_heads=2, head_dim=12, interm
 
 def _policy(spec: Model = SMALL, seed: int = 3) -> Qwen3:
     """Weights as large as after training, so that attention is far from uniform."""
-    model = Qwen3(spec, len(default_tokenizer()), seed=seed)
+    model = Qwen3(spec, len(tokenizer_for("characters")), seed=seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4.0 if parameter.dim() > 1 else 1.3)
@@ -18,7 +18,7 @@ def _policy(spec: Model = SMALL, seed: int = 3) -> Qwen3:
 
 
 def _ids(rows: int, tokens: int) -> torch.Tensor:
-    return torch.randint(len(default_tokenizer()), (rows, tokens), generator=torch.Generator().manual_seed(1))
+    return torch.randint(len(tokenizer_for("characters")), (rows, tokens), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("spec", [SMALL, Model(), SMALL.model_copy(update={"kv_heads": 4})])
@@ -27,7 +27,7 @@ def test_transformers_loads_an_exported_folder_with_equal_logits(spec, tmp_path,
     from transformers import AutoModelForCausalLM
 
     ours = _policy(spec)
-    save_pretrained(ours, tmp_path, default_tokenizer())
+    save_pretrained(ours, tmp_path, tokenizer_for("characters"))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
     assert type(theirs).__name__ == "Qwen3ForCausalLM"
     ids = _ids(3, spec.context_tokens)
@@ -53,7 +53,7 @@ def test_a_token_is_blind_to_what_comes_after_it():
 
 def test_padding_on_the_right_changes_nothing():
     model, ids = _policy(), _ids(2, 20)
-    padded = torch.nn.functional.pad(ids, (0, 9), value=default_tokenizer().pad)
+    padded = torch.nn.functional.pad(ids, (0, 9), value=tokenizer_for("characters").pad)
     with torch.no_grad():
         torch.testing.assert_close(model(padded)[:, :20], model(ids), rtol=0, atol=1e-5)
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HfTokenizer
 
-from engine.models.tokenizer import CHARACTERS, MARKS, Tokenizer, default_tokenizer, tokenizer_for
-from engine.models.words import WORDS_OF_ENVIRONMENT
+from engine.models.tokenizer import CHARACTERS, MARKS, Tokenizer, tokenizer_for
+from engine.models.words import WORDS_OF_VOCABULARY
 
-tokenizer = default_tokenizer()
-ENVIRONMENTS = sorted(WORDS_OF_ENVIRONMENT)
-SPEECH = st.lists(st.sampled_from([*WORDS_OF_ENVIRONMENT["household"], *CHARACTERS, *MARKS]), max_size=12).map("".join)
+tokenizer = tokenizer_for("characters")
+VOCABULARIES = sorted(WORDS_OF_VOCABULARY)
+SPEECH = st.lists(st.sampled_from([*WORDS_OF_VOCABULARY["household"], *CHARACTERS, *MARKS]), max_size=12).map("".join)
 
 
 @given(st.text(alphabet=CHARACTERS))
@@ -58,21 +58,20 @@ def test_importing_the_tokenizer_leaves_torch_alone():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("environment_id", ENVIRONMENTS)
-def test_words_follow_the_characters_whose_ids_stay(environment_id):
-    vocab = tokenizer_for(environment_id).vocab
-    assert vocab == (*tokenizer.vocab, *WORDS_OF_ENVIRONMENT[environment_id])
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_words_follow_the_characters_whose_ids_stay(vocabulary):
+    vocab = tokenizer_for(vocabulary).vocab
+    assert vocab == (*tokenizer.vocab, *WORDS_OF_VOCABULARY[vocabulary])
     assert len(set(vocab)) == len(vocab)
 
 
-def test_python_math_has_the_characters_alone():
-    assert tokenizer_for("python-math") is default_tokenizer()
+def test_the_characters_are_a_vocabulary_of_their_own():
     assert len(tokenizer) == len(MARKS) + len(CHARACTERS) == 108
 
 
-def test_an_unknown_environment_has_no_vocabulary():
+def test_a_vocabulary_that_is_not_there_has_no_tokenizer():
     with pytest.raises(KeyError, match="chess"):
-        tokenizer_for("chess")
+        tokenizer_for("chess")  # type: ignore[arg-type]
 
 
 def test_the_longest_word_that_fits_wins_and_the_rest_is_characters():
@@ -83,22 +82,22 @@ def test_the_longest_word_that_fits_wins_and_the_rest_is_characters():
     assert pieces(of("desklam")) == ["desk", "l", "a", "m"]
 
 
-@pytest.mark.parametrize("environment_id", ENVIRONMENTS)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @given(text=SPEECH)
-def test_words_lose_nothing_and_never_make_a_mark(environment_id, text):
-    worded = tokenizer_for(environment_id)
+def test_words_lose_nothing_and_never_make_a_mark(vocabulary, text):
+    worded = tokenizer_for(vocabulary)
     ids = worded.encode(text)
     assert worded.decode(ids) == text
     assert not any(map(worded.is_mark, ids))
     assert len(ids) <= len(tokenizer.encode(text))
 
 
-@pytest.mark.parametrize("environment_id", ENVIRONMENTS)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @given(text=st.one_of(SPEECH, st.text(max_size=20)))
-def test_exported_words_give_equal_ids(environment_id, text):
-    assert _exported(environment_id).encode(text).ids == tokenizer_for(environment_id).encode(text)
+def test_exported_words_give_equal_ids(vocabulary, text):
+    assert _exported(vocabulary).encode(text).ids == tokenizer_for(vocabulary).encode(text)
 
 
 @cache
-def _exported(environment_id: str = "python-math") -> HfTokenizer:
-    return HfTokenizer.from_str(json.dumps(tokenizer_for(environment_id).as_tokenizers_json()))
+def _exported(vocabulary: str = "characters") -> HfTokenizer:
+    return HfTokenizer.from_str(json.dumps(tokenizer_for(vocabulary).as_tokenizers_json()))

@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from zlib import crc32
 
-from engine.models.tokenizer import default_tokenizer
+from engine.models.tokenizer import tokenizer_for
 from engine.rollout.renderers.characters import CharacterRenderer
 from engine.spec.generation import Generated, GenerateRequest
 from engine.spec.message import AssistantMessage, ToolSchema
 
-TOKENIZER = default_tokenizer()
+TOKENIZER = tokenizer_for("characters")
 RENDERER, WITH_REASONING = (CharacterRenderer(TOKENIZER, reasoning=reasoning) for reasoning in (False, True))
 TOOLS = [ToolSchema.of_text("python", "code")]
 

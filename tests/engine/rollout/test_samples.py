@@ -7,6 +7,7 @@ import pytest
 
 import engine.spec
 from engine.environments.registry import environment_for
+from engine.loop.requirements import lacking
 from engine.spec.run import RunSpec
 
 SAMPLES = Path(engine.spec.__file__).parent / "samples"
@@ -36,7 +37,7 @@ def test_a_sample_of_a_simulated_world_needs_no_box_and_holds_its_demonstrations
     assert spec.environment.id == name
     assert spec.environment.sandbox is None
     assert spec.environment.can_be_restored
-    assert spec.model.context_tokens >= spec.environment.longest_demonstration_tokens
+    assert lacking(spec, {}) == []
     assert len(environment_for(spec).tasks("train")) == spec.dataset.train_tasks
 
 

@@ -9,7 +9,7 @@ from scripted import answer, call
 
 from engine.inference.generator import GenerationAborted, Generator
 from engine.models.qwen3 import Qwen3
-from engine.models.tokenizer import default_tokenizer
+from engine.models.tokenizer import tokenizer_for
 from engine.rollout.requests import evaluation_requests, shares
 from engine.rollout.worker import RolloutWorker
 from engine.spec.exploration import Purification
@@ -40,7 +40,7 @@ def generator():
 
 
 def weights():
-    return Qwen3(SPEC.model, len(default_tokenizer()), seed=0).state_dict()
+    return Qwen3(SPEC.model, len(tokenizer_for("characters")), seed=0).state_dict()
 
 
 def tokens(collected):

@@ -71,7 +71,6 @@ CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
         "256 trajectories",
         "use a divisor of 256",
     ),
-    ({"model": {"context_tokens": 20}}, "model.context_tokens", 20, "do not fit", "use at least"),
     ({"model": {"heads": 4, "kv_heads": 3}}, "model.kv_heads", 3, "share", "choose a divisor of 4"),
     ({"model": {"head_dim": 25}}, "model.head_dim", 25, "even", "use 26"),
     ({"evaluation": {"tasks": 600}}, "evaluation.tasks", 600, "only 510", "use at most 510"),

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from engine.spec.recipe import Recipe
-from engine.spec.run import RunSpec
+from engine.spec.run import Model, RunSpec
 
 ROOT = Path(__file__).parents[3]
 TOMLS = sorted(path for folder in ("engine", "webapp", "docs") for path in (ROOT / folder).rglob("*.toml"))
@@ -46,6 +46,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Rule": {"name": "r", "action": "deny", "hosts": ("a.example.org",)},
     "LlmJudge": {"endpoint": "http://127.0.0.1:30000/v1", "model": "judge"},
     "Experience": {"pool": [{"when_to_use": "always", "content": "look first"}]},
+    "Imported": {"path": "package.module:Name"},
     "ExperienceItem": {"when_to_use": "always", "content": "look first"},
 }
 """What has no default because only its author can know it."""
@@ -70,13 +71,10 @@ def test_every_table_of_a_spec_rejects_unknown_fields_and_has_defaults_in_range(
     )
 
 
-def test_a_cold_start_of_0_steps_is_left_out_and_asks_nothing_of_the_context() -> None:
-    short = {"model": {"context_tokens": 64}, "environment": {"levels": [1]}}
-    spec = RunSpec.model_validate({"name": "none", "recipe": {"cold_start": {"steps": 0}}, **short})
+def test_a_cold_start_of_0_steps_is_left_out() -> None:
+    spec = RunSpec.model_validate({"name": "none", "recipe": {"cold_start": {"steps": 0}}})
     assert spec.recipe.cold_start_steps == 0
     assert Recipe(cold_start=None).cold_start_steps == 0
-    with pytest.raises(ValidationError, match="longest demonstration"):
-        RunSpec.model_validate({"name": "one", "recipe": {"cold_start": {"steps": 1}}, **short})
 
 
 HUGE = 10**31
@@ -110,3 +108,19 @@ def test_a_step_of_more_rollouts_than_fit_anywhere_is_refused() -> None:
     schedule = {"prompts_per_step": 10**6, "group_size": 2, "minibatch_trajectories": 2}
     with pytest.raises(ValidationError, match="more than 1000000"):
         RunSpec.model_validate({"name": "wide", "schedule": schedule})
+
+
+@pytest.mark.parametrize(
+    ("environment", "vocabulary"),
+    [({}, "characters"), ({"id": "python-math"}, "characters"), ({"id": "household"}, "household")],
+)
+def test_a_spec_that_names_no_vocabulary_gets_the_one_that_suits_its_environment(
+    environment: dict[str, Any], vocabulary: str
+) -> None:
+    context = {"context_tokens": 1024}
+    document: dict[str, Any] = {"name": "x", "environment": environment, "model": context}
+    assert RunSpec.model_validate(document).model.vocabulary == vocabulary
+    assert RunSpec.model_validate(document | {"model": Model(**context)}).model.vocabulary == vocabulary  # type: ignore[arg-type]
+    named = RunSpec.model_validate(document | {"model": context | {"vocabulary": "sokoban"}})
+    assert named.model.vocabulary == "sokoban"
+    assert RunSpec.model_validate_json(named.model_dump_json()) == named

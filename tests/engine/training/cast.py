@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from engine.models.tokenizer import default_tokenizer
+from engine.models.tokenizer import tokenizer_for
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Change, Task, ToolCall, Trajectory, Turn
 
-VOCABULARY = len(default_tokenizer())
+VOCABULARY = len(tokenizer_for("characters"))
 TINY = {
     "layers": 1,
     "hidden_size": 16,
@@ -43,9 +43,9 @@ def turn(
     call = ToolCall(name="python", arguments="1+1", output="2", status="error" if failed else "ok", seconds=0.0)
     return Turn(
         context_ids=list(context_ids),
-        context_text=default_tokenizer().decode(context_ids) if seen is None else seen,
+        context_text=tokenizer_for("characters").decode(context_ids) if seen is None else seen,
         token_ids=list(token_ids),
-        pieces=default_tokenizer().pieces(token_ids),
+        pieces=tokenizer_for("characters").pieces(token_ids),
         **({"logprobs": [-1.0] * len(token_ids), "policy_versions": [0] * len(token_ids), "tool_call": call} | more),
     )
 

@@ -10,7 +10,7 @@ def credited(*advantages: float) -> Trajectory:
 
 
 def test_the_change_says_what_was_taken_out_and_the_context_still_shows_it() -> None:
-    one = strip_experience(credited(1.0), "strip")
+    one = strip_experience(credited(1.0), "strip", vocabulary="characters")
     [change] = one.changes
     assert (change.kind, change.turn, change.start, change.stop, change.reason) == ("stripped", 0, 1, 3, "strip")
     assert change.removed_ids == [33, 34]
@@ -31,11 +31,11 @@ def test_the_change_says_what_was_taken_out_and_the_context_still_shows_it() -> 
     ],
 )
 def test_who_is_stripped(training: str, advantages: tuple[float, ...], stripped: bool) -> None:
-    assert bool(strip_experience(credited(*advantages), training).changes) is stripped
+    assert bool(strip_experience(credited(*advantages), training, vocabulary="characters").changes) is stripped
 
 
 def test_who_was_shown_nothing_stays_the_very_trajectory_and_stripping_twice_is_once() -> None:
     plain = trajectory(turn([2], [20]))
-    assert strip_experience(plain, "strip") is plain
-    once = strip_experience(credited(1.0), "strip")
-    assert strip_experience(once, "strip") is once
+    assert strip_experience(plain, "strip", vocabulary="characters") is plain
+    once = strip_experience(credited(1.0), "strip", vocabulary="characters")
+    assert strip_experience(once, "strip", vocabulary="characters") is once

@@ -10,7 +10,7 @@ import torch
 from engine.algorithms.losses import objective_for
 from engine.algorithms.objectives import PolicyTokens
 from engine.models.qwen3 import Qwen3
-from engine.models.tokenizer import default_tokenizer
+from engine.models.tokenizer import tokenizer_for
 from engine.spec.objective import Clipped
 from engine.spec.run import RunSpec
 from engine.training import microbatch
@@ -19,7 +19,7 @@ from engine.training.batch import Sample, sample_of
 from engine.training.supervised import batch_of_step
 from engine.training.trainer import Trainer
 
-TOKENIZER = default_tokenizer()
+TOKENIZER = tokenizer_for("characters")
 TINY = {
     "layers": 2,
     "hidden_size": 32,

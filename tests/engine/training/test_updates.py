@@ -88,7 +88,7 @@ def test_cutting_into_microbatches_changes_no_gradient(monkeypatch: pytest.Monke
 
 def test_cutting_changes_no_gradient_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, gradients = whole({"objective": {"kind": "dpo"}, "purification": {}}), []
-    pairs = pairs_of([repaired(one) for one in rollouts()])
+    pairs = pairs_of([repaired(one) for one in rollouts()], "characters")
     for max_tokens in (1, 100, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
         trainer = Trainer(spec)

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.models.tokenizer import default_tokenizer
+from engine.models.tokenizer import tokenizer_for
 from engine.rollout.renderers.characters import CharacterRenderer
 from engine.spec.message import AssistantMessage, Malformed, Message, ToolSchema
 
-TOKENIZER = default_tokenizer()
+TOKENIZER = tokenizer_for("characters")
 PLAIN, REASONING = CharacterRenderer(TOKENIZER, reasoning=False), CharacterRenderer(TOKENIZER, reasoning=True)
 CODE = [ToolSchema.of_text("python", "code")]
 TWO = [

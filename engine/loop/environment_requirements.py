@@ -1,0 +1,196 @@
+"""What a recipe and a model need of the environment, asked of the environment itself before a run starts.
+
+Lengths are measured in the tokens of the run's own renderer, over a sample of tasks: the first of each level and
+split.  What turns out to be longer later is not refused any more: an episode without room ends as ``truncated``.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from random import Random
+from typing import get_args
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from engine.environments.contract import Demonstrator, Environment, Manner, Oracle, RestorableSessions
+from engine.environments.imported import UnusableEnvironment
+from engine.environments.registry import environment_for
+from engine.loop.judge_phase import attribution_in
+from engine.rollout.demonstrations import DemonstrationWriter
+from engine.rollout.renderers.contract import Renderer
+from engine.rollout.renderers.registry import renderer_for
+from engine.seeds import derived_seed
+from engine.spec.judge import LlmJudge
+from engine.spec.problems import Problem
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Split, Task
+from sandboxes.interface import Sandbox, SandboxUnavailable
+
+SCANNED_TASKS = 60
+"""Tasks of a split that are looked at."""
+TASKS_PER_LEVEL = 12
+"""Of those, the first so many of each level are measured."""
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+def lacking_in_environment(spec: RunSpec) -> list[Problem]:
+    """What the environment is not, or has no room for.  Runs the environment's code, but no sandbox."""
+    try:
+        environment = environment_for(spec)
+    except UnusableEnvironment as unusable:
+        return [unusable.problem]
+    if problems := [*_missing_capabilities(spec, environment), *_missing_tasks(spec, environment)]:
+        return problems
+    try:
+        return list(_lengths(spec, environment))
+    except Exception as error:  # of the environment's own code, which may raise anything
+        return [_raised(spec, error)]
+
+
+def _missing_capabilities(spec: RunSpec, environment: Environment) -> Iterator[Problem]:
+    recipe, attribution = spec.recipe, attribution_in(spec)
+    kind = type(environment).__name__
+    restorable = isinstance(environment, RestorableSessions) and environment.restorable
+    if recipe.purification is not None and not restorable:
+        yield Problem(
+            "recipe.purification",
+            "set",
+            f"purification sets an episode back before each correction, and the sessions of {kind} keep no snapshots",
+            "make them Restorable and let the environment's `restorable` say so, or remove purification",
+        )
+    if not isinstance(environment, Demonstrator):
+        if _is_scripted(spec):
+            yield Problem(
+                "recipe.cold_start",
+                "scripted",
+                f"{kind} has no demonstrator (a method `script`) to learn from",
+                "set recipe.cold_start = false, or recipe.cold_start.recorded to a file of trajectories",
+            )
+        if recipe.expert_starts is not None and recipe.expert_starts.demonstrations:
+            yield Problem(
+                "recipe.expert_starts.demonstrations",
+                True,
+                f"{kind} has no demonstrator (a method `script`)",
+                "set recipe.expert_starts.demonstrations = false: the policy's own successes serve then",
+            )
+    if attribution is not None and not isinstance(attribution.judge, LlmJudge) and not isinstance(environment, Oracle):
+        yield Problem(
+            "recipe.credit.judge.kind",
+            attribution.judge.kind,
+            f"{kind} has no rules (a method `verdicts`) to judge by",
+            'use recipe.credit.judge.kind = "llm"',
+        )
+
+
+def _is_scripted(spec: RunSpec) -> bool:
+    cold_start = spec.recipe.cold_start
+    return cold_start is not None and cold_start.recorded is None and spec.recipe.cold_start_steps > 0
+
+
+def _missing_tasks(spec: RunSpec, environment: Environment) -> Iterator[Problem]:
+    wanted = {"train": spec.dataset.train_tasks, "heldout": spec.dataset.heldout_tasks}
+    try:
+        for split in SPLITS:
+            tasks = environment.tasks(split)
+            if len(tasks) < wanted[split]:
+                field = f"dataset.{split}_tasks"
+                yield Problem(
+                    field, wanted[split], f"the environment has only {len(tasks)} of them", f"use at most {len(tasks)}"
+                )
+                continue
+            for task in _sample(environment, split):
+                yield from _unusable_tools(spec, environment, task)
+    except Exception as error:  # of the environment's own code, which may raise anything
+        yield _raised(spec, error)
+
+
+def _unusable_tools(spec: RunSpec, environment: Environment, task: Task) -> Iterator[Problem]:
+    tools = environment.tools(task)
+    names = [tool.name for tool in tools]
+    for tool in tools:
+        try:
+            Draft202012Validator.check_schema(dict(tool.parameters))
+        except SchemaError as error:
+            yield _misfit(spec, f"the parameters of tool {tool.name!r} are no JSON schema: {error.message}")
+        if not tool.name or tool.name.split() != [tool.name] or names.count(tool.name) > 1:
+            yield _misfit(spec, f"the tool {tool.name!r} needs a name of its own, without white space")
+
+
+def _lengths(spec: RunSpec, environment: Environment) -> Iterator[Problem]:
+    renderer, model, shape = renderer_for(spec), spec.model, spec.environment
+    tasks = [task for split in SPLITS for task in _sample(environment, split)]
+    prompt = max(_prompt_lengths(environment, renderer, tasks), default=0)
+    room = prompt + shape.max_turn_tokens
+    if model.context_tokens < room:
+        yield Problem(
+            "model.context_tokens",
+            model.context_tokens,
+            f"the longest prompt ({prompt} tokens) and one turn ({shape.max_turn_tokens}) do not fit",
+            f"use at least {room}",
+        )
+        return
+    experience = spec.recipe.experience
+    shown = experience.longest_tokens if experience is not None and experience.share > 0 else 0
+    if model.context_tokens < room + shown:
+        yield Problem(
+            "model.context_tokens",
+            model.context_tokens,
+            f"the longest experience ({shown} tokens) does not fit beside the longest prompt and one turn ({room})",
+            f"use at least {room + shown}, or fewer or shorter items in recipe.experience",
+        )
+    if _is_scripted(spec) and isinstance(environment, Demonstrator):
+        writer = DemonstrationWriter(environment, renderer, spec.recipe.reward, spec.seed)
+        longest = max(_demonstration_lengths(writer, _sample(environment, "train")), default=0)
+        if model.context_tokens < longest:
+            yield Problem(
+                "model.context_tokens",
+                model.context_tokens,
+                f"the cold start's longest demonstration has {longest} tokens",
+                f"use at least {longest}",
+            )
+
+
+def _sample(environment: Environment, split: Split) -> list[Task]:
+    """The first tasks of each level among the first of the split."""
+    tasks, of_level, sample = environment.tasks(split), dict[int, int](), list[Task]()
+    for number in range(min(SCANNED_TASKS, len(tasks))):
+        task = tasks[number]
+        of_level[task.level] = of_level.get(task.level, 0) + 1
+        if of_level[task.level] <= TASKS_PER_LEVEL:
+            sample.append(task)
+    return sample
+
+
+def _prompt_lengths(environment: Environment, renderer: Renderer, tasks: Sequence[Task]) -> list[int]:
+    async def length(task: Task) -> int:
+        async with environment.session(task, _NoSandboxes()) as session:
+            return len(renderer.prompt(await session.reset(), environment.tools(task)))
+
+    async def lengths() -> list[int]:
+        return [await length(task) for task in tasks]
+
+    with ThreadPoolExecutor(1) as thread:  # a loop may be running in this one
+        return thread.submit(lambda: asyncio.run(lengths())).result()
+
+
+def _demonstration_lengths(writer: DemonstrationWriter, tasks: Sequence[Task]) -> Iterator[int]:
+    for task in tasks:
+        for manner in get_args(Manner):
+            rng = Random(derived_seed("measured", writer.seed, task.id, manner))
+            turns = writer.turns(task, writer.environment.script(task, manner, rng))
+            yield sum(len(turn.context_ids) + len(turn.token_ids) for turn in turns)
+
+
+class _NoSandboxes:
+    def acquire(self) -> AbstractAsyncContextManager[Sandbox]:
+        raise SandboxUnavailable("a session takes its sandbox no earlier than the first `act`")
+
+
+def _raised(spec: RunSpec, error: Exception) -> Problem:
+    return _misfit(spec, f"its own code raised {type(error).__name__}: {error}")
+
+
+def _misfit(spec: RunSpec, message: str) -> Problem:
+    return Problem("environment.id", spec.environment.id, message, "mend the environment")
