@@ -103,7 +103,6 @@ def test_a_stranger_cannot_submit_into_a_foreign_experiment_or_team(api_of, char
             "use at least 2, 8 is usual",
         ),
         (TINY | {"schedule": {"minibatch_trajectories": 7}}, "schedule.minibatch_trajectories", "use a divisor of 256"),
-        (TINY | {"model": {"context_tokens": 20}}, "model.context_tokens", "use at least"),
         (TINY | {"environment": {"id": "chess"}}, "environment.id", "use one of: 'python-math'"),
         (TINY | {"recipe": {"preset": "grop"}}, "recipe.preset", "use one of:"),
     ],
@@ -119,6 +118,17 @@ def test_bad_input_names_field_value_and_remedy_and_creates_nothing(
     assert remedy in problem["remedy"]
     assert "value" in problem
     assert Run.objects.count() == 0
+
+
+@pytest.mark.parametrize("path", ["/runs", "/experiments"])
+def test_code_to_be_imported_is_refused_and_creates_nothing(api_of, bob, path: str) -> None:
+    answer = api_of(bob).post(path, TINY | {"environment": {"id": "import", "path": "os:system"}})
+    assert answer.status_code == 422
+    (problem,) = answer.json()["problems"]
+    assert (problem["field"], problem["value"]) == ("environment.id", "import")
+    assert "python -m engine train" in problem["remedy"]
+    assert not Run.objects.exists()
+    assert not Experiment.objects.exists()
 
 
 def test_a_body_that_is_not_json_is_refused(api_of, bob) -> None:

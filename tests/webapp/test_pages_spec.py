@@ -123,6 +123,29 @@ def test_an_environment_is_saved_as_it_came(browser: Client, team: Team, alice: 
     assert saved(browser, experiment, form_of(browser, experiment)) == before
 
 
+def test_code_to_be_imported_is_neither_offered_nor_saved(browser: Client, experiment: Experiment) -> None:
+    page = browser.get(f"/experiments/{experiment.id}/").content.decode()
+    assert ">household<" in page
+    assert ">import<" not in page
+    toml = 'name = "x"\n[environment]\nid = "import"\npath = "os:system"\n'
+    form = form_of(browser, experiment) | {"as": "toml", "toml": toml, "action": "save"}
+    answer = browser.post(f"/experiments/{experiment.id}/", form)
+    assert answer.status_code != 302
+    assert "would run its author&#x27;s code" in answer.content.decode()
+    before = experiment.spec
+    experiment.refresh_from_db()
+    assert experiment.spec == before
+
+
+def test_another_environment_brings_its_own_words_unless_they_are_named_afterwards(
+    browser: Client, experiment: Experiment
+) -> None:
+    page = shown(browser, experiment, form_of(browser, experiment) | {"environment.id": "sokoban"})
+    form = posted_by(page)
+    assert form["model.vocabulary"] == ["sokoban"]
+    assert saved(browser, experiment, form | {"model.vocabulary": "characters"}).model.vocabulary == "characters"
+
+
 def test_another_kind_shows_its_fields_and_keeps_what_was_typed_elsewhere(
     browser: Client, experiment: Experiment
 ) -> None:

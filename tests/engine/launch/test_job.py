@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from engine.launch.job import launch_from_file
+from engine.launch.preflight import BadSpec
 from engine.spec.launch import Launch
 from engine.spec.run import RunSpec
 from tests.engine.dying import dying
@@ -131,3 +133,13 @@ def test_a_bad_launch_file_is_refused_without_showing_its_token(tmp_path: Path) 
     assert done.returncode == 2
     assert "not a launch file of this version (see spec, ingest_url, run_dir)" in done.stderr
     assert "top secret" not in done.stderr + done.stdout
+
+
+def test_the_services_engine_imports_no_environment(tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"name": "x", "environment": {"id": "import", "path": "os:system"}})
+    launch = Launch(
+        run_id="r1", attempt=1, spec=spec, ingest_url="http://127.0.0.1:1", token="t", run_dir=str(tmp_path)
+    )
+    (tmp_path / "attempt-1.json").write_text(launch.model_dump_json())
+    with pytest.raises(BadSpec, match="imports no environment"):
+        launch_from_file(tmp_path / "attempt-1.json")
