@@ -118,7 +118,7 @@ class Learner:
             replay, values = self._imitator.next_replay(groups, trajectories, samples, step=step)
             replay_metrics = {f"sil/{name}": value for name, value in values.items()}
         targets = [] if self._critic is None else self._critic_targets(self._critic, trajectories)
-        pairs = pairs_of(trajectories) if self._trainer.takes_pairs else []
+        pairs = pairs_of(trajectories, self._spec.model.vocabulary) if self._trainer.takes_pairs else []
         metrics = self._trainer.update(samples, replay, pairs=pairs)
         if self._critic is not None and any(sample.learned_length for sample in samples):
             metrics |= {f"critic/{name}": value for name, value in self._critic.update(targets).items()}

@@ -41,7 +41,7 @@ class TorchBackend:
         self._spec = spec
         self._cut = _Cut(spec)
         self._cut.use_threads()
-        self.model = Qwen3(spec.model, len(tokenizer_for(spec.environment.id)), seed=spec.seed).to(self._cut.device)
+        self.model = Qwen3(spec.model, len(tokenizer_for(spec.model.vocabulary)), seed=spec.seed).to(self._cut.device)
         self._parameters = list(self.model.parameters())
         self._optimizer = adamw(self._parameters)
         self._reference: Qwen3 | None = None
@@ -101,7 +101,7 @@ class TorchBackend:
         }
         with whole_folder(folder) as partial:
             with written(folder / "model"):
-                save_pretrained(self.model, partial / "model", tokenizer_for(self._spec.environment.id))
+                save_pretrained(self.model, partial / "model", tokenizer_for(self._spec.model.vocabulary))
             # Through a file of Python's, whose errors say what happened; torch's own say "iostream error".
             with written(folder / "trainer.pt"), (partial / "trainer.pt").open("wb") as file:
                 torch.save(state, file)
