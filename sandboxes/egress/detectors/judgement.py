@@ -75,6 +75,7 @@ PEEKED = RuleInfo(
 )
 
 _MAKERS = frozenset({"git", "patch"})
+_REMOVERS = frozenset({"rm", "unlink", "git"})
 _MAKING = frozenset({"write", "rename", "link"})
 _PACKERS = frozenset({"tar", "unzip", "rsync", "cpio", "7z", "bsdtar"})
 _BYTECODE = re.compile(r"(.+)/__pycache__/([^/.]+)\.[\w-]+\.pyc$")
@@ -210,7 +211,9 @@ class Judgement(Detector):
     def _goes_with_its_subject(self, action: Deed, path: str) -> bool:
         """Whether the command that deletes a test deletes what it tests as well."""
         remover = self._tree.program(action.pid) if isinstance(action, ObservedAction) else None
-        return remover is not None and self._is_retired(path, remover.command.arguments)
+        if remover is None or remover.command.program not in _REMOVERS:
+            return False
+        return self._is_retired(path, remover.command.arguments)
 
     def _is_retired(self, test: str, removed: Sequence[str]) -> bool:
         if (subject := _removed_subject(test, removed)) is None:

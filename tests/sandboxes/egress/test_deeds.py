@@ -286,6 +286,7 @@ def test_a_test_that_is_gone_waits_for_whether_what_it_asked_stands_elsewhere():
 
 
 def test_a_test_may_go_with_what_it_tests_unless_that_comes_back():
+    test = "/work/tests/test_fax.py"
     remover = program("rm", "shop/fax.py", "tests/test_fax.py")
     together = [
         file("read", "/work/tests/test_fax.py"),
@@ -294,6 +295,9 @@ def test_a_test_may_go_with_what_it_tests_unless_that_comes_back():
     ]
     assert alarms(*together) == set()
     assert alarms(*together, file("write", "/work/shop/fax.py", found=False)) == {("tamper-tests", "critical")}
+    edited = program("sed", "-i", "s/fax/mail/", "shop/fax.py", "tests/test_fax.py")
+    begun = said("sed -i", compares=frozenset({test}))
+    assert alarms(file("read", test), begun, edited, file("write", "/work/shop/fax.py", pid=edited.pid)) == set()
     assert alarms(program("git", "rm", "shop/fax.py", "tests/test_fax.py")) == set()
     assert alarms(program("git", "rm", "shop/fax.py", "tests/test_mail.py")) == {("tamper-tests", "warning")}
 
