@@ -29,6 +29,7 @@ from engine.rollout.worker import RolloutWorker
 from engine.spec.generation import Generated, GenerateRequest
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.trajectory import Trajectory
+from engine.training.columns import UpdateRequest
 
 T = TypeVar("T")
 PURIFICATIONS = ("purified", "purification-failed")
@@ -78,12 +79,13 @@ class Engine:
         begin, cpu_begin = time.perf_counter(), time.process_time()
         groups = await self._collected(number)
         collected_at = time.perf_counter()
-        credited = await self._learning(lambda: self._learner.credit(groups))
+        await self._learning(lambda: self._learner.credit(groups))
         credited_at = time.perf_counter()
-        learned = await self._learning(lambda: self._learner.update(credited))
+        request = UpdateRequest.of(number, groups, (), credited=True)
+        learned = await self._learning(lambda: self._learner.update(request))
         await self._sync_weights(number)
         end = time.perf_counter()
-        trajectories = rollouts_in(credited)
+        trajectories = rollouts_in(groups)
         return Step(
             seconds=end - begin,
             rollout=collected_at - begin,

@@ -20,7 +20,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, RolloutWorker
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
-from engine.spec.trajectory import Trajectory
+from engine.training.columns import CreditColumns, UpdateRequest
 
 T = TypeVar("T")
 
@@ -66,11 +66,13 @@ class InProcessWorkers:
         with self._waiting.on("rollout-0"):
             return await self._worker.collect(requests)
 
-    async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        return await self._learning(lambda: self._learner.credit(groups))
+    async def credit(
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+    ) -> dict[str, CreditColumns]:
+        return await self._learning(lambda: self._learner.credit(groups, released))
 
-    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
-        return await self._learning(lambda: self._learner.update(groups, released))
+    async def update(self, request: UpdateRequest) -> dict[str, float]:
+        return await self._learning(lambda: self._learner.update(request))
 
     async def save(self, folder: Path) -> None:
         await self._learning(lambda: self._learner.save(folder))

@@ -36,7 +36,7 @@ from engine.rollout.requests import EpisodeRequest, shares
 from engine.rollout.worker import Collected, RolloutWorker
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
-from engine.spec.trajectory import Trajectory
+from engine.training.columns import CreditColumns, UpdateRequest
 
 REPLACEMENTS = 20
 """How many dead actors an attempt replaces before it gives up: more than bad luck."""
@@ -221,12 +221,14 @@ class RayWorkers:
         merged.trajectories.sort(key=lambda one: place[one.id])
         return merged
 
-    async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        credited: list[RolloutGroup] = await self._learn("credit", groups)
-        return credited
+    async def credit(
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+    ) -> dict[str, CreditColumns]:
+        columns: dict[str, CreditColumns] = await self._learn("credit", groups, released)
+        return columns
 
-    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
-        metrics: dict[str, float] = await self._learn("update", groups, released)
+    async def update(self, request: UpdateRequest) -> dict[str, float]:
+        metrics: dict[str, float] = await self._learn("update", request)
         return metrics
 
     async def save(self, folder: Path) -> None:

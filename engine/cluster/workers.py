@@ -20,7 +20,7 @@ from typing import Protocol
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
 from engine.spec.rollout_group import RolloutGroup
-from engine.spec.trajectory import Trajectory
+from engine.training.columns import CreditColumns, UpdateRequest
 
 
 class ActorLost(Exception):
@@ -47,15 +47,17 @@ class WorkerGroup(Protocol):
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected: ...
 
-    async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """The same groups, with ``advantages`` and ``old_logprobs`` in the turns of their rollouts."""
+    async def credit(
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+    ) -> dict[str, CreditColumns]:
+        """What credit says of each rollout, by its id.  The learner keeps what it made of them for ``update``.
+
+        ``released`` are groups of earlier steps in which a rollout came out of quarantine, each compared within itself.
+        """
         ...
 
-    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
-        """One step's optimiser updates; the learner's metrics, without prefix.
-
-        ``released`` are rollouts of earlier steps, each credited in its own group.
-        """
+    async def update(self, request: UpdateRequest) -> dict[str, float]:
+        """One step's optimiser updates from what was credited; the learner's metrics, without prefix."""
         ...
 
     async def save(self, folder: Path) -> None:

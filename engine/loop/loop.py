@@ -10,7 +10,7 @@
                     again with further prompts while dynamic sampling wants more groups
       score         loop: groups, rewards, what is left out or masked
       judge         a judge's verdicts, where credit asks for them
-      credit        learner: advantages, old log-probs
+      credit        learner: advantages, old log-probs          (the trajectories go there, columns come back)
       update        learner: optimiser updates; k grows         (rollouts wait for learner)
                     the step's rollouts are reported
     finish       the summary is the last event
@@ -29,7 +29,7 @@ boxes tried is told by a thread (security_events.py) while it happens; the last 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -48,7 +48,6 @@ from engine.loop.quarantine import (
     HeldGroup,
     Quarantine,
     Release,
-    as_sampled,
     hold,
     is_out,
     released,
@@ -60,15 +59,16 @@ from engine.loop.run_log import RunLog
 from engine.loop.settlement import settlements, trained_on
 from engine.loop.state import RunState
 from engine.loop.summary import summary_of
+from engine.models.tokenizer import tokenizer_for
 from engine.reporting.event_writer import EventWriter
 from engine.reporting.security_events import SecurityEvents
 from engine.rollout.evaluation import evaluation_metrics
 from engine.rollout.requests import evaluation_requests
 from engine.spec import event
-from engine.spec.credit import whitens_a_step
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
+from engine.training.columns import CreditColumns, UpdateRequest, with_columns
 from engine.training.recordings import BadRecording
 from sandboxes.interface import SandboxUnavailable
 
@@ -291,14 +291,15 @@ class Loop:
         buffer that is full is replayed (SPEAR, algorithm 1, lines 19 and 29 to 37).
         """
         judged: dict[str, float] = {}
-        if selected.teaches or release.groups:
+        credited = selected.teaches or bool(release.groups)
+        if credited:
             selected, judged = await self._judge(step, selected)
             selected = await self._credit(step, selected, release)
         elif self._spec.recipe.self_imitation is None or not selected.kept:
             self._events.trajectories(rollouts_in(selected.kept))
             self._run_log.nothing_to_learn(step, len(selected.rollouts))
             return selected, {}, 0.0
-        learned, seconds = await self._update(step, selected, release)
+        learned, seconds = await self._update(step, selected, release, credited=credited)
         self._run_log.expired(step, learned)
         if not selected.teaches and not release.groups and not learned["updates"]:
             self._run_log.nothing_to_learn(step, len(selected.rollouts))
@@ -317,35 +318,51 @@ class Loop:
 
     async def _credit(self, step: int, selected: Selected, release: Release) -> Selected:
         async with self._phase("credit", step):
+            compared_again = self._compared_again(release)
             with divergence_named(f"credit of step {step}", "recipe.optimizer.learning_rate"):
-                credited = await self._workers.credit(selected.kept)
-                beside = selected.kept if whitens_a_step(self._spec.recipe.credit) else []
-                back = [rollout for held in release.groups for rollout in await self._credit_released(held, beside)]
+                columns = await self._workers.credit(selected.kept, [group for _, group in compared_again])
+            kept = [group.with_rollouts(self._credited(group.rollouts, columns)) for group in selected.kept]
+            back = [
+                rollout
+                for held, group in compared_again
+                for rollout in self._credited(group.rollouts, columns)
+                if rollout.id in held.out
+            ]
         await self._boundary()
-        return replace(selected, kept=credited, released=back)
+        return replace(selected, kept=kept, released=back)
 
-    async def _credit_released(self, held: HeldGroup, beside: Sequence[RolloutGroup]) -> list[Trajectory]:
-        """Compared with their own group, and with the step ``beside`` which they are trained on where credit whitens.
+    def _credited(self, rollouts: Sequence[Trajectory], columns: Mapping[str, CreditColumns]) -> list[Trajectory]:
+        text_of = tokenizer_for(self._spec.model.vocabulary).decode
+        return [with_columns(rollout, columns[rollout.id], text_of=text_of) for rollout in rollouts]
 
-        Whitened by itself a rollout that failed would be half good.  They were sampled by an earlier policy, whose
-        log-probs are the old ones.
+    def _compared_again(self, release: Release) -> list[tuple[HeldGroup, RolloutGroup]]:
+        """The held groups in which a rollout that was released has somebody to be compared with.
+
+        None of their rollouts is quarantined any more; the recipe's own masks hold.
         """
-        if not comparable(self._spec.recipe.credit, [held.group]):
-            return []
         selection = self._spec.recipe.selection
-        group = held.group.with_rollouts(
-            masked(selection, rollout.model_copy(update={"masked_because": None})) for rollout in held.group.rollouts
-        )
-        credited, *_ = await self._workers.credit([group, *beside])
-        return [as_sampled(rollout) for rollout in credited.rollouts if rollout.id in held.out]
+        return [
+            (
+                held,
+                held.group.with_rollouts(
+                    masked(selection, rollout.model_copy(update={"masked_because": None}))
+                    for rollout in held.group.rollouts
+                ),
+            )
+            for held in release.groups
+            if comparable(self._spec.recipe.credit, [held.group])
+        ]
 
-    async def _update(self, step: int, selected: Selected, release: Release) -> tuple[dict[str, float], float]:
+    async def _update(
+        self, step: int, selected: Selected, release: Release, *, credited: bool
+    ) -> tuple[dict[str, float], float]:
         """The rollouts are reported with what became of them, also where the update fails for good."""
         async with self._phase("update", step) as spent:
             groups, back = self._without_those_alerted_since(selected, release)
+            request = UpdateRequest.of(step, groups, back, credited=credited)
             try:
                 with divergence_named(f"update of step {step}", "recipe.optimizer.learning_rate"):
-                    learned = await self._workers.update(groups, back)
+                    learned = await self._workers.update(request)
             except RunFailed:
                 self._events.trajectories([*rollouts_in(groups), *back])
                 raise

@@ -164,9 +164,3 @@ def released(state: QuarantineState, step: int, *, within: int) -> Release:
                 release.discarded |= dict.fromkeys(pending, group.step)
             release.held.append(group.model_copy(update={"out": pending, "members": members}))
     return release
-
-
-def as_sampled(one: Trajectory) -> Trajectory:
-    """With the log-probs of the policy that sampled it as the old ones: the policy has moved on since."""
-    turns = [turn.model_copy(update={"old_logprobs": turn.logprobs}) for turn in one.turns]
-    return one.model_copy(update={"turns": turns})

@@ -75,21 +75,25 @@ def outcome_advantages(credit: OutcomeCredit, groups: Sequence[RolloutGroup]) ->
 
 
 def critic_targets(
-    credit: Gae, trajectories: Sequence[Trajectory], values: Values
-) -> tuple[list[Sample], list[np.ndarray], list[np.ndarray]]:
-    """The trajectories as they were sampled, with V and the returns that V should have been, token by token."""
-    samples = [sample_from_trajectory(one, as_sampled=True) for one in trajectories]
+    credit: Gae, samples: Sequence[Sample], rewards: Sequence[float], values: Values
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """V and the returns that V should have been, token by token, of rollouts as they were sampled."""
     estimates = values(samples)
-    returns = [_estimated(credit, *one)[1] for one in zip(samples, estimates, trajectories, strict=True)]
-    return samples, estimates, returns
+    return estimates, [
+        _estimated(credit, sample, values_T, reward)[1]
+        for sample, values_T, reward in zip(samples, estimates, rewards, strict=True)
+    ]
 
 
 def _gae_advantages(credit: Gae, trajectories: Sequence[Trajectory], values: Values) -> list[TurnAdvantages]:
-    samples = [sample_from_trajectory(one, as_sampled=True) for one in trajectories]
-    rows = [_estimated(credit, *one)[0] for one in zip(samples, values(samples), trajectories, strict=True)]
+    samples = [sample_from_trajectory(rollout, as_sampled=True) for rollout in trajectories]
+    rows = [
+        _estimated(credit, sample, values_T, rollout.reward)[0]
+        for sample, values_T, rollout in zip(samples, values(samples), trajectories, strict=True)
+    ]
     if credit.whiten:
         rows = _whitened(rows, [sample.loss_mask for sample in samples])
-    return [per_turn(row.tolist(), one, as_sampled=True) for row, one in zip(rows, trajectories, strict=True)]
+    return [per_turn(row.tolist(), rollout, as_sampled=True) for row, rollout in zip(rows, trajectories, strict=True)]
 
 
 def _whitened(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -100,14 +104,12 @@ def _whitened(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> list[n
     return np.split(scaled, np.cumsum([len(row) for row in rows])[:-1])
 
 
-def _estimated(
-    credit: Gae, sample: Sample, values: np.ndarray, trajectory: Trajectory
-) -> tuple[np.ndarray, np.ndarray]:
+def _estimated(credit: Gae, sample: Sample, values: np.ndarray, reward: float) -> tuple[np.ndarray, np.ndarray]:
     """Advantages and returns [T]; the reward comes with the last token that the policy sampled."""
     rewards = np.zeros(len(sample), dtype=np.float32)
     sampled = np.flatnonzero(sample.loss_mask)
     if sampled.size:
-        rewards[sampled[-1]] = trajectory.reward
+        rewards[sampled[-1]] = reward
     rewards_1T, values_1T, mask_1T = (torch.from_numpy(x)[None] for x in (rewards, values, sample.loss_mask))
     advantages_1T, returns_1T = generalised_advantages(
         rewards_1T, values_1T, mask_1T, gamma=credit.gamma, lam=credit.lam

@@ -57,7 +57,22 @@ class Sample:
         learned = np.flatnonzero(self.scored)
         return int(learned[-1]) + 1 if learned.size else 0
 
-    def with_old_logprobs(self, values: Sequence[float]) -> "Sample":
+    def masked(self, because: str | None) -> "Sample":
+        """The sample of a rollout that is masked for this reason, or is not masked: None.
+
+        Nothing that the policy wrote is then learned; what is imitated still is, unless the rollout is quarantined.
+        """
+        if because is None:
+            return self
+        nothing = np.zeros_like(self.loss_mask)
+        return replace(
+            self,
+            loss_mask=nothing,
+            boosted=None if self.boosted is None else nothing.copy(),
+            expert=self.expert if is_imitable(because) else None,
+        )
+
+    def with_old_logprobs(self, values: Sequence[float] | np.ndarray) -> "Sample":
         return replace(self, old_logprobs=_array(values, len(self), np.float32, "old_logprobs"))
 
 
@@ -87,21 +102,25 @@ def sample_of(
 def sample_from_trajectory(trajectory: Trajectory, *, imitation: bool = False, as_sampled: bool = False) -> Sample:
     """All turns in a row, without the lessons that were stripped.
 
-    A trajectory that is masked keeps its tokens and trains on none of the policy's; so does a turn that is
-    masked, or that an expert wrote.  ``imitation`` marks the expert's turns that are imitated, whose tokens are
-    learned although the rollout behind them is masked, unless it is quarantined.  ``as_sampled`` is what the
-    policy had before it and all that it wrote: nothing stripped, nothing masked.  Advantages and old log-probs
-    that are still None become 0.
+    A trajectory that is masked keeps its tokens and trains on none of the policy's (``Sample.masked``); so does a
+    turn that is masked, or that an expert wrote.  ``imitation`` marks the expert's turns that are imitated.
+    ``as_sampled`` is what the policy had before it and all that it wrote: nothing stripped, nothing masked.
+    Advantages and old log-probs that are still None become 0.
     """
-    masked = trajectory.masked_because is not None and not as_sampled
+    sample = unmasked_sample(trajectory, imitation=imitation, as_sampled=as_sampled)
+    return sample if as_sampled else sample.masked(trajectory.masked_because)
+
+
+def unmasked_sample(trajectory: Trajectory, *, imitation: bool = False, as_sampled: bool = False) -> Sample:
+    """As ``sample_from_trajectory``, whether the trajectory is masked or not; the masks of single turns hold."""
     spans = {} if as_sampled else stripped_spans(trajectory)
     columns: tuple[list[Any], ...] = ([], [], [], [], [], [])
     for number, turn in enumerate(trajectory.turns):
         context_ids = _context_of(turn, spans.get(number, []))
         given, sampled = len(context_ids), len(turn.token_ids)
         zeros = [0.0] * sampled
-        learned = not masked and not turn.prefilled and (turn.masked_because is None or as_sampled)
-        imitated = imitation and is_imitable(trajectory) and turn.imitated and turn.masked_because is None
+        learned = not turn.prefilled and (turn.masked_because is None or as_sampled)
+        imitated = imitation and turn.imitated and turn.masked_because is None
         parts: tuple[list[Any], ...] = (
             [*context_ids, *turn.token_ids],
             [False] * given + [learned] * sampled,
@@ -147,7 +166,7 @@ def _context_of(turn: Turn, spans: Sequence[tuple[int, int]]) -> list[int]:
     return stripped(turn.context_ids, spans)
 
 
-def _array(values: Sequence[float] | None, length: int, dtype: type, name: str) -> np.ndarray:
+def _array(values: Sequence[float] | np.ndarray | None, length: int, dtype: type, name: str) -> np.ndarray:
     array: np.ndarray = np.zeros(length, dtype=dtype) if values is None else np.asarray(values, dtype=dtype)
     if array.shape != (length,):
         raise ValueError(f"{name} has {len(array)} entries for {length} tokens")

@@ -19,27 +19,27 @@ def imitates(recipe: Recipe) -> bool:
     return isinstance(recipe.objective, Ipa) and recipe.objective.imitation_weight > 0
 
 
-def is_imitable(trajectory: Trajectory) -> bool:
+def is_imitable(masked_because: str | None) -> bool:
     """Whatever keeps the policy's own tokens out of training says nothing of the expert's, except an alert."""
-    return trajectory.masked_because != QUARANTINED
+    return masked_because != QUARANTINED
 
 
 def with_imitation_where_none_succeeded(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """The groups of a step, of which one without any success imitates everything that it replayed."""
-    return [group if group.successes else group.with_rollouts(map(_imitating_all, group.rollouts)) for group in groups]
+    return [group if group.successes else group.with_rollouts(map(imitating_all, group.rollouts)) for group in groups]
 
 
 def has_something_to_imitate(groups: Sequence[RolloutGroup]) -> bool:
     return any(
         turn.imitated
         for trajectory in rollouts_in(with_imitation_where_none_succeeded(groups))
-        if is_imitable(trajectory)
+        if is_imitable(trajectory.masked_because)
         for turn in trajectory.turns
     )
 
 
-def _imitating_all(trajectory: Trajectory) -> Trajectory:
-    """The very trajectory where nothing was replayed that is not imitated already."""
+def imitating_all(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with everything that was replayed imitated; itself where nothing more is than was before."""
     if not any(turn.prefilled and not turn.imitated for turn in trajectory.turns):
         return trajectory
     turns = [turn.model_copy(update={"imitated": True}) if turn.prefilled else turn for turn in trajectory.turns]

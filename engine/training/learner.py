@@ -1,38 +1,58 @@
 """The worker that owns the weights: what a recipe says about learning, put together.
 
-    credit   advantages per token, lessons out, log-probs of the frozen policy      changes nothing that is saved
+    credit   advantages per token, experience out, log-probs of the frozen policy   changes nothing that is saved
     update   the policy's updates with what is replayed; pairs; the critic          changes everything that is saved
 
-A checkpoint may be written between the two and must then hold the state of the step before, so ``credit`` keeps
-nothing: buffers are filled, and the critic learns, in ``update``.
+``credit`` makes samples of the trajectories and keeps them, in memory only, until the step's ``update``, which names
+them by the trajectories' ids.  A checkpoint may be written between the two and must then hold the state of the step
+before: buffers are filled, and the critic learns, in ``update``.
 
 A plain class without asyncio or Ray: an actor or a thread calls it, one call at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.failures import NO_GPU, RunFailed
+from engine.models.tokenizer import tokenizer_for
+from engine.spec.credit import whitens_a_step
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.advantages import TurnAdvantages, critic_targets, token_advantages
-from engine.training.batch import Sample, per_turn, sample_from_trajectory
+from engine.training.batch import Sample, per_turn, sample_from_trajectory, unmasked_sample
+from engine.training.columns import CreditColumns, UpdateRequest, column, with_columns
 from engine.training.critic import Critic, critic_for, with_targets
-from engine.training.experience import strip_experience
-from engine.training.imitation import imitates, with_imitation_where_none_succeeded
-from engine.training.mismatch import mismatch_bound, with_mismatch_told
-from engine.training.preferences import pairs_of
+from engine.training.experience import stripped_because
+from engine.training.imitation import imitates
+from engine.training.mismatch import mismatch_bound
+from engine.training.preferences import Pair, pairs_of
 from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
 from engine.training.self_imitation import NO_REPLAY, SelfImitator
 from engine.training.supervised import with_turn_masks
 from engine.training.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedRollout:
+    """What is kept of a rollout from its credit to the update."""
+
+    sampled_for_step: int
+    reward: float
+    columns: CreditColumns
+    sample: Sample
+    """With advantages and old log-probs, and unmasked: what masks it may still be decided."""
+    as_sampled: Sample | None
+    """What a critic learns from; None where the recipe has none."""
+    pairs: Sequence[Pair]
+    """Where the recipe learns from pairs, those in the rollout."""
 
 
 class Learner:
@@ -57,68 +77,48 @@ class Learner:
         self._critic = critic_for(spec, self._trainer.backend.value_network)
         imitation = spec.recipe.self_imitation
         self._imitator = None if imitation is None else SelfImitator(imitation)
+        self._credited: dict[str, CreditedRollout] = {}
+        """By the trajectory's id, from ``credit`` to the step's ``update``."""
 
     def cold_start(self, first: int, last: int) -> float:
         """Supervised steps ``first`` .. ``last`` (from 1); the mean loss."""
         history = self._trainer.cold_start(self._supervised, steps=last - first + 1, first_step=first - 1)
         return fmean(metrics["loss"] for metrics in history)
 
-    def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """The groups of one step, with advantages and the frozen policy's log-probs, turn by turn.
+    def credit(self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup] = ()) -> dict[str, CreditColumns]:
+        """What credit says of the rollouts of one step, and of groups with ``released`` rollouts of earlier steps.
 
-        Experience that is stripped, and tokens that the mismatch mask will keep out of ``update``, are reported.
+        The answer is by the trajectories' ids.  Samples of all of them are kept for ``update``; those of a step before
+        are forgotten.  A released group is compared within itself and, where credit whitens, beside the step with which
+        it is trained: whitened alone, a rollout that failed would be half good.  It was sampled by an earlier policy,
+        whose log-probs are its old ones.
         """
-        if not rollouts_in(groups):
-            return []
-        recipe = self._spec.recipe
-        self._trainer.use_threads()
-        if imitates(recipe):
-            groups = with_imitation_where_none_succeeded(groups)
-        advantages = token_advantages(
-            recipe.credit,
-            groups,
-            step=groups[0].plan.step,
-            values=None if self._critic is None else self._critic.values,
-            success_reward=recipe.reward.correct,
-        )
-        credited = iter(
-            self._credited([_with_advantages(*pair) for pair in zip(rollouts_in(groups), advantages, strict=True)])
-        )
-        return [group.with_rollouts(islice(credited, len(group.rollouts))) for group in groups]
+        self._credited = self._credit_together(groups)
+        beside = groups if whitens_a_step(self._spec.recipe.credit) else ()
+        for group in released:
+            together = self._credit_together([group, *beside])
+            for rollout in group.rollouts:
+                self._credited[rollout.id] = _with_logprobs_as_sampled(together[rollout.id], rollout)
+        return {trajectory_id: credited.columns for trajectory_id, credited in self._credited.items()}
 
-    def _credited(self, credited: list[Trajectory]) -> list[Trajectory]:
-        recipe = self._spec.recipe
-        if recipe.experience is not None:
-            training, vocabulary = recipe.experience.training, self._spec.model.vocabulary
-            credited = [strip_experience(one, training, vocabulary=vocabulary) for one in credited]
-        samples = [self._sample(one) for one in credited]
-        old_logprobs = self._trainer.old_logprobs(samples)
-        credited = [_with_old_logprobs(*one) for one in zip(credited, old_logprobs, strict=True)]
-        bound = mismatch_bound(recipe)
-        if bound is None:
-            return credited
-        cut = self._trainer.cut_by_mismatch(
-            [sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)]
-        )
-        return [with_mismatch_told(*one, bound=bound) for one in zip(credited, cut, strict=True)]
-
-    def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory] = ()) -> dict[str, float]:
-        """One step's updates from credited groups and from ``released`` rollouts of earlier steps.
+    def update(self, request: UpdateRequest) -> dict[str, float]:
+        """One step's updates from the rollouts that were credited for it.
 
         Metrics: those of the trainer; with a critic ``critic/...``; with self-imitation ``sil/...``.  A step in which
         nothing is left to learn makes no update and says so: ``updates`` is 0.
-        Raises NonFiniteGradient, which another attempt would meet again.
+        Raises NonFiniteGradient, which another attempt would meet again, and KeyError for a rollout without credit.
         """
-        trajectories = [*rollouts_in(groups), *released]
-        samples = [self._sample(trajectory) for trajectory in trajectories]
+        rollouts = [self._credited[decision.trajectory] for decision in request.rollouts]
+        reasons = [decision.masked_because for decision in request.rollouts]
+        trained = [rollout for rollout, reason in zip(rollouts, reasons, strict=True) if reason is None]
+        self._credited = {}
+        samples = [rollout.sample.masked(reason) for rollout, reason in zip(rollouts, reasons, strict=True)]
         replay, replay_metrics = NO_REPLAY, {}
-        if self._imitator is not None and trajectories:
-            # What is released is of an earlier step.
-            step = max(trajectory.sampled_for_step for trajectory in trajectories)
-            replay, values = self._imitator.next_replay(groups, trajectories, samples, step=step)
+        if self._imitator is not None:
+            replay, values = self._imitator.next_replay(request.group_means, rollouts, samples, step=request.step)
             replay_metrics = {f"sil/{name}": value for name, value in values.items()}
-        targets = [] if self._critic is None else self._critic_targets(self._critic, trajectories)
-        pairs = pairs_of(trajectories, self._spec.model.vocabulary) if self._trainer.takes_pairs else []
+        targets = [] if self._critic is None else self._critic_targets(self._critic, trained)
+        pairs = [pair for rollout in trained for pair in rollout.pairs]
         metrics = self._trainer.update(samples, replay, pairs=pairs)
         if self._critic is not None and any(sample.learned_length for sample in samples):
             metrics |= {f"critic/{name}": value for name, value in self._critic.update(targets).items()}
@@ -158,30 +158,104 @@ class Learner:
         """Without those of which every turn is masked."""
         return [sample for sample in self._shown() if sample.learned_length]
 
-    # ---- how the recipe looks at a trajectory ----
+    # ---- from groups to columns and samples ----
 
-    def _sample(self, trajectory: Trajectory) -> Sample:
-        return sample_from_trajectory(trajectory, imitation=imitates(self._spec.recipe))
-
-    def _critic_targets(self, critic: Critic, trajectories: Sequence[Trajectory]) -> list[Sample]:
-        """Trajectories that are trained on, with what the critic says of them and what it should have said."""
+    def _credit_together(self, groups: Sequence[RolloutGroup]) -> dict[str, CreditedRollout]:
+        """All rollouts of the groups by their ids, in order."""
+        if not rollouts_in(groups):
+            return {}
+        recipe = self._spec.recipe
         self._trainer.use_threads()
-        trained = [trajectory for trajectory in trajectories if trajectory.masked_because is None]
-        rows = zip(*critic_targets(critic.credit, trained, critic.values), strict=True)
-        return [with_targets(sample, values, returns) for sample, values, returns in rows]
+        advantages = token_advantages(
+            recipe.credit,
+            groups,
+            step=groups[0].plan.step,
+            values=None if self._critic is None else self._critic.values,
+            success_reward=recipe.reward.correct,
+        )
+        without_success = [not group.successes for group in groups for _ in group.rollouts]
+        columns = [
+            self._columns_of(rollout, values, imitates_all=failed and imitates(recipe))
+            for rollout, values, failed in zip(rollouts_in(groups), advantages, without_success, strict=True)
+        ]
+        text_of = tokenizer_for(self._spec.model.vocabulary).decode
+        rollouts = [
+            with_columns(rollout, credit, text_of=text_of)
+            for rollout, credit in zip(rollouts_in(groups), columns, strict=True)
+        ]
+        samples = [unmasked_sample(rollout, imitation=imitates(recipe)) for rollout in rollouts]
+        masked = [sample.masked(rollout.masked_because) for rollout, sample in zip(rollouts, samples, strict=True)]
+        old_logprobs = self._trainer.old_logprobs(masked)
+        cut = self._mismatch_masked(masked, old_logprobs)
+        return {
+            credit[0].id: self._credited_rollout(*credit)
+            for credit in zip(rollouts, columns, samples, old_logprobs, cut, strict=True)
+        }
+
+    def _columns_of(self, rollout: Trajectory, advantages: TurnAdvantages, *, imitates_all: bool) -> CreditColumns:
+        """What is known before the policy is asked; old log-probs are still 0."""
+        values, experience = column(advantages, np.float64), self._spec.recipe.experience
+        training = "keep" if experience is None else experience.training
+        return CreditColumns(
+            advantages=values,
+            old_logprobs=np.zeros(len(values), dtype=np.float32),
+            imitates_all=imitates_all,
+            stripped_because=stripped_because(rollout, values.tolist(), training),
+        )
+
+    def _mismatch_masked(
+        self, samples: Sequence[Sample], old_logprobs: Sequence[Sequence[float]]
+    ) -> Sequence[Sequence[bool] | None]:
+        """Which tokens of each sample the mismatch mask keeps out of the update; None where it keeps none out."""
+        if mismatch_bound(self._spec.recipe) is None:
+            return [None] * len(samples)
+        cut = self._trainer.cut_by_mismatch(
+            [sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)]
+        )
+        return [tokens if any(tokens) else None for tokens in cut]
+
+    def _credited_rollout(
+        self,
+        rollout: Trajectory,
+        columns: CreditColumns,
+        sample: Sample,
+        old_logprobs: Sequence[float],
+        mismatch_masked: Sequence[bool] | None,
+    ) -> CreditedRollout:
+        """``old_logprobs`` and ``mismatch_masked`` are aligned with the sample."""
+        columns = replace(columns, old_logprobs=column(per_turn(old_logprobs, rollout), np.float32))
+        if mismatch_masked is not None:
+            masked = column(per_turn(mismatch_masked, rollout), np.bool_)
+            columns = replace(columns, mismatch_masked=masked, mismatch_bound=mismatch_bound(self._spec.recipe))
+        return CreditedRollout(
+            sampled_for_step=rollout.sampled_for_step,
+            reward=rollout.reward,
+            columns=columns,
+            sample=sample.with_old_logprobs(old_logprobs),
+            as_sampled=None if self._critic is None else sample_from_trajectory(rollout, as_sampled=True),
+            pairs=self._pairs_in(rollout),
+        )
+
+    def _pairs_in(self, rollout: Trajectory) -> list[Pair]:
+        """Whether the rollout is masked or not; none where the recipe does not learn from pairs."""
+        if not self._trainer.takes_pairs:
+            return []
+        return pairs_of([rollout.model_copy(update={"masked_because": None})], self._spec.model.vocabulary)
+
+    def _critic_targets(self, critic: Critic, trained: Sequence[CreditedRollout]) -> list[Sample]:
+        """Rollouts that are trained on, with what the critic says of them and what it should have said."""
+        self._trainer.use_threads()
+        samples = [rollout.as_sampled for rollout in trained if rollout.as_sampled is not None]
+        rewards = [rollout.reward for rollout in trained]
+        values, returns = critic_targets(critic.credit, samples, rewards, critic.values)
+        return [with_targets(*targets) for targets in zip(samples, values, returns, strict=True)]
 
 
-def _with_advantages(trajectory: Trajectory, advantages: TurnAdvantages) -> Trajectory:
-    turns = [
-        turn.model_copy(update={"advantages": values})
-        for turn, values in zip(trajectory.turns, advantages, strict=True)
-    ]
-    return trajectory.model_copy(update={"turns": turns})
-
-
-def _with_old_logprobs(trajectory: Trajectory, old_logprobs: Sequence[float]) -> Trajectory:
-    turns = [
-        turn.model_copy(update={"old_logprobs": values})
-        for turn, values in zip(trajectory.turns, per_turn(old_logprobs, trajectory), strict=True)
-    ]
-    return trajectory.model_copy(update={"turns": turns})
+def _with_logprobs_as_sampled(credited: CreditedRollout, rollout: Trajectory) -> CreditedRollout:
+    """With the log-probs of the policy that sampled it as the old ones."""
+    old_logprobs = column((turn.logprobs for turn in rollout.turns), np.float32)
+    return replace(
+        credited,
+        columns=replace(credited.columns, old_logprobs=old_logprobs),
+        sample=credited.sample.with_old_logprobs(credited.sample.rollout_logprobs),
+    )

@@ -1,4 +1,4 @@
-"""What the mismatch mask keeps out of training, told on the trajectory (ALE, eq. 4; of chunks: eq. 7)."""
+"""What the mismatch mask keeps out of training, recorded on the trajectory (ALE, eq. 4; of chunks: eq. 7)."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -6,7 +6,6 @@ from itertools import groupby
 from engine.spec.objective import Ipa
 from engine.spec.recipe import Recipe
 from engine.spec.trajectory import Change, Trajectory
-from engine.training.batch import per_turn
 
 
 def mismatch_bound(recipe: Recipe) -> float | None:
@@ -17,26 +16,23 @@ def mismatch_bound(recipe: Recipe) -> float | None:
     return recipe.mismatch.mask_bound if masks else None
 
 
-def with_mismatch_told(trajectory: Trajectory, cut: Sequence[bool], *, bound: float) -> Trajectory:
-    """``cut`` is aligned with the trajectory's sample; each run of tokens in a turn is one change.
-
-    The very trajectory where nothing is cut.
-    """
-    if not any(cut):
-        return trajectory
+def with_mismatch_masked(
+    trajectory: Trajectory, masked_per_turn: Sequence[Sequence[float]], *, bound: float
+) -> Trajectory:
+    """The trajectory with a change for each run of tokens that is masked in a turn."""
     changes = [
         Change(kind="mismatch-masked", turn=number, start=start, stop=stop, reason="mismatch", details={"bound": bound})
-        for number, cut_T in enumerate(per_turn(cut, trajectory))
-        for start, stop in runs(cut_T)
+        for number, masked_T in enumerate(masked_per_turn)
+        for start, stop in runs(masked_T)
     ]
     return trajectory.model_copy(update={"changes": [*trajectory.changes, *changes]})
 
 
-def runs(cut: Sequence[float]) -> Iterator[tuple[int, int]]:
-    """Where it is true without a break: first place, and the place after the last."""
+def runs(masked: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """The first place of each unbroken run of true values, and the place after its last."""
     position = 0
-    for is_cut, members in groupby(cut, key=bool):
+    for is_masked, members in groupby(masked, key=bool):
         stop = position + sum(1 for _ in members)
-        if is_cut:
+        if is_masked:
             yield position, stop
         position = stop

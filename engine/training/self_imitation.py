@@ -8,17 +8,14 @@ are added.  So nothing is replayed in the step that sampled it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from engine.algorithms.curriculum import self_imitation_weight
 from engine.algorithms.replay import BaselineBuffer, ReplayBuffer, Replayed, recalibrated
-from engine.spec.rollout_group import RolloutGroup
 from engine.spec.self_imitation import SelfImitation
-from engine.spec.trajectory import Trajectory
 from engine.training.batch import Sample
 
 T = TypeVar("T")
@@ -48,6 +45,18 @@ def evenly(entries: Sequence[T], parts: int) -> list[Sequence[T]]:
     return [entries[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
 
 
+class Sampled(Protocol):
+    """What a buffer has to know of a rollout besides its sample."""
+
+    @property
+    def sampled_for_step(self) -> int:
+        """The step that it was sampled for."""
+        ...
+
+    @property
+    def reward(self) -> float: ...
+
+
 class SelfImitator:
     def __init__(self, spec: SelfImitation) -> None:
         self._spec = spec
@@ -56,21 +65,22 @@ class SelfImitator:
 
     def next_replay(
         self,
-        groups: Sequence[RolloutGroup],
-        trajectories: Sequence[Trajectory],
+        group_means: Sequence[float],
+        rollouts: Sequence[Sampled],
         samples: Sequence[Sample],
         *,
         step: int,
     ) -> tuple[Replay, dict[str, float]]:
         """Take in what a step has sampled and say what it replays, with the metrics.  Once per step.
 
-        ``trajectories`` are those of the step's groups, then those of earlier steps that came out of quarantine:
-        these may be replayed too, but the mean of their group has been taken in already.  ``samples`` are theirs, with
-        advantages and behaviour log-probs.  Metrics: replayed (trajectories), baseline (P50, 0 while there is none),
-        weight (gamma_t), buffer (trajectories kept after the step), expired (those that became too old before there
-        were enough to replay).
+        ``group_means`` are the mean rewards of the step's groups (algorithm 1, line 19).  ``rollouts`` are theirs, then
+        those of earlier steps that came out of quarantine: these may be replayed too, but the mean of their group has
+        been taken in already.  ``samples`` are those of the rollouts, with advantages and behaviour log-probs.
+
+        Metrics: replayed (trajectories), baseline (P50, 0 while there is none), weight (gamma_t), buffer (trajectories
+        kept after the step), expired (those that became too old before there were enough to replay).
         """
-        self._baselines.push(_group_means(groups))
+        self._baselines.push(group_means)
         baseline = self._baselines.median()
         before = len(self._good)
         self._good.let_go(step=step)  # steps may have passed in which nothing was learned and nobody asked
@@ -79,7 +89,7 @@ class SelfImitator:
             replayed = [_replayable(entry.payload, a) for entry, a in recalibrated(self._good.take(), baseline)]
         else:
             replayed = []
-            self._good.push(_good_ones(trajectories, samples), step=step)
+            self._good.push(_good_ones(rollouts, samples), step=step)
         strength = self_imitation_weight(step, self._spec.warmup_steps)
         metrics = {
             "replayed": float(len(replayed)),
@@ -103,24 +113,16 @@ class SelfImitator:
         self._good.load([entry | {"payload": _restored(entry["payload"])} for entry in state["entries"]])
 
 
-def _group_means(groups: Sequence[RolloutGroup]) -> list[float]:
-    """The mean rewards of whole groups (algorithm 1, line 19); masked rollouts count.
-
-    A group all of whose rollouts raised an alert stands for nothing.
-    """
-    return [fmean(group.rewards) for group in groups if not all(rollout.alerts for rollout in group.rollouts)]
-
-
-def _good_ones(trajectories: Sequence[Trajectory], samples: Sequence[Sample]) -> list[Replayed[Sample]]:
-    """Those that are trained on.  A trajectory whose tokens have several advantages counts with their mean."""
+def _good_ones(rollouts: Sequence[Sampled], samples: Sequence[Sample]) -> list[Replayed[Sample]]:
+    """Those that are trained on.  A rollout whose tokens have several advantages counts with their mean."""
     return [
         Replayed(
             payload=sample,
-            reward=trajectory.reward,
+            reward=rollout.reward,
             advantage=float(sample.advantages[sample.loss_mask].mean(dtype=np.float64)),
-            step=trajectory.sampled_for_step,
+            step=rollout.sampled_for_step,
         )
-        for trajectory, sample in zip(trajectories, samples, strict=True)
+        for rollout, sample in zip(rollouts, samples, strict=True)
         if sample.loss_mask.any()
     ]
 

@@ -13,7 +13,7 @@ from engine.spec.rollout_group import rollouts_in
 from engine.spec.trajectory import Trajectory
 from engine.training.learner import Learner
 from tests.engine.groups import grouped
-from tests.engine.training.cast import from_expert, repaired, rollouts, run_spec, same_bits
+from tests.engine.training.cast import credited, from_expert, learned, repaired, rollouts, run_spec, same_bits, updated
 
 GRPO: dict[str, Any] = {"credit": {"kind": "grpo"}, "objective": {"kind": "clipped"}}
 LESSONS = {"pool": [{"when_to_use": "always", "content": "use the tool"}]}
@@ -21,14 +21,16 @@ LESSONS = {"pool": [{"when_to_use": "always", "content": "use the tool"}]}
 CLIP_COV = {"kind": "clip", "share": 0.2, "low": 0.0, "high": 1e9}
 
 
-def learned(recipe: dict[str, Any], *, rollouts_agree: bool = False) -> tuple[Learner, list[dict[str, float]]]:
-    """After two steps.  ``rollouts_agree``: the generator's log-probs are the trainer's."""
+def after_two_steps(recipe: dict[str, Any], *, rollouts_agree: bool = False) -> tuple[Learner, list[dict[str, float]]]:
+    """``rollouts_agree``: the generator's log-probs are the trainer's."""
     learner, reports = learner_for(run_spec(recipe)), []
     for step in (1, 2):
-        credited = learner.credit(grouped(rollouts(step)))
+        groups = grouped(rollouts(step))
         if rollouts_agree:
-            credited = [group.with_rollouts(map(_as_the_trainer_says, group.rollouts)) for group in credited]
-        reports.append(learner.update(credited))
+            groups = [
+                group.with_rollouts(map(_as_the_trainer_says, group.rollouts)) for group in credited(learner, groups)
+            ]
+        reports.append(learned(learner, groups))
     return learner, reports
 
 
@@ -38,7 +40,7 @@ def _as_the_trainer_says(one: Trajectory) -> Trajectory:
 
 
 def assert_equal(neutral: dict[str, Any], absent: dict[str, Any], **how: Any) -> None:
-    (a, a_reports), (b, b_reports) = learned(neutral, **how), learned(absent, **how)
+    (a, a_reports), (b, b_reports) = after_two_steps(neutral, **how), after_two_steps(absent, **how)
     assert same_bits(a.weights(), b.weights())
     for mine, theirs in zip(a_reports, b_reports, strict=True):
         assert {name: mine[name] for name in theirs} == theirs
@@ -86,8 +88,8 @@ ON = {
 
 @pytest.mark.parametrize("switched_on", ON.values(), ids=ON)
 def test_the_same_switch_turned_on_changes_the_weights(switched_on: dict[str, Any]) -> None:
-    with_it, reports = learned(GRPO | switched_on)
-    without, _ = learned(GRPO)
+    with_it, reports = after_two_steps(GRPO | switched_on)
+    without, _ = after_two_steps(GRPO)
     assert not same_bits(with_it.weights(), without.weights())
     assert all(torch.isfinite(weights).all() for weights in with_it.weights().values())
     assert all(report["updates"] >= 2 for report in reports)
@@ -101,7 +103,7 @@ def test_mismatch_weights_of_engines_that_agree_change_no_bit(size: str) -> None
 def test_self_imitation_of_strength_0_changes_no_bit_though_its_buffer_is_full() -> None:
     """Algorithm 1 empties the buffer all the same; T_warmup is so far away that gamma_2 rounds to 0."""
     neutral = {"self_imitation": {"replay_buffer": 1, "baseline_buffer": 0, "warmup_steps": 10**12}}
-    _, reports = learned(GRPO | neutral)
+    _, reports = after_two_steps(GRPO | neutral)
     assert reports[1]["sil/replayed"] > 0
     assert reports[1]["sil/weight"] == 0
     assert_equal(GRPO | neutral, GRPO)
@@ -109,8 +111,8 @@ def test_self_imitation_of_strength_0_changes_no_bit_though_its_buffer_is_full()
 
 def test_attribution_of_weight_0_is_grpo_up_to_its_floor_of_the_std() -> None:
     """Not to the bit: AgentEvolver adds 1e-8 to the std, GRPO 1e-6."""
-    with_judge, _ = learned(GRPO | {"credit": {"kind": "attribution", "alpha": 0.0}})
-    without, _ = learned(GRPO)
+    with_judge, _ = after_two_steps(GRPO | {"credit": {"kind": "attribution", "alpha": 0.0}})
+    without, _ = after_two_steps(GRPO)
     for name, ours in with_judge.weights().items():
         torch.testing.assert_close(ours, without.weights()[name], rtol=0, atol=2e-5)
 
@@ -127,10 +129,10 @@ def test_ipa_with_one_chunk_and_gamma_1_is_reinforce_to_the_bit() -> None:
                 schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16},
             )
         )
-        credited = learner.credit(grouped(one_turn))
-        advantages = [rollout.turns[0].advantages[0] for rollout in rollouts_in(credited)]
+        groups = credited(learner, grouped(one_turn))
+        advantages = [rollout.turns[0].advantages[0] for rollout in rollouts_in(groups)]
         assert advantages == [rollout.reward for rollout in one_turn]
-        learner.update(credited)
+        updated(learner, groups)
         weights.append(learner.weights())
     assert same_bits(*weights)
 
@@ -140,28 +142,30 @@ def test_imitation_of_weight_0_changes_no_bit_though_there_are_experts() -> None
     for imitation_weight, start in ((0.0, from_expert), (0.1, lambda one: from_expert(one, imitated=0))):
         objective = {"kind": "ipa", "imitation_weight": imitation_weight, "mismatch_bound": None}
         learner = learner_for(run_spec({"credit": {"kind": "chunk-return"}, "objective": objective}))
-        learner.update(learner.credit(grouped(map(start, rollouts()))))
+        learned(learner, grouped(map(start, rollouts())))
         weights.append(learner.weights())
     assert same_bits(*weights)
 
 
 def test_a_mask_that_hits_nobody_is_absence_and_one_that_hits_is_not() -> None:
     learner, masking = learner_for(run_spec(GRPO)), learner_for(run_spec(GRPO))
-    credited = learner.credit(grouped(rollouts()))
-    learner.update(credited)
-    chosen = next(rollout for rollout in rollouts_in(credited) if rollout.turns[0].advantages[0] != 0)
+    groups = credited(learner, grouped(rollouts()))
+    updated(learner, groups)
+    chosen = next(rollout for rollout in rollouts_in(groups) if rollout.turns[0].advantages[0] != 0)
     masked = chosen.model_copy(update={"masked_because": "overlong"})
-    masking.update(
+    masking.credit(grouped(rollouts()))
+    updated(
+        masking,
         [
             group.with_rollouts(masked if rollout is chosen else rollout for rollout in group.rollouts)
-            for group in credited
-        ]
+            for group in groups
+        ],
     )
     assert not same_bits(learner.weights(), masking.weights())
 
 
 def test_repairs_change_no_bit_of_what_is_not_dpo() -> None:
     plain, told = learner_for(run_spec(GRPO)), learner_for(run_spec(GRPO))
-    plain.update(plain.credit(grouped(rollouts())))
-    told.update(told.credit(grouped(map(repaired, rollouts()))))
+    learned(plain, grouped(rollouts()))
+    learned(told, grouped(map(repaired, rollouts())))
     assert same_bits(plain.weights(), told.weights())

@@ -5,6 +5,7 @@ import pytest
 from engine.cluster.in_process import InProcessWorkers
 from engine.cluster.sandboxes import opened_sandboxes, probe
 from engine.spec.run import RunSpec
+from engine.training.columns import UpdateRequest
 from tests.engine.groups import grouped, requests_of
 
 TINY = {"layers": 1, "hidden_size": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
@@ -31,8 +32,9 @@ async def test_on_policy_the_engines_agree_and_ratios_are_1_wherever_log_probs_a
     try:
         await workers.sync_weights(0)
         collected = await workers.collect(requests_of(spec, 1))
-        credited = await workers.credit(grouped(collected.trajectories))
-        report = await workers.update(credited, ())
+        groups = grouped(collected.trajectories)
+        await workers.credit(groups, ())
+        report = await workers.update(UpdateRequest.of(1, groups, (), credited=True))
     finally:
         await workers.close()
     assert (report["ratio_max"], report["kl_to_old"], report["kl_to_reference"]) == (1, 0, 0)
@@ -69,7 +71,8 @@ async def test_a_crew_learns_and_plays_in_it_and_no_box_is_made(environment, too
         assert {call.name for call in calls} == {tool}
         assert {call.status for call in calls} == {"ok", "error"}
         assert {call.error_class for call in calls} == {None, "illegal"}
-        credited = await workers.credit(grouped(collected.trajectories))
-        assert (await workers.update(credited, ()))["tokens"] > 0
+        groups = grouped(collected.trajectories)
+        await workers.credit(groups, ())
+        assert (await workers.update(UpdateRequest.of(1, groups, (), credited=True)))["tokens"] > 0
     finally:
         await workers.close()

@@ -19,7 +19,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
-from engine.spec.trajectory import Trajectory
+from engine.training.columns import CreditColumns, UpdateRequest
 from engine.training.recordings import BadRecording
 from tests.engine.rigs import Rig, entered
 
@@ -169,9 +169,11 @@ class Alike(InProcessWorkers):
             collected.trajectories = [one.model_copy(update={"success": False}) for one in collected.trajectories]
         return collected
 
-    async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    async def credit(
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+    ) -> dict[str, CreditColumns]:
         assert {rollout.step for rollout in rollouts_in(groups)} != {1}, "there is nothing to give credit for"
-        return await super().credit(groups)
+        return await super().credit(groups, released)
 
 
 def test_a_step_without_an_informative_group_makes_no_update_says_so_and_the_run_goes_on(
@@ -218,7 +220,7 @@ def test_the_loops_own_process_needs_no_torch() -> None:
 
 
 class Forgetful(InProcessWorkers):
-    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> dict[str, float]:
         return {"updates": 0.0, "sil/expired": 3.0, "sil/buffer": 40.0}
 
 
@@ -261,7 +263,7 @@ def test_self_imitation_goes_on_in_steps_whose_rollouts_are_all_masked(rig: Made
 
 
 class Diverging(InProcessWorkers):
-    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> dict[str, float]:
         raise NonFiniteGradient("the gradient of the policy has the norm nan")
 
 

@@ -29,6 +29,7 @@ from engine.spec.rollout_group import GroupPlan, RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
 from engine.spec.security import Place, Ruling
 from engine.spec.trajectory import Trajectory
+from engine.training.columns import CreditColumns, UpdateRequest, with_columns
 from sandboxes.egress.detectors.finding import Finding
 from tests.engine.conftest import rollout
 from tests.engine.groups import grouped
@@ -54,6 +55,7 @@ class Suspicious(InProcessWorkers):
     """One rollout of the first step raised an alert; ``batches`` is what each update learned from."""
 
     batches: list[list[Trajectory]]
+    credited: dict[str, Trajectory]
     last: "Suspicious"
 
     async def start(self) -> None:
@@ -69,9 +71,24 @@ class Suspicious(InProcessWorkers):
         ]
         return collected
 
-    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
-        self.batches.append([*rollouts_in(groups), *released])
-        return await super().update(groups, released)
+    async def credit(
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+    ) -> dict[str, CreditColumns]:
+        columns = await super().credit(groups, released)
+        self.credited = {
+            rollout.id: with_columns(rollout, columns[rollout.id], text_of=str)
+            for rollout in rollouts_in([*groups, *released])
+        }
+        return columns
+
+    async def update(self, request: UpdateRequest) -> dict[str, float]:
+        self.batches.append(
+            [
+                self.credited[decision.trajectory].model_copy(update={"masked_because": decision.masked_because})
+                for decision in request.rollouts
+            ]
+        )
+        return await super().update(request)
 
     def learned(self, step: int) -> list[str]:
         """Ids of those in the update of ``step`` that move the weights."""
@@ -104,8 +121,8 @@ def test_without_a_ruling_it_is_in_no_update_and_not_in_the_comparison(rig: Call
 class Awaiting(Suspicious):
     """The first update is over only when the ruling has arrived, so that the second step knows it."""
 
-    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
-        learned = await super().update(groups, released)
+    async def update(self, request: UpdateRequest) -> dict[str, float]:
+        learned = await super().update(request)
         if len(self.batches) == 1:
             await asyncio.to_thread(self.rule)
         return learned
@@ -205,15 +222,16 @@ def test_an_alert_that_comes_between_score_and_update_masks_it_all_the_same(
     rig: Callable[..., Rig], service: Any
 ) -> None:
     class Late(InProcessWorkers):
-        async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        async def credit(
+            self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+        ) -> dict[str, CreditColumns]:
             if groups[0].plan.step == 1:
                 running.quarantine.alerted(alert())
-            return await super().credit(groups)
+            return await super().credit(groups, released)
 
-        async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
-            batch = [*rollouts_in(groups), *released]
-            learned.append([rollout.id for rollout in batch if rollout.masked_because is None])
-            return await super().update(groups, released)
+        async def update(self, request: UpdateRequest) -> dict[str, float]:
+            learned.append([decision.trajectory for decision in request.rollouts if decision.masked_because is None])
+            return await super().update(request)
 
     learned: list[list[str]] = []
     running = rig(Late)
@@ -241,9 +259,11 @@ def test_an_alert_that_comes_between_score_and_update_makes_no_expert(
                 collected.trajectories = [one.model_copy(update={"success": one.id in ids}) for one in alike]
             return collected
 
-        async def credit(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        async def credit(
+            self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+        ) -> dict[str, CreditColumns]:
             running.quarantine.alerted(alert(succeeded[0].id))
-            return await super().credit(groups)
+            return await super().credit(groups, released)
 
     succeeded: list[Trajectory] = []
     document = small_spec.model_dump()

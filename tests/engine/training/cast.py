@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from engine.models.tokenizer import tokenizer_for
+from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Change, Task, ToolCall, Trajectory, Turn
+from engine.training.columns import UpdateRequest, with_columns
+from engine.training.learner import Learner
 
 VOCABULARY = len(tokenizer_for("characters"))
 TINY = {
@@ -116,6 +119,31 @@ def from_expert(one: Trajectory, *, imitated: int = 1) -> Trajectory:
         for number, each in enumerate(one.turns[:-1])
     ]
     return one.model_copy(update={"turns": [*turns, one.turns[-1]]})
+
+
+def credited(
+    learner: Learner, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup] = ()
+) -> list[RolloutGroup]:
+    """The groups, and then those that are released, as the loop has them after credit."""
+    columns = learner.credit(groups, released)
+    return [
+        group.with_rollouts(
+            with_columns(rollout, columns[rollout.id], text_of=tokenizer_for("characters").decode)
+            for rollout in group.rollouts
+        )
+        for group in [*groups, *released]
+    ]
+
+
+def updated(learner: Learner, groups: Sequence[RolloutGroup], released: Sequence[Trajectory] = ()) -> dict[str, float]:
+    """The update of a step whose groups were credited, by what is decided about their rollouts now."""
+    return learner.update(UpdateRequest.of(groups[0].plan.step, groups, released, credited=True))
+
+
+def learned(learner: Learner, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Credit and update of a step."""
+    learner.credit(groups)
+    return updated(learner, groups)
 
 
 def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:

@@ -14,6 +14,7 @@ from engine.spec.credit import (
 )
 from engine.spec.trajectory import Start, Trajectory
 from engine.training.advantages import critic_targets, token_advantages
+from engine.training.batch import sample_from_trajectory
 from tests.engine.groups import grouped
 from tests.engine.training.cast import rollouts, trajectory, turn
 
@@ -156,7 +157,7 @@ def test_the_expected_value_is_subtracted_from_what_was_earned() -> None:
 
     [advantages] = token_advantages(Gae(whiten=False), grouped([one]), step=1, values=values)
     assert advantages == [[1.5, 1.0], [0.5]]
-    _, _, [returns] = critic_targets(Gae(), [one], values)
+    _, [returns] = critic_targets(Gae(), [sample_from_trajectory(one, as_sampled=True)], [2.0], values)
     assert returns.tolist() == [0, 0, 2, 2, 0, 2]
 
 

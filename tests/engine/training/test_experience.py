@@ -1,21 +1,24 @@
 import pytest
 
+from engine.models.tokenizer import tokenizer_for
 from engine.spec.trajectory import Trajectory
-from engine.training.experience import strip_experience
+from engine.training.experience import stripped_because, with_experience_stripped
 from tests.engine.training.cast import trajectory, turn, with_lessons
 
+SHOWN = with_lessons(trajectory(turn([2, 5], [20, 21])), ids=(33, 34))
 
-def credited(*advantages: float) -> Trajectory:
-    return with_lessons(trajectory(turn([2, 5], [20] * len(advantages), advantages=list(advantages))), ids=(33, 34))
+
+def stripped(rollout: Trajectory) -> Trajectory:
+    return with_experience_stripped(rollout, "strip", text_of=tokenizer_for("characters").decode)
 
 
 def test_the_change_says_what_was_taken_out_and_the_context_still_shows_it() -> None:
-    one = strip_experience(credited(1.0), "strip", vocabulary="characters")
-    [change] = one.changes
+    rollout = stripped(SHOWN)
+    [change] = rollout.changes
     assert (change.kind, change.turn, change.start, change.stop, change.reason) == ("stripped", 0, 1, 3, "strip")
     assert change.removed_ids == [33, 34]
-    assert len(change.before) == 2
-    assert one.turns[0].context_ids == [2, 33, 34, 5]
+    assert change.before == tokenizer_for("characters").decode([33, 34])
+    assert rollout.turns[0].context_ids == [2, 33, 34, 5]
 
 
 @pytest.mark.parametrize(
@@ -31,11 +34,10 @@ def test_the_change_says_what_was_taken_out_and_the_context_still_shows_it() -> 
     ],
 )
 def test_who_is_stripped(training: str, advantages: tuple[float, ...], stripped: bool) -> None:
-    assert bool(strip_experience(credited(*advantages), training, vocabulary="characters").changes) is stripped
+    assert stripped_because(SHOWN, advantages, training) == (training if stripped else None)
 
 
-def test_who_was_shown_nothing_stays_the_very_trajectory_and_stripping_twice_is_once() -> None:
-    plain = trajectory(turn([2], [20]))
-    assert strip_experience(plain, "strip", vocabulary="characters") is plain
-    once = strip_experience(credited(1.0), "strip", vocabulary="characters")
-    assert strip_experience(once, "strip", vocabulary="characters") is once
+def test_who_was_shown_nothing_is_not_stripped_and_stripping_twice_is_once() -> None:
+    assert stripped_because(trajectory(turn([2], [20])), [1.0], "strip") is None
+    once = stripped(SHOWN)
+    assert stripped(once) is once

@@ -16,13 +16,16 @@ from engine.training.batch import sample_of
 from engine.training.learner import Learner
 from tests.engine.groups import grouped
 from tests.engine.training.cast import (
+    credited,
     from_expert,
+    learned,
     repaired,
     rollouts,
     run_spec,
     same_bits,
     trajectory,
     turn,
+    updated,
     with_lessons,
 )
 
@@ -59,7 +62,7 @@ def of_recipe(recipe: Recipe, step: int) -> list[Trajectory]:
 
 
 def step(learner: Learner, number: int, recipe: Recipe) -> dict[str, float]:
-    return learner.update(learner.credit(grouped(of_recipe(recipe, number))))
+    return learned(learner, grouped(of_recipe(recipe, number)))
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if Recipe(preset=name).reinforces])
@@ -93,8 +96,8 @@ def test_a_resumed_learner_goes_on_to_the_same_bits(tmp_path: Path, recipe: dict
         assert sum(report["sil/replayed"] > 0 for report in reports) >= 1
 
 
-def test_credit_keeps_nothing() -> None:
-    """A checkpoint between credit and update must hold the state of the step before."""
+def test_crediting_twice_is_crediting_once() -> None:
+    """What credit keeps is in memory only: a resumed step credits again."""
     spec = run_spec(SPEAR)
     once, twice = learner_for(spec), learner_for(spec)
     for number in (1, 2, 3):
@@ -105,28 +108,28 @@ def test_credit_keeps_nothing() -> None:
 
 def test_a_step_of_which_all_are_in_quarantine_has_nothing_to_credit() -> None:
     """What was released of earlier steps is credited apart from it."""
-    assert learner_for(run_spec({})).credit([]) == []
+    assert learner_for(run_spec({})).credit([]) == {}
 
 
 def test_the_baseline_of_self_imitation_is_of_whole_groups() -> None:
     """A rollout of step 1 is released in step 2: its reward alone is nobody's baseline."""
     learner = learner_for(run_spec(SPEAR | {"self_imitation": {"baseline_buffer": 8, "replay_buffer": 99}}))
     pair = [trajectory(turn([2, 4, 5], [20, 21]), reward=reward, member=index) for index, reward in enumerate((0.2, 0))]
-    assert learner.update(learner.credit(grouped(pair)))["sil/baseline"] == pytest.approx(0.1)
+    assert learned(learner, grouped(pair))["sil/baseline"] == pytest.approx(0.1)
     later = [one.model_copy(update={"sampled_at_version": 1, "id": f"train-1-{one.member}"}) for one in pair]
     back = trajectory(turn([2, 4, 5], [22, 23]), reward=1.0, member=2, alerts=["box/1"])
-    released = rollouts_in(learner.credit(grouped([*pair, back])))[2:]
-    assert learner.update(learner.credit(grouped(later)), released)["sil/baseline"] == pytest.approx(0.1)
+    credited(learner, grouped(later), grouped([*pair, back]))
+    assert updated(learner, grouped(later), [back])["sil/baseline"] == pytest.approx(0.1)
 
 
 def test_masked_trajectories_count_in_their_group_and_are_not_trained() -> None:
     learner = learner_for(run_spec({"credit": {"kind": "grpo"}}))
     played = [one.model_copy(update={"masked_because": "overlong"}) if one.member == 0 else one for one in rollouts()]
-    credited, plain = learner.credit(grouped(played)), learner.credit(grouped(rollouts()))
-    ours, theirs = ([rollout.turns[0].advantages for rollout in rollouts_in(groups)] for groups in (credited, plain))
+    plain, masked = credited(learner, grouped(rollouts())), credited(learner, grouped(played))
+    ours, theirs = ([rollout.turns[0].advantages for rollout in rollouts_in(groups)] for groups in (masked, plain))
     assert ours == theirs
     trained = sum(one.sampled_tokens for one in played if one.masked_because is None)
-    assert learner.update(credited)["tokens"] == trained
+    assert updated(learner, masked)["tokens"] == trained
 
 
 IPA = {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa", "imitation_weight": 0}}
@@ -150,19 +153,19 @@ def test_what_the_mismatch_mask_cuts_is_told_and_is_what_update_leaves_out(
     learner = learner_for(run_spec({"credit": {"kind": "grpo"}} | recipe))
     turns = turn([2, 4, 5], [20, 21]), turn([8, 40, 9], [22, 23, 24, 25], logprobs=[-3.0, -30.0, -3.0, -30.0])
     played = [trajectory(*turns, reward=1.0), trajectory(turn([2, 4, 5], [20, 21]), reward=0.0, member=1)]
-    credited = learner.credit(grouped(played))
-    first, second = rollouts_in(credited)
+    groups = credited(learner, grouped(played))
+    first, second = rollouts_in(groups)
     cut = [(one.kind, one.turn, one.start, one.stop) for one in first.changes]
     assert cut == [("mismatch-masked", *span) for span in told]
     assert second.changes == []
-    masked = learner.update(credited)["mismatch_masked"]
+    masked = updated(learner, groups)["mismatch_masked"]
     assert masked == pytest.approx(sum(stop - start for _, start, stop in told) / 8)
 
 
 def test_a_step_without_pairs_is_told_and_makes_no_update() -> None:
     learner = learner_for(run_spec(RECIPES["dpo"]))
     before = learner.weights()
-    assert learner.update(learner.credit(grouped(rollouts()))) == {
+    assert learned(learner, grouped(rollouts())) == {
         "updates": 0.0, "dpo/pairs": 0.0, "dpo/accuracy": 0.0, "dpo/margin": 0.0
     }  # fmt: skip
     assert same_bits(before, learner.weights())
@@ -171,8 +174,7 @@ def test_a_step_without_pairs_is_told_and_makes_no_update() -> None:
 def test_dpo_comes_to_prefer_the_corrected_calls() -> None:
     spec = run_spec(RECIPES["dpo"] | {"optimizer": {"learning_rate": 3e-3}})
     learner = learner_for(spec)
-    credited = learner.credit(grouped(of_recipe(spec.recipe, 1)))
-    reports = [learner.update(credited) for _ in range(8)]
+    reports = [learned(learner, grouped(of_recipe(spec.recipe, 1))) for _ in range(8)]
     assert reports[0]["dpo/pairs"] == 16
     assert reports[0]["loss"] == pytest.approx(0.69, abs=0.1)
     assert reports[-1]["loss"] < reports[0]["loss"]
@@ -184,19 +186,17 @@ def test_a_step_that_is_masked_as_a_whole_makes_no_update_and_says_so() -> None:
     learner = learner_for(run_spec({"credit": {"kind": "grpo"}}))
     before = learner.weights()
     masked = [one.model_copy(update={"masked_because": "overlong"}) for one in rollouts()]
-    assert learner.update(learner.credit(grouped(masked))) == {"updates": 0.0, "tokens": 0.0}
+    assert learned(learner, grouped(masked)) == {"updates": 0.0, "tokens": 0.0}
     assert same_bits(before, learner.weights())
 
 
 def test_a_gradient_that_is_not_finite_has_a_name_and_moves_nothing() -> None:
     learner = learner_for(run_spec({"credit": {"kind": "dr-grpo"}}))
     before = learner.weights()
-    [group, *others] = learner.credit(grouped(rollouts()))
-    [rollout, *rest] = group.rollouts
-    first = rollout.turns[0].model_copy(update={"advantages": [float("inf")] * len(rollout.turns[0].token_ids)})
-    bad = rollout.model_copy(update={"turns": [first, *rollout.turns[1:]]})
+    first, *others = rollouts()
+    beyond_measure = first.model_copy(update={"reward": float("inf")})
     with pytest.raises(NonFiniteGradient, match="policy"):
-        learner.update([group.with_rollouts([bad, *rest]), *others])
+        learned(learner, grouped([beyond_measure, *others]))
     assert same_bits(before, learner.weights())
 
 
@@ -215,7 +215,7 @@ def test_prefilled_turns_are_learned_by_imitation_only() -> None:
     def tokens_learned(recipe: dict[str, Any], *, imitated: bool) -> float:
         learner = learner_for(run_spec(recipe))
         before = learner.weights()["model.embed_tokens.weight"]
-        learner.update(learner.credit(grouped(expert([70, 71], imitated=imitated))))
+        learned(learner, grouped(expert([70, 71], imitated=imitated)))
         # Tied embeddings: a target token's own row moves most; 71 is read and never predicted by anything but itself.
         return float((learner.weights()["model.embed_tokens.weight"] - before)[70].abs().max())
 
@@ -260,7 +260,7 @@ def rise_of_the_expert(played: list[Trajectory], **objective: Any) -> tuple[floa
     recipe = RECIPES["ipa"] | {"objective": {"kind": "ipa", "reinforcement_weight": 0.0} | objective}
     learner = learner_for(run_spec(recipe | {"reward": {"wrong": -1.0}}))
     before = likelihood_of_the_expert(learner)
-    report = learner.update(learner.credit(grouped(played)))
+    report = learned(learner, grouped(played))
     return likelihood_of_the_expert(learner) - before, report["updates"]
 
 
@@ -293,7 +293,7 @@ def test_lessons_leave_the_sample_and_the_log_probs_are_those_without_them() -> 
     recipe = {"experience": {"pool": [{"when_to_use": "always", "content": "use it"}], "training": "strip"}}
     shown = [with_lessons(one) for one in rollouts()]
     plain, stripping = learner_for(run_spec({})), learner_for(run_spec(recipe))
-    stripped, never_shown = stripping.credit(grouped(shown)), plain.credit(grouped(rollouts()))
+    stripped, never_shown = credited(stripping, grouped(shown)), credited(plain, grouped(rollouts()))
     for ours, theirs in zip(rollouts_in(stripped), rollouts_in(never_shown), strict=True):
         assert [each.old_logprobs for each in ours.turns] == [each.old_logprobs for each in theirs.turns]
         assert ours.turns[0].context_ids != theirs.turns[0].context_ids, "what was read stays on the trajectory"
@@ -303,7 +303,7 @@ def test_lessons_leave_the_sample_and_the_log_probs_are_those_without_them() -> 
     # The first ratios are exactly 1, far inside both clips: the wider one changes nothing yet.
     whole = {"schedule": {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16}}
     plain, stripping = learner_for(run_spec({}, **whole)), learner_for(run_spec(recipe, **whole))
-    assert plain.update(never_shown) == stripping.update(stripped)
+    assert learned(plain, grouped(rollouts())) == learned(stripping, grouped(shown))
     assert same_bits(plain.weights(), stripping.weights())
 
 
@@ -313,7 +313,7 @@ def test_the_boosted_clip_acts_from_the_second_minibatch_on() -> None:
     One minibatch: the clip, wide or narrow, cuts nothing.  Two: at 1.28 the second one is cut, at 3 it is learned.
     """
 
-    def learned(boosted: float, *, minibatch: int) -> tuple[Learner, dict[str, float]]:
+    def after(boosted: float, *, minibatch: int) -> tuple[Learner, dict[str, float]]:
         pool = [{"when_to_use": "always", "content": "use it"}]
         learner = learner_for(
             run_spec(
@@ -326,12 +326,12 @@ def test_the_boosted_clip_acts_from_the_second_minibatch_on() -> None:
             )
         )
         shown = [with_lessons(trajectory(turn([2, 4, 5], [20, 21, 22]), member=index)) for index in range(2)]
-        return learner, learner.update(learner.credit(grouped(shown)))
+        return learner, learned(learner, grouped(shown))
 
-    (wide, wide_report), (narrow, narrow_report) = (learned(clip, minibatch=2) for clip in (3.0, 0.28))
+    (wide, wide_report), (narrow, narrow_report) = (after(clip, minibatch=2) for clip in (3.0, 0.28))
     assert wide_report["ratio_max"] == narrow_report["ratio_max"] == 1
     assert same_bits(wide.weights(), narrow.weights())
-    (wide, wide_report), (narrow, narrow_report) = (learned(clip, minibatch=1) for clip in (3.0, 0.28))
+    (wide, wide_report), (narrow, narrow_report) = (after(clip, minibatch=1) for clip in (3.0, 0.28))
     assert 1.28 < narrow_report["ratio_max"] == wide_report["ratio_max"] < 4
     assert wide_report["clip_fraction"] == 0 < narrow_report["clip_fraction"]
     assert not same_bits(wide.weights(), narrow.weights())
@@ -339,15 +339,15 @@ def test_the_boosted_clip_acts_from_the_second_minibatch_on() -> None:
 
 def test_hybrid_strips_where_the_advantage_is_positive_only() -> None:
     recipe = {"experience": {"pool": [{"when_to_use": "always", "content": "use it"}], "training": "hybrid"}}
-    credited = learner_for(run_spec(recipe)).credit(grouped(map(with_lessons, rollouts())))
-    signs = {(rollout.turns[0].advantages[0] > 0, bool(rollout.changes)) for rollout in rollouts_in(credited)}
+    groups = credited(learner_for(run_spec(recipe)), grouped(map(with_lessons, rollouts())))
+    signs = {(rollout.turns[0].advantages[0] > 0, bool(rollout.changes)) for rollout in rollouts_in(groups)}
     assert signs == {(True, True), (False, False)}
 
 
 def test_the_critic_learns_what_trajectories_earn() -> None:
     spec = run_spec(RECIPES["ppo"] | {"credit": {"kind": "gae", "critic_learning_rate": 1e-2, "value_clip": None}})
     learner = learner_for(spec)
-    reports = [learner.update(learner.credit(grouped(rollouts(1)))) for _ in range(30)]
+    reports = [learned(learner, grouped(rollouts(1))) for _ in range(30)]
     assert reports[0]["critic/explained_variance"] == pytest.approx(0, abs=1e-6)
     assert reports[-1]["critic/explained_variance"] > 0.3
     assert reports[-1]["critic/loss"] < reports[0]["critic/loss"]

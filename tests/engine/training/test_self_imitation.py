@@ -6,25 +6,23 @@ import pytest
 import torch
 
 from engine.spec.objective import Cispo, Clipped
-from engine.spec.rollout_group import RolloutGroup
 from engine.spec.self_imitation import SelfImitation
 from engine.spec.trajectory import Trajectory
 from engine.training.batch import Sample, sample_from_trajectory
 from engine.training.loss_terms.replay import imitation_clips
 from engine.training.self_imitation import Replay, SelfImitator, evenly
-from tests.engine.groups import grouped
 from tests.engine.training.cast import trajectory, turn
 
 
-def step_of(step: int, *rewards: float) -> tuple[list[RolloutGroup], list[Trajectory], list[Sample]]:
-    """One group, whose advantages are rewards minus their mean; its rollouts; their samples."""
+def step_of(step: int, *rewards: float) -> tuple[list[float], list[Trajectory], list[Sample]]:
+    """The mean of one group, whose advantages are rewards minus this mean; its rollouts; their samples."""
     mean = sum(rewards) / len(rewards)
     played = [
         trajectory(turn([1], [20 + step, 21 + i], advantages=[reward - mean] * 2, old_logprobs=[-0.1 * step, -0.2]),
                    reward=reward, member=i, step=step)
         for i, reward in enumerate(rewards)
     ]  # fmt: skip
-    return grouped(played), played, [sample_from_trajectory(one) for one in played]
+    return [mean], played, [sample_from_trajectory(one) for one in played]
 
 
 def spear(**changes: object) -> SelfImitator:
@@ -66,10 +64,10 @@ def test_without_baselines_each_keeps_its_own_advantage() -> None:
 
 
 def test_nobody_who_is_masked_is_imitated_but_counts_in_the_baseline() -> None:
-    _, played, _ = step_of(1, 1, 0)
+    means, played, _ = step_of(1, 1, 0)
     played[0] = played[0].model_copy(update={"masked_because": "overlong"})
     samples = [sample_from_trajectory(rollout) for rollout in played]
-    _, told = spear().next_replay(grouped(played), played, samples, step=1)
+    _, told = spear().next_replay(means, played, samples, step=1)
     assert (told["buffer"], told["baseline"]) == (0, 0.5)
 
 
@@ -79,15 +77,13 @@ def test_what_comes_back_from_quarantine_is_replayed_and_pushes_no_mean_of_its_o
     _, first = imitator.next_replay(*step_of(1, 1, 0, 0), step=1)
     assert first["baseline"] == pytest.approx(1 / 3)
     _, [*_, back], [*_, back_sample] = step_of(1, 0, 0, 0, 0.8)
-    back = back.model_copy(update={"alerts": ["box/1"]})
-    groups, played, samples = step_of(2, 1, 0)
-    _, told = imitator.next_replay(groups, [*played, back], [*samples, back_sample], step=2)
+    means, played, samples = step_of(2, 1, 0)
+    _, told = imitator.next_replay(means, [*played, back], [*samples, back_sample], step=2)
     assert imitator.state()["baselines"] == pytest.approx([1 / 3, 0.5])
     assert told["buffer"] == 3
     assert [entry["step"] for entry in imitator.state()["entries"]] == [1, 2, 1]
-    # Nothing else is left to learn from in these steps; in the first everybody of a group had raised an alert.
-    imitator.next_replay(grouped([back]), [back], [back_sample], step=3)
-    imitator.next_replay([], [back], [back_sample], step=4)
+    # Nothing else is left to learn from in this step.
+    imitator.next_replay([], [back], [back_sample], step=3)
     assert imitator.state()["baselines"] == pytest.approx([1 / 3, 0.5])
 
 
@@ -125,10 +121,10 @@ def test_saved_through_torch_and_loaded_it_goes_on_as_if_nothing_had_happened() 
 
 
 def test_a_replayed_sample_carries_nothing_of_its_first_update() -> None:
-    groups, played, samples = step_of(1, 1, 0)
+    means, played, samples = step_of(1, 1, 0)
     boosted = [replace(one, boosted=one.loss_mask, expert=one.loss_mask) for one in samples]
     imitator = spear(replay_buffer=1)
-    imitator.next_replay(groups, played, boosted, step=1)
+    imitator.next_replay(means, played, boosted, step=1)
     replay, _ = imitator.next_replay(*step_of(2, 1, 0), step=2)
     assert all(one.boosted is one.expert is one.kept is None for one in replay.samples)
 

@@ -19,7 +19,7 @@ from engine.training.preferences import pairs_of
 from engine.training.self_imitation import Replay
 from engine.training.trainer import Trainer
 from tests.engine.groups import grouped
-from tests.engine.training.cast import from_expert, repaired, rollouts, run_spec, same_bits, with_lessons
+from tests.engine.training.cast import credited, from_expert, repaired, rollouts, run_spec, same_bits, with_lessons
 
 CHUNKS = {"credit": {"kind": "chunk-return"}}
 LESSONS = {"pool": [{"when_to_use": "always", "content": "use it"}]}
@@ -49,9 +49,9 @@ def samples_for(spec: RunSpec) -> list[Sample]:
     """Credited by a policy that is not the trainer's, so that ratios are not 1."""
     played = [with_lessons(one) if one.member % 2 and spec.recipe.experience else one for one in rollouts()]
     played = [from_expert(one) if one.member % 2 and spec.recipe.expert_starts else one for one in played]
-    credited = learner_for(spec.model_copy(update={"seed": 7})).credit(grouped(played))
+    groups = credited(learner_for(spec.model_copy(update={"seed": 7})), grouped(played))
     imitation = spec.recipe.expert_starts is not None
-    return [sample_from_trajectory(rollout, imitation=imitation) for rollout in rollouts_in(credited)]
+    return [sample_from_trajectory(rollout, imitation=imitation) for rollout in rollouts_in(groups)]
 
 
 def gradient(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, update: Any) -> list[torch.Tensor]:

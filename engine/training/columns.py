@@ -1,0 +1,112 @@
+"""What the loop and the learner tell each other of a step's rollouts.  A trajectory itself crosses once.
+
+    loop ── groups ───► learner    credit: makes samples of the trajectories, and keeps the samples until the update
+    loop ◄── columns ── learner    numbers per sampled token, which the loop joins to the trajectories that it holds
+    loop ── request ──► learner    update: ids and what was decided about them, and no token
+
+Numpy and no torch, since the loop's process joins.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal, Self
+
+import numpy as np
+
+from engine.spec.rollout_group import RolloutGroup, rollouts_in
+from engine.spec.trajectory import Trajectory
+from engine.training.experience import with_experience_stripped
+from engine.training.imitation import imitating_all
+from engine.training.mismatch import with_mismatch_masked
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CreditColumns:
+    """What credit says of one rollout.
+
+    Every array has one entry per token of ``Turn.token_ids``, turn after turn, those of an expert's turns included.
+    """
+
+    advantages: np.ndarray
+    """float64, as the estimators compute them."""
+    old_logprobs: np.ndarray
+    """float32, in nats."""
+    imitates_all: bool = False
+    """Imitation learns every turn that was replayed, since no rollout of the group succeeded."""
+    stripped_because: Literal["strip", "hybrid"] | None = None
+    """Why training does not see the experience that the policy was shown; None where it does."""
+    mismatch_masked: np.ndarray | None = None
+    """bool: the tokens that the mismatch mask keeps out of the update; None where it keeps none out."""
+    mismatch_bound: float | None = None
+    """The ratio above which a token is kept out."""
+
+
+def column(per_turn: Iterable[Sequence[float]], dtype: type) -> np.ndarray:
+    """The values of all turns in a row."""
+    return np.asarray([value for values in per_turn for value in values], dtype=dtype)
+
+
+def turns_of(values: np.ndarray, trajectory: Trajectory) -> list[list[float]]:
+    """A column cut into the turns of its trajectory.  Raises ValueError if it has not one entry per sampled token."""
+    lengths = [len(turn.token_ids) for turn in trajectory.turns]
+    if sum(lengths) != len(values):
+        raise ValueError(f"a column of {len(values)} entries for the {sum(lengths)} tokens of {trajectory.id}")
+    return [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])] if lengths else []
+
+
+def with_columns(trajectory: Trajectory, columns: CreditColumns, *, text_of: Callable[[list[int]], str]) -> Trajectory:
+    """The trajectory with what credit says of it in its turns, and as changes what training leaves out of it.
+
+    ``text_of`` decodes token ids: a reader sees the experience that was stripped.
+    """
+    credited = imitating_all(trajectory) if columns.imitates_all else trajectory
+    per_turn = zip(
+        credited.turns,
+        turns_of(columns.advantages, trajectory),
+        turns_of(columns.old_logprobs, trajectory),
+        strict=True,
+    )
+    turns = [
+        turn.model_copy(update={"advantages": advantages, "old_logprobs": old_logprobs})
+        for turn, advantages, old_logprobs in per_turn
+    ]
+    credited = credited.model_copy(update={"turns": turns})
+    if columns.stripped_because is not None:
+        credited = with_experience_stripped(credited, columns.stripped_because, text_of=text_of)
+    if columns.mismatch_masked is None or columns.mismatch_bound is None:
+        return credited
+    return with_mismatch_masked(credited, turns_of(columns.mismatch_masked, trajectory), bound=columns.mismatch_bound)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDecision:
+    """What the loop has decided about a credited rollout, an alert that came after its credit included."""
+
+    trajectory: str
+    """Its id."""
+    masked_because: str | None
+    """Why none of the policy's tokens in it is trained on, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRequest:
+    """All that an update is told."""
+
+    step: int
+    rollouts: tuple[RolloutDecision, ...]
+    """Those of the step's groups in their order, then those of earlier steps that came out of quarantine.  None where
+    the step was not credited because nothing in it teaches."""
+    group_means: tuple[float, ...]
+    """The mean reward of each whole group of the step, masked rollouts included.  A group all of whose rollouts
+    raised an alert stands for nothing and has none."""
+
+    @classmethod
+    def of(cls, step: int, groups: Sequence[RolloutGroup], released: Sequence[Trajectory], *, credited: bool) -> Self:
+        """The request for what is kept of a step and for what is ``released``, as decided at this moment."""
+        trained = [*rollouts_in(groups), *released] if credited else []
+        return cls(
+            step,
+            tuple(RolloutDecision(rollout.id, rollout.masked_because) for rollout in trained),
+            tuple(fmean(group.rewards) for group in groups if not all(rollout.alerts for rollout in group.rollouts)),
+        )
