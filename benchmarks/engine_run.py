@@ -22,7 +22,7 @@ from benchmarks.measurement import Run, Step
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
 from engine.cluster.members import generator_for, learner_for
 from engine.cluster.sandboxes import opened_sandboxes
-from engine.inference.generator import Generator
+from engine.inference.torch.generator import Generator
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Planner, Played
 from engine.rollout.worker import RolloutWorker

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.inference.generator import Generator
+from engine.inference.torch.generator import Generator
 from engine.rollout.demonstrations import demonstration_writer_for
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory

@@ -2,7 +2,7 @@
 
 Parameters carry the names of Hugging Face's ``Qwen3ForCausalLM``, and a folder written by
 ``save_pretrained`` loads there with equal logits.  Sampling with a KV cache lives in
-``engine/inference/decoder.py`` and shares the rotary tables and constants below.
+``engine/inference/torch/decoder.py`` and shares the rotary tables and constants below.
 
 Shapes: B sequences, T tokens, D hidden size, H query heads, K key-value heads, G = H / K,
 E head dim, V vocabulary.

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.peers.lockstep import LockstepGenerator
-from engine.inference.generator import Generator
+from engine.inference.torch.generator import Generator
 from engine.models.qwen3 import Qwen3, save_pretrained
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.generation import Generated, GenerateRequest, TextGenerator

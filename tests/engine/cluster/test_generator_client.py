@@ -12,7 +12,7 @@ from engine.cluster.generator_client import (
     GeneratorReply,
     GeneratorServer,
 )
-from engine.inference.generator import Generator
+from engine.inference.torch.generator import Generator
 from engine.spec.generation import Generated, GenerateRequest
 from engine.spec.run import Model
 

@@ -7,7 +7,7 @@ import pytest
 from arenas import ENVIRONMENT, MonitoredPool, all_ids, arena, output, prompt, request, timeless
 from scripted import TOKENIZER, ScriptedPolicy, answer, call, logprobs_of
 
-from engine.inference.generator import Generator
+from engine.inference.torch.generator import Generator
 from engine.rollout.episode import run_episode
 from engine.rollout.requests import evaluation_requests
 from engine.spec.exploration import Purification

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from scripted import answer, call
 
-from engine.inference.generator import GenerationAborted, Generator
+from engine.inference.torch.generator import GenerationAborted, Generator
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.rollout.requests import evaluation_requests, shares

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.inference.generator import Generator
+from engine.inference.torch.generator import Generator
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.generation import GenerateRequest

@@ -6,11 +6,11 @@ import random
 import pytest
 import torch
 
-from engine.inference.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder, Prefix
-from engine.inference.generator import PROMPT_FROM, Generator
-from engine.inference.prompts import Prompts
+from engine.inference.torch.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder, Prefix
+from engine.inference.torch.generator import PROMPT_FROM, Generator
+from engine.inference.torch.prompts import Prompts
 from engine.models.qwen3 import Qwen3
-from tests.engine.inference.cast import SPEC, VOCABULARY, turn, until, weights
+from tests.engine.inference.torch.cast import SPEC, VOCABULARY, turn, until, weights
 
 PROMPT = tuple(range(20, 60))
 PASSES = -(-(len(PROMPT) - 1) // PREFILL_TOKENS)

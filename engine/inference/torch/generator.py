@@ -9,7 +9,7 @@ the decoder and all sessions, takes the commands between two passes, and answers
 touches them, so there is no lock but that of the inbox.  With nothing to do the thread sleeps.
 
 What a session samples depends on the weights and its own requests only, to the last bit: not on who
-else is in the batch, in which slot, or when they come and go (engine/inference/decoder.py).
+else is in the batch, in which slot, or when they come and go (engine/inference/torch/decoder.py).
 """
 
 import threading
@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inference.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder
-from engine.inference.prompts import Prompt, Prompts
-from engine.inference.sampling import NOT_FORCED, sample
-from engine.inference.session import GenerationAborted, Reply, Session, StoppedBy, Turn
+from engine.inference.torch.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder
+from engine.inference.torch.prompts import Prompt, Prompts
+from engine.inference.torch.sampling import NOT_FORCED, sample
+from engine.inference.torch.session import GenerationAborted, Reply, Session, StoppedBy, Turn
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.generation import Generated, GenerateRequest

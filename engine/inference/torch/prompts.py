@@ -1,7 +1,7 @@
 """Prompts, read once for all rollouts of a group and several at a time.
 
 A prompt's keys and values depend on its tokens and the weights only, to the last bit: it is read from
-position 0 in passes of fixed shape (engine/inference/decoder.py).  So a session cannot tell whether its
+position 0 in passes of fixed shape (engine/inference/torch/decoder.py).  So a session cannot tell whether its
 prompt was read for itself or for another, and with which others beside it.  New weights end what is kept.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from engine.inference.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder, Prefix
+from engine.inference.torch.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder, Prefix
 
 Prompt = tuple[int, ...]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.inference.generator import GenerationAborted, Generator
+from engine.inference.torch.generator import GenerationAborted, Generator
 from engine.spec.generation import Generated, GenerateRequest
-from tests.engine.inference.cast import SPEC, VOCABULARY, crowd_member, turn, until, weights
+from tests.engine.inference.torch.cast import SPEC, VOCABULARY, crowd_member, turn, until, weights
 
 PROMPT, OBSERVATION = tuple(range(20, 81)), tuple(range(30, 49))
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine.inference.sampling import NOT_FORCED, turn_uniforms
+from engine.inference.torch.sampling import NOT_FORCED, turn_uniforms
 from engine.spec.generation import Generated, GenerateRequest
 
 StoppedBy = Literal["stop", "length", "context"]

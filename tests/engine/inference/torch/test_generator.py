@@ -6,10 +6,10 @@ import random
 import pytest
 import torch
 
-from engine.inference.generator import PREFILL_FROM, GenerationAborted, Generator
+from engine.inference.torch.generator import PREFILL_FROM, GenerationAborted, Generator
 from engine.models.qwen3 import Qwen3
 from engine.spec.run import Model
-from tests.engine.inference.cast import SPEC, VOCABULARY, crowd_member, turn, until, weights
+from tests.engine.inference.torch.cast import SPEC, VOCABULARY, crowd_member, turn, until, weights
 
 
 async def two_turns(generator: Generator, session: str):

@@ -1,7 +1,7 @@
 import pytest
 
-from engine.inference.generator import Generator
-from tests.engine.inference.cast import SPEC, weights
+from engine.inference.torch.generator import Generator
+from tests.engine.inference.torch.cast import SPEC, weights
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])

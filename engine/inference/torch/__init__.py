@@ -1,0 +1,1 @@
+"""The reference generator: exact, on torch, with its own KV cache."""
