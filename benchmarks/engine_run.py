@@ -20,13 +20,13 @@ import torch
 
 from benchmarks.measurement import Run, Step
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
-from engine.cluster.members import generator_for, learner_for
+from engine.cluster.generators import generator_for, hand_over_weights
+from engine.cluster.members import learner_for
 from engine.cluster.sandboxes import opened_sandboxes
-from engine.inference.torch.generator import Generator
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Planner, Played
 from engine.rollout.worker import RolloutWorker
-from engine.spec.generation import Generated, GenerateRequest
+from engine.spec.generation import Generated, GenerateRequest, TextGenerator
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.trajectory import Trajectory
 from engine.training.columns import UpdateRequest
@@ -39,7 +39,7 @@ PURIFICATIONS = ("purified", "purification-failed")
 class WithoutStop:
     """A ``TextGenerator`` whose turns end at ``max_new_tokens`` only."""
 
-    generator: Generator
+    generator: TextGenerator
 
     async def generate(self, request: GenerateRequest) -> Generated:
         return await self.generator.generate(replace(request, stop_ids=frozenset()))
@@ -115,7 +115,7 @@ class Engine:
 
     async def _sync_weights(self, policy_version: int) -> None:
         weights = await self._learning(self._learner.weights)
-        await self._generator.load_weights(weights, policy_version)
+        await hand_over_weights(self._generator, weights, policy_version)
 
     async def _learning(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

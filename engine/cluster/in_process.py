@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import psutil
 
-from engine.cluster.members import generator_for, learner_for
+from engine.cluster.generators import generator_for, hand_over_weights
+from engine.cluster.members import learner_for
 from engine.cluster.sandboxes import opened_sandboxes
 from engine.cluster.workers import Waiting
 from engine.rollout.requests import EpisodeRequest
@@ -59,7 +60,7 @@ class InProcessWorkers:
         if version != self._version:
             weights = await self._learning(self._learner.weights)
             with self._waiting.on("generator"):
-                await self._generator.load_weights(weights, version)
+                await hand_over_weights(self._generator, weights, version)
             self._version = version
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:

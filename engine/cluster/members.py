@@ -1,24 +1,12 @@
-"""The generator and the learner that a spec asks for."""
+"""The learner that a spec asks for."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.inference.torch.generator import Generator
 from engine.rollout.demonstrations import demonstration_writer_for
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.learner import Learner
-
-
-def generator_for(spec: RunSpec) -> Generator:
-    resources = spec.resources
-    return Generator(
-        spec.model,
-        slots=resources.kv_slots,
-        threads=resources.threads,
-        device=resources.device,
-        seed=spec.seed,
-    )
 
 
 def learner_for(spec: RunSpec, recordings: Path | None = None) -> Learner:

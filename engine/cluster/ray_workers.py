@@ -69,13 +69,15 @@ class LearnerActor:
 
 class GeneratorActor:
     def __init__(self, spec: RunSpec) -> None:
-        from engine.cluster.members import generator_for
+        from engine.cluster.generators import generator_for
 
         self._generator = generator_for(spec)
         self._server = GeneratorServer(self._generator)
 
-    async def load_weights(self, weights: Any, version: int) -> None:
-        await self._generator.load_weights(weights, version)
+    async def load_weights(self, source: Any, version: int) -> None:
+        from engine.cluster.generators import hand_over_weights
+
+        await hand_over_weights(self._generator, source, version)
 
     async def submit(self, caller: str, requests: Sequence[GeneratorCall], released: Sequence[str]) -> None:
         await self._server.submit(caller, requests, released)

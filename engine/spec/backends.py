@@ -1,6 +1,8 @@
-"""The trainer backends by their names: where in the engine each is found.
+"""The trainer backends and generators by their names: where in the engine each is found.
 
-A backend is a class that takes the run's spec and does what ``engine/training/backends/interface.py`` says.
+A trainer backend is a class that takes the run's spec and does what ``engine/training/backends/interface.py`` says; a
+generator comes from a function of the run's spec and does what ``engine/inference/interface.py`` says.
 """
 
 TRAINERS = {"torch": "engine.training.backends.torch:TorchBackend"}
+GENERATORS = {"torch": "engine.inference.torch.generator:torch_generator"}

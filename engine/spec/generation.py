@@ -48,7 +48,10 @@ class Generated:
 
 
 class TextGenerator(Protocol):
-    """Whoever samples.  Both the torch generator and its Ray actor's handle look like this."""
+    """The part of a generator (engine/inference/interface.py) that an episode sees.
+
+    So look a generator and a rollout worker's way to one in another process.
+    """
 
     async def generate(self, request: GenerateRequest) -> Generated: ...
 

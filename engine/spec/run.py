@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from engine.spec.backends import TRAINERS
+from engine.spec.backends import GENERATORS, TRAINERS
 from engine.spec.environment import SUITED_VOCABULARY, Environment, PythonMath, Vocabulary
 from engine.spec.impossible import impossible
 from engine.spec.recipe import Recipe
@@ -67,7 +67,7 @@ class Resources(Strict):
     """What the run may use."""
 
     trainer: Literal[*TRAINERS] = "torch"  # type: ignore[valid-type]
-    generator: Literal["torch"] = "torch"
+    generator: Literal[*GENERATORS] = "torch"  # type: ignore[valid-type]
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(default=2, ge=1, le=1024)
     """CPU threads of the trainer and of the generator (they take turns).  1 makes a run exactly repeatable."""

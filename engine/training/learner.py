@@ -18,10 +18,10 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from engine.failures import NO_GPU, RunFailed
 from engine.models.tokenizer import tokenizer_for
+from engine.models.weights import StateDict
 from engine.spec.credit import whitens_a_step
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
@@ -124,8 +124,9 @@ class Learner:
             metrics |= {f"critic/{name}": value for name, value in self._critic.update(targets).items()}
         return metrics | replay_metrics
 
-    def weights(self) -> dict[str, Tensor]:
-        return self._trainer.backend.weights()
+    def weights(self) -> StateDict:
+        """The policy's weights as a ``WeightSource``."""
+        return StateDict(self._trainer.backend.weights())
 
     def save(self, folder: Path) -> None:
         """A checkpoint's part of the learner: weights, optimisers, buffers, critic, reference, counters."""

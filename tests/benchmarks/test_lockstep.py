@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.peers.lockstep import LockstepGenerator
-from engine.inference.torch.generator import Generator
+from engine.inference.torch.generator import TorchGenerator
 from engine.models.qwen3 import Qwen3, save_pretrained
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.generation import Generated, GenerateRequest, TextGenerator
@@ -46,7 +46,7 @@ async def play(generator: TextGenerator, stop_ids: frozenset[int]) -> list[list[
 
 
 async def test_it_samples_what_our_generator_samples_over_two_turns(peer: PreTrainedModel) -> None:
-    ours = Generator(SPEC, slots=4, threads=1, seed=3)
+    ours = TorchGenerator(SPEC, slots=4, threads=1, seed=3)
     free = await play(ours, frozenset())
     # A token from the middle of what was written is made a stop token, so that turns end at different lengths.
     stop_ids = frozenset({free[0][0][0][5]})

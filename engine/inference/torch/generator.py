@@ -12,26 +12,27 @@ What a session samples depends on the weights and its own requests only, to the 
 else is in the batch, in which slot, or when they come and go (engine/inference/torch/decoder.py).
 """
 
+import asyncio
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.inference.interface import GenerationAborted
 from engine.inference.torch.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder
 from engine.inference.torch.prompts import Prompt, Prompts
 from engine.inference.torch.sampling import NOT_FORCED, sample
-from engine.inference.torch.session import GenerationAborted, Reply, Session, StoppedBy, Turn
+from engine.inference.torch.session import Reply, Session, StoppedBy, Turn
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
+from engine.models.weights import WeightSource
 from engine.spec.generation import Generated, GenerateRequest
-from engine.spec.run import Model
-
-__all__ = ["GenerationAborted", "Generator"]
+from engine.spec.run import Model, RunSpec
 
 SHARED_FROM = 2_000_000
 """Parameters from which a pass is worth sharing between threads; below, waiting costs more than it saves."""
@@ -42,8 +43,20 @@ PROMPT_FROM = 8
 """The same for a session's first turn, whose prompt is read for all that begin with it."""
 
 
-class Generator:
-    """A ``TextGenerator`` (engine/spec/generation.py) on torch.
+def torch_generator(spec: RunSpec) -> "TorchGenerator":
+    """The generator of a run, with random weights of the run's seed until it is given others."""
+    resources = spec.resources
+    return TorchGenerator(
+        spec.model,
+        slots=resources.kv_slots,
+        threads=resources.threads,
+        device=resources.device,
+        seed=spec.seed,
+    )
+
+
+class TorchGenerator:
+    """A ``Generator`` (engine/inference/interface.py) on torch.
 
     Begins with random weights of ``seed`` as policy version 0.  Policies below SHARED_FROM parameters
     are sampled on one thread whatever ``threads`` says.  Torch keeps this number partly per process,
@@ -67,6 +80,7 @@ class Generator:
         self._decoder.load(initial.state_dict())
         self._prompts = Prompts(self._decoder)
         self._version = 0
+        self._suspended = False
         self._sessions: dict[str, Session] = {}
         self._waiting: OrderedDict[str, Turn] = OrderedDict()
         self._free_slots = list(reversed(range(slots)))
@@ -111,8 +125,20 @@ class Generator:
         """Give the slot back, at once; a turn that is pending raises GenerationAborted.  Unknown sessions are fine."""
         self._post(lambda: self._drop(session))
 
-    async def load_weights(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Sample from these weights from the next token on.  Sessions keep their cache, made by older weights."""
+    async def suspend(self) -> None:
+        """When this returns, the pass that was under way is over and no other begins before ``resume``."""
+        await self._done(lambda: self._suspend(True))
+
+    async def resume(self) -> None:
+        """Pending turns go on with the draws that they would have used."""
+        await self._done(lambda: self._suspend(False))
+
+    async def load_weights(self, source: WeightSource, version: int) -> None:
+        """Sample from these weights from the next token on.  Sessions keep their cache, made by older weights.
+
+        What the source raises is raised here, and the weights are the old ones.
+        """
+        state = await asyncio.to_thread(lambda: dict(source.tensors()))
 
         def load() -> None:
             self._decoder.load(state)
@@ -140,6 +166,7 @@ class Generator:
             "tokens_per_s": self._counters["sampled_tokens"] / busy if busy else 0.0,
             "sessions": float(len(self._sessions)),
             "waiting": float(len(self._waiting)),
+            "suspended": float(self._suspended),
             "version": float(self._version),
         }
 
@@ -162,8 +189,12 @@ class Generator:
         reply = Reply.of_running_loop()
 
         def run() -> None:
-            command()
-            reply.give(None)
+            try:
+                command()
+            except Exception as error:  # travels to the caller, who would wait for ever
+                reply.fail(error)
+            else:
+                reply.give(None)
 
         self._post(run, reply)
         await reply.future
@@ -205,7 +236,10 @@ class Generator:
                 return True
 
     def _busy(self) -> bool:
-        return any(session.turn is not None for session in self._sessions.values())
+        return not self._suspended and any(session.turn is not None for session in self._sessions.values())
+
+    def _suspend(self, suspended: bool) -> None:
+        self._suspended = suspended
 
     def _fail(self, error: BaseException) -> None:
         with self._wake:

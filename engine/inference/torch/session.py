@@ -13,10 +13,6 @@ from engine.spec.generation import Generated, GenerateRequest
 StoppedBy = Literal["stop", "length", "context"]
 
 
-class GenerationAborted(RuntimeError):
-    """A pending ``generate`` was ended by ``abort_all``, ``release`` or ``close``; its session is gone."""
-
-
 @dataclass(slots=True)
 class Reply:
     """A future of the caller's event loop, answered from the stepping thread."""

@@ -60,7 +60,7 @@ async def play(workers):
 async def main():
     workers = RayWorkers(spec, name="t", connection=private_ray(), report=lambda *_: None, sightings=folder)
     try:
-        print(json.dumps({"sizes": await play(workers), "came": came, "went": went}))
+        print(json.dumps({"sizes": await play(workers), "came": came, "went": went, "torch": "torch" in sys.modules}))
     finally:
         await workers.close()
 
@@ -80,3 +80,4 @@ def test_a_trajectory_crosses_once_each_way_and_an_update_carries_no_token(tmp_p
     assert set(crossings["came"].values()) == {1}
     assert crossings["went"] == crossings["came"]
     assert max(crossings["sizes"]) < 100 * 8
+    assert not crossings["torch"], "weights went from the learner to the generator without being unpacked on the way"

@@ -12,7 +12,7 @@ from engine.cluster.generator_client import (
     GeneratorReply,
     GeneratorServer,
 )
-from engine.inference.torch.generator import Generator
+from engine.inference.torch.generator import TorchGenerator
 from engine.spec.generation import Generated, GenerateRequest
 from engine.spec.run import Model
 
@@ -54,12 +54,12 @@ class Wire:
 
 @pytest.fixture
 def generator():
-    generator = Generator(MODEL, slots=4, threads=1)
+    generator = TorchGenerator(MODEL, slots=4, threads=1)
     yield generator
     generator.close()
 
 
-async def test_answers_over_the_link_equal_direct_ones_and_questions_travel_together(generator: Generator) -> None:
+async def test_answers_over_the_link_equal_direct_ones_and_questions_travel_together(generator: TorchGenerator) -> None:
     direct = [await generator.generate(request(f"direct-{seed}", seed=seed)) for seed in range(4)]
     for seed in range(4):
         await generator.release(f"direct-{seed}")
@@ -71,7 +71,7 @@ async def test_answers_over_the_link_equal_direct_ones_and_questions_travel_toge
     await client.close()
 
 
-async def test_a_released_session_gives_its_slot_to_the_next(generator: Generator) -> None:
+async def test_a_released_session_gives_its_slot_to_the_next(generator: TorchGenerator) -> None:
     client = GeneratorClient(Wire(GeneratorServer(generator)))
 
     async def episode(number: int) -> Generated:
@@ -85,7 +85,9 @@ async def test_a_released_session_gives_its_slot_to_the_next(generator: Generato
     assert generator.stats()["sessions"] == 0
 
 
-async def test_a_dead_generator_is_told_to_everyone_who_waits_and_to_all_who_ask_later(generator: Generator) -> None:
+async def test_a_dead_generator_is_told_to_everyone_who_waits_and_to_all_who_ask_later(
+    generator: TorchGenerator,
+) -> None:
     wire = Wire(GeneratorServer(generator))
     client = GeneratorClient(wire)
     waiting = [asyncio.create_task(client.generate(request(f"s{number}", tokens=50))) for number in range(9)]
@@ -100,7 +102,7 @@ async def test_a_dead_generator_is_told_to_everyone_who_waits_and_to_all_who_ask
     await client.close()
 
 
-async def test_an_error_of_one_request_reaches_only_the_one_who_asked(generator: Generator) -> None:
+async def test_an_error_of_one_request_reaches_only_the_one_who_asked(generator: TorchGenerator) -> None:
     client = GeneratorClient(Wire(GeneratorServer(generator)))
     good, bad = await asyncio.gather(
         client.generate(request("good")), client.generate(request("bad", tokens=0)), return_exceptions=True
@@ -110,7 +112,7 @@ async def test_an_error_of_one_request_reaches_only_the_one_who_asked(generator:
     await client.close()
 
 
-async def test_a_dead_worker_leaves_no_slot_taken(generator: Generator) -> None:
+async def test_a_dead_worker_leaves_no_slot_taken(generator: TorchGenerator) -> None:
     server = GeneratorServer(generator)
     dead = GeneratorClient(Wire(server, "dead"))
     for number in range(4):
@@ -121,7 +123,7 @@ async def test_a_dead_worker_leaves_no_slot_taken(generator: Generator) -> None:
     await alive.close()
 
 
-async def test_an_episode_cancelled_before_its_question_left_takes_no_slot(generator: Generator) -> None:
+async def test_an_episode_cancelled_before_its_question_left_takes_no_slot(generator: TorchGenerator) -> None:
     client = GeneratorClient(Wire(GeneratorServer(generator)))
     task = asyncio.create_task(client.generate(request("cancelled")))
     await asyncio.sleep(0)
@@ -133,7 +135,7 @@ async def test_an_episode_cancelled_before_its_question_left_takes_no_slot(gener
     await client.close()
 
 
-async def test_a_session_is_rewound_over_the_link_and_its_errors_come_back(generator: Generator) -> None:
+async def test_a_session_is_rewound_over_the_link_and_its_errors_come_back(generator: TorchGenerator) -> None:
     client = GeneratorClient(Wire(GeneratorServer(generator)))
     first = await client.generate(request("s"))
     await client.rewind("s", 0)
@@ -143,7 +145,7 @@ async def test_a_session_is_rewound_over_the_link_and_its_errors_come_back(gener
     await client.close()
 
 
-async def test_a_rewind_learns_that_the_generator_is_gone(generator: Generator) -> None:
+async def test_a_rewind_learns_that_the_generator_is_gone(generator: TorchGenerator) -> None:
     wire = Wire(GeneratorServer(generator))
     client = GeneratorClient(wire)
     await client.generate(request("s"))

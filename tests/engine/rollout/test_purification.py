@@ -7,7 +7,7 @@ import pytest
 from arenas import ENVIRONMENT, MonitoredPool, all_ids, arena, output, prompt, request, timeless
 from scripted import TOKENIZER, ScriptedPolicy, answer, call, logprobs_of
 
-from engine.inference.torch.generator import Generator
+from engine.inference.torch.generator import TorchGenerator
 from engine.rollout.episode import run_episode
 from engine.rollout.requests import evaluation_requests
 from engine.spec.exploration import Purification
@@ -304,7 +304,7 @@ class Dictated:
 
 async def test_the_log_probs_are_to_the_bit_those_of_a_session_that_never_saw_an_error(boxes):
     model = Model(layers=2, hidden_size=32, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, context_tokens=400)
-    generator = Generator(model, slots=3, threads=1, seed=0)
+    generator = TorchGenerator(model, slots=3, threads=1, seed=0)
     try:
         turns = (
             call("x=1", "Begin. "), call("x/0", "Divide: "), call("nobody", "Well: "), call("x/1", "So: "),

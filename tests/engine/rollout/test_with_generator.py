@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from scripted import answer, call
 
-from engine.inference.torch.generator import GenerationAborted, Generator
+from engine.inference.interface import GenerationAborted
+from engine.inference.torch.generator import TorchGenerator
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
+from engine.models.weights import StateDict
 from engine.rollout.requests import evaluation_requests, shares
 from engine.rollout.worker import RolloutWorker
 from engine.spec.exploration import Purification
@@ -34,13 +36,13 @@ async def boxes():
 
 @pytest.fixture
 def generator():
-    generator = Generator(SPEC.model, slots=SPEC.resources.kv_slots, threads=1, seed=0)
+    generator = TorchGenerator(SPEC.model, slots=SPEC.resources.kv_slots, threads=1, seed=0)
     yield generator
     generator.close()
 
 
 def weights():
-    return Qwen3(SPEC.model, len(tokenizer_for("characters")), seed=0).state_dict()
+    return StateDict(Qwen3(SPEC.model, len(tokenizer_for("characters")), seed=0).state_dict())
 
 
 def tokens(collected):

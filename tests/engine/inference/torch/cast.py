@@ -4,11 +4,10 @@ import asyncio
 import random
 from collections.abc import Callable
 
-import torch
-
-from engine.inference.torch.generator import Generator
+from engine.inference.torch.generator import TorchGenerator
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
+from engine.models.weights import StateDict
 from engine.spec.generation import GenerateRequest
 from engine.spec.run import Model
 
@@ -16,10 +15,10 @@ SPEC = Model(context_tokens=128)
 VOCABULARY = len(tokenizer_for("characters"))
 
 
-def weights(seed: int = 5) -> dict[str, torch.Tensor]:
+def weights(seed: int = 5) -> StateDict:
     """As large as after training, so that attention and the samples are far from uniform."""
     state = Qwen3(SPEC, VOCABULARY, seed=seed).state_dict()
-    return {name: tensor * 4 if tensor.dim() > 1 else tensor for name, tensor in state.items()}
+    return StateDict((name, tensor * 4 if tensor.dim() > 1 else tensor) for name, tensor in state.items())
 
 
 def turn(session: str, new_ids, *, seed=11, max_new_tokens=12, stop_ids=(), temperature=1.0, **more) -> GenerateRequest:
@@ -32,7 +31,7 @@ async def until(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def crowd_member(generator: Generator, name: str, dice: random.Random) -> None:
+async def crowd_member(generator: TorchGenerator, name: str, dice: random.Random) -> None:
     """Someone else: comes when it likes, prompts of any length, several turns, leaves."""
     for number in range(dice.randrange(1, 4)):
         await asyncio.sleep(dice.random() * 0.05)

@@ -1,12 +1,12 @@
 import pytest
 
-from engine.inference.torch.generator import Generator
+from engine.inference.torch.generator import TorchGenerator
 from tests.engine.inference.torch.cast import SPEC, weights
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
 async def generator(request):
-    made = Generator(SPEC, slots=64, threads=request.param, seed=0)
+    made = TorchGenerator(SPEC, slots=64, threads=request.param, seed=0)
     await made.load_weights(weights(), version=1)
     yield made
     made.close()

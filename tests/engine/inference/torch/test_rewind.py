@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.inference.torch.generator import GenerationAborted, Generator
+from engine.inference.interface import GenerationAborted
+from engine.inference.torch.generator import TorchGenerator
 from engine.spec.generation import Generated, GenerateRequest
 from tests.engine.inference.torch.cast import SPEC, VOCABULARY, crowd_member, turn, until, weights
 
@@ -17,7 +18,7 @@ def forced(session: str, new_ids, ids) -> GenerateRequest:
     return GenerateRequest(session, tuple(new_ids), 0, frozenset({ids[0]}), 0.7, 3, tuple(ids))
 
 
-async def second_turn(generator: Generator, session: str) -> Generated:
+async def second_turn(generator: TorchGenerator, session: str) -> Generated:
     return await generator.generate(turn(session, OBSERVATION, seed=2, max_new_tokens=10))
 
 
@@ -128,7 +129,7 @@ async def test_a_session_cannot_be_rewound_to_what_it_never_had(generator, token
 
 
 async def test_an_unknown_busy_or_waiting_session_cannot_be_rewound():
-    generator = Generator(SPEC, slots=1, threads=1)
+    generator = TorchGenerator(SPEC, slots=1, threads=1)
     running, waiting = (asyncio.create_task(generator.generate(turn(name, [20], max_new_tokens=90))) for name in "ab")
     await until(lambda: generator.stats()["waiting"] == 1)
     for name in ("nobody", "a", "b"):

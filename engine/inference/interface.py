@@ -1,0 +1,53 @@
+"""What a run asks of its generator.  docs/guide/backends.md makes one in forty lines.
+
+    rollouts   generate, rewind, release             a session is one episode's place in the generator
+    loop       suspend, load_weights, resume         new weights between two tokens
+    operator   stats, abort_all, close
+
+``TextGenerator`` is the part that an episode sees.  It stands in ``engine.spec`` because rollouts may not import
+inference, and it stays narrow because a rollout worker's way to a generator in another process offers no more
+(engine/cluster/generator_client.py): who plays episodes has no say over weights, nor over other people's sessions.
+"""
+
+from typing import Protocol
+
+from engine.models.weights import WeightSource
+from engine.spec.generation import TextGenerator
+
+
+class GenerationAborted(RuntimeError):
+    """A pending ``generate`` was ended by ``abort_all``, ``release`` or ``close``; its session is gone."""
+
+
+class Generator(TextGenerator, Protocol):
+    """Samples from the policy.  Every token that it gives carries the version of the weights that sampled it.
+
+    All calls may come in any order and at once, from one event loop.
+    """
+
+    async def suspend(self) -> None:
+        """Sample no further token until ``resume``: when this returns the last one has been sampled.
+
+        Pending turns stay pending and keep what they have; new ones are taken and wait.  Twice is once.
+        """
+        ...
+
+    async def load_weights(self, source: WeightSource, version: int) -> None:
+        """Sample from these weights, called ``version``, from the next token on.  Sessions live on."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on where ``suspend`` stopped; where the weights are the same ones, as if it had never been asked."""
+        ...
+
+    async def abort_all(self) -> None:
+        """End every session; pending turns raise GenerationAborted.  What is suspended stays suspended."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Totals since the start and the present load; ``version`` is that of the weights."""
+        ...
+
+    def close(self) -> None:
+        """Abort everything and give back what the generator holds.  Further calls raise GenerationAborted."""
+        ...
