@@ -13,7 +13,7 @@ from engine.spec.backends import TRAINERS
 from engine.spec.run import RunSpec
 from engine.training.learner import Learner
 from tests.engine.groups import grouped
-from tests.engine.training.cast import rollouts, run_spec
+from tests.engine.training.cast import learned, rollouts, run_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "trainer-backend.md"
 
@@ -41,8 +41,7 @@ def test_a_learner_asks_its_backend_for_these_things_and_no_others(counting_spec
     before = learner.weights()
     learner.cold_start(1, 4)
     assert counts(learner) == {"batches": 4, "entries": 16, "steps": 4}
-    credited = learner.credit(grouped(rollouts()))
-    report = learner.update(credited)
+    report = learned(learner, grouped(rollouts()))
     assert report["updates"] == 2
     assert counts(learner) == {
         "batches": 6, "entries": 32, "steps": 6, "scored samples": 16, "optimisers": 1, "references": 1,
@@ -52,7 +51,7 @@ def test_a_learner_asks_its_backend_for_these_things_and_no_others(counting_spec
 
 def test_what_it_counted_survives_a_checkpoint(counting_spec: RunSpec, tmp_path: Path) -> None:
     learner, resumed = learner_for(counting_spec), learner_for(counting_spec)
-    learner.update(learner.credit(grouped(rollouts())))
+    learned(learner, grouped(rollouts()))
     learner.save(tmp_path / "checkpoint")
     resumed.load(tmp_path / "checkpoint")
     assert counts(resumed) == counts(learner)
