@@ -17,7 +17,7 @@ from engine.spec.recipe import Recipe
 from engine.spec.run import RunSpec
 from engine.training.advantages import token_advantages
 from tests.engine.groups import grouped
-from tests.engine.training.cast import rollouts, run_spec, trajectory, turn
+from tests.engine.training.cast import learned, rollouts, run_spec, trajectory, turn
 from webapp.experiments.schema import asks_of
 
 spec = run_spec({"credit": {"kind": "median", "weight": 2.0}})
@@ -31,7 +31,7 @@ group = [trajectory(turn([1], [20, 21]), reward=reward, member=i) for i, reward 
 assert token_advantages(spec.recipe.credit, grouped(group), step=1) == [[[-1.0, -1.0]], [[0.0, 0.0]], [[17.0, 17.0]]]
 
 learner = learner_for(spec)
-assert learner.update(learner.credit(grouped(rollouts())))["updates"] == 2
+assert learned(learner, grouped(rollouts()))["updates"] == 2
 
 try:
     lonely = {"prompts_per_step": 4, "group_size": 1, "minibatch_trajectories": 4}
