@@ -110,7 +110,7 @@ def test_attribution_adds_what_the_judge_says_of_this_turn_and_later_ones() -> N
 
 def test_a_turn_without_a_verdict_makes_the_group_neutral_and_no_other() -> None:
     lost = [judged(1.0, "good", None), judged(0.0, "bad", "bad")]
-    other = [one.model_copy(update={"group": 1}) for one in (judged(1.0, "good"), judged(0.0, "bad"))]
+    other = [one.model_copy(update={"prompt": 1}) for one in (judged(1.0, "good"), judged(0.0, "bad"))]
     advantages = per_turn(Attribution(alpha=0.1), *lost, *other)
     assert advantages[:2] == [pytest.approx([1, 1]), pytest.approx([-1, -1])]
     assert advantages[2:] == [pytest.approx([1.1]), pytest.approx([-1.1])]

@@ -1,4 +1,4 @@
-"""docs/guide/trainer-backend.md: the backend that it shows, as it stands on the page, behind the whole learner."""
+"""The trainer backend of docs/guide/backends.md, as it stands on the page, behind the whole learner."""
 
 import re
 import sys
@@ -15,12 +15,12 @@ from engine.training.learner import Learner
 from tests.engine.groups import grouped
 from tests.engine.training.cast import learned, rollouts, run_spec
 
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "trainer-backend.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "backends.md"
 
 
 @pytest.fixture
 def counting_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunSpec]:
-    module, entry = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    _, _, module, entry = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "counting.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "counting", raising=False)

@@ -23,7 +23,7 @@ REQUEST = GenerateRequest("s", (1, 2), 8, frozenset(), temperature=1.0, seed=0)
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
     """A run that asks for the generator of the page, which is entered as the page says."""
-    module, entry = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    module, entry, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     (tmp_path / "list_generator.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(GENERATORS, "list", "")
