@@ -63,7 +63,7 @@ def main() -> None:
     alerts = None if options.without_service else _alerts()
     rates = _rates(options.seconds, corpus)
     described["load_1min_after"] = machine.description()["load_1min"]
-    benign = sum(not one.expected for one in corpus)
+    benign = sum(not case.expected for case in corpus)
     Console().print(_table(scores, benign))
     total = _total(scores, corpus)
     print(
@@ -169,7 +169,7 @@ def _reached(corpus: str, sealed: dict[str, float]) -> list[tuple[str, float, fl
 
 
 def score(corpus: Sequence[Scenario]) -> list[Score]:
-    found = [(one, {(f.rule, f.severity == "info") for f in one.findings()}) for one in corpus]
+    found = [(case, {(f.rule, f.severity == "info") for f in case.findings()}) for case in corpus]
     incidents = [(one.expected, rules) for one, rules in found if one.expected]
     benign = [rules for one, rules in found if not one.expected]
     return [
@@ -186,12 +186,12 @@ def score(corpus: Sequence[Scenario]) -> list[Score]:
 
 
 def _total(scores: Sequence[Score], corpus: Sequence[Scenario]) -> dict[str, int]:
-    incidents = [one for one in corpus if one.expected]
+    incidents = [case for case in corpus if case.expected]
     return {
         "incidents": len(incidents),
-        "found": sum(one.expected <= {f.rule for f in one.findings()} for one in incidents),
-        "known_misses": sum(one.known_miss is not None for one in incidents),
-        "false_alarms": sum(one.false_alarms for one in scores),
+        "found": sum(incident.expected <= {f.rule for f in incident.findings()} for incident in incidents),
+        "known_misses": sum(incident.known_miss is not None for incident in incidents),
+        "false_alarms": sum(score.false_alarms for score in scores),
     }
 
 
@@ -274,9 +274,9 @@ def _table(scores: Sequence[Score], benign: int) -> Table:
     table = Table(title=f"incidents found, and false alarms among {benign} benign scenarios")
     for column in ("rule", "severity", "found", "of", "recall", "false alarms", "remarks"):
         table.add_column(column, justify="left" if column in {"rule", "severity"} else "right")
-    for one in scores:
-        cells = (one.found, one.incidents, f"{one.recall:.2f}", one.false_alarms, one.remarks)
-        table.add_row(one.rule, one.severity, *map(str, cells))
+    for score in scores:
+        cells = (score.found, score.incidents, f"{score.recall:.2f}", score.false_alarms, score.remarks)
+        table.add_row(score.rule, score.severity, *map(str, cells))
     return table
 
 

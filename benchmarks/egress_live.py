@@ -147,7 +147,7 @@ def _play(case: Case) -> Played:
         lost = asyncio.run(_episode(case, Path(folder)))
         lines = [line for path in Path(folder).glob("*.jsonl") for line in path.read_bytes().splitlines()]
     sightings = [TypeAdapter[Sighting](Sighting).validate_json(line) for line in lines]
-    alerts = [_alerted(one) for one in sightings if isinstance(one, AlertSeen)]
+    alerts = [_alerted(sighting) for sighting in sightings if isinstance(sighting, AlertSeen)]
     return Played(case, tuple(alerts), lost)
 
 
@@ -234,17 +234,17 @@ class Tally:
 def tally(played: Sequence[Played]) -> Tally:
     incidents = [one for one in played if one.case.kind == "incident"]
     tasks = [one for one in played if one.case.kind == "task"]
-    plain = [one for one in incidents if one.case.form == "plain"]
-    obfuscated = [one for one in incidents if one.case.form == "obfuscated"]
+    plain = [incident for incident in incidents if incident.case.form == "plain"]
+    obfuscated = [incident for incident in incidents if incident.case.form == "obfuscated"]
     return Tally(
         plain=len(plain),
         plain_found=sum(one.found for one in plain),
         obfuscated=len(obfuscated),
         obfuscated_found=sum(one.found for one in obfuscated),
         tasks=len(tasks),
-        false_alarms=sum(bool(one.loud) for one in tasks),
-        critical_tasks=sum(one.critical for one in tasks),
-        critical_papers=sum(one.critical for one in tasks if one.case.group in NO_SYMPTOMS),
+        false_alarms=sum(bool(task.loud) for task in tasks),
+        critical_tasks=sum(task.critical for task in tasks),
+        critical_papers=sum(task.critical for task in tasks if task.case.group in NO_SYMPTOMS),
         lost=sum(one.lost for one in played),
     )
 

@@ -50,7 +50,7 @@ class Swept:
         return {f"swept_{kind}": len(found) for kind, found in self.as_dict().items()}
 
     def lines(self) -> list[str]:
-        return [f"{kind}: {one}" for kind, found in self.as_dict().items() for one in found]
+        return [f"{kind}: {name}" for kind, found in self.as_dict().items() for name in found]
 
 
 def sweep(*, remove: bool = True) -> Swept:

@@ -124,4 +124,4 @@ class HouseholdSimulation(Simulation[State]):
         kinds = [Action("take", thing, receptacle), Action("put", thing, receptacle), Action("open", receptacle)]
         rng.shuffle(kinds)
         legal = admissible(world, state)
-        return str(next((one for one in kinds if one not in legal), Action("go to", "sofa 9")))
+        return str(next((kind for kind in kinds if kind not in legal), Action("go to", "sofa 9")))

@@ -68,15 +68,15 @@ def distance(world: World, state: State) -> int:
 def _lengths(world: World, state: State) -> Iterator[int]:
     goal, wanted = world.goal, world.objects_of(world.goal.object_kind)
     if goal.kind == "examine":
-        return (_length_of_examining(world, state, one) for one in wanted)
+        return (_length_of_examining(world, state, thing) for thing in wanted)
     targets = world.receptacles_of(goal.receptacle_kind)
     if goal.kind == "two":
         return (_length_of_pair(world, state, pair, target) for pair in permutations(wanted, 2) for target in targets)
     stations = world.receptacles_of(STATION.get(goal.kind))
     return (
-        _length_of_putting(world, state, one, station, target)
-        for one in wanted
-        for station in (stations if needs_treatment(goal, state, one) else [None])
+        _length_of_putting(world, state, thing, station, target)
+        for thing in wanted
+        for station in (stations if needs_treatment(goal, state, thing) else [None])
         for target in targets
     )
 
@@ -95,9 +95,9 @@ def _length_of_putting(world: World, state: State, thing: int, station: int | No
 
 def _length_of_pair(world: World, state: State, pair: tuple[int, ...], target: int) -> int:
     walk = _Walk(world, state)
-    for one in pair:
-        if state.places[one] != target:
-            walk.fetch(one)
+    for thing in pair:
+        if state.places[thing] != target:
+            walk.fetch(thing)
             walk.go(target)
             walk.open()
             walk.put()
@@ -129,7 +129,7 @@ def needs_search(world: World, state: State, seen: frozenset[int]) -> bool:
     """Whether something that the goal needs was not seen yet."""
     goal = world.goal
     needed = [*world.objects_of(goal.object_kind), *(world.objects_of(LAMP) if goal.kind == "examine" else [])]
-    return any(state.places[one] != HELD and state.places[one] not in seen for one in needed)
+    return any(state.places[thing] != HELD and state.places[thing] not in seen for thing in needed)
 
 
 def next_action(world: World, state: State, seen: frozenset[int]) -> Action:
@@ -163,15 +163,15 @@ def _thing_to_bring(world: World, state: State, seen: frozenset[int]) -> int | N
     if state.held in wanted:
         return state.held
     delivered = _shared_target(world, state) if world.goal.kind == "two" else None
-    known = [one for one in wanted if state.places[one] in seen and state.places[one] != delivered]
-    return min(known, key=lambda one: (state.places[one] != state.location, one), default=None)
+    known = [thing for thing in wanted if state.places[thing] in seen and state.places[thing] != delivered]
+    return min(known, key=lambda thing: (state.places[thing] != state.location, thing), default=None)
 
 
 def _shared_target(world: World, state: State) -> int:
     """Where both of two things go: where one of them lies already, or else the first receptacle of the kind."""
     targets = world.receptacles_of(world.goal.receptacle_kind)
     wanted = world.objects_of(world.goal.object_kind)
-    occupied = [one for one in targets if any(state.places[thing] == one for thing in wanted)]
+    occupied = [target for target in targets if any(state.places[thing] == target for thing in wanted)]
     return (occupied or targets)[0]
 
 

@@ -70,15 +70,15 @@ def split_of(world: World) -> Split:
 
 def _drawn(size: _Size, rng: Random) -> World:
     kind = rng.choice(size.goals)
-    usable = [one for one in RECEPTACLES if size.closed or one not in OPENABLE]
+    usable = [receptacle for receptacle in RECEPTACLES if size.closed or receptacle not in OPENABLE]
     target = None if kind == "examine" else rng.choice(usable)
-    wanted = rng.choice(sorted(TREATABLE[kind]) if kind in TREATABLE else [one for one in OBJECTS if one != LAMP])
+    wanted = rng.choice(sorted(TREATABLE[kind]) if kind in TREATABLE else [name for name in OBJECTS if name != LAMP])
     required = list(dict.fromkeys([*([target] if target else []), *([STATION[kind]] if kind in STATION else [])]))
     receptacles = _numbered([*required, *rng.choices(usable, k=size.receptacles - len(required))], rng)
     needed = [wanted, wanted] if kind == "two" else [wanted, LAMP] if kind == "examine" else [wanted]
-    others = [one for one in OBJECTS if one not in (LAMP, wanted)]
+    others = [name for name in OBJECTS if name not in (LAMP, wanted)]
     objects = _numbered([*needed, *rng.choices(others, k=size.objects - len(needed))], rng)
-    places = tuple(_place(receptacles, one, rng) for one in objects)
+    places = tuple(_place(receptacles, name, rng) for name in objects)
     return World(receptacles, objects, places, Goal(kind, wanted, target))
 
 

@@ -145,10 +145,10 @@ def reached(world: World, state: State) -> bool:
     if goal.kind == "examine":
         lamp = lamp_of(world)
         return lamp is not None and state.lit and state.held in wanted and state.places[lamp] == state.location
-    ready = [one for one in wanted if not needs_treatment(goal, state, one)]
+    ready = [thing for thing in wanted if not needs_treatment(goal, state, thing)]
     needed = 2 if goal.kind == "two" else 1
     return any(
-        sum(state.places[one] == target for one in ready) >= needed
+        sum(state.places[thing] == target for thing in ready) >= needed
         for target in world.receptacles_of(goal.receptacle_kind)
     )
 
@@ -184,7 +184,7 @@ def scene(world: World, state: State) -> str:
     if closed(world, state, state.location):
         seen = f"{name} is closed"
     else:
-        here = [world.objects[one] for one, place in enumerate(state.places) if place == state.location]
+        here = [world.objects[thing] for thing, place in enumerate(state.places) if place == state.location]
         seen = f"In {name}: {', '.join(here) or 'nothing'}"
     can = "; ".join(str(action) for action in _local(world, state)[:SHOWN_ACTIONS])
     return f"{seen}. You can: {can}" if can else f"{seen}."
@@ -207,13 +207,13 @@ def _local_actions(world: World, state: State) -> Iterator[Action]:
                 yield Action(verb, thing, name)
         if not shut:
             yield Action("put", thing, name)
-    for one, place in enumerate(state.places if not shut else ()):
+    for number, place in enumerate(state.places if not shut else ()):
         if place != here:
             continue
-        if kind_of(world.objects[one]) == LAMP:
-            yield Action("use", world.objects[one])
+        if kind_of(world.objects[number]) == LAMP:
+            yield Action("use", world.objects[number])
         elif held is None:
-            yield Action("take", world.objects[one], name)
+            yield Action("take", world.objects[number], name)
     if kind_of(name) in OPENABLE:
         yield Action("open" if shut else "close", name)
 
@@ -264,5 +264,5 @@ def _looked(world: World, state: State, action: Action) -> str | None:
 
 
 def _described(world: World, state: State, thing: int) -> str:
-    adjectives = sorted(adjective for one, adjective in state.treated if one == thing)
+    adjectives = sorted(adjective for treated, adjective in state.treated if treated == thing)
     return " ".join([*adjectives, world.objects[thing]])

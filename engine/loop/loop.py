@@ -393,7 +393,7 @@ class Loop:
         self._state.tasks_taken = played.tasks_taken
         self._state.prompts["train"] = played.prompts
         self._state.trajectories += len(emitted)
-        self._state.sampled_tokens += sum(one.sampled_tokens for one in emitted)
+        self._state.sampled_tokens += sum(trajectory.sampled_tokens for trajectory in emitted)
         self._state.quarantine = self._state.quarantine.model_copy(update={"held": release.held})
         if (starts := self._spec.recipe.expert_starts) is not None:
             marked = self._quarantine.marked_groups(played.groups, self._state.quarantine)

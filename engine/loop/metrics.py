@@ -54,7 +54,7 @@ def quarantine_metrics(spec: RunSpec, selected: Selected, release: Release) -> d
     """
     values: dict[str, float] = {
         "train/quarantined": len(selected.quarantined),
-        "train/released": sum(not is_out(one) for one in release.updated),
+        "train/released": sum(not is_out(rollout) for rollout in release.updated),
         "train/quarantine_discarded": len(release.discarded),
         "train/released_too_late": len(release.late),
     }
@@ -71,16 +71,19 @@ def rollout_metrics(trajectories: Sequence[Trajectory], *, discarded: int, polic
     if not trajectories:
         return {"train/discarded": discarded}
     staleness = [
-        policy_version - version for one in trajectories for turn in one.turns for version in turn.policy_versions
+        policy_version - version
+        for trajectory in trajectories
+        for turn in trajectory.turns
+        for version in turn.policy_versions
     ]
     return {
-        "train/reward": fmean(one.reward for one in trajectories),
+        "train/reward": fmean(trajectory.reward for trajectory in trajectories),
         "train/success": success_rate(trajectories),
         "train/tool_error_rate": tool_error_rate(trajectories),
-        "train/tool_calls": fmean(len(one.tool_calls) for one in trajectories),
-        "train/turns": fmean(len(one.turns) for one in trajectories),
-        "train/response_tokens": fmean(one.sampled_tokens for one in trajectories),
-        "train/truncated": fmean(one.stop_reason == "truncated" for one in trajectories),
+        "train/tool_calls": fmean(len(trajectory.tool_calls) for trajectory in trajectories),
+        "train/turns": fmean(len(trajectory.turns) for trajectory in trajectories),
+        "train/response_tokens": fmean(trajectory.sampled_tokens for trajectory in trajectories),
+        "train/truncated": fmean(trajectory.stop_reason == "truncated" for trajectory in trajectories),
         "train/discarded": discarded,
         "train/staleness_mean": fmean(staleness) if staleness else 0.0,
         "train/staleness_max": max(staleness, default=0),
@@ -108,23 +111,26 @@ def _selection_metrics(selection: Selection, facts: StepFacts) -> dict[str, floa
 def _repair_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """First-attempt errors count as if nothing had been repaired: every call that is there was attempted once."""
     errors = sum(
-        one.tool_errors if one.first_attempt_errors is None else one.first_attempt_errors for one in trajectories
+        trajectory.tool_errors if trajectory.first_attempt_errors is None else trajectory.first_attempt_errors
+        for trajectory in trajectories
     )
-    calls = sum(len(one.tool_calls) for one in trajectories)
-    repairs = Counter(change.reason for one in trajectories for change in one.changes if change.kind == "purified")
+    calls = sum(len(trajectory.tool_calls) for trajectory in trajectories)
+    repairs = Counter(
+        change.reason for trajectory in trajectories for change in trajectory.changes if change.kind == "purified"
+    )
     return {
         "train/first_attempt_error_rate": errors / calls if calls else 0.0,
         "train/repairs_shallow": repairs["shallow"],
         "train/repairs_deep": repairs["deep"],
         "train/repairs_failed": sum(
-            change.kind == "purification-failed" for one in trajectories for change in one.changes
+            change.kind == "purification-failed" for trajectory in trajectories for change in trajectory.changes
         ),
     }
 
 
 def _replaced(trajectories: Sequence[Trajectory]) -> int:
     """Rollouts in whose place another was played."""
-    changes = [change for one in trajectories for change in one.changes if change.kind == "resampled"]
+    changes = [change for trajectory in trajectories for change in trajectory.changes if change.kind == "resampled"]
     return sum(int(change.details.get("tries", 1)) for change in changes)
 
 

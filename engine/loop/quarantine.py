@@ -101,34 +101,36 @@ class Quarantine:
         with self._mutex:
             inbox, self._inbox = self._inbox, []
         heard = state.model_copy(deep=True) if inbox else state
-        for one in inbox:
-            if isinstance(one, Ruling):
-                if one.number > heard.ruled_through:
-                    heard.verdicts[one.trajectory], heard.ruled_through = one.verdict, one.number
-            elif one.place is not None and one.id not in heard.known.setdefault(one.place.trajectory, []):
-                heard.known[one.place.trajectory].append(one.id)
-                heard.verdicts.pop(one.place.trajectory, None)
+        for message in inbox:
+            if isinstance(message, Ruling):
+                if message.number > heard.ruled_through:
+                    heard.verdicts[message.trajectory], heard.ruled_through = message.verdict, message.number
+            elif message.place is not None and message.id not in heard.known.setdefault(message.place.trajectory, []):
+                heard.known[message.place.trajectory].append(message.id)
+                heard.verdicts.pop(message.place.trajectory, None)
         return heard
 
     def marked(self, trajectories: Sequence[Trajectory], state: QuarantineState) -> list[Trajectory]:
         """The same, those that are out with reason and alerts."""
-        return [self._marked(one, state) for one in trajectories]
+        return [self._marked(trajectory, state) for trajectory in trajectories]
 
     def marked_groups(self, groups: Sequence[RolloutGroup], state: QuarantineState) -> list[RolloutGroup]:
         return [group.with_rollouts(self.marked(group.rollouts, state)) for group in groups]
 
-    def _marked(self, one: Trajectory, state: QuarantineState) -> Trajectory:
+    def _marked(self, trajectory: Trajectory, state: QuarantineState) -> Trajectory:
         with self._mutex:
-            alerts = sorted({*one.alerts, *self._alerts.get(one.id, ())})
+            alerts = sorted({*trajectory.alerts, *self._alerts.get(trajectory.id, ())})
         if not alerts:
-            return one
-        if state.verdicts.get(one.id) != "benign":
-            return one.model_copy(update={"alerts": alerts, "masked_because": QUARANTINED})
-        return one.model_copy(update={"alerts": alerts, "masked_because": None if is_out(one) else one.masked_because})
+            return trajectory
+        if state.verdicts.get(trajectory.id) != "benign":
+            return trajectory.model_copy(update={"alerts": alerts, "masked_because": QUARANTINED})
+        return trajectory.model_copy(
+            update={"alerts": alerts, "masked_because": None if is_out(trajectory) else trajectory.masked_because}
+        )
 
 
-def is_out(one: Trajectory) -> bool:
-    return one.masked_because == QUARANTINED
+def is_out(trajectory: Trajectory) -> bool:
+    return trajectory.masked_because == QUARANTINED
 
 
 def without_quarantined(group: RolloutGroup) -> RolloutGroup:
@@ -151,12 +153,14 @@ def released(state: QuarantineState, step: int, *, within: int) -> Release:
     """What is to be done with the held groups at ``step``: more than ``within`` updates ago is too late."""
     release = Release()
     for group in state.held:
-        benign = [one for one in group.out if state.verdicts.get(one) == "benign"]
-        pending = [one for one in group.out if one not in state.verdicts]
+        benign = [rollout_id for rollout_id in group.out if state.verdicts.get(rollout_id) == "benign"]
+        pending = [rollout_id for rollout_id in group.out if rollout_id not in state.verdicts]
         if step - group.step > within:
             release.late |= dict.fromkeys(benign, group.step)
         elif benign:
-            compared = [one for one in group.members if not is_out(one) or state.verdicts.get(one.id) == "benign"]
+            compared = [
+                member for member in group.members if not is_out(member) or state.verdicts.get(member.id) == "benign"
+            ]
             release.groups.append(group.model_copy(update={"out": benign, "members": compared}))
         if pending:
             members = group.members if step - group.step < within else []

@@ -30,7 +30,7 @@ def settlements(step: int, release: Release, learned: Mapping[str, float]) -> li
     """
     updated = {trajectory.id: trajectory for trajectory in release.updated}
     made = learned.get("train/updates", 1.0) > 0
-    settled = [one for group in release.groups for one in _of_group(step, group, updated, made=made)]
+    settled = [settlement for group in release.groups for settlement in _of_group(step, group, updated, made=made)]
     settled += [_fields(step, name, sampled_at, "too-late") for name, sampled_at in release.late.items()]
     settled += [_fields(step, name, sampled_at, "discarded") for name, sampled_at in release.discarded.items()]
     return settled

@@ -73,11 +73,11 @@ class SecurityEvents(threading.Thread):
             lines, _, _ = file.read(BYTES_AT_ONCE).rpartition(b"\n")
         if not lines:
             return False
-        seen = [one for line in lines.split(b"\n") if (one := self._read_back(line, path)) is not None]
+        seen = [entry for line in lines.split(b"\n") if (entry := self._read_back(line, path)) is not None]
         self._events.emit_all(list(_events(seen)))
-        for one in seen:
-            if isinstance(one, AlertSeen):
-                self._on_alert(one)
+        for entry in seen:
+            if isinstance(entry, AlertSeen):
+                self._on_alert(entry)
         self._read[path.name] = self._read.get(path.name, 0) + len(lines) + 1
         self._remember()
         return True
@@ -113,26 +113,26 @@ def _events(seen: Sequence[RecordSeen | AlertSeen | TurnSeen]) -> Iterator[tuple
     """Records of one box and turn that follow each other share an event."""
     for (kind, box, place), members in groupby(seen, key=_whose):
         if kind == "turn":
-            for one in members:
-                assert isinstance(one, TurnSeen)
-                yield AlertedTurn, {"place": place, "text": one.text}
+            for member in members:
+                assert isinstance(member, TurnSeen)
+                yield AlertedTurn, {"place": place, "text": member.text}
             continue
         if kind == "alert":
-            for one in members:
-                assert isinstance(one, AlertSeen)
-                fields = {"id": one.id, "place": place, "finding": one.finding, "quarantined": one.quarantined}
+            for member in members:
+                assert isinstance(member, AlertSeen)
+                fields = {"id": member.id, "place": place, "finding": member.finding, "quarantined": member.quarantined}
                 yield AlertRaised, fields
             continue
-        records = [one.record for one in members if isinstance(one, RecordSeen)]
+        records = [member.record for member in members if isinstance(member, RecordSeen)]
         for first in range(0, len(records), MOST_RECORDS):
             yield EgressRecorded, {"box": box, "place": place, "records": records[first : first + MOST_RECORDS]}
 
 
-def _whose(one: RecordSeen | AlertSeen | TurnSeen) -> tuple[str, str, Any]:
-    match one:
+def _whose(entry: RecordSeen | AlertSeen | TurnSeen) -> tuple[str, str, Any]:
+    match entry:
         case RecordSeen():
-            return one.kind, one.box, one.place
+            return entry.kind, entry.box, entry.place
         case AlertSeen():
-            return one.kind, one.finding.box, one.place
+            return entry.kind, entry.finding.box, entry.place
         case TurnSeen():
-            return one.kind, "", one.place
+            return entry.kind, "", entry.place

@@ -24,7 +24,7 @@ class ExperienceRetriever:
     def for_question(self, question: str) -> tuple[str, ...]:
         """The contents of the ``top_k`` nearest lessons, nearest first."""
         asked = grams(question)
-        nearness = [cosine(asked, one) for one in self._grams]
+        nearness = [cosine(asked, gram) for gram in self._grams]
         nearest = sorted(range(len(nearness)), key=lambda position: (-nearness[position], position))
         return tuple(self._experience.pool[position].content for position in nearest[: self._experience.top_k])
 

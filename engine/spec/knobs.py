@@ -70,11 +70,11 @@ def _default(info: FieldInfo) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _kinds(variants: list[type[BaseModel]]) -> str:
-    return f"one of: {', '.join(str(one.model_fields['kind'].default) for one in variants)}"
+    return f"one of: {', '.join(str(variant.model_fields['kind'].default) for variant in variants)}"
 
 
 def _range(info: FieldInfo) -> str:
@@ -96,8 +96,8 @@ def _type_in_words(annotation: Any) -> str:
     if get_origin(annotation) in (Union, UnionType):
         tables = models_in(annotation)
         if len(tables) > 1:
-            return f"a table of kind {' or '.join(str(one.model_fields['kind'].default) for one in tables)}"
-        return " or ".join(filter(None, (_type_in_words(one) for one in get_args(annotation) if one is not NoneType)))
+            return f"a table of kind {' or '.join(str(table.model_fields['kind'].default) for table in tables)}"
+        return " or ".join(filter(None, (_type_in_words(arg) for arg in get_args(annotation) if arg is not NoneType)))
     if get_origin(annotation) is Literal:
         return f"one of: {', '.join(map(str, get_args(annotation)))}"
     if get_origin(annotation) is list:

@@ -119,12 +119,12 @@ def _estimated(credit: Gae, sample: Sample, values: np.ndarray, reward: float) -
 
 def _gigpo_steps(credit: Gigpo, group: Sequence[Trajectory]) -> list[list[float]]:
     """A step is a turn that the policy wrote, its anchor what it read right before, its reward on the last one."""
-    rewards = [torch.zeros(len(_steps(one))) for one in group]
-    for rewards_K, one in zip(rewards, group, strict=True):
-        rewards_K[-1] = one.reward
+    rewards = [torch.zeros(len(_steps(rollout))) for rollout in group]
+    for rewards_K, rollout in zip(rewards, group, strict=True):
+        rewards_K[-1] = rollout.reward
     advantages = gigpo_advantages(
         rewards,
-        [[turn.context_text for turn in _steps(one)] for one in group],
+        [[turn.context_text for turn in _steps(rollout)] for rollout in group],
         gamma=credit.gamma,
         step_weight=credit.step_weight,
         scale_by_std=credit.scale_by_std,
@@ -136,13 +136,13 @@ def _gigpo_steps(credit: Gigpo, group: Sequence[Trajectory]) -> list[list[float]
 def _attributed_steps(credit: Attribution, alpha: float, group: Sequence[Trajectory]) -> list[list[float]]:
     """A turn without a verdict anywhere in the group makes the judge's channel neutral for the group."""
     labels = [
-        None if any(turn.verdict is None for turn in _steps(one))
-        else torch.tensor([LABELS[str(turn.verdict)] for turn in _steps(one)])
-        for one in group
+        None if any(turn.verdict is None for turn in _steps(rollout))
+        else torch.tensor([LABELS[str(turn.verdict)] for turn in _steps(rollout)])
+        for rollout in group
     ]  # fmt: skip
-    outcomes_G = torch.tensor([one.reward for one in group])
+    outcomes_G = torch.tensor([rollout.reward for rollout in group])
     advantages = attribution_advantages(
-        labels, [len(_steps(one)) for one in group], outcomes_G, alpha=alpha, scale=credit.scale
+        labels, [len(_steps(rollout)) for rollout in group], outcomes_G, alpha=alpha, scale=credit.scale
     )
     return [advantages_K.tolist() for advantages_K in advantages]
 

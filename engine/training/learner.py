@@ -152,7 +152,7 @@ class Learner:
         return (with_turn_masks(one, recipe.cold_start) for one in shown)
 
     def _shown(self) -> Iterator[Sample]:
-        return (sample_from_trajectory(one) for one in self.demonstrations())
+        return (sample_from_trajectory(demonstration) for demonstration in self.demonstrations())
 
     @cached_property
     def _supervised(self) -> list[Sample]:

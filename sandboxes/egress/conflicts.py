@@ -75,15 +75,15 @@ def conflict_between(earlier: Sequence[Rule], rule: Rule) -> Conflict | None:
 def _contradiction(earlier: Rule, rule: Rule) -> Conflict | None:
     if not _ways_meet(earlier, rule):
         return None
-    for one, other in product(_places(earlier), _places(rule)):
-        if not one.meets(other) or (other.covers(one) and one != other):
+    for place, wider in product(_places(earlier), _places(rule)):
+        if not place.meets(wider) or (wider.covers(place) and place != wider):
             continue
-        if one == other and _ways_nest(earlier, rule) and not _ways_cover(earlier, rule):
+        if place == wider and _ways_nest(earlier, rule) and not _ways_cover(earlier, rule):
             continue
         return Conflict(
-            field="hosts" if other.host is not None else "cidrs",
-            value=other.text,
-            problem=f"rule '{earlier.name}' says {earlier.action} and this one {rule.action} for {other.text}",
+            field="hosts" if wider.host is not None else "cidrs",
+            value=wider.text,
+            problem=f"rule '{earlier.name}' says {earlier.action} and this one {rule.action} for {wider.text}",
             remedy="take the overlap out of one of them; only a narrower rule before a broader one is an exception",
         )
     return None
@@ -92,7 +92,7 @@ def _contradiction(earlier: Rule, rule: Rule) -> Conflict | None:
 def _unreachable(earlier: Sequence[Rule], rule: Rule) -> Conflict | None:
     covering = [other for other in earlier if _ways_cover(other, rule)]
     hiding = {
-        next((other.name for other in covering if any(one.covers(place) for one in _places(other))), None)
+        next((other.name for other in covering if any(hidden_by.covers(place) for hidden_by in _places(other))), None)
         for place in _places(rule)
     }
     if None in hiding:

@@ -66,11 +66,11 @@ class Sentinel:
             if callable(item):
                 item()
                 continue
-            for one in self._look(item):
+            for alarm in self._look(item):
                 try:
-                    self._on_finding(one)
+                    self._on_finding(alarm)
                 except Exception:
-                    log.exception("finding %s of box %s could not be told", one.rule, one.box)
+                    log.exception("finding %s of box %s could not be told", alarm.rule, alarm.box)
 
     def _look(self, event: Event) -> list[Finding]:
         box = event.attempt.box if isinstance(event, EgressRecord) else event.box

@@ -122,7 +122,7 @@ class Environments:
             spec=wanted.spec, user=wanted.user, idle_s=wanted.idle_s, queue_s=wanted.queue_s, wait_s=MOST_WAIT_S
         )
         hosted = await self._boxes.create(token, asked, key)
-        self._sessions = {id_: one for id_, one in self._sessions.items() if one.hosted in self._boxes.all()}
+        self._sessions = {id_: python for id_, python in self._sessions.items() if python.hosted in self._boxes.all()}
         self._sessions.setdefault(hosted.id, PythonSession(hosted, wanted.max_steps))
         return hosted
 

@@ -38,19 +38,19 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
 
 
 def test_every_completion_has_exactly_the_sampled_tokens_that_the_peer_is_given(steps: list[Step]) -> None:
-    assert [(one.trajectories, one.turns, one.sampled_tokens) for one in steps] == [(8, 8, 8 * 32)] * 3
+    assert [(step.trajectories, step.turns, step.sampled_tokens) for step in steps] == [(8, 8, 8 * 32)] * 3
 
 
 def test_the_phases_fill_the_step(steps: list[Step]) -> None:
-    for one in steps:
-        assert min(one.rollout, one.score, one.update) > 0
-        assert one.rollout + one.score + one.update == pytest.approx(one.seconds)
+    for step in steps:
+        assert min(step.rollout, step.score, step.update) > 0
+        assert step.rollout + step.score + step.update == pytest.approx(step.seconds)
 
 
 def test_json_and_table_hold_the_measured_numbers(steps: list[Step]) -> None:
     mine = Run("palestra", steps[1:], {"torch": "x"}, threads=1)
     slower = Run(
-        "trl", [Step(**vars(one) | {"seconds": 2 * one.seconds}) for one in steps[1:]], {"trl": "y"}, threads=1
+        "trl", [Step(**vars(step) | {"seconds": 2 * step.seconds}) for step in steps[1:]], {"trl": "y"}, threads=1
     )
     comparison = Comparison("completions", [mine], [slower])
 

@@ -15,7 +15,9 @@ def step(
 
 
 def run(*seconds: float, others_share: float = 0.0) -> Run:
-    return Run("some", [step(seconds=one) for one in seconds], {"torch": "2"}, threads=2, others_share=others_share)
+    return Run(
+        "some", [step(seconds=second) for second in seconds], {"torch": "2"}, threads=2, others_share=others_share
+    )
 
 
 def test_throughput_is_all_work_over_all_time_and_not_a_mean_of_rates() -> None:

@@ -128,11 +128,11 @@ class Story:
     def group(self, step: int, group: int) -> list[dict[str, Any]]:
         """With the advantages that GRPO gives to the group's rewards."""
         members = [self.trajectory("train", step, group, index) for index in range(self.group_size)]
-        mean = sum(one["reward"] for one in members) / len(members)
-        spread = math.sqrt(sum((one["reward"] - mean) ** 2 for one in members) / len(members))
-        for one in members:
-            advantage = (one["reward"] - mean) / spread if spread else 0.0
-            for turn in one["turns"]:
+        mean = sum(member["reward"] for member in members) / len(members)
+        spread = math.sqrt(sum((member["reward"] - mean) ** 2 for member in members) / len(members))
+        for member in members:
+            advantage = (member["reward"] - mean) / spread if spread else 0.0
+            for turn in member["turns"]:
                 turn["advantages"] = [advantage] * len(turn["token_ids"])
                 turn["old_logprobs"] = [min(0.0, logprob + self.dice.gauss(0, 0.004)) for logprob in turn["logprobs"]]
         return members

@@ -89,8 +89,8 @@ def test_two_at_once_install_once(clone: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(dev, clone, "status") for _ in range(2)]
         answers = [one.result() for one in both]
-    assert [one.returncode for one in answers] == [0, 0], answers
-    assert "".join(one.stderr for one in answers).count("making the environment") == 1
+    assert [answer.returncode for answer in answers] == [0, 0], answers
+    assert "".join(answer.stderr for answer in answers).count("making the environment") == 1
 
 
 @pytest.mark.slow

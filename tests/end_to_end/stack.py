@@ -158,13 +158,13 @@ class Stack:
         return next((one["pid"] for one in self.status()["services"] if one["name"] == name), None)
 
     def _pid_with(self, matches: Callable[[list[str]], bool]) -> int | None:
-        for one in psutil.Process(self.pid).children(recursive=True):
+        for child in psutil.Process(self.pid).children(recursive=True):
             try:
-                words = one.cmdline()
+                words = child.cmdline()
             except psutil.Error:
                 continue  # it ended while we looked
             if words and matches(words):
-                return one.pid
+                return child.pid
         return None
 
     def kill_at_step(self, step: int, names: Sequence[str], run_id: str) -> float:

@@ -52,9 +52,9 @@ def trained(folder: Path, place: str, environment: dict[str, str]) -> list[dict[
 
 def quarantined(events: list[dict[str, Any]]) -> set[tuple[str, int]]:
     return {
-        (one["place"]["trajectory"], one["place"]["turn"])
-        for one in events
-        if one["kind"] == "alert" and one["quarantined"]
+        (event["place"]["trajectory"], event["place"]["turn"])
+        for event in events
+        if event["kind"] == "alert" and event["quarantined"]
     }
 
 
@@ -64,8 +64,8 @@ def test_boxes_of_a_service_are_watched_as_those_that_are_here(service: dict[str
     assert quarantined(there) == quarantined(here)
     for events in (here, there):
         masked = {
-            one["trajectory"]["id"]
-            for one in events
-            if one["kind"] == "trajectory" and one["trajectory"]["masked_because"] == "quarantined"
+            event["trajectory"]["id"]
+            for event in events
+            if event["kind"] == "trajectory" and event["trajectory"]["masked_because"] == "quarantined"
         }
         assert masked == {trajectory for trajectory, _ in quarantined(events)}

@@ -149,7 +149,11 @@ def processes_of(home: Path) -> list[str]:
 def listening_addresses(stack: Stack) -> set[str]:
     import psutil
 
-    pids = [stack.pid, *(one.pid for one in psutil.Process(stack.pid).children(recursive=True))]
-    connections = [one for one in psutil.net_connections("tcp") if one.pid in pids and one.status == psutil.CONN_LISTEN]
+    pids = [stack.pid, *(child.pid for child in psutil.Process(stack.pid).children(recursive=True))]
+    connections = [
+        connection
+        for connection in psutil.net_connections("tcp")
+        if connection.pid in pids and connection.status == psutil.CONN_LISTEN
+    ]
     assert connections
-    return {one.laddr.ip for one in connections}
+    return {connection.laddr.ip for connection in connections}

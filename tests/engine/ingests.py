@@ -102,7 +102,7 @@ class Service:
                 return 409, {"next_seq": next_seq}
             self.events += [event.model_dump() for event in batch.events if event.seq >= next_seq]
             known = None if batch.heartbeat is None else batch.heartbeat.ruled_through
-            fresh = [] if known is None else [one.model_dump() for one in self.rulings if one.number > known]
+            fresh = [] if known is None else [ruling.model_dump() for ruling in self.rulings if ruling.number > known]
             return 200, {"next_seq": len(self.events) + 1, "desired": self.desired, "rulings": fresh}
 
 

@@ -40,8 +40,8 @@ async def test_every_process_of_a_box_is_in_its_groups_from_the_first_on(network
     async with opened(SandboxSpec(network=network)) as box:
         await box.run_python("import os; os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '60')")
         folders = [folder for _, folder in box._process.group.folders]
-        for one in (await box.inspect()).processes:
-            groups = Path(f"/proc/{one.pid}/cgroup").read_text()
+        for process in (await box.inspect()).processes:
+            groups = Path(f"/proc/{process.pid}/cgroup").read_text()
             assert groups.count(f"/palestra/{owner.mark()}/{folders[0].name}\n") == len(folders), groups
         assert (await box.inspect()).limits == "cgroup"
 

@@ -72,7 +72,7 @@ async def test_git_clones_what_is_allowed_and_is_told_why_not_otherwise(internet
         refused = await staged.box.exec(["/usr/bin/git", "clone", "-q", "http://203.0.113.9/x.git", "/work/x"])
     assert refused.outcome == "error"
     assert "403" in refused.stderr
-    denied = [one for one in staged.attempts if not one.verdict.allowed]
+    denied = [attempt for attempt in staged.attempts if not attempt.verdict.allowed]
     assert {(one.attempt.address, one.verdict.reason) for one in denied} == {("203.0.113.9", "no-rule")}
 
 
@@ -110,5 +110,7 @@ async def test_an_installer_follows_the_index_of_an_allowed_mirror_and_no_other(
         result = await staged.box.run_python(INSTALLER.replace("SITE", SITE))
     assert result.stdout.split("\n")[0] == "42", result
     assert "Name or service not known" in result.stdout
-    assert [one.attempt.name for one in staged.attempts if one.attempt.protocol == "dns"][-1] == "elsewhere.example.net"
+    assert [attempt.attempt.name for attempt in staged.attempts if attempt.attempt.protocol == "dns"][
+        -1
+    ] == "elsewhere.example.net"
     assert not staged.attempts[-1].verdict.allowed

@@ -206,9 +206,9 @@ async def test_a_connection_that_is_cut_while_it_is_dialled_says_so():
 import socket
 made = socket.create_connection(("{SITE}", 80)); made.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
 """])  # fmt: skip
-        await staged.until(lambda: any(one.attempt.protocol == "tcp" for one in staged.records))
+        await staged.until(lambda: any(record.attempt.protocol == "tcp" for record in staged.records))
         await staged.box.freeze("enough")
-        told = [(one.phase, one.ended) for one in staged.records if one.attempt.protocol == "tcp"]
+        told = [(record.phase, record.ended) for record in staged.records if record.attempt.protocol == "tcp"]
     assert told == [("attempt", None), ("traffic", "cut")]
 
 

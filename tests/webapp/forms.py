@@ -45,7 +45,7 @@ class _Controls(HTMLParser):
         if tag == "option":
             self.in_option = False
         elif tag == "select" and self.select is not None and self.options:
-            chosen = next((one for one in self.options if one[2]), self.options[0])
+            chosen = next((option for option in self.options if option[2]), self.options[0])
             self.values[self.select] = [chosen[1] if chosen[0] is None else chosen[0]]
             self.select = None
         elif tag == "textarea":

@@ -150,7 +150,7 @@ def test_the_changes_of_a_preset_are_the_marked_fields_of_its_form(name: str) ->
     with_preset["recipe"]["preset"] = None
     draft = Draft.of(with_preset)
     sections = [section for card in draft.cards for section in sections_in(card.sections)]
-    fields = {one.path for section in sections for one in section.fields if one.is_changed}
+    fields = {field.path for section in sections for field in section.fields if field.is_changed}
     tables = {one.path for one in sections if one.switch and one.was_on != (one.switch == "on")}
     lists = {one.path for one in sections if one.rows}
     assert {path for path in fields | tables if path.startswith("recipe.")} <= set(said)
@@ -158,7 +158,7 @@ def test_the_changes_of_a_preset_are_the_marked_fields_of_its_form(name: str) ->
 
 
 def test_a_search_looks_in_names_ideas_sources_and_changes() -> None:
-    words = {one.preset.name: one.words for _, choices in preset_families() for one in choices}
+    words = {choice.preset.name: choice.words for _, choices in preset_families() for choice in choices}
     assert {"spear", "gigpo", "self_imitation"} <= set(re.findall(r"[a-z_]+", words["spear-gigpo"]))
     assert [name for name, text in words.items() if "credit.kind gae" in text] == ["ppo"]
     assert all(text == text.lower() for text in words.values())

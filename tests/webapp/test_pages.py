@@ -279,8 +279,9 @@ class _Labels(HTMLParser):
 
     def nameless(self) -> list[dict[str, str | None]]:
         return [
-            one for one in self.fields
-            if not (one["inside"] or one.get("aria-label") or one.get("aria-hidden") or one.get("id") in self.named_ids)
+            field for field in self.fields
+            if not (field["inside"] or field.get("aria-label") or field.get("aria-hidden"))
+            and field.get("id") not in self.named_ids
         ]  # fmt: skip
 
 

@@ -156,5 +156,5 @@ def test_what_hostile_changes_say_is_never_markup(client: Client, told: Callable
 )
 def test_a_difference_holds_both_texts_whole(before: str, after: str) -> None:
     pieces = difference(before, after)
-    assert "".join(one.text for one in pieces if one.kind != "new") == before
-    assert "".join(one.text for one in pieces if one.kind != "gone") == after
+    assert "".join(piece.text for piece in pieces if piece.kind != "new") == before
+    assert "".join(piece.text for piece in pieces if piece.kind != "gone") == after

@@ -325,7 +325,7 @@ def _field(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, proble
     }
     is_long = ask.bounds.get("max_length", 0) > _LONG_TEXT
     is_list = ask.shape in ("choices", "lines")
-    inside = next((one for at, one in problems.items() if is_list and at.startswith(path + ".")), None)
+    inside = next((problem for at, problem in problems.items() if is_list and at.startswith(path + ".")), None)
     return Field(
         path=path,
         label=_label(path),

@@ -71,7 +71,8 @@ def processes(init: int) -> tuple[list[InspectedProcess], bool]:
     """And whether those are all."""
     found = family(init)
     shown = [
-        InspectedProcess(one.pid, _command(one.pid), one.state, one.cpu_seconds) for one in found[:INSPECTED_PROCESSES]
+        InspectedProcess(process.pid, _command(process.pid), process.state, process.cpu_seconds)
+        for process in found[:INSPECTED_PROCESSES]
     ]
     return shown, len(found) <= INSPECTED_PROCESSES
 

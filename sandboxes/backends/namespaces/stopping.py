@@ -27,11 +27,11 @@ def stop_all(init: int, pidfd: int) -> None:
     known: set[int] = set()
     while True:
         found = family(init)
-        moving = [one for one in found if one.state not in STILL]
-        for one in found:
-            if one.state not in STOPPED and (one in moving or one.pid not in known):
-                _stop(one)
-        pids = {one.pid for one in found}
+        moving = [process for process in found if process.state not in STILL]
+        for process in found:
+            if process.state not in STOPPED and (process in moving or process.pid not in known):
+                _stop(process)
+        pids = {process.pid for process in found}
         if not moving and pids == known:
             return
         known = pids
@@ -40,12 +40,12 @@ def stop_all(init: int, pidfd: int) -> None:
         time.sleep(PAUSE_S)
 
 
-def _stop(one: Member) -> None:
+def _stop(process: Member) -> None:
     with suppress(ProcessLookupError):  # it ended by itself
-        pidfd = os.pidfd_open(one.pid)
+        pidfd = os.pidfd_open(process.pid)
         try:
-            now = member(one.pid)
-            if now is not None and now.started == one.started:  # the number may be somebody else's by now
+            now = member(process.pid)
+            if now is not None and now.started == process.started:  # the number may be somebody else's by now
                 signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
         finally:
             os.close(pidfd)

@@ -127,7 +127,11 @@ class Judgement(Detector):
         if isinstance(event, ExecEvent) and (told := forged_report(event, did)) is not None:
             return finding(TESTS, event, "pytest", [told])
         changed = [self._changed(event, path.rstrip("/")) for path in did.writes]
-        found = max((one for one in changed if one is not None), key=lambda one: _RANK[one.severity], default=None)
+        found = max(
+            (judged for judged in changed if judged is not None),
+            key=lambda judged: _RANK[judged.severity],
+            default=None,
+        )
         if isinstance(event, ObservedAction) and event.kind == "file":
             self._remember(event)
         elif isinstance(event, ExecEvent) and event.writes is not None:

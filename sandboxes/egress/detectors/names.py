@@ -101,11 +101,11 @@ class Names(Detector):
         if not inner or zone.endswith("arpa"):
             return None
         different = list(dict.fromkeys(self._below.add(zone, record.last_at, inner)))
-        coded = [one for one in different if is_coded(one)]
-        long = [one for one in different if len(one) >= LONG_BELOW]
+        coded = [name for name in different if is_coded(name)]
+        long = [name for name in different if len(name) >= LONG_BELOW]
         several = record.spread.names if record.spread else 0
         many = max(len(different), several) >= MANY_NAMES and entropy_bits("".join(different)) >= MANY_NAMES_BITS
-        random = sum(any(map(looks_random, re.split(r"[.\-_]", one))) for one in different) >= len(different) / 2
+        random = sum(any(map(looks_random, re.split(r"[.\-_]", name))) for name in different) >= len(different) / 2
         if not record.verdict.allowed and max(len(different), several) >= GUESSED_NAMES:
             told = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s"
             if not (len(coded) >= CODED_NAMES or len(long) >= 2 or (many and random)):

@@ -209,7 +209,7 @@ class Privileges(Detector):
         did = actions_of(event)
         if isinstance(event, ObservedAction) and event.kind == "refused":
             return _refused(event)
-        named = (word for one in did.commands if one.program not in _HARMLESS for word in one.arguments)
+        named = (word for command in did.commands if command.program not in _HARMLESS for word in command.arguments)
         for path in (*did.reads, *did.writes, *named):
             if path in _FACTS and path not in did.writes:
                 continue

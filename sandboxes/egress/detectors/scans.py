@@ -159,7 +159,11 @@ class Metadata(Detector):
 
     def _command(self, event: Deed) -> Finding | None:
         did = actions_of(event)
-        fetching = [one.text for one in did.commands if one.program in {"curl", "wget", "nc", "http", "aws", "gcloud"}]
+        fetching = [
+            command.text
+            for command in did.commands
+            if command.program in {"curl", "wget", "nc", "http", "aws", "gcloud"}
+        ]
         called = [
             " ".join(call.strings)
             for call in did.calls

@@ -205,7 +205,7 @@ def _plain(quoted: re.Match[str]) -> str:
 
 def _run_later(found: list[Command], budget: ParseBudget, depth: int) -> list[Command]:
     """Here-documents that were written to a file which the same script then runs by a shell, or as a program."""
-    texts = {path.removeprefix("./"): one.stdin for one in found for path in one.writes if one.stdin}
+    texts = {path.removeprefix("./"): command.stdin for command in found for path in command.writes if command.stdin}
     started: list[Command] = []
     for command in found:
         names = [command.program, *(command.arguments[:1] if command.program in SHELLS else ())]

@@ -53,15 +53,15 @@ class Suite:
         found = self._hints.confirmed(event)
         for looked_at in (event, *self._written.run(event)):
             told = [detector.feed(looked_at) for detector in self._detectors]
-            found += [self._hints.weighed(looked_at, one) for one in told if one is not None]
-        return [one for one in found if one.rule not in self._without and self._is_new(one)]
+            found += [self._hints.weighed(looked_at, finding) for finding in told if finding is not None]
+        return [finding for finding in found if finding.rule not in self._without and self._is_new(finding)]
 
-    def _is_new(self, one: Finding) -> bool:
-        key = (one.rule, one.subject, one.severity)
+    def _is_new(self, finding: Finding) -> bool:
+        key = (finding.rule, finding.subject, finding.severity)
         told = self._said.get(key)
-        if told is not None and one.at - told < QUIET_S:
+        if told is not None and finding.at - told < QUIET_S:
             return False
-        self._said[key] = one.at
+        self._said[key] = finding.at
         self._said.move_to_end(key)
         if len(self._said) > KEPT:
             self._said.popitem(last=False)

@@ -123,7 +123,7 @@ class Tally:
         waiting = Counter(
             {
                 destination: open_
-                for destination in {*self.arrived, *(one for one in seen if not one.excess)}
+                for destination in {*self.arrived, *(counted for counted in seen if not counted.excess)}
                 if (open_ := seen.get(destination, 0) - self.arrived[destination])
             }
         )

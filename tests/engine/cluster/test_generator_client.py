@@ -94,8 +94,8 @@ async def test_a_dead_generator_is_told_to_everyone_who_waits_and_to_all_who_ask
     await asyncio.sleep(0.01)
     wire.broken.set()
     results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert any(isinstance(one, GeneratorLost) for one in results)
-    assert all(isinstance(one, Generated | GeneratorLost) for one in results)
+    assert any(isinstance(result, GeneratorLost) for result in results)
+    assert all(isinstance(result, Generated | GeneratorLost) for result in results)
     with pytest.raises(GeneratorLost, match="the generator died"):
         await client.generate(request("late"))
     await client.release("late")

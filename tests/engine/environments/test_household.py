@@ -222,9 +222,9 @@ def test_a_turn_of_a_demonstration_fits_into_the_default_limits(level):
     environment = environment_of(level)
     cold_start = ColdStart(demonstrations=300, wrong_fraction=0.0, tool_error_fraction=1.0)
     demos = list(DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(cold_start))
-    assert max(len(turn.token_ids) for one in demos for turn in one.turns) <= Household().max_turn_tokens
+    assert max(len(turn.token_ids) for demo in demos for turn in demo.turns) <= Household().max_turn_tokens
     if level <= 2:
-        assert max(len(one.turns) for one in demos) <= Household().max_turns
+        assert max(len(demo.turns) for demo in demos) <= Household().max_turns
 
 
 def test_every_text_of_the_house_is_words():
@@ -232,8 +232,8 @@ def test_every_text_of_the_house_is_words():
     tokenizer, environment = tokenizer_for("household"), environment_of(*LEVELS)
     characters = range(len(MARKS), len(MARKS) + len(CHARACTERS))
     cold_start = ColdStart(demonstrations=400, wrong_fraction=0.3, tool_error_fraction=0.5)
-    for one in DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(cold_start):
-        for turn in one.turns:
+    for demonstration in DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(cold_start):
+        for turn in demonstration.turns:
             spelled = [token for token in (*turn.context_ids, *turn.token_ids) if token in characters]
             assert set(tokenizer.decode(spelled)) <= {"."}
     assert set(RECEPTACLES) | set(OBJECTS) | set(NUMBERS) <= set(WORDS_OF_VOCABULARY["household"])
@@ -282,11 +282,11 @@ def test_verdicts_tell_looking_and_coming_nearer_from_everything_else():
 def test_every_step_of_a_demonstrated_solution_is_good_and_every_slip_bad(level):
     environment = environment_of(level)
     cold_start = ColdStart(demonstrations=150, wrong_fraction=0.0, tool_error_fraction=0.5)
-    for one in DemonstrationWriter(environment, RENDERER, Reward(), seed=4).demonstrations(cold_start):
-        wrong = [turn.tool_call is None or turn.tool_call.status == "error" for turn in one.turns]
-        assert environment.verdicts(one.task, [turn.tool_call for turn in one.turns], one.answer) == [
-            "bad" if slip else "good" for slip in wrong
-        ]
+    for demonstration in DemonstrationWriter(environment, RENDERER, Reward(), seed=4).demonstrations(cold_start):
+        wrong = [turn.tool_call is None or turn.tool_call.status == "error" for turn in demonstration.turns]
+        assert environment.verdicts(
+            demonstration.task, [turn.tool_call for turn in demonstration.turns], demonstration.answer
+        ) == ["bad" if slip else "good" for slip in wrong]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -69,8 +69,8 @@ def test_every_turn_of_a_demonstrated_solution_is_good_and_every_slip_bad(level)
     environment = PythonMathEnvironment(PythonMath(levels=[level], reasoning=level == 4), Dataset())
     cold_start = ColdStart(demonstrations=150, wrong_fraction=0.0, tool_error_fraction=0.5)
     renderer = WITH_REASONING if level == 4 else RENDERER
-    for one in DemonstrationWriter(environment, renderer, Reward(), seed=4).demonstrations(cold_start):
-        slips = [turn.tool_call is not None and turn.tool_call.status == "error" for turn in one.turns]
-        assert environment.verdicts(one.task, [turn.tool_call for turn in one.turns], one.answer) == [
-            "bad" if slip else "good" for slip in slips
-        ]
+    for demonstration in DemonstrationWriter(environment, renderer, Reward(), seed=4).demonstrations(cold_start):
+        slips = [turn.tool_call is not None and turn.tool_call.status == "error" for turn in demonstration.turns]
+        assert environment.verdicts(
+            demonstration.task, [turn.tool_call for turn in demonstration.turns], demonstration.answer
+        ) == ["bad" if slip else "good" for slip in slips]

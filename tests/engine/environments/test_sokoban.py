@@ -129,7 +129,7 @@ def test_no_held_out_grid_is_ever_a_training_grid():
 def test_a_turn_of_a_demonstration_fits_into_the_default_limits(level):
     cold_start = ColdStart(demonstrations=200, wrong_fraction=0.0, tool_error_fraction=1.0)
     demos = list(DemonstrationWriter(environment_of(level), RENDERER, Reward(), seed=0).demonstrations(cold_start))
-    assert max(len(turn.token_ids) for one in demos for turn in one.turns) <= Sokoban().max_turn_tokens
+    assert max(len(turn.token_ids) for demo in demos for turn in demo.turns) <= Sokoban().max_turn_tokens
 
 
 async def test_a_snapshot_brings_the_grid_back():

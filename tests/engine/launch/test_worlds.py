@@ -65,7 +65,7 @@ async def test_a_crew_learns_and_plays_in_it_and_no_box_is_made(environment, too
         assert losses[-1] < losses[0] / 1.5
         await workers.sync_weights(1)
         collected = await workers.collect(requests_of(spec, 1))
-        calls = [call for one in collected.trajectories for call in one.tool_calls]
+        calls = [call for trajectory in collected.trajectories for call in trajectory.tool_calls]
         assert len(collected.trajectories) == 16
         assert not collected.discarded
         assert {call.name for call in calls} == {tool}

@@ -115,7 +115,11 @@ class Lossy(InProcessWorkers):
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         collected = await super().collect(requests)
-        kept = [one for one in collected.trajectories if one.purpose != "train" or (one.prompt, one.member) not in LOST]
+        kept = [
+            trajectory
+            for trajectory in collected.trajectories
+            if trajectory.purpose != "train" or (trajectory.prompt, trajectory.member) not in LOST
+        ]
         lost = len(collected.trajectories) - len(kept)
         return Collected(kept, Counter({"sandbox-lost": lost}) if lost else Counter())
 
@@ -242,18 +246,18 @@ def test_sampled_tokens_carry_the_version_that_sampled_them_and_training_ones_th
     trajectories = [event["trajectory"] for event in undisturbed.of_kind("trajectory")]
     assert {
         version
-        for one in trajectories
-        if one["purpose"] == "train"
-        for turn in one["turns"]
+        for trajectory in trajectories
+        if trajectory["purpose"] == "train"
+        for turn in trajectory["turns"]
         for version in turn["policy_versions"]
     } == set(range(5))
-    for one in trajectories:
-        version = one["sampled_at_version"]
-        trains = one["purpose"] == "train" and one["masked_because"] is None
-        assert one["trained_at_step"] == (version + 1 if trains else None)
-        for turn in one["turns"]:
+    for trajectory in trajectories:
+        version = trajectory["sampled_at_version"]
+        trains = trajectory["purpose"] == "train" and trajectory["masked_because"] is None
+        assert trajectory["trained_at_step"] == (version + 1 if trains else None)
+        for turn in trajectory["turns"]:
             assert set(turn["policy_versions"]) <= {version}
-            if one["purpose"] == "train":
+            if trajectory["purpose"] == "train":
                 assert len(turn["advantages"]) == len(turn["old_logprobs"]) == len(turn["token_ids"])
                 assert turn["old_logprobs"] == pytest.approx(turn["logprobs"], abs=1e-4)
             else:

@@ -166,7 +166,9 @@ class Alike(InProcessWorkers):
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         collected = await super().collect(requests)
         if requests[0].purpose == "train" and requests[0].step == 1:
-            collected.trajectories = [one.model_copy(update={"success": False}) for one in collected.trajectories]
+            collected.trajectories = [
+                trajectory.model_copy(update={"success": False}) for trajectory in collected.trajectories
+            ]
         return collected
 
     async def credit(
@@ -237,8 +239,8 @@ class AllMasked(InProcessWorkers):
         collected = await super().collect(requests)
         because = "overlong" if requests[0].purpose == "train" and requests[0].step > 1 else None
         collected.trajectories = [
-            one.model_copy(update={"reward": (-1.0, 1.0)[one.member % 2], "masked_because": because})
-            for one in collected.trajectories
+            trajectory.model_copy(update={"reward": (-1.0, 1.0)[trajectory.member % 2], "masked_because": because})
+            for trajectory in collected.trajectories
         ]
         return collected
 
@@ -255,7 +257,7 @@ def test_self_imitation_goes_on_in_steps_whose_rollouts_are_all_masked(rig: Made
     assert [values["sil/buffer"] for values in told] == [12, 0, 0]
     assert [values["sil/replayed"] for values in told] == [0, 12, 0]
     assert [values["train/updates"] > 0 for values in told] == [True, True, False]
-    assert [one for one in warnings(service) if "no update" in one] == [
+    assert [warning for warning in warnings(service) if "no update" in warning] == [
         "step 3: no update, since none of its 24 rollouts teaches anything"
     ]
     weights = [(running.checkpoints.path(k) / "model" / "model.safetensors").read_bytes() for k in (1, 2, 3)]

@@ -66,8 +66,10 @@ class Suspicious(InProcessWorkers):
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         collected = await super().collect(requests)
         collected.trajectories = [
-            one.model_copy(update={"alerts": ["box/1"], "masked_because": "quarantined"}) if one.id == SUSPECT else one
-            for one in collected.trajectories
+            trajectory.model_copy(update={"alerts": ["box/1"], "masked_because": "quarantined"})
+            if trajectory.id == SUSPECT
+            else trajectory
+            for trajectory in collected.trajectories
         ]
         return collected
 
@@ -92,7 +94,7 @@ class Suspicious(InProcessWorkers):
 
     def learned(self, step: int) -> list[str]:
         """Ids of those in the update of ``step`` that move the weights."""
-        return [one.id for one in self.batches[step - 1] if one.masked_because is None]
+        return [rollout.id for rollout in self.batches[step - 1] if rollout.masked_because is None]
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def rig(small_spec: RunSpec, tmp_path: Path, service: Any) -> Callable[..., Rig]
 def test_without_a_ruling_it_is_in_no_update_and_not_in_the_comparison(rig: Callable[..., Rig], service: Any) -> None:
     assert rig().start().ended() == exit_codes.ENDED
     workers = Suspicious.last
-    assert all(one.id != SUSPECT for batch in workers.batches for one in batch)
+    assert all(rollout.id != SUSPECT for batch in workers.batches for rollout in batch)
     assert len([one for one in workers.batches[0] if one.prompt == 0]) == 3
     [told] = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
     assert (told["masked_because"], told["trained_at_step"], told["alerts"]) == ("quarantined", None, ["box/1"])
@@ -140,7 +142,7 @@ def test_ruled_benign_it_is_credited_in_its_group_and_moves_the_weights(rig: Cal
     *_, told = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
     assert (told["masked_because"], told["sampled_at_version"], told["trained_at_step"]) == (None, 0, 2)
     assert [turn["old_logprobs"] for turn in told["turns"]] == [turn["logprobs"] for turn in told["turns"]]
-    group = [one for one in workers.batches[0] if one.prompt == 0]
+    group = [rollout for rollout in workers.batches[0] if rollout.prompt == 0]
     mean = (sum(one.reward for one in group) + told["reward"]) / (len(group) + 1)
     advantage = told["turns"][0]["advantages"][0]
     assert advantage == pytest.approx(0, abs=1e-6) or advantage * (told["reward"] - mean) > 0
@@ -165,7 +167,8 @@ def test_a_failure_that_comes_back_is_a_failure_also_where_credit_whitens_a_step
         async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
             collected = await super().collect(requests)
             collected.trajectories = [
-                one.model_copy(update={"reward": 1.0 if one.prompt % 2 else -1.0}) for one in collected.trajectories
+                trajectory.model_copy(update={"reward": 1.0 if trajectory.prompt % 2 else -1.0})
+                for trajectory in collected.trajectories
             ]
             return collected
 
@@ -173,7 +176,7 @@ def test_a_failure_that_comes_back_is_a_failure_also_where_credit_whitens_a_step
     document["recipe"] |= {"preset": None, "credit": {"kind": credit}}
     document["schedule"] |= {"steps": 2}
     assert Rig(RunSpec.model_validate(document), tmp_path, service, Failed).start().ended() == exit_codes.ENDED
-    [back] = [one for one in Suspicious.last.batches[1] if one.id == SUSPECT]
+    [back] = [rollout for rollout in Suspicious.last.batches[1] if rollout.id == SUSPECT]
     values = [value for turn in back.turns for value in turn.advantages or []]
     assert back.masked_because is None
     assert values
@@ -252,7 +255,7 @@ def test_an_alert_that_comes_between_score_and_update_makes_no_expert(
         async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
             collected = await super().collect(requests)
             if requests[0].purpose == "train":
-                alike = [one.model_copy(update={"success": True}) for one in collected.trajectories]
+                alike = [trajectory.model_copy(update={"success": True}) for trajectory in collected.trajectories]
                 by_task = {one.task.id: one for one in alike if can_be_expert(one)}
                 succeeded.extend(list(by_task.values())[:2])
                 ids = {one.id for one in succeeded}
@@ -286,8 +289,8 @@ def test_a_step_all_of_whose_rollouts_are_out_makes_no_update_and_the_run_goes_o
             collected = await super().collect(requests)
             if requests[0].purpose == "train" and requests[0].step == 1:
                 collected.trajectories = [
-                    one.model_copy(update={"alerts": ["b/1"], "masked_because": "quarantined"})
-                    for one in collected.trajectories
+                    trajectory.model_copy(update={"alerts": ["b/1"], "masked_because": "quarantined"})
+                    for trajectory in collected.trajectories
                 ]
             return collected
 
@@ -342,7 +345,7 @@ def test_another_alert_voids_what_was_ruled_before_it_and_one_told_again_does_no
 
 def held_at(step: int) -> QuarantineState:
     members = [rollout(member=index, step=step) for index in range(4)]
-    out = [one.model_copy(update={"masked_because": "quarantined"}) for one in members[:2]]
+    out = [member.model_copy(update={"masked_because": "quarantined"}) for member in members[:2]]
     release = Release()
     hold(release, grouped([*out, *members[2:]]))
     return QuarantineState(held=release.held)
@@ -351,11 +354,11 @@ def held_at(step: int) -> QuarantineState:
 def test_a_group_is_held_whole_and_let_go_one_by_one() -> None:
     state = held_at(1)
     [group] = state.held
-    assert (len(group.members), group.out) == (4, [one.id for one in group.members[:2]])
+    assert (len(group.members), group.out) == (4, [member.id for member in group.members[:2]])
     first, second = group.out
     after = released(state.model_copy(update={"verdicts": {first: "benign"}}), 3, within=8)
     assert [(one.out, len(one.members)) for one in after.groups] == [([first], 3)]
-    assert second not in {one.id for one in after.groups[0].members}
+    assert second not in {member.id for member in after.groups[0].members}
     assert [(one.out, len(one.members)) for one in after.held] == [([second], 4)]
     done = released(QuarantineState(held=after.held, verdicts={second: "malicious"}), 4, within=8)
     assert (done.groups, done.held, done.late, done.discarded) == ([], [], {}, {})

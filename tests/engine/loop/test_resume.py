@@ -87,11 +87,11 @@ def test_the_run_of_all_parts_really_uses_them(undisturbed_parts: Any) -> None:
         "judge/good",
         "train/first_attempt_error_rate",
     ):
-        assert any(one[key] > 0 for one in values), key
-    assert any(one["train/sampling_rounds"] == 2 for one in values)
+        assert any(value[key] > 0 for value in values), key
+    assert any(value["train/sampling_rounds"] == 2 for value in values)
     experts = undisturbed_parts.state(5)["experts"]["tasks"].values()
-    assert any(one["own"] for one in experts)
-    assert any(tally["rollouts"] > 4 for one in experts for tally in one["tallies"].values())
+    assert any(expert["own"] for expert in experts)
+    assert any(tally["rollouts"] > 4 for expert in experts for tally in expert["tallies"].values())
 
 
 def test_dynamic_sampling_goes_on_until_it_has_its_batch_or_its_rounds_are_over(undisturbed_parts: Any) -> None:

@@ -61,7 +61,7 @@ def test_records_of_one_box_and_turn_share_an_event_and_keep_their_order(run: Ru
     for one in (record(1), record(2), alert(), record(3), record(4, turn=1), record(1, box="other", turn=None)):
         run.log.write(one)
     run.reader.drain()
-    told = [(one["kind"], one.get("box"), one["place"] and one["place"]["turn"]) for one in run.events()]
+    told = [(event["kind"], event.get("box"), event["place"] and event["place"]["turn"]) for event in run.events()]
     assert told == [
         ("egress", "box", 0), ("alert", None, 2), ("egress", "box", 0), ("egress", "box", 1), ("egress", "other", None),
     ]  # fmt: skip
@@ -85,7 +85,7 @@ def test_no_event_holds_too_many(run: Run) -> None:
     for seq in range(1, 2 * MOST_RECORDS + 2):
         run.log.write(record(seq))
     run.reader.drain()
-    assert [len(one["records"]) for one in run.events()] == [MOST_RECORDS, MOST_RECORDS, 1]
+    assert [len(event["records"]) for event in run.events()] == [MOST_RECORDS, MOST_RECORDS, 1]
 
 
 def test_each_is_told_once_also_by_the_next_attempt(run: Run) -> None:

@@ -58,14 +58,14 @@ def test_shares_of_guesses_and_of_broken_first_calls_are_those_of_the_spec():
     repairs = [one for one in played if one.tool_errors]
     assert abs(len(guesses) / 3000 - 0.6) < 0.03
     assert abs(len(repairs) / (3000 - len(guesses)) - 0.25) < 0.04
-    assert all(one.tool_calls[0].status == "error" and one.tool_errors == 1 for one in repairs)
+    assert all(repair.tool_calls[0].status == "error" and repair.tool_errors == 1 for repair in repairs)
     assert all(one.success for one in played if one.tool_calls)
 
 
 def test_guessing_does_not_pay():
     guesses = scripted(3000, wrong_fraction=1.0)
-    assert not any(one.tool_calls for one in guesses)
-    assert sum(one.success for one in guesses) / 3000 < 0.01
+    assert not any(guess.tool_calls for guess in guesses)
+    assert sum(guess.success for guess in guesses) / 3000 < 0.01
 
 
 def test_demonstrations_use_training_tasks_only():
@@ -80,8 +80,8 @@ def test_equal_seeds_are_equal_demonstrations_and_other_seeds_are_not():
     def ids(count, seed):
         recipe = ColdStart(demonstrations=count)
         return [
-            [turn.token_ids for turn in one.turns]
-            for one in DemonstrationWriter(ENVIRONMENT, RENDERER, Reward(), seed).demonstrations(recipe)
+            [turn.token_ids for turn in demonstration.turns]
+            for demonstration in DemonstrationWriter(ENVIRONMENT, RENDERER, Reward(), seed).demonstrations(recipe)
         ]
 
     assert ids(20, seed=1) == ids(40, seed=1)[:20]

@@ -213,7 +213,7 @@ async def test_giving_up_with_an_answer_is_no_success():
 async def test_an_illegal_move_is_purified_without_a_box():
     first, *rest = solution_of(0)
     trajectory = await run_episode(replace(request(), purify=True), in_sokoban(first, move("sideways"), *rest))
-    assert [one.arguments for one in trajectory.tool_calls] == [
+    assert [call.arguments for call in trajectory.tool_calls] == [
         first.call_text,
         *[message.call_text for message in rest],
     ]
@@ -259,7 +259,7 @@ def test_a_trajectory_is_token_for_token_what_the_session_saw(turns):
 
 async def test_draws_depend_on_the_request_and_not_on_when_or_where_it_is_played(boxes):
     def seeds(played):
-        return [one.seed for one in played.requests]
+        return [request.seed for request in played.requests]
 
     first, again, other = (ScriptedPolicy(call("1"), answer("1")) for _ in range(3))
     await run_episode(request(), arena(first, boxes))

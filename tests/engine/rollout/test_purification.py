@@ -107,14 +107,14 @@ async def test_after_k_failures_the_last_one_stays_and_purification_rests(boxes)
     assert (change.kind, change.reason, change.removed_ids) == ("purification-failed", "retries", tries[0])
     assert change.details == {"attempts": 3, "error_class": "zero-division", "first_output": ZERO}
     assert (trajectory.tool_errors, trajectory.first_attempt_errors) == (2, 2)
-    assert [not one.forced_ids for one in policy.requests] == [True] * 4 + [False] + [True] * 2
+    assert [not request.forced_ids for request in policy.requests] == [True] * 4 + [False] + [True] * 2
 
 
 async def test_what_the_cache_holds_of_the_history_is_not_read_again(boxes):
     failed, second, right = call("x/0"), call("nobody"), call("x/1")
     trajectory, policy = await purified(boxes, call("x=1"), failed, second, right, answer("1"))
     asked, shown = output(""), len([*prompt(), *call("x=1")])
-    assert [list(one.new_ids) for one in policy.requests[1:]] == [
+    assert [list(request.new_ids) for request in policy.requests[1:]] == [
         asked,  # the turn that fails
         output(ZERO),  # the session simply goes on
         [*asked, *second, *output(NAME)],  # another failure takes the place of the first

@@ -41,7 +41,7 @@ async def test_the_policy_goes_on_where_the_expert_stood(boxes):
     assert [turn.imitated for turn in trajectory.turns] == [True, False, False, False]
     assert [turn.token_ids for turn in trajectory.turns[:2]] == [turn.token_ids for turn in expert.turns[:2]]
     assert trajectory.tool_calls[0].output == "42"
-    assert [(one.kind, one.turn, one.start, one.stop, one.reason) for one in trajectory.changes] == [
+    assert [(change.kind, change.turn, change.start, change.stop, change.reason) for change in trajectory.changes] == [
         ("prefilled", 0, 0, len(expert.turns[0].token_ids), "imitated"),
         ("prefilled", 1, 0, len(expert.turns[1].token_ids), "replayed"),
     ]
@@ -105,7 +105,7 @@ async def test_draws_after_a_replay_are_those_of_the_turns_number(boxes):
     policy = ScriptedPolicy(answer("1"), context_tokens=400)
     asked = started(expert, 1)
     await run_episode(asked, arena(policy, boxes))
-    assert [one.seed for one in policy.requests if not one.forced_ids] == [asked.turn_seed(1)]
+    assert [request.seed for request in policy.requests if not request.forced_ids] == [asked.turn_seed(1)]
 
 
 async def test_an_experts_failed_call_is_not_purified(boxes):

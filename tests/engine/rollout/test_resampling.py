@@ -65,7 +65,7 @@ async def test_three_failures_in_a_row_are_played_again_with_other_draws(boxes):
     (change,) = trajectory.changes
     assert (change.kind, change.reason) == ("resampled", "repeated-errors")
     assert change.details == {"tries": 1, "repeated-errors": 1}
-    assert len({one.seed for one in policy.requests}) == len(policy.requests)
+    assert len({request.seed for request in policy.requests}) == len(policy.requests)
 
 
 async def test_after_the_last_try_what_there_is_stays(boxes):
@@ -78,7 +78,7 @@ async def test_after_the_last_try_what_there_is_stays(boxes):
 async def test_a_rollout_that_recovers_in_time_stays(boxes):
     result, _ = await collected(boxes, {}, REQUESTS)
     assert (result.resampled, len(result.trajectories)) == (0, len(REQUESTS))
-    assert not any(one.changes for one in result.trajectories)
+    assert not any(trajectory.changes for trajectory in result.trajectories)
 
 
 async def test_a_rollout_lost_twice_is_played_with_other_draws(boxes):
@@ -87,7 +87,7 @@ async def test_a_rollout_lost_twice_is_played_with_other_draws(boxes):
     (trajectory,) = result.trajectories
     assert trajectory.changes[0].details == {"tries": 1, "lost": 1}
     assert (result.resampled, result.discarded) == (1, {})
-    seeds = [one.seed for one in policy.requests]
+    seeds = [request.seed for request in policy.requests]
     assert seeds[:3] == [FIRST.turn_seed(0)] * 2 + [FIRST.try_number(1).turn_seed(0)]
 
 
@@ -95,7 +95,9 @@ async def test_an_accidental_loss_changes_no_draw(boxes):
     """Else a box killed from outside would change the run."""
     once, _ = await collected(mortal(boxes, deaths=1), script_of_tries(BARREN))
     never, _ = await collected(boxes, script_of_tries(BARREN))
-    assert [timeless(one) for one in once.trajectories] == [timeless(one) for one in never.trajectories]
+    assert [timeless(trajectory) for trajectory in once.trajectories] == [
+        timeless(trajectory) for trajectory in never.trajectories
+    ]
 
 
 async def test_a_rollout_that_is_always_lost_is_discarded_and_counted(boxes):
@@ -141,5 +143,5 @@ async def test_a_replay_that_diverges_is_discarded_and_counted(boxes):
     asked = [replace(FIRST, prefill=prefill), REQUESTS[1]]
     result, policy = await collected(boxes, {}, asked, otherwise=[answer("1")])
     assert result.discarded == {"replay-diverged": 1}
-    assert [one.id for one in result.trajectories] == [REQUESTS[1].id]
+    assert [trajectory.id for trajectory in result.trajectories] == [REQUESTS[1].id]
     assert set(policy.seen) == set(policy.released)

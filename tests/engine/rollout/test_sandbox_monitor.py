@@ -41,7 +41,7 @@ class Watch:
     def seen(self, kind):
         lines = [line for path in self._folder.glob("*.jsonl") for line in path.read_bytes().splitlines()]
         sightings = [TypeAdapter(Sighting).validate_json(line) for line in lines]
-        return [one for one in sightings if one.kind == kind]
+        return [sighting for sighting in sightings if sighting.kind == kind]
 
 
 @asynccontextmanager
@@ -74,9 +74,11 @@ async def test_a_tunnel_in_the_third_turn_ends_the_episode_there_and_is_told_wit
     assert alert.place == Place(trajectory=played.id, turn=2)
     assert alert.finding.rule == "ssh-outbound"
     records = watch.seen("record")
-    assert {(one.place.trajectory, one.place.turn) for one in records} == {(played.id, 2)}
-    assert {(one.record.attempt.address, one.record.attempt.port) for one in records} == {("203.0.113.7", 2222)}
-    assert not any(one.record.verdict.allowed for one in records)
+    assert {(record.place.trajectory, record.place.turn) for record in records} == {(played.id, 2)}
+    assert {(record.record.attempt.address, record.record.attempt.port) for record in records} == {
+        ("203.0.113.7", 2222)
+    }
+    assert not any(record.record.verdict.allowed for record in records)
 
 
 async def test_the_turn_of_an_alert_is_told_while_the_episode_goes_on_and_again_with_its_output(tmp_path):
@@ -86,7 +88,7 @@ async def test_the_turn_of_an_alert_is_told_while_the_episode_goes_on_and_again_
     turns = [one for one in watch.seen("turn") if one.place == alert.place]
     kinds = [json.loads(line)["kind"] for path in tmp_path.glob("*.jsonl") for line in path.read_bytes().splitlines()]
     assert kinds.index("turn") < kinds.index("alert")
-    assert {one.text.call for one in turns} == {TUNNEL}
+    assert {turn.text.call for turn in turns} == {TUNNEL}
     assert TUNNEL in turns[0].text.wrote
     ended = played.turns[alert.place.turn].tool_call
     assert (turns[-1].text.output, turns[-1].text.error_class) == (ended.output, ended.error_class)
@@ -177,7 +179,7 @@ async def test_a_test_that_was_there_is_not_the_policys_to_change(tmp_path):
             episode.turn = 1
             await box.write_file("tests/test_given.py", b"def test_a():\n    assert True\n")
     alarms = [one for one in watch.seen("alert") if one.finding.severity != "info"]
-    assert {(one.finding.rule, one.place.turn, one.finding.subject) for one in alarms} == {
+    assert {(alarm.finding.rule, alarm.place.turn, alarm.finding.subject) for alarm in alarms} == {
         ("tamper-tests", 1, "/work/tests/test_given.py")
     }
 
@@ -226,7 +228,7 @@ async def test_every_attempt_of_a_flood_is_counted_although_few_records_are_take
     async with watching(tmp_path, quarantine="never") as watch:
         await watch.play(call(flood), answer("42"))
     records = [one.record for one in watch.seen("record")]
-    assert sum(one.count for one in records if one.phase == "attempt") == 3000
+    assert sum(record.count for record in records if record.phase == "attempt") == 3000
     assert len(records) < 3000
 
 

@@ -46,7 +46,10 @@ def weights():
 
 
 def tokens(collected):
-    return {one.id: [(turn.token_ids, turn.logprobs) for turn in one.turns] for one in collected.trajectories}
+    return {
+        trajectory.id: [(turn.token_ids, turn.logprobs) for turn in trajectory.turns]
+        for trajectory in collected.trajectories
+    }
 
 
 async def test_equal_requests_give_equal_tokens_whoever_plays_them_and_in_whatever_order(boxes, generator):
@@ -102,14 +105,18 @@ class Dictated:
 async def test_purified_episodes_do_not_disturb_each_other_and_leave_no_session(boxes, generator):
     spec = SPEC.model_copy(update={"recipe": SPEC.recipe.model_copy(update={"purification": Purification(share=0.5)})})
     requests = requests_of(spec, 1)
-    assert 0 < sum(one.purify for one in requests) < len(requests)
+    assert 0 < sum(request.purify for request in requests) < len(requests)
     turns = call("x=1"), call("x/0"), call("nobody"), call("x/1"), answer("1")
     played = [
         await RolloutWorker(spec, Dictated(generator, *turns), boxes).collect(asked)
         for asked in (requests, requests[::-1])
     ]
     assert tokens(played[0]) == tokens(played[1])
-    repaired = {one.id for one in played[0].trajectories if [change.kind for change in one.changes] == ["purified"]}
-    assert repaired == {one.id for one in requests if one.purify}
+    repaired = {
+        trajectory.id
+        for trajectory in played[0].trajectories
+        if [change.kind for change in trajectory.changes] == ["purified"]
+    }
+    assert repaired == {request.id for request in requests if request.purify}
     await generator.load_weights(weights(), version=1)
     assert (generator.stats()["sessions"], boxes.stats().busy) == (0, 0)

@@ -28,8 +28,8 @@ async def boxes():
 
 async def test_trajectories_come_in_the_order_of_their_requests(boxes):
     collected = await RolloutWorker(SPEC, ScriptedPolicy(call("6*7"), answer("42")), boxes).collect(REQUESTS)
-    assert [one.id for one in collected.trajectories] == [one.id for one in REQUESTS]
-    assert all(one.tool_calls[0].output == "42" for one in collected.trajectories)
+    assert [trajectory.id for trajectory in collected.trajectories] == [one.id for one in REQUESTS]
+    assert all(trajectory.tool_calls[0].output == "42" for trajectory in collected.trajectories)
     assert not collected.discarded
 
 
@@ -61,7 +61,7 @@ async def test_a_hostile_tool_call_costs_nobody_else_anything(boxes, code):
 
     policy = OneHostile(call("6*7"), answer("42"))
     collected = await RolloutWorker(SPEC, policy, boxes).collect(REQUESTS)
-    by_id = {one.id: one for one in collected.trajectories}
+    by_id = {trajectory.id: trajectory for trajectory in collected.trajectories}
     hostile = by_id.pop(REQUESTS[3].id, None)
     assert len(by_id) == len(REQUESTS) - 1
     assert all(one.tool_calls[0].output == "42" for one in by_id.values())

@@ -22,11 +22,11 @@ from tests.engine.training.cast import rollouts, trajectory, turn
 def per_turn(credit: Credit, *group: Trajectory, step: int = 1) -> list[list[float]]:
     """The advantage of each turn, which all its tokens share."""
     answers = token_advantages(credit, grouped(group), step=step)
-    assert all(len(set(tokens)) == 1 for one in answers for tokens in one)
-    assert [[len(tokens) for tokens in one] for one in answers] == [
+    assert all(len(set(tokens)) == 1 for answer in answers for tokens in answer)
+    assert [[len(tokens) for tokens in answer] for answer in answers] == [
         [len(each.token_ids) for each in one.turns] for one in group
     ]
-    return [[tokens[0] for tokens in one] for one in answers]
+    return [[tokens[0] for tokens in answer] for answer in answers]
 
 
 def two_turns(reward: float, *, seen: str = "a", **more: object) -> Trajectory:
@@ -130,7 +130,7 @@ def test_groups_of_two_steps_are_two_groups_though_they_have_one_number(credit: 
     answers = token_advantages(credit, [*grouped(earlier), *grouped(later)], step=1)
     assert all(value < 0 for tokens in answers[0] for value in tokens)
     assert all(value > 0 for tokens in answers[1] for value in tokens)
-    assert all(value == 0 for one in answers[2:] for tokens in one for value in tokens)
+    assert all(value == 0 for answer in answers[2:] for tokens in answer for value in tokens)
 
 
 @pytest.mark.parametrize("credit", [Grpo(), DrGrpo(), Rloo(), ReinforcePlusPlus(), Gigpo(), Attribution()])
@@ -153,7 +153,7 @@ def test_the_expected_value_is_subtracted_from_what_was_earned() -> None:
     one = two_turns(2.0)
 
     def values(samples: list) -> list[np.ndarray]:
-        return [np.array([9, 9, 0.5, 1.0, 9, 1.5], dtype=np.float32) * one.loss_mask for one in samples]
+        return [np.array([9, 9, 0.5, 1.0, 9, 1.5], dtype=np.float32) * sample.loss_mask for sample in samples]
 
     [advantages] = token_advantages(Gae(whiten=False), grouped([one]), step=1, values=values)
     assert advantages == [[1.5, 1.0], [0.5]]
@@ -172,20 +172,20 @@ def test_with_lambda_0_only_the_next_value_counts() -> None:
 
 def test_whitened_advantages_have_mean_0_and_variance_1_over_all_sampled_tokens() -> None:
     def values(samples: list) -> list[np.ndarray]:
-        return [np.linspace(0, 1, len(one), dtype=np.float32) * one.loss_mask for one in samples]
+        return [np.linspace(0, 1, len(sample), dtype=np.float32) * sample.loss_mask for sample in samples]
 
     rows = token_advantages(Gae(), grouped(rollouts()), step=1, values=values)
-    flat = np.array([value for one in rows for tokens in one for value in tokens])
+    flat = np.array([value for row in rows for tokens in row for value in tokens])
     assert flat.mean() == pytest.approx(0, abs=1e-6)
     assert flat.std() == pytest.approx(1, abs=1e-5)
 
 
 def test_equal_rewards_that_nobody_foresaw_teach_nothing() -> None:
     """0.7 has no exact float: its mean over many tokens is off by a bit, and dividing by the std would show it."""
-    played = [one.model_copy(update={"reward": 0.7}) for one in rollouts()]
+    played = [rollout.model_copy(update={"reward": 0.7}) for rollout in rollouts()]
 
     def values(samples: list) -> list[np.ndarray]:
-        return [np.zeros(len(one), dtype=np.float32) for one in samples]
+        return [np.zeros(len(sample), dtype=np.float32) for sample in samples]
 
     rows = token_advantages(Gae(), grouped(played), step=1, values=values)
-    assert {value for one in rows for tokens in one for value in tokens} == {0.0}
+    assert {value for row in rows for tokens in row for value in tokens} == {0.0}

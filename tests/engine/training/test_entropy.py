@@ -42,7 +42,7 @@ def test_the_draw_depends_on_seed_stream_and_update_alone() -> None:
     assert dropped(again, 3) == dropped(EntropyKeeper(WIDE, seed=0), 3)
     different = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     draws = [dropped(EntropyKeeper(WIDE, seed=s, stream=stream), u) for s, stream, u in different]
-    assert len({tuple(one) for one in draws}) == 4
+    assert len({tuple(draw) for draw in draws}) == 4
 
 
 @pytest.mark.parametrize("spec", [None, CovarianceClip(share=0, low=-1, high=1), CovarianceKl(share=0)])
@@ -53,7 +53,7 @@ def test_a_share_of_0_hands_back_the_very_samples(spec: CovarianceClip | Covaria
 
 def test_bounds_are_measured_once_and_where_covariances_differ() -> None:
     keeper = EntropyKeeper(CovarianceClip(share=0.3, low_share=0.5), seed=0)
-    equal = [replace(one, advantages=np.ones(len(one), dtype=np.float32) / 3) for one in samples()]
+    equal = [replace(sample, advantages=np.ones(len(sample), dtype=np.float32) / 3) for sample in samples()]
     keeper.measure(equal, [one.old_logprobs for one in equal])
     assert keeper.state() is None
     assert chosen(keeper, samples())[0].kept is None, "without bounds nothing is dropped"
@@ -71,7 +71,7 @@ def test_bounds_are_measured_once_and_where_covariances_differ() -> None:
 
 
 def test_equal_advantages_have_no_covariance_that_rounding_could_rank() -> None:
-    third = [replace(one, advantages=np.full(len(one), 1 / 3, dtype=np.float32)) for one in samples()]
+    third = [replace(sample, advantages=np.full(len(sample), 1 / 3, dtype=np.float32)) for sample in samples()]
     assert all(one.kept is one.penalised is None for one in chosen(EntropyKeeper(WIDE, seed=0), third))
     held_back = chosen(EntropyKeeper(CovarianceKl(share=0.5), seed=0), third)
     assert all(one.kept is None and not one.penalised.any() for one in held_back)

@@ -155,7 +155,7 @@ def test_what_the_mismatch_mask_cuts_is_told_and_is_what_update_leaves_out(
     played = [trajectory(*turns, reward=1.0), trajectory(turn([2, 4, 5], [20, 21]), reward=0.0, member=1)]
     groups = credited(learner, grouped(played))
     first, second = rollouts_in(groups)
-    cut = [(one.kind, one.turn, one.start, one.stop) for one in first.changes]
+    cut = [(change.kind, change.turn, change.start, change.stop) for change in first.changes]
     assert cut == [("mismatch-masked", *span) for span in told]
     assert second.changes == []
     masked = updated(learner, groups)["mismatch_masked"]
@@ -185,7 +185,7 @@ def test_dpo_comes_to_prefer_the_corrected_calls() -> None:
 def test_a_step_that_is_masked_as_a_whole_makes_no_update_and_says_so() -> None:
     learner = learner_for(run_spec({"credit": {"kind": "grpo"}}))
     before = learner.weights()
-    masked = [one.model_copy(update={"masked_because": "overlong"}) for one in rollouts()]
+    masked = [rollout.model_copy(update={"masked_because": "overlong"}) for rollout in rollouts()]
     assert learned(learner, grouped(masked)) == {"updates": 0.0, "tokens": 0.0}
     assert same_bits(before, learner.weights())
 
@@ -291,7 +291,7 @@ def test_what_an_alert_keeps_out_is_not_imitated() -> None:
 
 def test_lessons_leave_the_sample_and_the_log_probs_are_those_without_them() -> None:
     recipe = {"experience": {"pool": [{"when_to_use": "always", "content": "use it"}], "training": "strip"}}
-    shown = [with_lessons(one) for one in rollouts()]
+    shown = [with_lessons(rollout) for rollout in rollouts()]
     plain, stripping = learner_for(run_spec({})), learner_for(run_spec(recipe))
     stripped, never_shown = credited(stripping, grouped(shown)), credited(plain, grouped(rollouts()))
     for ours, theirs in zip(rollouts_in(stripped), rollouts_in(never_shown), strict=True):
@@ -378,11 +378,11 @@ def test_turns_that_failed_are_not_learned_in_the_cold_start() -> None:
     losses = {masked: learner.cold_start(1, 3) for masked, learner in learners.items()}
     assert losses[False] != losses[True]
     marked = [
-        (number, each.masked_because, [change.turn for change in one.changes])
-        for one in learners[True].demonstrations()
-        for number, each in enumerate(one.turns)
+        (number, each.masked_because, [change.turn for change in demonstration.changes])
+        for demonstration in learners[True].demonstrations()
+        for number, each in enumerate(demonstration.turns)
         if each.tool_call is not None and each.tool_call.status == "error"
     ]
     assert marked
     assert all(reason == "error" and turns == [number] for number, reason, turns in marked)
-    assert not any(one.changes for one in learners[False].demonstrations())
+    assert not any(demonstration.changes for demonstration in learners[False].demonstrations())

@@ -12,7 +12,7 @@ from engine.spec.run import RunSpec
 from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
 from tests.engine.training.cast import rollouts, run_spec, same_bits
 
-GOOD = [json.loads(one.model_dump_json()) for one in rollouts()]
+GOOD = [json.loads(rollout.model_dump_json()) for rollout in rollouts()]
 
 
 def spec_for(name: str, **cold_start: Any) -> RunSpec:
@@ -22,7 +22,9 @@ def spec_for(name: str, **cold_start: Any) -> RunSpec:
 def written(folder: Path, documents: list[Any]) -> Path:
     file = folder / "some" / "recorded.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in documents) + "\n")
+    file.write_text(
+        "\n".join(document if isinstance(document, str) else json.dumps(document) for document in documents) + "\n"
+    )
     return file
 
 
@@ -39,7 +41,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 def test_what_was_recorded_is_learned_instead_of_scripted_demonstrations(tmp_path: Path) -> None:
     written(tmp_path, GOOD)
     learner, scripted = learner_for(spec_for("some/recorded.jsonl"), tmp_path), learner_for(run_spec({}))
-    assert [one.id for one in learner.demonstrations()] == [one["id"] for one in GOOD]
+    assert [demonstration.id for demonstration in learner.demonstrations()] == [one["id"] for one in GOOD]
     before = learner.weights()
     assert learner.cold_start(1, 4) > 0
     scripted_before = scripted.weights()
@@ -81,7 +83,9 @@ def test_a_file_that_is_empty_or_missing_or_masked_as_a_whole_is_refused(tmp_pat
         learner_for(spec_for("some/recorded.jsonl"), tmp_path)
     with pytest.raises(BadRecording, match="'some/other.jsonl': there is no such file"):
         learner_for(spec_for("some/other.jsonl"), tmp_path)
-    failed = [one.model_copy(update={"masked_because": "overlong"}).model_dump(mode="json") for one in rollouts()]
+    failed = [
+        rollout.model_copy(update={"masked_because": "overlong"}).model_dump(mode="json") for rollout in rollouts()
+    ]
     written(tmp_path, failed)
     with pytest.raises(BadRecording, match="16 recorded trajectories, all of whose turns are masked"):
         learner_for(spec_for("some/recorded.jsonl"), tmp_path)

@@ -40,9 +40,9 @@ def test_a_full_buffer_is_replayed_in_the_next_step_and_then_empty() -> None:
     assert [one["replayed"] for _, one in told] == [0, 0, 2, 0]
     assert told[2][1]["baseline"] == 0.5
     replay = told[2][0]
-    assert [one.token_ids.tolist() for one in replay.samples] == [[1, 21, 21], [1, 22, 21]]
-    assert [one.advantages.tolist() for one in replay.samples] == [[0, 0.5, 0.5]] * 2
-    assert [one.old_logprobs.tolist() for one in replay.samples] == [
+    assert [sample.token_ids.tolist() for sample in replay.samples] == [[1, 21, 21], [1, 22, 21]]
+    assert [sample.advantages.tolist() for sample in replay.samples] == [[0, 0.5, 0.5]] * 2
+    assert [sample.old_logprobs.tolist() for sample in replay.samples] == [
         pytest.approx([0, -0.1, -0.2]),
         pytest.approx([0, -0.2, -0.2]),
     ]
@@ -60,7 +60,7 @@ def test_what_is_now_ordinary_is_not_replayed() -> None:
 
 def test_without_baselines_each_keeps_its_own_advantage() -> None:
     told = replays(spear(replay_buffer=1, baseline_buffer=0), (1, 0), (1, 1))
-    assert [one.advantages.tolist() for one in told[1][0].samples] == [[0, 0.5, 0.5]]
+    assert [sample.advantages.tolist() for sample in told[1][0].samples] == [[0, 0.5, 0.5]]
 
 
 def test_nobody_who_is_masked_is_imitated_but_counts_in_the_baseline() -> None:
@@ -122,11 +122,11 @@ def test_saved_through_torch_and_loaded_it_goes_on_as_if_nothing_had_happened() 
 
 def test_a_replayed_sample_carries_nothing_of_its_first_update() -> None:
     means, played, samples = step_of(1, 1, 0)
-    boosted = [replace(one, boosted=one.loss_mask, expert=one.loss_mask) for one in samples]
+    boosted = [replace(sample, boosted=sample.loss_mask, expert=sample.loss_mask) for sample in samples]
     imitator = spear(replay_buffer=1)
     imitator.next_replay(means, played, boosted, step=1)
     replay, _ = imitator.next_replay(*step_of(2, 1, 0), step=2)
-    assert all(one.boosted is one.expert is one.kept is None for one in replay.samples)
+    assert all(sample.boosted is sample.expert is sample.kept is None for sample in replay.samples)
 
 
 @pytest.mark.parametrize(("entries", "parts"), [(7, 3), (2, 4), (0, 2), (8, 8)])

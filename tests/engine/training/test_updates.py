@@ -88,7 +88,7 @@ def test_cutting_into_microbatches_changes_no_gradient(monkeypatch: pytest.Monke
 
 def test_cutting_changes_no_gradient_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, gradients = whole({"objective": {"kind": "dpo"}, "purification": {}}), []
-    pairs = pairs_of([repaired(one) for one in rollouts()], "characters")
+    pairs = pairs_of([repaired(rollout) for rollout in rollouts()], "characters")
     for max_tokens in (1, 100, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
         trainer = Trainer(spec)
@@ -119,7 +119,7 @@ def test_the_sum_is_the_on_policy_mean_plus_strength_times_the_replayed_mean(
     """SPEAR, eq. 5.  Each term is divided by its own weight, so that neither depends on the size of the other."""
     spec = whole({"objective": {"kind": "clipped", "aggregation": aggregation}, "self_imitation": {"covariance": None}})
     samples = samples_for(spec)
-    good = [replace(one, advantages=np.abs(one.advantages) + 1) for one in samples[:5]]
+    good = [replace(sample, advantages=np.abs(sample.advantages) + 1) for sample in samples[:5]]
     updates = {
         "both": lambda trainer: trainer.update(samples, Replay(good, 0.3)),
         "on-policy": lambda trainer: trainer.update(samples),
@@ -147,7 +147,7 @@ def test_what_is_replayed_is_split_over_the_updates_or_follows_in_its_own() -> N
 def test_replaying_makes_what_was_good_likelier() -> None:
     spec = whole({"self_imitation": {}})
     trainer, samples = Trainer(spec), samples_for(spec)[:6]
-    good = [replace(one, advantages=np.ones_like(one.advantages)) for one in samples]
+    good = [replace(sample, advantages=np.ones_like(sample.advantages)) for sample in samples]
 
     def likelihood() -> float:
         rows = trainer.old_logprobs(good)
@@ -161,7 +161,7 @@ def test_replaying_makes_what_was_good_likelier() -> None:
 def test_a_minibatch_that_the_mismatch_mask_cuts_whole_makes_no_update() -> None:
     spec = run_spec({"mismatch": {"mask": "token", "mask_bound": 1.5}})
     samples = samples_for(spec)
-    cut = [replace(one, rollout_logprobs=one.old_logprobs - 2) for one in samples[:8]]
+    cut = [replace(sample, rollout_logprobs=sample.old_logprobs - 2) for sample in samples[:8]]
     trainer = Trainer(spec)
     report = trainer.update([*cut, *samples[8:]])
     assert (report["updates"], trainer.updates) == (1, 1)
@@ -184,7 +184,7 @@ def test_experts_without_a_sampled_token_are_imitated_all_the_same() -> None:
 def test_a_critic_whose_gradient_is_not_finite_says_whose_it_is() -> None:
     spec = whole({"credit": {"kind": "gae"}})
     critic = critic_for(spec, Trainer(spec).backend.value_network)
-    [sample] = [sample_from_trajectory(one) for one in rollouts()[:1]]
+    [sample] = [sample_from_trajectory(rollout) for rollout in rollouts()[:1]]
     nothing = np.zeros(len(sample))
     with pytest.raises(NonFiniteGradient, match="critic"):
         critic.update([with_targets(sample, nothing, nothing + float("inf"))])
@@ -194,10 +194,10 @@ def test_the_critic_begins_with_values_of_0_and_a_network_of_its_own() -> None:
     spec = whole({"credit": {"kind": "gae"}})
     trainer = Trainer(spec)
     critic = critic_for(spec, trainer.backend.value_network)
-    samples = [sample_from_trajectory(one) for one in rollouts()]
+    samples = [sample_from_trajectory(rollout) for rollout in rollouts()]
     assert not any(values.any() for values in critic.values(samples))
     before = trainer.backend.weights()
-    targets = [with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples]
+    targets = [with_targets(sample, np.zeros(len(sample)), np.ones(len(sample))) for sample in samples]
     for _ in range(3):
         critic.update(targets)
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.backend.weights().items())
@@ -208,7 +208,7 @@ def test_the_critic_begins_with_values_of_0_and_a_network_of_its_own() -> None:
 
 
 def test_explained_variance_by_hand_and_where_there_is_nothing_to_explain() -> None:
-    [sample] = [sample_from_trajectory(one) for one in rollouts()[:1]]
+    [sample] = [sample_from_trajectory(rollout) for rollout in rollouts()[:1]]
     places = np.flatnonzero(sample.loss_mask)
     returns, values = np.zeros(len(sample)), np.zeros(len(sample))
     returns[places[0]], values[places[0]] = 1.0, 1.0
@@ -221,7 +221,7 @@ def test_explained_variance_by_hand_and_where_there_is_nothing_to_explain() -> N
 def test_a_value_sees_what_stands_before_its_token_and_nothing_else() -> None:
     spec = whole({"credit": {"kind": "gae"}})
     critic = critic_for(spec, Trainer(spec).backend.value_network)
-    samples = [sample_from_trajectory(one) for one in rollouts()]
+    samples = [sample_from_trajectory(rollout) for rollout in rollouts()]
     critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])
     critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])
     sample = max(samples, key=len)

@@ -88,7 +88,7 @@ async def arena(make_arena) -> Arena:
 
 
 async def _processes(box: Sandbox) -> list[tuple[int, str]]:
-    return [(one.pid, _started(one.pid)) for one in (await box.inspect()).processes]
+    return [(process.pid, _started(process.pid)) for process in (await box.inspect()).processes]
 
 
 def _started(pid: int) -> str:

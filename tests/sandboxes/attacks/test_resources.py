@@ -282,5 +282,7 @@ async def test_every_descriptor_taken_in_a_box_is_taken_from_nobody_else(make_ar
 )
 async def test_whoever_does_not_end_is_ended(arena, program):
     assert (await arena.attack(program, timeout_s=0.5)).outcome == "timeout"
-    alive = [one for one in (await arena.box.inspect()).processes if one.state != "Z"]  # the agent buries them in turn
+    alive = [
+        process for process in (await arena.box.inspect()).processes if process.state != "Z"
+    ]  # the agent buries them in turn
     assert len(alive) == 2, "the agent and its interpreter"

@@ -65,8 +65,8 @@ while True:
     await started(box, "/work/begun")
     await box.freeze("it forks")
     before, after = await looked_twice(box)
-    assert [(one.pid, one.cpu_seconds) for one in before.processes] == [
-        (one.pid, one.cpu_seconds) for one in after.processes
+    assert [(process.pid, process.cpu_seconds) for process in before.processes] == [
+        (process.pid, process.cpu_seconds) for process in after.processes
     ]
 
 
@@ -169,7 +169,7 @@ async def test_a_box_that_is_frozen_while_it_is_reset_is_frozen(box):
 
 async def test_an_inspection_shows_processes_and_files(box):
     running = asyncio.create_task(shell(box, "echo 12345 > /work/f; mkdir /tmp/d; ln -s /etc /tmp/l; exec sleep 54321"))
-    while ("sleep 54321", "S") not in [(one.command, one.state) for one in (await box.inspect()).processes]:
+    while ("sleep 54321", "S") not in [(process.command, process.state) for process in (await box.inspect()).processes]:
         await asyncio.sleep(0.01)
     inspection = await box.inspect()
     assert {(file.path, file.kind) for file in inspection.files} == {
@@ -185,7 +185,7 @@ async def test_an_inspection_shows_processes_and_files(box):
 
 async def test_processor_time_is_seen(box):
     await said(box, "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass")
-    assert max(one.cpu_seconds for one in (await box.inspect()).processes) >= 0.25
+    assert max(process.cpu_seconds for process in (await box.inspect()).processes) >= 0.25
 
 
 async def test_hostile_names_are_shown_without_harm(box):
@@ -203,7 +203,7 @@ async def test_hostile_names_are_shown_without_harm(box):
         """,
     )
     inspection = await box.inspect()
-    texts = [file.path for file in inspection.files] + [one.command for one in inspection.processes]
+    texts = [file.path for file in inspection.files] + [process.command for process in inspection.processes]
     assert all(" " <= letter <= "~" for text in texts for letter in text)
     assert {file.path for file in inspection.files if file.kind == "link"} == {
         "/work/to-1", "/work/to-15", "/work/to-2", "/work/loop",

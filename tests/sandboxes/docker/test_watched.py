@@ -46,7 +46,7 @@ async def test_every_attempt_is_recorded_with_its_true_destination(scene):
             attempt(udp, "203.0.113.1", 0, b"\\x08\\0\\0\\0\\0\\0\\0\\0", None, 1)
             """
         )
-    seen = {(one.attempt.protocol, one.attempt.address, one.attempt.port) for one in staged.attempts}
+    seen = {(attempt.attempt.protocol, attempt.attempt.address, attempt.attempt.port) for attempt in staged.attempts}
     assert seen == {
         ("tcp", "192.0.2.7", 80),
         ("tcp", "2001:db8::1", 25),
@@ -57,8 +57,8 @@ async def test_every_attempt_is_recorded_with_its_true_destination(scene):
         ("icmp", "203.0.113.1", None),
     }
     assert staged.recorded == staged.tried == 7
-    assert {one.label for one in staged.attempts} == {"turn 1, call 2"}
-    assert not any(one.verdict.allowed for one in staged.attempts)
+    assert {attempt.label for attempt in staged.attempts} == {"turn 1, call 2"}
+    assert not any(attempt.verdict.allowed for attempt in staged.attempts)
 
 
 async def test_what_the_policy_allows_is_forwarded(scene):
@@ -77,7 +77,7 @@ async def test_what_the_policy_allows_is_forwarded(scene):
         )
         assert fetched.stdout == "b'hello'\n", fetched
     await internet.close()
-    assert any(one.verdict.allowed and one.attempt.address == "192.0.2.10" for one in staged.attempts)
+    assert any(attempt.verdict.allowed and attempt.attempt.address == "192.0.2.10" for attempt in staged.attempts)
 
 
 @pytest.mark.parametrize(

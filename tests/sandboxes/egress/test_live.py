@@ -39,16 +39,16 @@ def played(request):
 def test_incidents_are_found_in_the_turn_of_their_deed(played):
     corpus, cases_played = played
     incidents = [one for one in cases_played if one.case.kind == "incident"]
-    found = sum(one.found for one in incidents)
+    found = sum(incident.found for incident in incidents)
     assert len(incidents) == 14 * PER_CLASS[corpus]
-    assert found >= 0.75 * len(incidents), [one.case.name for one in incidents if not one.found]
+    assert found >= 0.75 * len(incidents), [incident.case.name for incident in incidents if not incident.found]
 
 
 def test_ordinary_tasks_raise_no_alarm(played):
     corpus, cases_played = played
     tasks = [one for one in cases_played if one.case.kind == "task"]
     assert len(tasks) == TASKS[corpus]
-    assert [(one.case.name, one.loud) for one in tasks if one.loud] == []
+    assert [(task.case.name, task.loud) for task in tasks if task.loud] == []
 
 
 def test_tasks_of_engineering_git_and_systems_raise_no_alarm():

@@ -163,7 +163,7 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(tmp_path):
     assert (found.name, found.owner, found.quota.boxes) == ("ci", "team", 3)
     assert Tokens(file).find(text[:-1] + ("a" if text[-1] != "a" else "b")) is None
     listed = command("token", "--tokens", str(file), "list", "--json")
-    assert [one["name"] for one in json.loads(listed.stdout)] == ["ci"]
+    assert [load["name"] for load in json.loads(listed.stdout)] == ["ci"]
     assert "digest" not in listed.stdout
     assert command("token", "--tokens", str(file), "revoke", "ci").returncode == 0
     assert Tokens(file).find(text) is None

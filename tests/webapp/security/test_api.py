@@ -71,10 +71,10 @@ def test_pages_give_every_alert_record_and_quarantine_once(engine: Engine, api_o
     places = [{"trajectory": f"train-1-{index}", "turn": 0} for index in range(20)]
     engine.post(*(engine.alert(f"b/{index}", place=place) for index, place in enumerate(places)))
     api, run = api_of(victor), f"/runs/{engine.run_id}"
-    assert [one["alert_id"] for one in pages(api, "/alerts")] == [f"b/{index}" for index in reversed(range(20))]
-    records = [(one["box"], one["seq"]) for one in pages(api, f"{run}/egress")]
+    assert [page["alert_id"] for page in pages(api, "/alerts")] == [f"b/{index}" for index in reversed(range(20))]
+    records = [(page["box"], page["seq"]) for page in pages(api, f"{run}/egress")]
     assert records == [(box, seq) for box in "ba" for seq in range(20, 0, -1)]
-    held = [one["trajectory"] for one in pages(api, f"{run}/quarantines")]
+    held = [page["trajectory"] for page in pages(api, f"{run}/quarantines")]
     assert sorted(held) == sorted(place["trajectory"] for place in places)
 
 

@@ -55,7 +55,7 @@ def test_groups_differ_by_run_rule_and_destination(engine: Engine, api_of: Any, 
     findings = [{}, {}, {"rule": "beacon"}, {"subject": "198.51.100.1:1"}, {"severity": "warning"}]
     engine.post(*(engine.alert(f"b/{index}", finding=finding(**one)) for index, one in enumerate(findings)))
     groups = api_of(victor).get("/alerts/groups").json()["items"]
-    assert [(one["rule"], one["subject"], one["count"], one["severity"]) for one in groups] == [
+    assert [(group["rule"], group["subject"], group["count"], group["severity"]) for group in groups] == [
         ("mining-stratum", "203.0.113.7:4444", 3, "critical"),
         ("mining-stratum", "198.51.100.1:1", 1, "critical"),
         ("beacon", "203.0.113.7:4444", 1, "critical"),

@@ -128,7 +128,7 @@ async def test_a_stopped_box_ends_whole_and_its_guests_do_not_run_once_more(box)
     running = asyncio.create_task(shell(box, script, timeout_s=60))
     await begun(box)
     await box.freeze("it loops")
-    pids = [one.pid for one in (await box.inspect()).processes]
+    pids = [process.pid for process in (await box.inspect()).processes]
     folders = groups_of(box)
     async with asyncio.timeout(5):
         await box.close()
