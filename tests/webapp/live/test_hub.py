@@ -252,7 +252,7 @@ async def test_trajectories_come_as_summaries(engine: Engine, bob: User) -> None
     told = [one["trajectory"] for frame in viewer.frames for one in frame["events"] if one["kind"] == "trajectory"]
     assert told
     assert all("turns" in one and not isinstance(one["turns"], list) for one in told)
-    assert {"id", "purpose", "step", "reward", "success", "tool_errors", "tokens"} <= set(told[0])
+    assert {"id", "purpose", "sampled_at_version", "trained_at_step", "reward", "success", "tokens"} <= set(told[0])
 
 
 @pytest.mark.parametrize(("who", "code"), [("nobody", consumer.SIGNED_OUT), ("charlie", consumer.REFUSED)])
