@@ -15,9 +15,9 @@ from engine.cluster.workers import ActorLost
 from engine.launch import exit_codes
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
-from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
+from engine.training.columns import UpdateRequest
 from tests.engine.rigs import Rig, entered
 
 
@@ -165,7 +165,7 @@ def test_a_step_without_any_episode_fails_the_run_for_good(rig: Callable[..., Ri
 
 
 class Dying(InProcessWorkers):
-    async def update(self, groups: Sequence[RolloutGroup], released: Sequence[Trajectory]) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> dict[str, float]:
         raise ActorLost("learner died: of old age")
 
 
