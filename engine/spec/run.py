@@ -156,6 +156,8 @@ class RunSpec(Strict):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        for refusal in refusals_beside(self, self.recipe):
+            raise refusal
         batch = self.schedule.prompts_per_step * self.schedule.group_size
         minibatch = self.schedule.minibatch_trajectories
         if batch > MOST_THINGS:
@@ -173,8 +175,6 @@ class RunSpec(Strict):
                 f"do not divide into minibatches of {minibatch}",
                 f"use a divisor of {batch}",
             )
-        for refusal in refusals_beside(self, self.recipe):
-            raise refusal
         self._log_probs_can_be_taken()
         for field in ("tasks", "interim_tasks"):
             if getattr(self.evaluation, field) > self.dataset.heldout_tasks:

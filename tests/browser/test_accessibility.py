@@ -11,7 +11,7 @@ from tests.browser.conftest import Engine, Web, sign_in
 from tests.browser.test_pictures import addresses  # noqa: F401 - a fixture
 from tests.browser.test_security import Trouble
 from webapp.experiments.sample import Sample
-from webapp.experiments.services import launch_experiment
+from webapp.runs.services import launch_experiment
 from webapp.security.models import Alert
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import ROOT, Engine, Web, sign_in
 from tests.browser.story import Event, Story
 from webapp.experiments.sample import Sample
-from webapp.experiments.services import launch_experiment
+from webapp.runs.services import launch_experiment
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PATIENCE_MS = 30_000

@@ -12,7 +12,7 @@ from tests.browser.story import Event, Story
 from tests.browser.test_pictures import FAINT_TEXTS, PICTURES
 from webapp.accounts.models import Membership, Role, User
 from webapp.experiments.sample import Sample
-from webapp.experiments.services import launch_experiment
+from webapp.runs.services import launch_experiment
 from webapp.runs.models import Run
 from webapp.security.models import Alert, Quarantine, Ruling
 

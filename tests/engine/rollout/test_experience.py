@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
+from engine.loop.environment_requirements import lacking_in_environment
 from engine.rollout.experience import ExperienceRetriever, cosine, grams
 from engine.rollout.renderers.registry import renderer_for
 from engine.spec.exploration import Experience, ExperienceItem
-from engine.spec.problems import problems_in
+from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 
 POOL = [
@@ -57,17 +57,21 @@ def test_no_lessons_take_more_room_than_the_spec_reckons_with(environment: str) 
 
 
 def test_lessons_that_do_not_fit_are_refused_with_what_would_do() -> None:
-    def spec(context_tokens: int, **experience: Any) -> RunSpec:
-        pool = [{"when_to_use": "always", "content": "x" * 100}, {"when_to_use": "never", "content": "y" * 50}]
-        document = {"name": "x", "recipe": {"experience": {"pool": pool, **experience}}}
-        return RunSpec.model_validate({**document, "model": {"context_tokens": context_tokens}})
+    """The pool's two items together; with ``top_k`` 1 the longer one alone; none where nobody is shown any."""
 
-    needed = 21 + 32 + 100 + 50 + len("\n<EXP></EXP>\n")
-    assert spec(needed)
-    with pytest.raises(ValidationError) as raised:
-        spec(needed - 1)
-    [problem] = problems_in(raised.value, RunSpec)
+    def problems(context_tokens: int, **experience: Any) -> list[Problem]:
+        pool = [{"when_to_use": "always", "content": "x" * 100}, {"when_to_use": "never", "content": "y" * 50}]
+        recipe = {"cold_start": False, "experience": {"pool": pool, **experience}}
+        spec = {"name": "x", "recipe": recipe, "model": {"context_tokens": context_tokens}}
+        return lacking_in_environment(RunSpec.model_validate(spec))
+
+    [bare] = problems(16, share=0.0)
+    assert bare.remedy.startswith("use at least ")
+    room = int(bare.remedy.split()[-1])
+    needed = room + 100 + 50 + len("\n<EXP></EXP>\n")
+    assert problems(needed) == []
+    [problem] = problems(needed - 1)
     assert (problem.field, problem.value) == ("model.context_tokens", needed - 1)
-    assert problem.remedy == f"use at least {needed}, or fewer or shorter lessons in recipe.experience"
-    assert spec(needed - 51, top_k=1)
-    assert spec(128, share=0.0)
+    assert problem.remedy == f"use at least {needed}, or fewer or shorter items in recipe.experience"
+    assert problems(needed - 51, top_k=1) == []
+    assert problems(room, share=0.0) == []

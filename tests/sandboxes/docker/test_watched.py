@@ -156,7 +156,7 @@ async def test_a_network_that_cannot_be_watched_makes_no_box(docker_image, monke
         return made
 
     monkeypatch.setattr(container, "settings", without_ipv6)
-    with pytest.raises(SandboxUnavailable, match="netns_entry"):
+    with pytest.raises(SandboxUnavailable, match="netns entry"):
         await open_box(SandboxSpec(network="watched", **OPTIONS))
     assert daemon.client().containers(all=True, filters={"label": OWNER}) == []
 
