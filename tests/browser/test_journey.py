@@ -13,8 +13,8 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import PASSWORD, ROOT, Engine, Web, sign_in
 from tests.browser.story import Story
 from webapp.experiments.sample import Sample
-from webapp.runs.services import launch_experiment
 from webapp.runs.models import Run
+from webapp.runs.services import launch_experiment
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PATIENCE_MS = 30_000

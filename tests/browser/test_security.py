@@ -12,8 +12,8 @@ from tests.browser.story import Event, Story
 from tests.browser.test_pictures import FAINT_TEXTS, PICTURES
 from webapp.accounts.models import Membership, Role, User
 from webapp.experiments.sample import Sample
-from webapp.runs.services import launch_experiment
 from webapp.runs.models import Run
+from webapp.runs.services import launch_experiment
 from webapp.security.models import Alert, Quarantine, Ruling
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
