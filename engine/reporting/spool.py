@@ -106,7 +106,7 @@ class Spool:
     def read(self, first_seq: int, *, max_events: int, max_bytes: int) -> list[bytes]:
         """Lines (without newline) beginning with ``first_seq``, from one segment, within both limits; maybe none."""
         with self._mutex:
-            segment = next((held for held in self._segments if held.first_seq <= first_seq < held.next_seq), None)
+            segment = next((part for part in self._segments if part.first_seq <= first_seq < part.next_seq), None)
             span = segment.span(first_seq, max_events, max_bytes) if segment else (0, 0)
             path = segment.path if segment else None
         if path is None:
@@ -184,7 +184,7 @@ class _Segment:
         with path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n") or (segment.next_seq > acked and _seq_of(line) != segment.next_seq):
-                    segment.cut_lines = sum(rest.endswith(b"\n") for rest in (line, *file))
+                    segment.cut_lines = sum(damaged.endswith(b"\n") for damaged in (line, *file))
                     break
                 segment.add([line])
         if segment.size != path.stat().st_size:

@@ -75,15 +75,15 @@ def conflict_between(earlier: Sequence[Rule], rule: Rule) -> Conflict | None:
 def _contradiction(earlier: Rule, rule: Rule) -> Conflict | None:
     if not _ways_meet(earlier, rule):
         return None
-    for place, wider in product(_places(earlier), _places(rule)):
-        if not place.meets(wider) or (wider.covers(place) and place != wider):
+    for earlier_place, place in product(_places(earlier), _places(rule)):
+        if not earlier_place.meets(place) or (place.covers(earlier_place) and earlier_place != place):
             continue
-        if place == wider and _ways_nest(earlier, rule) and not _ways_cover(earlier, rule):
+        if earlier_place == place and _ways_nest(earlier, rule) and not _ways_cover(earlier, rule):
             continue
         return Conflict(
-            field="hosts" if wider.host is not None else "cidrs",
-            value=wider.text,
-            problem=f"rule '{earlier.name}' says {earlier.action} and this one {rule.action} for {wider.text}",
+            field="hosts" if place.host is not None else "cidrs",
+            value=place.text,
+            problem=f"rule '{earlier.name}' says {earlier.action} and this one {rule.action} for {place.text}",
             remedy="take the overlap out of one of them; only a narrower rule before a broader one is an exception",
         )
     return None
