@@ -23,12 +23,12 @@ from rich.table import Table
 
 from benchmarks import egress_live, machine
 from benchmarks.egress_corpus import POLICY, Scenario, scenarios
-from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.connection_attempt import ConnectionAttempt
+from sandboxes.egress.decision import EgressDecision, decide
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.registry import RULES
 from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.log import RecordLog
-from sandboxes.egress.verdict import Verdict, decide
 
 BATCH = 1000
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,7 +70,7 @@ def main() -> None:
         f"{total['incidents']} incidents, {total['found']} found ({total['known_misses']} are known to be missed); "
         f"{benign} benign, {total['false_alarms']} false alarms\n"
         + "\n".join(f"{what}: {per_s:,.0f}/s" for what, per_s in rates.items())
-        + (f"\n{_told(alerts)}" if alerts else "")
+        + (f"\n{_alerts_text(alerts)}" if alerts else "")
         + f"\nMachine: {described}"
     )
     for name, played in live.items():
@@ -118,14 +118,14 @@ def _live(corpus: str, processes: int) -> dict[str, Any]:
         "open": [one for one in played if one.case.is_open],
         "sealed": [one for one in played if not one.case.is_open],
     }
-    told: dict[str, Any] = {
+    measured: dict[str, Any] = {
         half: {
             "all": egress_live.tally(of_half).as_dict(),
             "by class": {name: one.as_dict() for name, one in egress_live.by_class(of_half).items()},
         }
         for half, of_half in halves.items()
     }
-    return told | {"open cases": egress_live.told(played), "seconds": time.perf_counter() - started}
+    return measured | {"open cases": egress_live.open_cases(played), "seconds": time.perf_counter() - started}
 
 
 def _print_live(corpus: str, live: dict[str, Any]) -> None:
@@ -198,18 +198,18 @@ def _total(scores: Sequence[Score], corpus: Sequence[Scenario]) -> dict[str, int
 def _alerts() -> dict[str, Any]:
     """Of a drill in a service of its own: the time from the packet to the alert in the database."""
     with TemporaryDirectory(prefix="pe-", dir="/tmp") as home:
-        told = Path(home, "summary.json")
-        command = [sys.executable, "-m", "devtools", "up", "--once", "--spec", str(DRILL), "--json", str(told)]
+        measured = Path(home, "summary.json")
+        command = [sys.executable, "-m", "devtools", "up", "--once", "--spec", str(DRILL), "--json", str(measured)]
         done = subprocess.run(
             command, cwd=ROOT, env=os.environ | {"PALESTRA_HOME": home}, capture_output=True, text=True
         )
         if done.returncode:
             raise RuntimeError(f"the drill failed ({done.returncode}):\n{(done.stdout + done.stderr)[-3000:]}")
-        alerts: dict[str, Any] = json.loads(told.read_text())["alerts"]
+        alerts: dict[str, Any] = json.loads(measured.read_text())["alerts"]
         return alerts
 
 
-def _told(alerts: dict[str, Any]) -> str:
+def _alerts_text(alerts: dict[str, Any]) -> str:
     seconds = alerts["seconds_to_stored"]
     spread = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in seconds.items())
     return f"from the packet to the stored alert, {alerts['stored']} alerts of a drill: {spread}"
@@ -219,17 +219,17 @@ def _rates(seconds: float, corpus: Sequence[Scenario]) -> dict[str, float]:
     """Operations per second on one core, each alone."""
     resolved: dict[str, tuple[str, ...]] = {"203.0.113.20": ("api.example.org",)}
     attempts = [
-        Attempt(
-            box="bench", sequence=n + 1, at=0.0, protocol="tcp", address=f"203.0.113.{20 + n % 2}", port=443,
+        ConnectionAttempt(
+            sandbox="bench", sequence=n + 1, at=0.0, protocol="tcp", address=f"203.0.113.{20 + n % 2}", port=443,
             stage="opening", sni="api.example.org",
         )
         for n in range(BATCH)
     ]  # fmt: skip
-    verdicts = [decide(POLICY, attempt, resolved) for attempt in attempts]
+    decisions = [decide(POLICY, attempt, resolved) for attempt in attempts]
     return {
         "decisions": _per_s(lambda: _decide_all(attempts, resolved), seconds),
-        "records kept and read": _per_s(lambda: _keep(RecordLog(2 * BATCH), attempts, verdicts), seconds),
-        "records summed up behind a slow reader": _per_s(lambda: _keep(RecordLog(16), attempts, verdicts), seconds),
+        "records kept and read": _per_s(lambda: _keep(RecordLog(2 * BATCH), attempts, decisions), seconds),
+        "records summed up behind a slow reader": _per_s(lambda: _keep(RecordLog(16), attempts, decisions), seconds),
         "records through all detectors": _per_s(lambda: _detect(corpus, commands=False), seconds),
         "commands through all detectors": _per_s(lambda: _detect(corpus, commands=True), seconds),
     }
@@ -243,15 +243,15 @@ def _per_s(work: Callable[[], int], seconds: float) -> float:
     return done / took_s
 
 
-def _decide_all(attempts: Sequence[Attempt], resolved: dict[str, tuple[str, ...]]) -> int:
+def _decide_all(attempts: Sequence[ConnectionAttempt], resolved: dict[str, tuple[str, ...]]) -> int:
     for attempt in attempts:
         decide(POLICY, attempt, resolved)
     return len(attempts)
 
 
-def _keep(log: RecordLog, attempts: Sequence[Attempt], verdicts: Sequence[Verdict]) -> int:
-    for attempt, verdict in zip(attempts, verdicts, strict=True):
-        log.add(attempt, verdict, label="turn-1")
+def _keep(log: RecordLog, attempts: Sequence[ConnectionAttempt], decisions: Sequence[EgressDecision]) -> int:
+    for attempt, decision in zip(attempts, decisions, strict=True):
+        log.add(attempt, decision, label="turn-1")
     after = 0
     while records := log.batch(after):
         after = records[-1].seq

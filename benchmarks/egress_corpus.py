@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandboxes.egress.attempt import PROTOCOLS, Attempt
+from sandboxes.egress.connection_attempt import PROTOCOLS, ConnectionAttempt
+from sandboxes.egress.decision import EgressDecision, Reason
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event, Finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding
 from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
 from sandboxes.egress.rule import Rule
-from sandboxes.egress.verdict import Reason, Verdict
 
 FOLDER = Path(__file__).parents[1] / "tests" / "sandboxes" / "egress" / "corpus"
 POLICY = EgressPolicy(
@@ -52,7 +52,7 @@ class Scenario:
     """Rules that have to find something; empty for benign work."""
     known_miss: str | None
     """Why nothing finds an incident, where that is known: it counts against recall all the same."""
-    events: tuple[Event, ...]
+    events: tuple[DetectorEvent, ...]
 
     def findings(self) -> list[Finding]:
         suite = Suite(POLICY)
@@ -79,7 +79,7 @@ def _scenario(entry: dict[str, Any], *, incident: bool) -> Scenario:
     return Scenario(entry["name"], expected, entry.get("known_miss"), tuple(_events(entry["steps"])))
 
 
-def _events(steps: list[dict[str, Any]]) -> Iterator[Event]:
+def _events(steps: list[dict[str, Any]]) -> Iterator[DetectorEvent]:
     clock, seq = START, 0
     sequence = 0
     noise = random.Random(7)
@@ -99,7 +99,7 @@ def _events(steps: list[dict[str, Any]]) -> Iterator[Event]:
 def _command(step: dict[str, Any], at: float) -> ExecEvent:
     argv = step.get("argv", ["bash", "-c", step["sh"]] if "sh" in step else [])
     return ExecEvent(
-        box="corpus",
+        sandbox="corpus",
         at=at,
         label="turn-1",
         argv=tuple(argv),
@@ -124,8 +124,8 @@ def _record(step: dict[str, Any], turn: int, seq: int, sequence: int, at: float)
     allowed = step.get("allowed", False)
     up = step.get("up", "").encode("latin-1").decode("unicode_escape").encode("latin-1")
     phase = step.get("phase", "attempt")
-    attempt = Attempt(
-        box="corpus",
+    attempt = ConnectionAttempt(
+        sandbox="corpus",
         sequence=sequence,
         at=at if phase == "attempt" else START,
         protocol=protocol,
@@ -141,6 +141,6 @@ def _record(step: dict[str, Any], turn: int, seq: int, sequence: int, at: float)
     reason: Reason = "allowed-by-rule" if allowed else "no-rule"
     return EgressRecord(
         seq=seq, phase=step.get("phase", "attempt"), attempt=attempt, label="turn-1", last_at=at, opening_up=up[:256],
-        verdict=Verdict(allowed=allowed, policy="corpus", rule="mirrors" if allowed else None, reason=reason),
+        decision=EgressDecision(allowed=allowed, policy="corpus", rule="mirrors" if allowed else None, reason=reason),
         bytes_up=step.get("bytes_up", 0), bytes_down=step.get("bytes_down", 0), packets_up=step.get("packets_up", 0),
     )  # fmt: skip

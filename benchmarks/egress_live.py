@@ -26,7 +26,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from engine.rollout.sandbox_monitor import MonitoredSandbox, SandboxMonitor
-from engine.rollout.security_log import AlertSeen, SecurityLog, Sighting
+from engine.rollout.security_log import AlertEntry, SecurityLog, SecurityLogEntry
 from engine.spec.security import Response
 from sandboxes.egress.detectors.finding import Severity
 from sandboxes.interface import Sandbox, SandboxLost
@@ -146,26 +146,26 @@ def _play(case: Case) -> Played:
     with tempfile.TemporaryDirectory(prefix="palestra-live-") as folder:
         lost = asyncio.run(_episode(case, Path(folder)))
         lines = [line for path in Path(folder).glob("*.jsonl") for line in path.read_bytes().splitlines()]
-    sightings = [TypeAdapter[Sighting](Sighting).validate_json(line) for line in lines]
-    alerts = [_alerted(sighting) for sighting in sightings if isinstance(sighting, AlertSeen)]
+    entries = [TypeAdapter[SecurityLogEntry](SecurityLogEntry).validate_json(line) for line in lines]
+    alerts = [_alerted(entry) for entry in entries if isinstance(entry, AlertEntry)]
     return Played(case, tuple(alerts), lost)
 
 
-def _alerted(seen: AlertSeen) -> AlertedTurn:
-    turn = seen.place.turn if seen.place is not None else -1
+def _alerted(seen: AlertEntry) -> AlertedTurn:
+    turn = seen.origin.turn if seen.origin is not None else -1
     return AlertedTurn(seen.finding.rule, seen.finding.severity, turn, seen.finding.evidence)
 
 
 async def _episode(case: Case, folder: Path) -> bool:
     """Whether the sandbox was lost."""
-    guard = SandboxMonitor(Response(quarantine="never"), SPEC.egress, SecurityLog(folder))
+    monitor = SandboxMonitor(Response(quarantine="never"), SPEC.egress, SecurityLog(folder))
     lost = False
     try:
-        async with Pool(SPEC, size=1, **guard_hooks(guard)) as pool:
-            watch = guard.episode(pool, TRAJECTORY)
+        async with Pool(SPEC, size=1, **monitor_hooks(monitor)) as pool:
+            watch = monitor.episode(pool, TRAJECTORY)
             async with watch.acquire() as sandbox:
                 for file in case.files:
-                    await pool_box(sandbox).write_file(file["path"], file["content"].encode())
+                    await pool_sandbox(sandbox).write_file(file["path"], file["content"].encode())
                 for turn, call in enumerate(case.turns):
                     watch.turn = turn
                     try:
@@ -175,22 +175,22 @@ async def _episode(case: Case, folder: Path) -> bool:
                         break
             await watch.settled()
     finally:
-        await guard.close()
+        await monitor.close()
     return lost
 
 
-def guard_hooks(guard: SandboxMonitor) -> dict[str, Any]:
+def monitor_hooks(monitor: SandboxMonitor) -> dict[str, Any]:
     """What a pool is given to tell the guard."""
-    hooks: dict[str, Any] = {"on_record": guard.on_record}
-    if hasattr(guard, "on_action"):
-        hooks["on_action"] = guard.on_action
+    hooks: dict[str, Any] = {"on_record": monitor.on_record}
+    if hasattr(monitor, "on_action"):
+        hooks["on_action"] = monitor.on_action
     return hooks
 
 
-def pool_box(sandbox: Sandbox) -> Sandbox:
+def pool_sandbox(sandbox: Sandbox) -> Sandbox:
     """The sandbox without its guard: what the environment plants is nobody's tool call."""
     assert isinstance(sandbox, MonitoredSandbox)
-    return sandbox._box
+    return sandbox._sandbox
 
 
 async def _call(sandbox: Sandbox, call: dict[str, str]) -> None:
@@ -257,7 +257,7 @@ def by_class(played: Sequence[Played]) -> dict[str, Tally]:
     }
 
 
-def told(played: Sequence[Played]) -> list[str]:
+def open_cases(played: Sequence[Played]) -> list[str]:
     """What went wrong in the open half, case by case; of the sealed half nothing."""
     lines = []
     for one in played:

@@ -68,10 +68,10 @@ class Engine:
             self._generator = generator_for(self._spec)
             opened.callback(self._generator.close)
             folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
-            boxes = await opened.enter_async_context(opened_sandboxes(self._spec, folder))
+            sandboxes = await opened.enter_async_context(opened_sandboxes(self._spec, folder))
             fixed_length = self._workload.setting == "completions"
             sampler = WithoutStop(self._generator) if fixed_length else self._generator
-            self._worker = RolloutWorker(self._spec, sampler, boxes.pool, boxes.monitor)
+            self._worker = RolloutWorker(self._spec, sampler, sandboxes.pool, sandboxes.monitor)
             await self._sync_weights(0)
             return [await self._step(number) for number in range(1, self._workload.steps + 1)]
 

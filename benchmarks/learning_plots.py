@@ -7,14 +7,14 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from benchmarks.learning_plan import Plan
-from benchmarks.learning_runs import Outcome
+from benchmarks.learning_runs import RunResult
 from benchmarks.learning_statistics import band
 
 SHOWN = ("train/success", "train/tool_error_rate", "train/grad_norm", "train/entropy", "perf/step_seconds")
 COLOURS = ("31,119,180", "255,127,14", "44,160,44", "214,39,40")
 
 
-def write_plots(plan: Plan, outcomes: Sequence[Outcome], folder: Path) -> Path:
+def write_plots(plan: Plan, outcomes: Sequence[RunResult], folder: Path) -> Path:
     keys = (plan.metric, *SHOWN)
     figure = make_subplots(rows=2, cols=3, subplot_titles=keys)
     for place, key in enumerate(keys):

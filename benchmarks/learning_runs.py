@@ -28,13 +28,13 @@ class RunFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     arm: str
     seed: int
     curves: Curves
 
 
-def run_plan(plan: Plan, folder: Path, *, processes: int, log: Callable[[str], None]) -> list[Outcome]:
+def run_plan(plan: Plan, folder: Path, *, processes: int, log: Callable[[str], None]) -> list[RunResult]:
     """All outcomes, those that stand in ``folder`` from an earlier call among them; ``processes`` runs at once."""
     _write_plan(plan, folder)
     with ThreadPoolExecutor(processes) as pool:
@@ -65,7 +65,7 @@ def _cold_start(plan: Plan, folder: Path, seed: int, log: Callable[[str], None])
     return place
 
 
-def _run(plan: Plan, folder: Path, arm: Arm, seed: int, log: Callable[[str], None]) -> Outcome:
+def _run(plan: Plan, folder: Path, arm: Arm, seed: int, log: Callable[[str], None]) -> RunResult:
     place = folder / arm.name / str(seed)
     result = place / "curves.json"
     if not result.exists():
@@ -82,7 +82,7 @@ def _run(plan: Plan, folder: Path, arm: Arm, seed: int, log: Callable[[str], Non
     }
     final = curves[plan.metric][max(curves[plan.metric])]
     log(f"{arm.name}, seed {seed}: {plan.metric} {final:.3f}")
-    return Outcome(arm.name, seed, curves)
+    return RunResult(arm.name, seed, curves)
 
 
 def _start_from(cold: Path, place: Path, spec: RunSpec) -> None:

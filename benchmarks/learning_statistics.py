@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.distribution import Distribution
 from benchmarks.headline import Headline, at_least, figure
-from benchmarks.learning_runs import Outcome
+from benchmarks.learning_runs import RunResult
 
 Curve = dict[int, float]
 
@@ -50,7 +50,7 @@ MEASURES = {
 """Name -> the training metric whose mean over all steps it is; of a metric that a run lacks, nothing is told."""
 
 
-def summary(metric: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def summary(metric: str, outcomes: Sequence[RunResult]) -> dict[str, Any]:
     """Per arm: final height, area, steps to 90 % of the baseline's best, and the means of MEASURES; per later arm its
     paired differences to the first.  Steps to the threshold count as one more than the last where never reached, and
     how many seeds reached it is told beside."""
@@ -58,25 +58,27 @@ def summary(metric: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     by_arm = {arm: {outcome.seed: outcome for outcome in outcomes if outcome.arm == arm} for arm in arms}
     seeds = sorted(by_arm[arms[0]])
     rows = {arm: [_row(metric, by_arm[arm][seed], by_arm[arms[0]][seed]) for seed in seeds] for arm in arms}
-    told: dict[str, Any] = {"metric": metric, "seeds": seeds, "baseline": arms[0], "arms": {}, "differences": {}}
+    report: dict[str, Any] = {"metric": metric, "seeds": seeds, "baseline": arms[0], "arms": {}, "differences": {}}
     for arm in arms:
         names = [name for name in rows[arm][0] if all(name in row for row in rows[arm])]
-        told["arms"][arm] = {name: asdict(spread([row[name] for row in rows[arm]])) for name in names}
+        report["arms"][arm] = {name: asdict(spread([row[name] for row in rows[arm]])) for name in names}
     for arm in arms[1:]:
-        names = [name for name in told["arms"][arm] if name in told["arms"][arms[0]]]
-        told["differences"][arm] = {
+        names = [name for name in report["arms"][arm] if name in report["arms"][arms[0]]]
+        report["differences"][arm] = {
             name: asdict(spread([a[name] - b[name] for a, b in zip(rows[arm], rows[arms[0]], strict=True)]))
             for name in names
         }
-    return told
+    return report
 
 
-def headlines(told: dict[str, Any]) -> list[Headline]:
+def headlines(report: dict[str, Any]) -> list[Headline]:
     """Final height of every arm; of a later one its paired difference to the first, which ought to be above 0."""
-    arms = [figure(f"{arm}: {told['metric']} at the end", _of(values["final"])) for arm, values in told["arms"].items()]
+    arms = [
+        figure(f"{arm}: {report['metric']} at the end", _of(values["final"])) for arm, values in report["arms"].items()
+    ]
     differences = [
-        at_least(f"{arm} over {told['baseline']}: {told['metric']} at the end", _of(values["final"]), 0.0)
-        for arm, values in told["differences"].items()
+        at_least(f"{arm} over {report['baseline']}: {report['metric']} at the end", _of(values["final"]), 0.0)
+        for arm, values in report["differences"].items()
     ]
     return arms + differences
 
@@ -85,7 +87,7 @@ def _of(values: dict[str, Any]) -> Distribution:
     return Distribution.of(values["values"])
 
 
-def _row(metric: str, outcome: Outcome, baseline: Outcome) -> dict[str, float]:
+def _row(metric: str, outcome: RunResult, baseline: RunResult) -> dict[str, float]:
     curve, reference = outcome.curves[metric], baseline.curves[metric]
     last = max(curve)
     reached = first_step_at(curve, 0.9 * max(reference.values()))
@@ -103,7 +105,7 @@ def _row(metric: str, outcome: Outcome, baseline: Outcome) -> dict[str, float]:
     return row
 
 
-def band(outcomes: Sequence[Outcome], key: str) -> tuple[list[int], list[float], list[float]]:
+def band(outcomes: Sequence[RunResult], key: str) -> tuple[list[int], list[float], list[float]]:
     """Steps, means and half-widths of the 95 % band (1.96 standard errors) over the seeds that have the step."""
     steps = sorted({step for outcome in outcomes for step in outcome.curves.get(key, {})})
     at = [[outcome.curves[key][step] for outcome in outcomes if step in outcome.curves.get(key, {})] for step in steps]

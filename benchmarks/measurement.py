@@ -25,7 +25,7 @@ class Step:
     update: float
     """Loss, gradients, optimizer, and handing the new weights to the sampler."""
     cpu: float
-    """Processor time of the process in all its threads, its boxes left out.  Says little about waiting, but a busy
+    """Processor time of the process in all its threads, its sandboxes left out.  Says little about waiting, but a busy
     machine disturbs it less than the clock."""
     trajectories: int
     turns: int

@@ -48,13 +48,13 @@ def main() -> None:
 
 
 def _end(*_: object) -> None:
-    """Like Ctrl-C, at which asyncio cancels the work: boxes and daemon are ended first."""
+    """Like Ctrl-C, at which asyncio cancels the work: sandboxes and daemon are ended first."""
     signal.raise_signal(signal.SIGINT)
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     sandbox_room.raise_descriptor_limit()
-    with _peer(options.without_docker) as (peer, told):
+    with _peer(options.without_docker) as (peer, docker_note):
         times = asyncio.run(milliseconds(options.rounds, peer))
         per_s = asyncio.run(rates(options.seconds, peer))
     living = asdict(asyncio.run(alive(options.alive, sandbox_room.room(options.alive, sandbox_room.spare()))))
@@ -66,7 +66,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "headline": headlines(found["milliseconds"], found["ratios"], found["rates"], living),
         "benchmark": "sandbox",
-        "docker": told,
+        "docker": docker_note,
         "limits": asyncio.run(limits()),
         **found,
         "alive": living,
@@ -78,7 +78,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
     parser.add_argument("--rounds", type=int, default=50, help="measurements of each kind (default 50)")
     parser.add_argument(
-        "--alive", type=int, default=WANTED_ALIVE, help=f"boxes alive at once (default {WANTED_ALIVE}, or what fits)"
+        "--alive",
+        type=int,
+        default=WANTED_ALIVE,
+        help=f"sandboxes alive at once (default {WANTED_ALIVE}, or what fits)",
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each rate is measured (default 5)")
     parser.add_argument("--without-docker", action="store_true", help="leave `docker run` out")
@@ -92,14 +95,14 @@ def _options() -> argparse.Namespace:
 def _peer(without: bool) -> Iterator[tuple[Docker | None, str]]:
     """Docker, or why it is not measured."""
     with ExitStack() as stack:
-        peer, told = None, "not measured: --without-docker"
+        peer, docker_note = None, "not measured: --without-docker"
         if not without:
             try:
                 peer = stack.enter_context(docker())
-                told = peer.description
+                docker_note = peer.description
             except DockerMissing as missing:
-                told = f"not measured: {missing}"
-        yield peer, told
+                docker_note = f"not measured: {missing}"
+        yield peer, docker_note
 
 
 def _ratios(times: dict[str, list[float]], per_s: dict[str, list[float]]) -> dict[str, Distribution]:
@@ -123,14 +126,14 @@ def _print(report: dict[str, Any]) -> None:
     unseen = f" ({living['processes_unseen']} not seen)" if living["processes_unseen"] else ""
     print(
         f"Docker: {report['docker']}\n"
-        f"{living['boxes']} boxes alive, {living['share_answered']:.1%} answered; "
+        f"{living['sandboxes']} sandboxes alive, {living['share_answered']:.1%} answered; "
         f"opened {living['opened_per_s']:.0f}/s\n"
-        f"Each box: {living['mib_per_box']:.1f} MiB (PSS){unseen}, {living['processes_per_box']:.1f} processes, "
-        f"{living['descriptors_per_box']:.1f} descriptors; available memory fell by "
-        f"{living['available_mib_per_box']:.1f} MiB each"
+        f"Each sandbox: {living['mib_per_sandbox']:.1f} MiB (PSS){unseen}, {living['processes_per_sandbox']:.1f} processes, "
+        f"{living['descriptors_per_sandbox']:.1f} descriptors; available memory fell by "
+        f"{living['available_mib_per_sandbox']:.1f} MiB each"
     )
-    if living["boxes"] < living["asked_for"]:
-        print(f"NOT {living['asked_for']} boxes: {living['bound']}")
+    if living["sandboxes"] < living["asked_for"]:
+        print(f"NOT {living['asked_for']} sandboxes: {living['bound']}")
     for failure, count in living["failures"].items():
         print(f"{count} times: {failure}")
     print(f"Limits in force: {report['limits']}\nMachine: {report['machine']}")

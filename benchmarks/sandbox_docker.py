@@ -2,7 +2,7 @@
 
 Our own one is in a network namespace without a way out, and its data is in a folder that goes with it.
 The image holds nothing: /usr is the host's, mounted read-only, so that the container runs the same interpreter
-from the same files as a bare process, plain bubblewrap and a box do.
+from the same files as a bare process, plain bubblewrap and a sandbox do.
 """
 
 import io

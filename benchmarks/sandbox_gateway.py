@@ -1,6 +1,6 @@
-"""One connection, downloading as fast as it can: through the gateway of a watched box, through proxies, directly.
+"""One connection, downloading as fast as it can: through the gateway of a watched sandbox, through proxies, directly.
 
-The source is a process of its own on this machine's loopback; the address that the box connects to is one for
+The source is a process of its own on this machine's loopback; the address that the sandbox connects to is one for
 documentation, and the gateway's ``Upstream`` leads it there.  Gateway and proxies run in this process's event loop.
 """
 
@@ -60,7 +60,7 @@ print(got, took)
 POLICY = EgressPolicy(
     name="bench",
     rules=(Rule(name="source", action="allow", cidrs=(f"{ADDRESS}/32",), ports=(PORT,)),),
-    quotas=Quotas(connection_down_bytes=UNBOUNDED_BYTES, box_down_bytes=UNBOUNDED_BYTES),
+    quotas=Quotas(connection_down_bytes=UNBOUNDED_BYTES, sandbox_down_bytes=UNBOUNDED_BYTES),
 )
 
 Transfer = Callable[[], Awaitable[float]]
@@ -76,13 +76,13 @@ async def transfers(seconds: float) -> AsyncIterator[dict[str, Transfer]]:
         port = int(source.stdout.readline())
         spec = SandboxSpec(network="watched", egress=POLICY, timeout_s=seconds + SLACK_S)
         async with (
-            opened(spec, upstream=_upstream(port)) as box,
+            opened(spec, upstream=_upstream(port)) as sandbox,
             _streams_proxy(port) as streams,
             _sockets_proxy(port) as sockets,
         ):
 
             async def through_the_gateway() -> float:
-                done = await box.exec([*INTERPRETER, SINK, ADDRESS, str(PORT), str(seconds)])
+                done = await sandbox.exec([*INTERPRETER, SINK, ADDRESS, str(PORT), str(seconds)])
                 if done.outcome != "ok":
                     raise RuntimeError(f"the transfer through the gateway failed: {done}")
                 return _gbit_per_s(done.stdout)
@@ -102,14 +102,14 @@ async def _from_here(port: int, seconds: float) -> float:
     sink = await asyncio.create_subprocess_exec(
         *INTERPRETER, SINK, LOOPBACK, str(port), str(seconds), stdout=subprocess.PIPE
     )
-    said, _ = await sink.communicate()
+    output, _ = await sink.communicate()
     if sink.returncode:
         raise RuntimeError(f"a transfer on loopback failed ({sink.returncode})")
-    return _gbit_per_s(said.decode())
+    return _gbit_per_s(output.decode())
 
 
-def _gbit_per_s(said: str) -> float:
-    got, took_s = said.split()
+def _gbit_per_s(output: str) -> float:
+    got, took_s = output.split()
     return int(got) * 8 / float(took_s) / 1e9
 
 

@@ -12,7 +12,7 @@ PEER = "docker run"
 CYCLES = "life cycles/s"
 GATEWAY = "gateway, Gbit/s"
 STATEMENTS = (
-    "bare process", "plain bwrap", PEER, "cold box", "cold watched", "life cycle", "pooled", "pooled, reset",
+    "bare process", "plain bwrap", PEER, "cold sandbox", "cold watched", "life cycle", "pooled", "pooled, reset",
     "cell in session", "program in session",
 )  # fmt: skip
 """The kinds that run the statement: only those can be compared."""
@@ -32,20 +32,20 @@ def headlines(
 ) -> list[Headline]:  # fmt: skip
     """Medians count."""
     judged = [
-        at_most("cold start to first exec, ms", milliseconds["cold box"], 25),
+        at_most("cold start to first exec, ms", milliseconds["cold sandbox"], 25),
         at_most("pooled acquire + exec, ms", milliseconds["pooled"], 1),
         *(
             at_least(name, ratio.get(name), 10)
-            for name in (f"{PEER} / cold box", f"{PEER} / life cycle", f"{PEER} / pooled")
+            for name in (f"{PEER} / cold sandbox", f"{PEER} / life cycle", f"{PEER} / pooled")
         ),
     ]
     for what in OBSERVED[:3]:
         name = f"observed {what} / watched {what}"
         judged.append(at_most(name, ratio.get(name), 1.05))
-    all_of_them = alive["share_answered"] if alive["boxes"] >= WANTED_ALIVE else None
+    all_of_them = alive["share_answered"] if alive["sandboxes"] >= WANTED_ALIVE else None
     return [
         *judged,
-        at_least(f"share of {WANTED_ALIVE:,} living boxes that answers", all_of_them, 1),
+        at_least(f"share of {WANTED_ALIVE:,} living sandboxes that answers", all_of_them, 1),
         at_least("gateway, Gbit/s", rates[GATEWAY], 1),
     ]
 

@@ -1,4 +1,4 @@
-"""How many boxes this machine holds without being brought down: asked before they are made, and while."""
+"""How many sandboxes this machine holds without being brought down: asked before they are made, and while."""
 
 import os
 import resource
@@ -9,7 +9,7 @@ from pathlib import Path
 from sandboxes.cgroups.hierarchies import group_folder
 
 MEMORY_BYTES = 12 * 2**20
-"""Reckoned for a box.  About 6 MiB are seen in its processes; what the kernel keeps for it comes on top."""
+"""Reckoned for a sandbox.  About 6 MiB are seen in its processes; what the kernel keeps for it comes on top."""
 PROCESSES = 6
 DESCRIPTORS = 8
 KEPT_FREE_BYTES = 2**30
@@ -22,7 +22,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Room:
-    boxes: int
+    sandboxes: int
     bound: str | None
     """What allows no more, if it is fewer than were wanted."""
 
@@ -34,7 +34,7 @@ def room(wanted: int, free: Mapping[str, int]) -> Room:
     tightest = min(held, key=lambda name: held[name])
     if held[tightest] >= wanted:
         return Room(wanted, None)
-    return Room(held[tightest], f"{tightest}: {held[tightest]} boxes of {wanted} fit")
+    return Room(held[tightest], f"{tightest}: {held[tightest]} sandboxes of {wanted} fit")
 
 
 def spare() -> dict[str, int]:
@@ -109,7 +109,7 @@ def _processes_left(group: Path) -> int:
 def _number(file: Path) -> int | None:
     """None where the controller is not, or does not bound."""
     try:
-        said = file.read_text().strip()
+        output = file.read_text().strip()
     except FileNotFoundError:
         return None
-    return None if said == "max" else int(said)
+    return None if output == "max" else int(output)

@@ -1,4 +1,4 @@
-"""How long one statement takes in each kind of box and next to none, and how many life cycles fit into a second."""
+"""How long one statement takes in each kind of sandbox and next to none, and how many life cycles fit into a second."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from benchmarks.sandbox_gateway import transfers
 from benchmarks.sandbox_report import CYCLES, PEER
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.interface import Sandbox
-from sandboxes.opened import open_box, opened
+from sandboxes.opened import open_sandbox, opened
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 
@@ -82,8 +82,8 @@ async def rates(seconds: float, docker: Docker | None) -> dict[str, list[float]]
 
 
 async def limits() -> str:
-    async with opened(SPEC) as box:
-        return (await box.inspect()).limits
+    async with opened(SPEC) as sandbox:
+        return (await sandbox.inspect()).limits
 
 
 async def _process(kind: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> dict[str, float]:
@@ -97,29 +97,29 @@ async def _process(kind: str, argv: Sequence[str], environment: Mapping[str, str
 
 
 async def _cold() -> dict[str, float]:
-    """From nothing to the first output; the life cycle is over when the box is closed."""
+    """From nothing to the first output; the life cycle is over when the sandbox is closed."""
     started = time.perf_counter()
-    box = await open_box(SPEC)
+    sandbox = await open_sandbox(SPEC)
     try:
-        await _cell(box)
+        await _cell(sandbox)
         first = _since(started)
     finally:
-        await box.close()
-    return {"cold box": first, "life cycle": _since(started)}
+        await sandbox.close()
+    return {"cold sandbox": first, "life cycle": _since(started)}
 
 
 async def _watched() -> dict[str, float]:
     started = time.perf_counter()
-    async with opened(WATCHED) as box:
-        await _cell(box)
+    async with opened(WATCHED) as sandbox:
+        await _cell(sandbox)
         return {"cold watched": _since(started)}
 
 
 async def _pooled(kind: str, pool: Pool) -> dict[str, float]:
     """Acquire and one cell; then, outside that clock, until the pool is ready for the next user."""
     started = time.perf_counter()
-    async with pool.acquire() as box:
-        await _cell(box)
+    async with pool.acquire() as sandbox:
+        await _cell(sandbox)
         took = _since(started)
     started = time.perf_counter()
     while pool.stats().cleaning:  # noqa: ASYNC110
@@ -127,23 +127,23 @@ async def _pooled(kind: str, pool: Pool) -> dict[str, float]:
     return {kind: took, f"{kind}: next one": _since(started)}
 
 
-async def _session(box: Sandbox) -> dict[str, float]:
-    """What one may ask of a box again and again."""
-    await _cell(box)  # whatever the first one costs after a reset
-    found = {"cell in session": await _cell(box)}
+async def _session(sandbox: Sandbox) -> dict[str, float]:
+    """What one may ask of a sandbox again and again."""
+    await _cell(sandbox)  # whatever the first one costs after a reset
+    found = {"cell in session": await _cell(sandbox)}
     started = time.perf_counter()
-    done = await box.exec(PYTHON)
+    done = await sandbox.exec(PYTHON)
     found["program in session"] = _since(started)
     if done.stdout != "42\n":
-        raise RuntimeError(f"a box that does not compute: {done}")
+        raise RuntimeError(f"a sandbox that does not compute: {done}")
     started = time.perf_counter()
-    snapshot = await box.snapshot()
+    snapshot = await sandbox.snapshot()
     found["snapshot"] = _since(started)
     started = time.perf_counter()
-    await box.restore(snapshot)
+    await sandbox.restore(snapshot)
     found["restore"] = _since(started)
     started = time.perf_counter()
-    await box.reset()
+    await sandbox.reset()
     return found | {"reset": _since(started)}
 
 
@@ -166,22 +166,22 @@ def _ignored(_: ObservedAction) -> None:
     """What an action costs beyond this is the detectors'."""
 
 
-async def _cell(box: Sandbox) -> float:
+async def _cell(sandbox: Sandbox) -> float:
     started = time.perf_counter()
-    result = await box.run_python(CODE)
+    result = await sandbox.run_python(CODE)
     took = _since(started)
     if result.stdout != "42\n":
-        raise RuntimeError(f"a box that does not compute: {result}")
+        raise RuntimeError(f"a sandbox that does not compute: {result}")
     return took
 
 
 async def _freeze() -> dict[str, float]:
-    """Of a busy box: from the call until nobody in it runs any more."""
-    async with opened(SPEC) as box:
-        spinning = asyncio.create_task(box.run_python("while True: pass"))
+    """Of a busy sandbox: from the call until nobody in it runs any more."""
+    async with opened(SPEC) as sandbox:
+        spinning = asyncio.create_task(sandbox.run_python("while True: pass"))
         await asyncio.sleep(0.01)
         started = time.perf_counter()
-        await box.freeze("measured")
+        await sandbox.freeze("measured")
         took = _since(started)
         await asyncio.gather(spinning, return_exceptions=True)
     return {"freeze": took}
@@ -204,8 +204,8 @@ async def _per_s(work: Callable[[], Awaitable[None]], seconds: float) -> float:
 
 
 async def _cycle() -> None:
-    async with opened(SPEC) as box:
-        await _cell(box)
+    async with opened(SPEC) as sandbox:
+        await _cell(sandbox)
 
 
 async def _in_docker(docker: Docker) -> None:

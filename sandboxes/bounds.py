@@ -1,4 +1,5 @@
-"""What may be asked of any box.  Looked at before the box hears of it: a caller's slip must not cost a box."""
+"""What may be asked of any sandbox.  Looked at before the sandbox hears of it: a caller's slip must not cost a
+sandbox."""
 
 import errno
 import os

@@ -1,7 +1,7 @@
 """The facade: what the rest of Palestra may ask of a sandbox.
 
-A box runs code that nobody trusts.  Whatever that code does is a *result* (``ExecResult``);
-whatever goes wrong with the box itself is ``SandboxLost``, which is never shown to a policy and
+A sandbox runs code that nobody trusts.  Whatever that code does is a *result* (``ExecResult``);
+whatever goes wrong with the sandbox itself is ``SandboxLost``, which is never shown to a policy and
 never scored.
 """
 
@@ -31,29 +31,29 @@ class ExecResult:
 
 
 class SandboxLost(Exception):
-    """The box died or stopped answering: its episode is discarded and counted, never scored."""
+    """The sandbox died or stopped answering: its episode is discarded and counted, never scored."""
 
 
 class SandboxFrozen(Exception):
-    """The box was frozen on purpose and only ``close`` works on it; the message says why.  Never scored, never tried
-    again."""
+    """The sandbox was frozen on purpose and only ``close`` works on it; the message says why.  Never scored, never
+    tried again."""
 
 
 class SandboxUnavailable(Exception):
-    """Boxes cannot be made on this machine; the message says what is missing and how to get it."""
+    """Sandboxes cannot be made on this machine; the message says what is missing and how to get it."""
 
 
 class PoolClosed(Exception):
-    """The pool was closed before a box came free."""
+    """The pool was closed before a sandbox came free."""
 
 
 class SnapshotUnavailable(Exception):
-    """The box was made without snapshots, or its state cannot be kept; the message says why."""
+    """The sandbox was made without snapshots, or its state cannot be kept; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A moment of one box, to which it can be set back any number of times until it is dropped."""
+    """A moment of one sandbox, to which it can be set back any number of times until it is dropped."""
 
     id: str
 
@@ -63,7 +63,7 @@ class InspectedProcess:
     """``command`` is what the process says of itself: hostile, here printable and bounded."""
 
     pid: int
-    """On the machine that the box runs on."""
+    """On the machine that the sandbox runs on."""
     command: str
     state: str
     """The kernel's letter: R runs, S and D sleep, T is stopped, Z is dead.  A cgroup freezes without changing it."""
@@ -80,7 +80,7 @@ class InspectedFile:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is in a box, looked at from outside."""
+    """What is in a sandbox, looked at from outside."""
 
     frozen: str | None
     limits: Literal["cgroup", "prlimit"]
@@ -97,16 +97,16 @@ INSPECTED_FILES = 1000
 
 
 class Sandbox(Protocol):
-    """One box.  Every method raises ``SandboxLost`` when the box is gone; none raises for what the code did."""
+    """One sandbox.  Every method raises ``SandboxLost`` when the sandbox is gone; none raises for what the code did."""
 
     @property
     def name(self) -> str:
-        """Of its present user, random: ``attempt.box`` of his records.  ``reset`` gives the box another one."""
+        """Of its present user, random: ``attempt.sandbox`` of his records.  ``reset`` gives the sandbox another one."""
         ...
 
     @property
     def alive(self) -> bool:
-        """Whether the box is not known to be gone.  Asks nobody, so a call may still find it lost."""
+        """Whether the sandbox is not known to be gone.  Asks nobody, so a call may still find it lost."""
         ...
 
     @property
@@ -125,14 +125,14 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run a program.  Its exit code is the kernel's word to the agent.
 
-        ``alone``: every other process of the box is dead before it starts (the interpreter, programs under way,
+        ``alone``: every other process of the sandbox is dead before it starts (the interpreter, programs under way,
         what they left behind, the copies of snapshots, which are dropped), and calls that would start one wait for its
         end.  It waits for a cell that runs.  The next cell finds a fresh interpreter, and its ``stderr`` says so.
         """
         ...
 
     async def run_python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        """Run ``code`` in the box's interpreter, whose variables live on until ``reset``.
+        """Run ``code`` in the sandbox's interpreter, whose variables live on until ``reset``.
 
         As in a notebook, the value of a last expression statement is printed.  A time-out or a
         memory error ends the interpreter; the next call finds a fresh one, and ``stderr`` says so.
@@ -183,7 +183,7 @@ class Sandbox(Protocol):
     async def restore(self, snapshot: Snapshot) -> None:
         """As it was then: files and variables changed since are as before, processes started since are gone.
 
-        Raises ValueError for a snapshot of another box or one that was dropped.
+        Raises ValueError for a snapshot of another sandbox or one that was dropped.
         """
         ...
 
@@ -196,11 +196,11 @@ class Sandbox(Protocol):
         ...
 
     async def settled(self) -> None:
-        """Return when ``on_action`` has got everything that the box's processes did until now."""
+        """Return when ``on_action`` has got everything that the sandbox's processes did until now."""
         ...
 
     async def egress(self, after: int = 0, *, limit: int = 1000) -> list[EgressRecord]:
-        """What was tried and recorded so far, beyond record ``after``, oldest first; of an unwatched box nothing.
+        """What was tried and recorded so far, beyond record ``after``, oldest first; of an unwatched sandbox nothing.
 
         Repeatable until acknowledged.  Works until ``reset``, and after ``close`` too.  Not with ``on_record``,
         which gets all of them by itself.  Raises ValueError for what was acknowledged, never ``SandboxLost``.
@@ -212,17 +212,17 @@ class Sandbox(Protocol):
         ...
 
     async def freeze(self, reason: str) -> None:
-        """Stop every process of the box where it is, and cut its connections; nothing of it runs again.
+        """Stop every process of the sandbox where it is, and cut its connections; nothing of it runs again.
 
         Calls that are under way and later ones raise ``SandboxFrozen`` with ``reason``.  Its processes and files stay
-        for inspection until ``close``.  Freezing twice is fine; a box that is gone stays gone.
+        for inspection until ``close``.  Freezing twice is fine; a sandbox that is gone stays gone.
         """
         ...
 
     async def inspect(self) -> Inspection:
-        """Look at processes and files from outside; nothing in the box takes part.  Works while it is frozen.
+        """Look at processes and files from outside; nothing in the sandbox takes part.  Works while it is frozen.
 
-        Raises ``SandboxLost`` when the box is gone, and ``SandboxFrozen`` when it is closed after a freeze.
+        Raises ``SandboxLost`` when the sandbox is gone, and ``SandboxFrozen`` when it is closed after a freeze.
         """
         ...
 
@@ -234,5 +234,5 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """End every process of the box.  Closing twice is fine."""
+        """End every process of the sandbox.  Closing twice is fine."""
         ...

@@ -1,11 +1,11 @@
-"""How one gets a box: ``async with opened(spec) as box``."""
+"""How one gets a sandbox: ``async with opened(spec) as sandbox``."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 
-from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.backends.namespaces.sandbox import NamespaceSandbox
 from sandboxes.descriptors import unavailable_without
 from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
@@ -21,29 +21,29 @@ log = logging.getLogger(__name__)
 
 
 async def _remote(spec: SandboxSpec, on_record: OnRecord | None, upstream: Upstream, _: OnAction | None) -> Sandbox:
-    # Imported here: an HTTP client takes as long to import as ten boxes to make.
-    from sandboxes.backends.remote.box import RemoteBox
+    # Imported here: an HTTP client takes as long to import as ten sandboxes to make.
+    from sandboxes.backends.remote.sandbox import RemoteSandbox
 
-    return await RemoteBox.start(spec, on_record, upstream)
+    return await RemoteSandbox.start(spec, on_record, upstream)
 
 
 async def _docker(spec: SandboxSpec, on_record: OnRecord | None, upstream: Upstream, _: OnAction | None) -> Sandbox:
     # Imported here: Docker's SDK is as slow to import, and most machines have no use for it.
-    from sandboxes.backends.docker.box import DockerBox
+    from sandboxes.backends.docker.sandbox import DockerSandbox
 
-    return await DockerBox.start(spec, on_record, upstream)
-
-
-BACKENDS: dict[str, Start] = {"namespaces": NamespaceBox.start, "docker": _docker}
+    return await DockerSandbox.start(spec, on_record, upstream)
 
 
-async def open_box(
+BACKENDS: dict[str, Start] = {"namespaces": NamespaceSandbox.start, "docker": _docker}
+
+
+async def open_sandbox(
     spec: SandboxSpec,
     on_record: OnRecord | None = None,
     upstream: Upstream = UPSTREAM,
     on_action: OnAction | None = None,
 ) -> Sandbox:
-    """A box that the caller must ``close``, of this machine or of the service.  Raises ``SandboxUnavailable``.
+    """A sandbox that the caller must ``close``, of this machine or of the service.  Raises ``SandboxUnavailable``.
 
     ``on_record`` gets the record of every attempt to reach the network at once, the last of them within
     ``close``.  It must not wait; a record on which it raises is delivered again with the next one.
@@ -70,9 +70,9 @@ async def opened(
     upstream: Upstream = UPSTREAM,
     on_action: OnAction | None = None,
 ) -> AsyncIterator[Sandbox]:
-    """A box that is closed however the caller leaves, a cancelled clean-up included."""
-    box = await open_box(spec, on_record, upstream, on_action)
+    """A sandbox that is closed however the caller leaves, a cancelled clean-up included."""
+    sandbox = await open_sandbox(spec, on_record, upstream, on_action)
     try:
-        yield box
+        yield sandbox
     finally:
-        await completed(box.close())
+        await completed(sandbox.close())

@@ -1,4 +1,4 @@
-"""Whose a box is: a mark on what a box leaves on its host, by which a later process finds what a dead one left.
+"""Whose a sandbox is: a mark on what a sandbox leaves on its host, by which a later process finds what a dead one left.
 
 ``<pid>:<ticks>:<boot>:<pid namespace>`` names one process for good.  Process ids mean something within one pid
 namespace of one boot only: about an owner in another one nothing is known, and what is his is not touched.
@@ -7,7 +7,7 @@ namespace of one boot only: about an owner in another one nothing is known, and 
 import os
 from functools import cache
 
-VARIABLE = "PALESTRA_BOX_OWNER"
+VARIABLE = "PALESTRA_SANDBOX_OWNER"
 
 
 def mark() -> str:

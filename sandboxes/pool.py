@@ -1,12 +1,13 @@
-"""Warm boxes for many users in turn.
+"""Warm sandboxes for many users in turn.
 
-    acquire ──► idle box? ──────────────► user ──► (background) reuse = "never": close, open another ──► idle
+    acquire ──► idle sandbox? ──────────────► user ──► (background) reuse = "never": close, open another ──► idle
        │          none, below size: open one          │         reuse = "reset": reset ────────────────► idle
        └── none, at size: wait, users in turn         │ frozen: kept for inspection, open another
-                                                      └ fails, or box lost: close, open another
+                                                      └ fails, or sandbox lost: close, open another
 
-A permit stands for a place in the pool.  A user holds it, and after him the end or reset of his box: so
-nobody ever meets a box that is as its last user left it, and no more than ``size`` boxes exist beside the frozen ones.
+A permit stands for a place in the pool.  A user holds it, and after him the end or reset of his sandbox: so
+nobody ever meets a sandbox that is as its last user left it, and no more than ``size`` sandboxes exist beside the
+frozen ones.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.interface import PoolClosed, Sandbox, SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.observation.observation import OnAction
-from sandboxes.opened import open_box
+from sandboxes.opened import open_sandbox
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 from sandboxes.turns import Turns
@@ -31,7 +32,7 @@ AHEAD_AT_ONCE = 2
 """Sandboxes that are made for users to come, at once: those who have one shall have the processor."""
 KEEP_FROZEN_S = 300.0
 MOST_FROZEN = 4
-"""Kept at once, beside the boxes of the pool; the oldest makes room."""
+"""Kept at once, beside the sandboxes of the pool; the oldest makes room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +44,26 @@ class PoolStats:
     cleaning: int
     """Being reset, replaced or closed."""
     waiting: int
-    """Calls of ``acquire`` that have no box yet."""
+    """Calls of ``acquire`` that have no sandbox yet."""
     started: int
-    """Boxes ever made."""
+    """Sandboxes ever made."""
     lost: int
-    """Boxes that died or could not be reset."""
+    """Sandboxes that died or could not be reset."""
     frozen: int
-    """Boxes that were frozen, those that are kept and those that are not any more."""
+    """Sandboxes that were frozen, those that are kept and those that are not any more."""
     served: int
     """Users ever served."""
 
 
 class Pool:
-    """At most ``size`` boxes of one spec, made when first needed, and ahead of time once they are.
+    """At most ``size`` sandboxes of one spec, made when first needed, and ahead of time once they are.
 
-    Belongs to one event loop.  ``spec.reuse`` says whether a box has one user or many.
+    Belongs to one event loop.  ``spec.reuse`` says whether a sandbox has one user or many.
 
-    ``on_record`` gets what any of the boxes tried to reach, what is found when a box is reset included;
-    records tell users apart by ``attempt.box``, which is another one for each.
-    ``on_action`` gets what the processes of watched boxes do (``open_box``), by the same names.
-    A frozen box is kept for ``keep_frozen_s`` seconds after its user has gone, and no user ever gets it.
+    ``on_record`` gets what any of the sandboxes tried to reach, what is found when a sandbox is reset included;
+    records tell users apart by ``attempt.sandbox``, which is another one for each.
+    ``on_action`` gets what the processes of watched sandboxes do (``open_sandbox``), by the same names.
+    A frozen sandbox is kept for ``keep_frozen_s`` seconds after its user has gone, and no user ever gets it.
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class Pool:
         on_action: OnAction | None = None,
     ) -> None:
         if size < 1:
-            raise ValueError("a pool needs at least one box")
+            raise ValueError("a pool needs at least one sandbox")
         if keep_frozen_s < 0:
-            raise ValueError(f"keep_frozen_s = {keep_frozen_s:g}: not less than 0, which closes a frozen box at once")
+            raise ValueError(
+                f"keep_frozen_s = {keep_frozen_s:g}: not less than 0, which closes a frozen sandbox at once"
+            )
         self.spec = spec
         self.size = size
         self._on_record = on_record
@@ -100,9 +103,9 @@ class Pool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def warm(self, boxes: int | None = None) -> None:
-        """Have ``boxes`` (default: all) idle boxes ready.  Raises ``SandboxUnavailable``."""
-        missing = min(self.size if boxes is None else boxes, self.size) - len(self._idle) - len(self._busy)
+    async def warm(self, sandboxes: int | None = None) -> None:
+        """Have ``sandboxes`` (default: all) idle sandboxes ready.  Raises ``SandboxUnavailable``."""
+        missing = min(self.size if sandboxes is None else sandboxes, self.size) - len(self._idle) - len(self._busy)
         at_once = asyncio.Semaphore(STARTS_AT_ONCE)
 
         async def start() -> None:
@@ -116,24 +119,24 @@ class Pool:
 
     @asynccontextmanager
     async def acquire(self, user: str = "") -> AsyncIterator[Sandbox]:
-        """A fresh box; it is given back however the user leaves.
+        """A fresh sandbox; it is given back however the user leaves.
 
-        Users who wait get boxes in turn, however often each of them asks; the calls of one user in their order.
-        Raises ``SandboxUnavailable`` if a new box is needed and cannot be made, ``PoolClosed`` after ``close``.
+        Users who wait get sandboxes in turn, however often each of them asks; the calls of one user in their order.
+        Raises ``SandboxUnavailable`` if a new sandbox is needed and cannot be made, ``PoolClosed`` after ``close``.
         """
         await self._permit(user)
         try:
-            box = await self._take()
+            sandbox = await self._take()
         except BaseException:
             self._permits.release()
             raise
-        self._busy.add(box)
+        self._busy.add(sandbox)
         self._served += 1
         try:
-            yield box
+            yield sandbox
         finally:
-            self._busy.discard(box)
-            self._in_background(self._clean(box))
+            self._busy.discard(sandbox)
+            self._in_background(self._clean(sandbox))
 
     def stats(self) -> PoolStats:
         return PoolStats(
@@ -149,16 +152,16 @@ class Pool:
         )
 
     def frozen(self) -> list[Sandbox]:
-        """The frozen boxes that are kept, the oldest first."""
+        """The frozen sandboxes that are kept, the oldest first."""
         return list(self._kept)
 
     async def close(self) -> None:
-        """Close every box; a user who still has one gets ``SandboxLost``, one who waits ``PoolClosed``."""
+        """Close every sandbox; a user who still has one gets ``SandboxLost``, one who waits ``PoolClosed``."""
         self._closed = True
         await completed(self._close())
 
     async def _close(self) -> None:
-        # Users and cleaners come to an end by themselves once their boxes are closed.
+        # Users and cleaners come to an end by themselves once their sandboxes are closed.
         idle = list(self._idle)
         self._idle.clear()  # now: whatever a cleaner adds from here on, he closes
         await _all_closed((*self._busy, *idle))
@@ -183,28 +186,28 @@ class Pool:
 
     async def _take(self) -> Sandbox:
         while self._idle:
-            box = self._idle.popleft()
-            if box.frozen is not None:
-                self._keep(box)
-            elif box.alive:
-                return box
+            sandbox = self._idle.popleft()
+            if sandbox.frozen is not None:
+                self._keep(sandbox)
+            elif sandbox.alive:
+                return sandbox
             else:
                 self._lost += 1
-                await completed(box.close())
+                await completed(sandbox.close())
         return await self._open()
 
     async def _open(self) -> Sandbox:
-        box = await open_box(self.spec, self._on_record, self._upstream, self._on_action)
+        sandbox = await open_sandbox(self.spec, self._on_record, self._upstream, self._on_action)
         self._started += 1
         if self._closed:
-            await completed(box.close())
-            raise PoolClosed("the pool was closed while a box was made")
-        return box
+            await completed(sandbox.close())
+            raise PoolClosed("the pool was closed while a sandbox was made")
+        return sandbox
 
-    async def _clean(self, box: Sandbox) -> None:
-        """Make a used box fit for the next user, or replace it; then free its place, whatever happens."""
+    async def _clean(self, sandbox: Sandbox) -> None:
+        """Make a used sandbox fit for the next user, or replace it; then free its place, whatever happens."""
         try:
-            if not await self._fit_again(box) and not self._closed:
+            if not await self._fit_again(sandbox) and not self._closed:
                 await self._replace()
         except Exception:
             log.exception("a sandbox could not be cleaned up, and is not used any more")
@@ -214,50 +217,50 @@ class Pool:
             while self._idle:
                 await self._idle.popleft().close()
 
-    async def _fit_again(self, box: Sandbox) -> bool:
+    async def _fit_again(self, sandbox: Sandbox) -> bool:
         """Whether the next user may have it; otherwise it is gone, or kept."""
-        if self.spec.reuse == "never" and box.frozen is None:
-            if box.alive:
-                await box.close()
+        if self.spec.reuse == "never" and sandbox.frozen is None:
+            if sandbox.alive:
+                await sandbox.close()
             else:
-                await self._discard(box, SandboxLost("it ended while its user had it"))
+                await self._discard(sandbox, SandboxLost("it ended while its user had it"))
             return False
         try:
-            if box.frozen is None:
-                await box.reset()
+            if sandbox.frozen is None:
+                await sandbox.reset()
         except SandboxFrozen:
             pass  # meanwhile
         except Exception as loss:
-            await self._discard(box, loss)
+            await self._discard(sandbox, loss)
             return False
-        if box.frozen is None:
-            self._idle.append(box)
+        if sandbox.frozen is None:
+            self._idle.append(sandbox)
             return True
         if self._closed:
-            await box.close()
+            await sandbox.close()
         else:
-            self._keep(box)
+            self._keep(sandbox)
         return False
 
-    async def _discard(self, box: Sandbox, why: Exception) -> None:
+    async def _discard(self, sandbox: Sandbox, why: Exception) -> None:
         if not self._closed:
             self._lost += 1
             expected = isinstance(why, SandboxLost)
             log.warning("a sandbox was lost and is replaced: %s", why, exc_info=None if expected else why)
-        await box.close()
+        await sandbox.close()
 
-    def _keep(self, box: Sandbox) -> None:
+    def _keep(self, sandbox: Sandbox) -> None:
         """For inspection, and not for long."""
         self._frozen += 1
-        log.warning("sandbox %s was frozen and is replaced: %s", box.name, box.frozen)
+        log.warning("sandbox %s was frozen and is replaced: %s", sandbox.name, sandbox.frozen)
         loop = asyncio.get_running_loop()
-        self._kept[box] = loop.call_later(self._keep_frozen_s, self._let_go, box)
+        self._kept[sandbox] = loop.call_later(self._keep_frozen_s, self._let_go, sandbox)
         while len(self._kept) > MOST_FROZEN:
             self._let_go(next(iter(self._kept)))
 
-    def _let_go(self, box: Sandbox) -> None:
-        self._kept.pop(box).cancel()
-        self._in_background(box.close())
+    def _let_go(self, sandbox: Sandbox) -> None:
+        self._kept.pop(sandbox).cancel()
+        self._in_background(sandbox.close())
 
     async def _replace(self) -> None:
         try:
@@ -267,7 +270,7 @@ class Pool:
         except PoolClosed:
             return  # then nobody needs it
         except SandboxUnavailable as error:
-            log.error("a sandbox could not be replaced: %s", error)  # whoever needs it next will be told as well
+            log.error("a sandbox could not be replaced: %s", error)  # whoever needs it next gets the same error
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -280,9 +283,9 @@ class Pool:
             log.error("a sandbox could not be closed", exc_info=error)
 
 
-async def _all_closed(boxes: Iterable[Sandbox]) -> None:
+async def _all_closed(sandboxes: Iterable[Sandbox]) -> None:
     """Every one, however the close of another ends; then raise what went wrong first."""
-    ends = await asyncio.gather(*(box.close() for box in boxes), return_exceptions=True)
+    ends = await asyncio.gather(*(sandbox.close() for sandbox in sandboxes), return_exceptions=True)
     for end in ends:
         if isinstance(end, BaseException):
             raise end

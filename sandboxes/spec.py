@@ -11,33 +11,34 @@ from sandboxes.images.reference import ImageRefused, parsed
 
 
 class SandboxSpec(BaseModel):
-    """Limits of one box.  Every limit is enforced from outside the code that runs in it."""
+    """Limits of one sandbox.  Every limit is enforced from outside the code that runs in it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     backend: Literal["namespaces", "docker"] = "namespaces"
-    """How boxes are made: Linux namespaces through bubblewrap, or containers of a Docker daemon."""
+    """How sandboxes are made: Linux namespaces through bubblewrap, or containers of a Docker daemon."""
     image: str | None = None
     """What a container is made of: an image of the registry, as ``name``, ``name:tag`` or ``sha256:...``."""
     place: Literal["here", "service"] = "here"
-    """``here``: on the machine of whoever uses the box.  ``service``: at the sandbox service that the operator names in
-    the environment (PALESTRA_SANDBOX_URL, PALESTRA_SANDBOX_TOKEN); a spec must not choose where a token is sent."""
+    """``here``: on the machine of whoever uses the sandbox.  ``service``: at the sandbox service that the operator
+    names in the environment (PALESTRA_SANDBOX_URL, PALESTRA_SANDBOX_TOKEN); a spec must not choose where a token is
+    sent."""
     memory_mib: int = Field(default=128, ge=32, le=65536)
-    """Address space of each process in the box, in MiB.  Where cgroups can be made, also what all of them may use
+    """Address space of each process in the sandbox, in MiB.  Where cgroups can be made, also what all of them may use
     together, beside their files."""
     disk_mib: int = Field(default=16, ge=1, le=65536)
     """Size of each of the two writable file systems, /work and /tmp, in MiB."""
     processes: int = Field(default=16, ge=1, le=4096)
-    """How many processes may live in the box at once."""
+    """How many processes may live in the sandbox at once."""
     timeout_s: float = Field(default=2.0, gt=0, le=3600)
     """Wall-clock limit of one execution, in seconds."""
     output_bytes: int = Field(default=16384, ge=256, le=64 * 2**20)
     """Output beyond this is cut, and the result says so."""
     network: Literal["none", "watched"] = "none"
-    """``none``: the box has no way to any network, its host's loopback included.  ``watched``: no other way than a
+    """``none``: the sandbox has no way to any network, its host's loopback included.  ``watched``: no other way than a
     gateway, which records every attempt and forwards what ``egress`` allows."""
     egress: EgressPolicy | None = None
-    """What a watched box may reach; nothing by default."""
+    """What a watched sandbox may reach; nothing by default."""
     reuse: Literal["never", "reset"] = "never"
     """Whether a pool gives a sandbox to another user.  ``never``: each user gets one that was made for it alone, with
     namespaces and file systems of its own, so that nothing of a former user can be read in it; the pool makes the next
@@ -45,14 +46,14 @@ class SandboxSpec(BaseModel):
     tenth of the processor time, and hides processes, variables, files and open connections of the former user, but not
     what its kernel objects have counted: ports that still wait to be closed, process, inode and packet numbers."""
     snapshots: bool = True
-    """Whether the box can be set back to an earlier moment.  False saves the memory that this needs."""
+    """Whether the sandbox can be set back to an earlier moment.  False saves the memory that this needs."""
 
     @model_validator(mode="after")
     def _image_is_pinned(self) -> Self:
         if self.backend != "docker" and self.image is not None:
-            raise refused("image", self.image, "only boxes of Docker have an image", 'set backend = "docker"')
+            raise refused("image", self.image, "only sandboxes of Docker have an image", 'set backend = "docker"')
         if self.backend == "docker" and self.image is None:
-            raise refused("image", None, "a box of Docker needs an image", IMAGE_REMEDY)
+            raise refused("image", None, "a sandbox of Docker needs an image", IMAGE_REMEDY)
         if self.image is not None:
             try:
                 parsed(self.image)
@@ -63,5 +64,7 @@ class SandboxSpec(BaseModel):
     @model_validator(mode="after")
     def _policy_is_enforced(self) -> Self:
         if self.egress is not None and self.network == "none":
-            raise refused("egress", self.egress.name, "a box without network has no egress", 'set network = "watched"')
+            raise refused(
+                "egress", self.egress.name, "a sandbox without network has no egress", 'set network = "watched"'
+            )
         return self

@@ -1,9 +1,9 @@
-"""What owners of boxes left when they were killed: found by their marks, ended and removed.
+"""What owners of sandboxes left when they were killed: found by their marks, ended and removed.
 
-Boxes end with their owner by themselves (``--die-with-parent``).  Three things can stay: a box that a cgroup
+Sandboxes end with their owner by themselves (``--die-with-parent``).  Three things can stay: a sandbox that a cgroup
 holds frozen, for a kill waits until it is thawed; the folders of cgroups; and containers, which belong to
 Docker's daemon.  Nothing is touched whose owner lives or is not known for certain (``owner``), and nothing
-that has no mark of ours.  What a guest says of itself can end no process but those of its own box.
+that has no mark of ours.  What a guest says of itself can end no process but those of its own sandbox.
 """
 
 import logging
@@ -57,7 +57,7 @@ def sweep(*, remove: bool = True) -> Swept:
     """Find what dead owners left, and remove it.  What resists is told in ``failed``, and does not stop the rest."""
     swept = Swept()
     trees = all_over()
-    groups = {mark: boxes for mark, boxes in left_behind(trees).items() if owner.is_dead(mark)}
+    groups = {mark: sandboxes for mark, sandboxes in left_behind(trees).items() if owner.is_dead(mark)}
     _end_processes(swept, groups, remove)
     _remove_groups(swept, groups, trees, remove)
     _remove_containers(swept, remove)
@@ -68,7 +68,7 @@ def sweep(*, remove: bool = True) -> Swept:
 
 
 def _end_processes(swept: Swept, groups: dict[str, list[Group]], remove: bool) -> None:
-    members = {pid for boxes in groups.values() for group in boxes for pid in group.processes()}
+    members = {pid for sandboxes in groups.values() for group in sandboxes for pid in group.processes()}
     orphans = {pid: started for pid in _families(members | _marked()) if (started := owner.started_ticks(pid))}
     swept.processes = sorted(orphans)
     swept.networks = sorted(_networks_of(set(orphans)))
@@ -76,7 +76,7 @@ def _end_processes(swept: Swept, groups: dict[str, list[Group]], remove: bool) -
         return
     for pid, started in orphans.items():
         _kill(pid, started)
-    for group in (group for boxes in groups.values() for group in boxes):
+    for group in (group for sandboxes in groups.values() for group in sandboxes):
         group.kill()  # thaws as well: a frozen process does not die
     give_up_s = time.monotonic() + DEATH_S
     while left := [pid for pid, started in orphans.items() if owner.started_ticks(pid) == started]:
@@ -143,13 +143,13 @@ def _pids() -> list[int]:
 
 
 def _remove_groups(swept: Swept, groups: dict[str, list[Group]], trees: tuple[Hierarchy, ...], remove: bool) -> None:
-    for mark, boxes in groups.items():
-        for group in boxes:
+    for mark, sandboxes in groups.items():
+        for group in sandboxes:
             swept.cgroups += [str(folder) for _, folder in group.folders]
             if remove and not _gone(group):
                 swept.failed.append(f"cgroup {group.folders[0][1]} has processes that do not end")
         if remove:
-            for tree in trees:  # an owner who was killed before his first box
+            for tree in trees:  # an owner who was killed before his first sandbox
                 with suppress(OSError):
                     (tree.folder / mark).rmdir()
                     tree.folder.rmdir()

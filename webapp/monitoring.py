@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from webapp.runs.models import LIVE, MetricPoint, Run, State
+from webapp.runs.models import LIVE, MetricPoint, Run, RunStatus
 from webapp.security.models import Alert
 
 BROKER_TIMEOUT_S = 1.0
@@ -47,11 +47,11 @@ class Numbers(Collector):
 def _runs() -> Iterator[Metric]:
     by_state = GaugeMetricFamily("palestra_runs", "Runs by state", labels=["state"])
     counted = dict(Run.objects.values_list("state").annotate(count=Count("id")))
-    for state in State.values:
+    for state in RunStatus.values:
         by_state.add_metric([state], counted.get(state, 0))
     yield by_state
     now = timezone.now()
-    oldest = Run.objects.filter(state=State.QUEUED).aggregate(at=Min("state_since"))["at"]
+    oldest = Run.objects.filter(state=RunStatus.QUEUED).aggregate(at=Min("state_since"))["at"]
     yield _gauge("palestra_queue_oldest_seconds", "How long the oldest queued run waits", _age(oldest, now))
     silent = Run.objects.filter(state__in=LIVE).aggregate(at=Min("heartbeat_at"))["at"]
     yield _gauge("palestra_heartbeat_oldest_seconds", "Longest silence of a live run", _age(silent, now))
@@ -65,7 +65,7 @@ def _age(moment: datetime | None, now: datetime) -> float:
 
 def _speed() -> Iterator[Metric]:
     points = MetricPoint.objects.filter(run=OuterRef("pk"), key__name="perf/tokens_per_s").order_by("-step")
-    running = Run.objects.filter(state=State.RUNNING).annotate(speed=Subquery(points.values("value")[:1]))
+    running = Run.objects.filter(state=RunStatus.RUNNING).annotate(speed=Subquery(points.values("value")[:1]))
     total = sum(speed or 0.0 for speed in running.values_list("speed", flat=True))
     yield _gauge("palestra_tokens_per_second", "Sampled tokens, as the running runs last said", total)
 

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from engine.spec.launch import Launch
 from webapp import queue
-from webapp.runs.models import Desired, Run, State
+from webapp.runs.models import Desired, Run, RunStatus
 from webapp.runs.tokens import attempt_token
 from workers import ray_jobs
 from workers.app import app
@@ -43,7 +43,7 @@ def launch(run_id: str) -> None:
     """Start the next attempt of a queued run.  A second message for the same run does nothing, nor does an early one:
     reconcile sends another.
     """
-    run = Run.objects.filter(id=UUID(run_id), state=State.QUEUED, desired=Desired.RUN).first()
+    run = Run.objects.filter(id=UUID(run_id), state=RunStatus.QUEUED, desired=Desired.RUN).first()
     if run is None or not is_over(run.state_since, back_off(run.attempt)):
         return
     try:
@@ -70,7 +70,7 @@ def start_attempt(run: Run, jobs: Jobs) -> bool:
         return False
     attempt = run.attempt + 1
     claimed = run.move_to(
-        State.LAUNCHING,
+        RunStatus.LAUNCHING,
         by="worker",
         attempt=attempt,
         submission_id=f"run-{run.id}-{attempt}",

@@ -27,7 +27,7 @@ from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from webapp import queue
-from webapp.runs.models import ENDED, LIVE, Desired, Run, State
+from webapp.runs.models import ENDED, LIVE, Desired, Run, RunStatus
 from workers import ray_jobs
 from workers.app import app
 from workers.launch import is_over, submit
@@ -74,7 +74,7 @@ def _only_one() -> Iterator[bool]:
 
 
 def resend_lost_messages() -> None:
-    waiting = Run.objects.filter(state=State.QUEUED, desired=Desired.RUN).order_by("state_since")
+    waiting = Run.objects.filter(state=RunStatus.QUEUED, desired=Desired.RUN).order_by("state_since")
     for run_id, since in waiting.values_list("id", "state_since"):
         if is_over(since, RESEND_AFTER):
             queue.send(queue.LAUNCH, str(run_id))
@@ -98,8 +98,8 @@ def _follow(run: Run, job: Job | None, jobs: Jobs, *, web_answers: bool) -> None
     is_alive = job is not None and job.state == "alive"
     if run.desired == Desired.CANCEL and (not is_alive or now - run.desired_since > OBEY_WITHIN):
         reason = "the engine did not obey in time and was stopped" if is_alive else "its job has ended"
-        _give_up(run, jobs, State.CANCELLED, reason, stop=is_alive)
-    elif job is None and run.state == State.LAUNCHING:
+        _give_up(run, jobs, RunStatus.CANCELLED, reason, stop=is_alive)
+    elif job is None and run.state == RunStatus.LAUNCHING:
         if is_over(run.state_since, RESUBMIT_AFTER):
             submit(run, jobs)
     elif job is None or job.state != "alive":
@@ -131,7 +131,7 @@ def _why_stalled(run: Run) -> str | None:
     Measured up to the last heartbeat, not up to now: without heartbeats we do not know the phase.
     """
     heartbeat = run.heartbeat
-    if run.state != State.RUNNING or heartbeat is None or run.heartbeat_at is None:
+    if run.state != RunStatus.RUNNING or heartbeat is None or run.heartbeat_at is None:
         return None
     lasted_s, limit_s = run.heartbeat_at.timestamp() - heartbeat["phase_since"], run.run_spec.schedule.stall_timeout_s
     if heartbeat["phase"] == "paused" or lasted_s <= limit_s:
@@ -155,16 +155,16 @@ def _is_silent(run: Run, now: datetime, *, web_answers: bool) -> bool:
 def _restart_or_fail(run: Run, jobs: Jobs, reason: str, may_repeat: bool, *, stop: bool) -> None:
     most = run.run_spec.schedule.max_attempts
     if not may_repeat:
-        _give_up(run, jobs, State.FAILED, reason, stop=stop)
+        _give_up(run, jobs, RunStatus.FAILED, reason, stop=stop)
     elif run.attempt >= most:
-        _give_up(run, jobs, State.FAILED, f"{reason}; that was attempt {run.attempt} of {most}", stop=stop)
-    elif _give_up(run, jobs, State.QUEUED, reason, stop=stop):
+        _give_up(run, jobs, RunStatus.FAILED, f"{reason}; that was attempt {run.attempt} of {most}", stop=stop)
+    elif _give_up(run, jobs, RunStatus.QUEUED, reason, stop=stop):
         queue.send(queue.LAUNCH, str(run.id))
 
 
 def _give_up(run: Run, jobs: Jobs, state: str, reason: str, *, stop: bool) -> bool:
     """Fence the attempt, then stop its job; in this order, so that it cannot finish in between."""
-    fields: dict[str, Any] = {"failure_reason": reason} if state == State.FAILED else {}
+    fields: dict[str, Any] = {"failure_reason": reason} if state == RunStatus.FAILED else {}
     won = run.move_to(state, by="reconcile", reason=reason, **fields)
     if won:
         log.warning("attempt given up", run=str(run.id), attempt=run.attempt, state=state, reason=reason)
@@ -189,7 +189,7 @@ def _stop_leftovers(found: dict[str, Job], jobs: Jobs) -> None:
 def _is_leftover(run: Run, submission_id: str) -> bool:
     if run.submission_id != submission_id:
         return True
-    return run.state in ENDED | {State.QUEUED} and timezone.now() - run.state_since > OBEY_WITHIN
+    return run.state in ENDED | {RunStatus.QUEUED} and timezone.now() - run.state_since > OBEY_WITHIN
 
 
 def _web_answers() -> bool:

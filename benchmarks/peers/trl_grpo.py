@@ -136,9 +136,9 @@ class Episodes:
     """
 
     def __init__(
-        self, spec: RunSpec, boxes: Sandboxes, run: Callable[[Coroutine[Any, Any, Collected]], Collected]
+        self, spec: RunSpec, sandboxes: Sandboxes, run: Callable[[Coroutine[Any, Any, Collected]], Collected]
     ) -> None:
-        self._spec, self._boxes, self._run = spec, boxes, run
+        self._spec, self._sandboxes, self._run = spec, sandboxes, run
         self._planner = Planner(spec)
         self._step = 0
         self.last: list[Trajectory] = []
@@ -152,7 +152,7 @@ class Episodes:
             context_tokens=self._spec.model.context_tokens,
             episodes=len(requests),
         )
-        collected = self._run(RolloutWorker(self._spec, generator, self._boxes).collect(requests))
+        collected = self._run(RolloutWorker(self._spec, generator, self._sandboxes).collect(requests))
         if collected.discarded:
             raise RuntimeError(f"episodes were lost, so the batch is not whole: {dict(collected.discarded)}")
         self.last = collected.trajectories
@@ -239,7 +239,7 @@ def measure(workload: Workload, output: Path) -> list[Step]:
     spec = workload.run_spec()
     if workload.setting == "completions":
         return _train(workload, output, single_turn_reward(renderer_for(spec)))
-    # Lockstep keeps every episode of the batch open, each with its slot and its box.
+    # Lockstep keeps every episode of the batch open, each with its slot and its sandbox.
     batch = spec.schedule.prompts_per_step * spec.schedule.group_size
     resources = spec.resources.model_copy(update={"kv_slots": batch, "sandboxes": batch})
     spec = spec.model_copy(update={"resources": resources})
@@ -247,8 +247,8 @@ def measure(workload: Workload, output: Path) -> list[Step]:
         opened = AsyncExitStack()
         try:
             folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
-            boxes = runner.run(opened.enter_async_context(opened_sandboxes(spec, folder))).pool
-            return _train(workload, output, episode_reward, Episodes(spec, boxes, runner.run))
+            sandboxes = runner.run(opened.enter_async_context(opened_sandboxes(spec, folder))).pool
+            return _train(workload, output, episode_reward, Episodes(spec, sandboxes, runner.run))
         finally:
             runner.run(opened.aclose())
 

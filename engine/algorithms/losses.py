@@ -47,7 +47,7 @@ def objective_for(
     mismatch: Mismatch | None = None,
     boosted_clip_high: float | None = None,
 ) -> PolicyObjective:
-    """``boosted_clip_high`` is the upper clip where lessons were stripped (``PolicyTokens.boosted_BT``).
+    """``boosted_clip_high`` is the upper clip where experience was stripped (``PolicyTokens.boosted_BT``).
 
     Raises ValueError for dpo, which compares pairs (preference.py), and for none.
     """

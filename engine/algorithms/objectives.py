@@ -34,7 +34,7 @@ class PolicyTokens:
     expert_BT: Tensor | None = None
     """True on prefilled tokens that are imitated; none of them is in ``mask_BT``."""
     boosted_BT: Tensor | None = None
-    """True where lessons were stripped, so that the upper clip is wider."""
+    """True where experience was stripped, so that the upper clip is wider."""
     kept_BT: Tensor | None = None
     """False on tokens whose loss is dropped to keep entropy."""
     penalised_BT: Tensor | None = None

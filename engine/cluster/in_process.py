@@ -30,12 +30,12 @@ class InProcessWorkers:
     """A ``WorkerGroup``.  Nobody can die alone here, so nothing is ever replaced.
 
     ``recordings`` is the folder below which recorded trajectories lie, by default that of the environment;
-    what the boxes do is written below ``sightings``.
+    what the sandboxes do is written below ``security_log``.
     """
 
-    def __init__(self, spec: RunSpec, *, sightings: Path, recordings: Path | None = None) -> None:
+    def __init__(self, spec: RunSpec, *, security_log: Path, recordings: Path | None = None) -> None:
         self._spec = spec
-        self._sightings = sightings
+        self._security_log = security_log
         self._recordings = recordings
         self._waiting = Waiting()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
@@ -50,8 +50,8 @@ class InProcessWorkers:
         self._learner = await self._learning(lambda: learner_for(self._spec, self._recordings))
         self._generator = generator_for(self._spec)
         self._open.callback(self._generator.close)
-        boxes = await self._open.enter_async_context(opened_sandboxes(self._spec, self._sightings))
-        self._worker = RolloutWorker(self._spec, self._generator, boxes.pool, boxes.monitor)
+        sandboxes = await self._open.enter_async_context(opened_sandboxes(self._spec, self._security_log))
+        self._worker = RolloutWorker(self._spec, self._generator, sandboxes.pool, sandboxes.monitor)
 
     async def cold_start(self, first: int, last: int) -> float:
         return await self._learning(lambda: self._learner.cold_start(first, last))

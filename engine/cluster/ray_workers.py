@@ -43,7 +43,7 @@ REPLACEMENTS = 20
 CALLS_AT_ONCE = 1000
 """Of an asyncio actor."""
 CLOSING_S = 2.0
-"""How long rollout workers may take to close their boxes."""
+"""How long rollout workers may take to close their sandboxes."""
 OBJECT_STORE_BYTES = 100 * 2**20
 
 Report = Callable[[Level, str], None]
@@ -93,20 +93,22 @@ class GeneratorActor:
 
 
 class RolloutActor:
-    def __init__(self, spec: RunSpec, sightings: Path) -> None:
-        self._spec, self._sightings = spec, sightings
+    def __init__(self, spec: RunSpec, security_log: Path) -> None:
+        self._spec, self._security_log = spec, security_log
         self._open = AsyncExitStack()
-        self._boxes: Any = None
+        self._sandboxes: Any = None
 
     async def start(self) -> None:
         from engine.cluster.sandboxes import opened_sandboxes
 
-        self._boxes = await self._open.enter_async_context(opened_sandboxes(self._spec, self._sightings))
+        self._sandboxes = await self._open.enter_async_context(opened_sandboxes(self._spec, self._security_log))
 
     async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
         """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""
         async with _connected(_RayConnection(generator, caller)) as client:
-            return await RolloutWorker(self._spec, client, self._boxes.pool, self._boxes.monitor).collect(requests)
+            return await RolloutWorker(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor).collect(
+                requests
+            )
 
     async def close(self) -> None:
         await self._open.aclose()
@@ -146,7 +148,7 @@ class RayWorkers:
     """A ``WorkerGroup``.  ``connection`` is entered by ``start``; ``report`` is told who lives, died and was replaced.
 
     ``recordings`` is the folder below which recorded trajectories lie, by default that of the learner's environment;
-    what the boxes do is written below ``sightings``, a folder that all nodes share.
+    what the sandboxes do is written below ``security_log``, a folder that all nodes share.
     """
 
     def __init__(
@@ -156,11 +158,11 @@ class RayWorkers:
         name: str,
         connection: AbstractContextManager[None],
         report: Report,
-        sightings: Path,
+        security_log: Path,
         recordings: Path | None = None,
     ) -> None:
         self._spec = spec
-        self._sightings = sightings
+        self._security_log = security_log
         self._recordings = recordings
         self._name = name
         self._connection = connection
@@ -248,7 +250,7 @@ class RayWorkers:
         return total
 
     async def close(self) -> None:
-        """The boxes are closed first, so that what they tried last is written down."""
+        """The sandboxes are closed first, so that what they tried last is written down."""
         closing = [self._actors[name].close.remote() for name in self._rollouts if name in self._actors]
         if closing:
             await asyncio.get_running_loop().run_in_executor(
@@ -273,7 +275,7 @@ class RayWorkers:
             return (
                 ray.remote(RolloutActor)
                 .options(**options, max_concurrency=CALLS_AT_ONCE)
-                .remote(self._spec, self._sightings)
+                .remote(self._spec, self._security_log)
             )
         options["num_gpus"] = 0.5 if self._spec.resources.device == "cuda" else 0
         if name == "generator":

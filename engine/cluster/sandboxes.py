@@ -14,7 +14,7 @@ from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 
 WARM = 8
-"""Boxes that are ready before the first episode; the others are made when they are needed."""
+"""Sandboxes that are ready before the first episode; the others are made when they are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,15 @@ class MonitoredPool:
 
 
 @asynccontextmanager
-async def opened_sandboxes(spec: RunSpec, sightings: Path) -> AsyncIterator[MonitoredPool]:
-    """Raises SandboxUnavailable at once if this machine cannot make boxes.
+async def opened_sandboxes(spec: RunSpec, security_log: Path) -> AsyncIterator[MonitoredPool]:
+    """Raises SandboxUnavailable at once if this machine cannot make sandboxes.
 
-    What they do is written below the folder ``sightings``.  An environment without sandbox never asks the
-    pool for a box, and none is made.
+    What they do is written below the folder ``security_log``.  An environment without sandbox never asks the
+    pool for a sandbox, and none is made.
     """
     sandbox = spec.environment.sandbox
     response = Response() if sandbox is None else spec.environment.response
-    monitor = SandboxMonitor(response, None if sandbox is None else sandbox.egress, SecurityLog(sightings))
+    monitor = SandboxMonitor(response, None if sandbox is None else sandbox.egress, SecurityLog(security_log))
     try:
         async with Pool(
             sandbox or SandboxSpec(),
@@ -49,8 +49,8 @@ async def opened_sandboxes(spec: RunSpec, sightings: Path) -> AsyncIterator[Moni
 
 
 async def probe(spec: RunSpec) -> None:
-    """Make one box and run something in it.  Raises SandboxUnavailable, which says what is missing."""
+    """Make one sandbox and run something in it.  Raises SandboxUnavailable, which says what is missing."""
     if spec.environment.sandbox is None:
         return
-    async with opened(spec.environment.sandbox) as box:
-        await box.run_python("1 + 1")
+    async with opened(spec.environment.sandbox) as sandbox:
+        await sandbox.run_python("1 + 1")

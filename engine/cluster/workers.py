@@ -6,7 +6,7 @@
       ├────► generator (KV slots, sampling)    one; replaced when it dies
       │         ▲ tokens
       │         │
-      └────► rollout-0 .. rollout-N (episodes, boxes)   replaced when they die
+      └────► rollout-0 .. rollout-N (episodes, sandboxes)   replaced when they die
 
 Two groups of workers do this: ``in_process.py`` in one process and ``ray_workers.py`` with Ray.  A group that
 replaces a dead member repeats what it had in hand; seeds make the repetition equal.

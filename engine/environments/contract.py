@@ -25,7 +25,7 @@ from sandboxes.interface import Sandbox
 Manner = Literal["guess", "solve", "repair"]
 """How a demonstrator goes about a task: answers without looking; uses the tool; breaks a call and repairs it."""
 
-Verdict = Literal["good", "bad"]
+JudgeVerdict = Literal["good", "bad"]
 
 
 class Sandboxes(Protocol):
@@ -159,6 +159,6 @@ class Demonstrator(Protocol):
 class Oracle(Protocol):
     """An environment that knows which turns brought a task nearer to its goal."""
 
-    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[Verdict]:
+    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[JudgeVerdict]:
         """One for each turn; ``calls`` holds each turn's call, ``answer`` is what the last one answered, if it did."""
         ...

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
-from engine.environments.contract import Manner, Verdict
+from engine.environments.contract import JudgeVerdict, Manner
 from engine.environments.household_planner import distance, needs_search, next_action, seen_now
 from engine.environments.household_tasks import world_of
 from engine.environments.household_world import (
     NOTHING_HAPPENS,
     Action,
-    State,
+    HouseholdState,
     World,
     acted,
     admissible,
     first_state,
     reached,
 )
-from engine.environments.simulated import GIVES_UP_AT_ONCE, Outcome, SimulatedEnvironment, Simulation
+from engine.environments.simulated import GIVES_UP_AT_ONCE, ActionResult, SimulatedEnvironment, Simulation
 from engine.spec.environment import Household
 from engine.spec.message import ToolSchema
 from engine.spec.run import Dataset
@@ -30,7 +30,7 @@ LONGEST_WANDER = 3
 """A demonstrator that guesses does at most this much before it gives up."""
 
 
-class HouseholdEnvironment(SimulatedEnvironment[State]):
+class HouseholdEnvironment(SimulatedEnvironment[HouseholdState]):
     tool = ToolSchema.of_text("act", "command", "Does something in the house, e.g. go to fridge 1.")
 
     def __init__(self, environment: Household, dataset: Dataset) -> None:
@@ -44,7 +44,7 @@ class HouseholdEnvironment(SimulatedEnvironment[State]):
 _world = lru_cache(maxsize=1024)(world_of)
 
 
-class HouseholdSimulation(Simulation[State]):
+class HouseholdSimulation(Simulation[HouseholdState]):
     def __init__(self, world: World) -> None:
         self.world = world
 
@@ -53,16 +53,16 @@ class HouseholdSimulation(Simulation[State]):
         return self.world.question
 
     @property
-    def first(self) -> State:
+    def first(self) -> HouseholdState:
         return first_state(self.world)
 
-    def act(self, state: State, command: str) -> Outcome[State]:
+    def act(self, state: HouseholdState, command: str) -> ActionResult[HouseholdState]:
         found = acted(self.world, state, command)
         if found is None:
-            return Outcome(state, NOTHING_HAPPENS, legal=False)
+            return ActionResult(state, NOTHING_HAPPENS, legal=False)
         after, output = found
         goal = reached(self.world, after)
-        return Outcome(after, output, done=goal, success=goal)
+        return ActionResult(after, output, done=goal, success=goal)
 
     def script(self, manner: Manner, rng: Random) -> list[str]:
         match manner:
@@ -73,17 +73,17 @@ class HouseholdSimulation(Simulation[State]):
             case "repair":
                 return self._with_a_slip(rng)
 
-    def verdicts(self, commands: Sequence[str | None]) -> list[Verdict]:
+    def verdicts(self, commands: Sequence[str | None]) -> list[JudgeVerdict]:
         """Good: the goal comes nearer, or the agent looks where it had to look.  Everything else is bad."""
-        state, seen, verdicts = self.first, frozenset[int](), list[Verdict]()
+        state, seen, verdicts = self.first, frozenset[int](), list[JudgeVerdict]()
         for command in commands:
-            outcome = Outcome(state, "", legal=False) if command is None else self.act(state, command)
+            outcome = ActionResult(state, "", legal=False) if command is None else self.act(state, command)
             verdicts.append("good" if self._helped(state, outcome, seen) else "bad")
             state = outcome.state
             seen |= seen_now(self.world, state)
         return verdicts
 
-    def _helped(self, before: State, outcome: Outcome[State], seen: frozenset[int]) -> bool:
+    def _helped(self, before: HouseholdState, outcome: ActionResult[HouseholdState], seen: frozenset[int]) -> bool:
         after = outcome.state
         if distance(self.world, after) < distance(self.world, before):
             return True
@@ -91,9 +91,9 @@ class HouseholdSimulation(Simulation[State]):
         approached = after.location != before.location and after.location not in seen
         return outcome.legal and searching and (approached or bool(seen_now(self.world, after) - seen))
 
-    def _solution(self) -> list[tuple[State, str]]:
+    def _solution(self) -> list[tuple[HouseholdState, str]]:
         """Each command of a sensible agent, with the state before it."""
-        state, seen, steps = self.first, frozenset[int](), list[tuple[State, str]]()
+        state, seen, steps = self.first, frozenset[int](), list[tuple[HouseholdState, str]]()
         while not reached(self.world, state):
             command = str(next_action(self.world, state, seen))
             steps.append((state, command))
@@ -118,7 +118,7 @@ class HouseholdSimulation(Simulation[State]):
         commands = [command for _, command in solution]
         return [*commands[:place], self._slip(solution[place][0], rng), *commands[place:]]
 
-    def _slip(self, state: State, rng: Random) -> str:
+    def _slip(self, state: HouseholdState, rng: Random) -> str:
         world = self.world
         thing, receptacle = rng.choice(world.objects), rng.choice(world.receptacles)
         kinds = [Action("take", thing, receptacle), Action("put", thing, receptacle), Action("open", receptacle)]

@@ -13,7 +13,7 @@ from engine.environments.household_world import (
     LAMP,
     STATION,
     Action,
-    State,
+    HouseholdState,
     World,
     closed,
     lamp_of,
@@ -25,7 +25,7 @@ from engine.environments.household_world import (
 class _Walk:
     """Counts the steps of one way through the house."""
 
-    def __init__(self, world: World, state: State) -> None:
+    def __init__(self, world: World, state: HouseholdState) -> None:
         self._world, self._state = world, state
         self._location, self._opened = state.location, set(state.opened)
         self._held, self._steps = state.held, 0
@@ -60,12 +60,12 @@ class _Walk:
         self._held = None
 
 
-def distance(world: World, state: State) -> int:
+def distance(world: World, state: HouseholdState) -> int:
     """The least number of actions that reaches the goal."""
     return 0 if reached(world, state) else min(_lengths(world, state))
 
 
-def _lengths(world: World, state: State) -> Iterator[int]:
+def _lengths(world: World, state: HouseholdState) -> Iterator[int]:
     goal, wanted = world.goal, world.objects_of(world.goal.object_kind)
     if goal.kind == "examine":
         return (_length_of_examining(world, state, thing) for thing in wanted)
@@ -81,7 +81,7 @@ def _lengths(world: World, state: State) -> Iterator[int]:
     )
 
 
-def _length_of_putting(world: World, state: State, thing: int, station: int | None, target: int) -> int:
+def _length_of_putting(world: World, state: HouseholdState, thing: int, station: int | None, target: int) -> int:
     walk = _Walk(world, state)
     walk.fetch(thing)
     if station is not None:
@@ -93,7 +93,7 @@ def _length_of_putting(world: World, state: State, thing: int, station: int | No
     return walk.steps
 
 
-def _length_of_pair(world: World, state: State, pair: tuple[int, ...], target: int) -> int:
+def _length_of_pair(world: World, state: HouseholdState, pair: tuple[int, ...], target: int) -> int:
     walk = _Walk(world, state)
     for thing in pair:
         if state.places[thing] != target:
@@ -104,7 +104,7 @@ def _length_of_pair(world: World, state: State, pair: tuple[int, ...], target: i
     return walk.steps
 
 
-def _length_of_examining(world: World, state: State, thing: int) -> int:
+def _length_of_examining(world: World, state: HouseholdState, thing: int) -> int:
     lamp, walk = lamp_of(world), _Walk(world, state)
     assert lamp is not None, "a task to examine something has a lamp"
     walk.fetch(thing)
@@ -118,21 +118,21 @@ def _length_of_examining(world: World, state: State, thing: int) -> int:
 # ---- with what was seen only ----
 
 
-def seen_now(world: World, state: State) -> frozenset[int]:
+def seen_now(world: World, state: HouseholdState) -> frozenset[int]:
     """The receptacle that the agent looks into, if any."""
     if state.location < 0 or closed(world, state, state.location):
         return frozenset()
     return frozenset({state.location})
 
 
-def needs_search(world: World, state: State, seen: frozenset[int]) -> bool:
+def needs_search(world: World, state: HouseholdState, seen: frozenset[int]) -> bool:
     """Whether something that the goal needs was not seen yet."""
     goal = world.goal
     needed = [*world.objects_of(goal.object_kind), *(world.objects_of(LAMP) if goal.kind == "examine" else [])]
     return any(state.places[thing] != HELD and state.places[thing] not in seen for thing in needed)
 
 
-def next_action(world: World, state: State, seen: frozenset[int]) -> Action:
+def next_action(world: World, state: HouseholdState, seen: frozenset[int]) -> Action:
     """One step of a sensible agent.  ``seen`` are the receptacles that it has looked into.  Not for a reached goal."""
     thing = _thing_to_bring(world, state, seen)
     if thing is None:
@@ -157,7 +157,7 @@ def next_action(world: World, state: State, seen: frozenset[int]) -> Action:
     return _at(world, state, target, Action("put", world.objects[thing], world.receptacles[target]))
 
 
-def _thing_to_bring(world: World, state: State, seen: frozenset[int]) -> int | None:
+def _thing_to_bring(world: World, state: HouseholdState, seen: frozenset[int]) -> int | None:
     """What is in the hand, or else the nearest wanted thing whose place is known."""
     wanted = world.objects_of(world.goal.object_kind)
     if state.held in wanted:
@@ -167,7 +167,7 @@ def _thing_to_bring(world: World, state: State, seen: frozenset[int]) -> int | N
     return min(known, key=lambda thing: (state.places[thing] != state.location, thing), default=None)
 
 
-def _shared_target(world: World, state: State) -> int:
+def _shared_target(world: World, state: HouseholdState) -> int:
     """Where both of two things go: where one of them lies already, or else the first receptacle of the kind."""
     targets = world.receptacles_of(world.goal.receptacle_kind)
     wanted = world.objects_of(world.goal.object_kind)
@@ -175,7 +175,7 @@ def _shared_target(world: World, state: State) -> int:
     return (occupied or targets)[0]
 
 
-def _nearest_way(world: World, state: State, thing: int) -> tuple[int | None, int]:
+def _nearest_way(world: World, state: HouseholdState, thing: int) -> tuple[int | None, int]:
     """(where the thing is treated, where it is put) in the fewest actions; of equals the first."""
     stations: list[int | None] = [None]
     if needs_treatment(world.goal, state, thing):
@@ -185,14 +185,14 @@ def _nearest_way(world: World, state: State, thing: int) -> tuple[int | None, in
     return min(ways, key=lambda way: _length_of_putting(world, state, thing, *way))
 
 
-def _at(world: World, state: State, receptacle: int, action: Action) -> Action:
+def _at(world: World, state: HouseholdState, receptacle: int, action: Action) -> Action:
     name = world.receptacles[receptacle]
     if state.location != receptacle:
         return Action("go to", name)
     return Action("open", name) if closed(world, state, receptacle) else action
 
 
-def _search(world: World, state: State, seen: frozenset[int]) -> Action:
+def _search(world: World, state: HouseholdState, seen: frozenset[int]) -> Action:
     if state.location >= 0 and state.location not in seen:
         return Action("open", world.receptacles[state.location])
     unseen = [name for number, name in enumerate(world.receptacles) if number not in seen]

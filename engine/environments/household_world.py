@@ -1,6 +1,6 @@
 """The little house of household: its things, its rules and what they look like.
 
-Pure: a ``State`` is immutable and ``acted`` gives the next one, so a state is its own snapshot.
+Pure: a ``HouseholdState`` is immutable and ``acted`` gives the next one, so a state is its own snapshot.
 After TextWorld's embodied tasks (ALFWorld, arXiv:2010.03768) with the actions of SPEAR, A.2; moving
 between two receptacles takes one step, and a hand holds one object.
 """
@@ -79,7 +79,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class HouseholdState:
     location: int
     places: tuple[int, ...]
     """The receptacle of each object, or ``HELD``."""
@@ -127,11 +127,11 @@ def kind_of(name: str) -> str:
     return name.rpartition(" ")[0]
 
 
-def first_state(world: World) -> State:
-    return State(NOWHERE, world.places)
+def first_state(world: World) -> HouseholdState:
+    return HouseholdState(NOWHERE, world.places)
 
 
-def closed(world: World, state: State, receptacle: int) -> bool:
+def closed(world: World, state: HouseholdState, receptacle: int) -> bool:
     return kind_of(world.receptacles[receptacle]) in OPENABLE and receptacle not in state.opened
 
 
@@ -139,7 +139,7 @@ def lamp_of(world: World) -> int | None:
     return next(iter(world.objects_of(LAMP)), None)
 
 
-def reached(world: World, state: State) -> bool:
+def reached(world: World, state: HouseholdState) -> bool:
     """Whether the goal holds."""
     goal, wanted = world.goal, world.objects_of(world.goal.object_kind)
     if goal.kind == "examine":
@@ -153,16 +153,16 @@ def reached(world: World, state: State) -> bool:
     )
 
 
-def needs_treatment(goal: Goal, state: State, thing: int) -> bool:
+def needs_treatment(goal: Goal, state: HouseholdState, thing: int) -> bool:
     return goal.kind in ADJECTIVE and (thing, ADJECTIVE[goal.kind]) not in state.treated
 
 
-def admissible(world: World, state: State) -> list[Action]:
+def admissible(world: World, state: HouseholdState) -> list[Action]:
     """What would change something here and now, going elsewhere last."""
     return [*_local(world, state), *_moves(world, state)]
 
 
-def acted(world: World, state: State, command: str) -> tuple[State, str] | None:
+def acted(world: World, state: HouseholdState, command: str) -> tuple[HouseholdState, str] | None:
     """The next state and what is seen, or None: the command is not admissible and nothing happens."""
     action = action_in(command)
     if action is None:
@@ -176,7 +176,7 @@ def acted(world: World, state: State, command: str) -> tuple[State, str] | None:
     return after, _effect(action) + scene(world, after)
 
 
-def scene(world: World, state: State) -> str:
+def scene(world: World, state: HouseholdState) -> str:
     """What stands, lies and can be done where the agent is."""
     if state.location == NOWHERE:
         return f"You see {', '.join(world.receptacles)}."
@@ -190,13 +190,13 @@ def scene(world: World, state: State) -> str:
     return f"{seen}. You can: {can}" if can else f"{seen}."
 
 
-def _local(world: World, state: State) -> list[Action]:
+def _local(world: World, state: HouseholdState) -> list[Action]:
     if state.location == NOWHERE:
         return []
     return list(_local_actions(world, state))
 
 
-def _local_actions(world: World, state: State) -> Iterator[Action]:
+def _local_actions(world: World, state: HouseholdState) -> Iterator[Action]:
     here, name = state.location, world.receptacles[state.location]
     shut, held = closed(world, state, here), state.held
     if held is not None:
@@ -218,11 +218,11 @@ def _local_actions(world: World, state: State) -> Iterator[Action]:
         yield Action("open" if shut else "close", name)
 
 
-def _moves(world: World, state: State) -> list[Action]:
+def _moves(world: World, state: HouseholdState) -> list[Action]:
     return [Action("go to", name) for number, name in enumerate(world.receptacles) if number != state.location]
 
 
-def _changed(world: World, state: State, action: Action) -> State:
+def _changed(world: World, state: HouseholdState, action: Action) -> HouseholdState:
     """After an admissible action."""
     match action.verb:
         case "go to":
@@ -247,7 +247,7 @@ def _effect(action: Action) -> str:
     return "" if action.verb == "go to" else f"You {action}. "
 
 
-def _looked(world: World, state: State, action: Action) -> str | None:
+def _looked(world: World, state: HouseholdState, action: Action) -> str | None:
     match action.verb:
         case "look":
             return scene(world, state)
@@ -263,6 +263,6 @@ def _looked(world: World, state: State, action: Action) -> str | None:
     return f"You see {_described(world, state, thing)}." if visible else None
 
 
-def _described(world: World, state: State, thing: int) -> str:
+def _described(world: World, state: HouseholdState, thing: int) -> str:
     adjectives = sorted(adjective for treated, adjective in state.treated if treated == thing)
     return " ".join([*adjectives, world.objects[thing]])

@@ -10,7 +10,7 @@ the sandbox before the first call and are never part of the policy's context unl
 from collections.abc import Sequence
 from random import Random
 
-from engine.environments.contract import Manner, Observation, Rewards, Sandboxes, Script, ScriptedTurn, Verdict
+from engine.environments.contract import JudgeVerdict, Manner, Observation, Rewards, Sandboxes, Script, ScriptedTurn
 from engine.environments.python_math_problems import Problem, problem
 from engine.environments.python_math_script import Execution, planned, tempted, with_reasoning
 from engine.environments.python_math_verdicts import verdicts
@@ -125,7 +125,7 @@ class PythonMathEnvironment:
         turns = (*map(_scripted, plan.executions), answer)
         return Script((_opening(task),), turns, Rewards(success=is_right(task, plan.answer)))
 
-    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[Verdict]:
+    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[JudgeVerdict]:
         answered_right = answer is not None and is_right(task, answer)
         return verdicts(self._problem_of(task), calls, answered_right=answered_right)
 

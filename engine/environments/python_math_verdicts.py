@@ -4,18 +4,18 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from engine.environments.contract import Verdict
+from engine.environments.contract import JudgeVerdict
 from engine.environments.python_math_problems import Problem
 from engine.spec.trajectory import ToolCall
 
 
-def verdicts(solved: Problem, calls: Sequence[ToolCall | None], *, answered_right: bool) -> list[Verdict]:
+def verdicts(solved: Problem, calls: Sequence[ToolCall | None], *, answered_right: bool) -> list[JudgeVerdict]:
     """One verdict for each turn, of which ``calls`` holds the call; ``answered_right`` speaks of the last turn.
 
     A call is good if it worked, is no repetition, and either shows a number of the solution (a hidden one,
     or the value of a part of the expression) that no turn before it showed, or opens a cell.
     """
-    wanted, done, judged = set(_numbers_of(solved)), set[str](), list[Verdict]()
+    wanted, done, judged = set(_numbers_of(solved)), set[str](), list[JudgeVerdict]()
     for number, call in enumerate(calls, start=1):
         is_right = answered_right and number == len(calls)
         judged.append("good" if is_right or (call is not None and _helps(call, wanted, done)) else "bad")

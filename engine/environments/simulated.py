@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, Self, TypeVar
 
-from engine.environments.contract import Manner, Observation, Rewards, Sandboxes, Script, ScriptedTurn, Verdict
+from engine.environments.contract import JudgeVerdict, Manner, Observation, Rewards, Sandboxes, Script, ScriptedTurn
 from engine.environments.tasks import SplitTasks, task_id, task_number
 from engine.spec.message import AssistantMessage, Message, ToolSchema
 from engine.spec.run import Dataset
@@ -21,7 +21,7 @@ GIVES_UP_AT_ONCE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[StateT]):
+class ActionResult(Generic[StateT]):
     """What an action leads to."""
 
     state: StateT
@@ -44,7 +44,7 @@ class Simulation(ABC, Generic[StateT]):
     def first(self) -> StateT: ...
 
     @abstractmethod
-    def act(self, state: StateT, command: str) -> Outcome[StateT]:
+    def act(self, state: StateT, command: str) -> ActionResult[StateT]:
         """Pure: equal arguments, equal outcomes."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Simulation(ABC, Generic[StateT]):
         """The commands of a demonstrator; one that gives up adds nothing for it."""
 
     @abstractmethod
-    def verdicts(self, commands: Sequence[str | None]) -> list[Verdict]:
+    def verdicts(self, commands: Sequence[str | None]) -> list[JudgeVerdict]:
         """Of each command (None: the turn was no command), played in order from the first state."""
 
 
@@ -61,7 +61,7 @@ class SimulatedSession(Generic[StateT]):
 
     def __init__(self, tool: ToolSchema, simulation: Simulation[StateT]) -> None:
         self._tool, self._simulation = tool, simulation
-        self._now: Outcome[StateT] = Outcome(simulation.first, "")
+        self._now: ActionResult[StateT] = ActionResult(simulation.first, "")
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,7 +87,7 @@ class SimulatedSession(Generic[StateT]):
         return self._now
 
     async def restore(self, snapshot: object) -> None:
-        if not isinstance(snapshot, Outcome):
+        if not isinstance(snapshot, ActionResult):
             raise ValueError("not a snapshot of this session")
         self._now = snapshot
 
@@ -133,7 +133,7 @@ class SimulatedEnvironment(ABC, Generic[StateT]):
     def script(self, task: Task, manner: Manner, rng: Random) -> Script:
         """The commands up to the end of the world; a demonstrator that does not reach it answers ``done``."""
         simulation = self._simulation_of(task)
-        now: Outcome[StateT] = Outcome(simulation.first, "")
+        now: ActionResult[StateT] = ActionResult(simulation.first, "")
         turns: list[ScriptedTurn] = []
         for command in simulation.script(manner, rng):
             now = simulation.act(now.state, command)
@@ -145,7 +145,7 @@ class SimulatedEnvironment(ABC, Generic[StateT]):
             turns.append(ScriptedTurn(AssistantMessage("done"), Observation(done=True)))
         return Script((_opening(simulation),), tuple(turns), _rewards(now))
 
-    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[Verdict]:
+    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[JudgeVerdict]:
         commands = [None if call is None else call.arguments for call in calls]
         return self._simulation_of(task).verdicts(commands)
 
@@ -163,11 +163,11 @@ def _opening(simulation: Simulation[StateT]) -> Message:
     return Message("user", simulation.question)
 
 
-def _rewards(now: Outcome[StateT]) -> Rewards:
+def _rewards(now: ActionResult[StateT]) -> Rewards:
     return Rewards(success=now.done and now.success)
 
 
-def _observation(tool: ToolSchema, command: str, outcome: Outcome[StateT]) -> Observation:
+def _observation(tool: ToolSchema, command: str, outcome: ActionResult[StateT]) -> Observation:
     """A command that is not admitted is a failed call."""
     call = ToolCall(
         name=tool.name,

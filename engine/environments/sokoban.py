@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
-from engine.environments.contract import Manner, Verdict
-from engine.environments.simulated import GIVES_UP_AT_ONCE, Outcome, SimulatedEnvironment, Simulation
+from engine.environments.contract import JudgeVerdict, Manner
+from engine.environments.simulated import GIVES_UP_AT_ONCE, ActionResult, SimulatedEnvironment, Simulation
 from engine.environments.sokoban_tasks import grid_of
-from engine.environments.sokoban_world import STEP, Room, State, distances, drawn, pushed, shortest, solved
+from engine.environments.sokoban_world import STEP, Room, SokobanState, distances, drawn, pushed, shortest, solved
 from engine.spec.environment import Sokoban
 from engine.spec.message import ToolSchema
 from engine.spec.run import Dataset
@@ -18,7 +18,7 @@ LONGEST_WANDER = 3
 """A demonstrator that guesses makes at most this many moves before it gives up."""
 
 
-class SokobanEnvironment(SimulatedEnvironment[State]):
+class SokobanEnvironment(SimulatedEnvironment[SokobanState]):
     tool = ToolSchema.of_text("move", "direction", "Moves the player: up, down, left or right.")
 
     def __init__(self, environment: Sokoban, dataset: Dataset) -> None:
@@ -32,8 +32,8 @@ class SokobanEnvironment(SimulatedEnvironment[State]):
 _grid = lru_cache(maxsize=4096)(grid_of)
 
 
-class SokobanSimulation(Simulation[State]):
-    def __init__(self, room: Room, first: State) -> None:
+class SokobanSimulation(Simulation[SokobanState]):
+    def __init__(self, room: Room, first: SokobanState) -> None:
         self.room, self._first = room, first
 
     @property
@@ -41,15 +41,15 @@ class SokobanSimulation(Simulation[State]):
         return drawn(self.room, self._first)
 
     @property
-    def first(self) -> State:
+    def first(self) -> SokobanState:
         return self._first
 
-    def act(self, state: State, command: str) -> Outcome[State]:
+    def act(self, state: SokobanState, command: str) -> ActionResult[SokobanState]:
         after = pushed(self.room, state, command)
         if after is None:
-            return Outcome(state, NOTHING_HAPPENS, legal=False)
+            return ActionResult(state, NOTHING_HAPPENS, legal=False)
         success, lost = solved(self.room, after), after not in distances(self.room)
-        return Outcome(after, drawn(self.room, after), done=success or lost, success=success)
+        return ActionResult(after, drawn(self.room, after), done=success or lost, success=success)
 
     def script(self, manner: Manner, rng: Random) -> list[str]:
         match manner:
@@ -60,9 +60,9 @@ class SokobanSimulation(Simulation[State]):
             case "repair":
                 return self._with_a_slip(rng)
 
-    def verdicts(self, commands: Sequence[str | None]) -> list[Verdict]:
+    def verdicts(self, commands: Sequence[str | None]) -> list[JudgeVerdict]:
         """Good: the shortest solution is one move shorter.  Everything else is bad."""
-        left, state, verdicts = distances(self.room), self._first, list[Verdict]()
+        left, state, verdicts = distances(self.room), self._first, list[JudgeVerdict]()
         for command in commands:
             after = None if command is None else pushed(self.room, state, command)
             nearer = after is not None and state in left and left.get(after, left[state]) < left[state]

@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass
 from random import Random
 
-from engine.environments.sokoban_world import BORDER, SIDE, Room, State, distances, drawn
+from engine.environments.sokoban_world import BORDER, SIDE, Room, SokobanState, distances, drawn
 from engine.seeds import derived_seed
 from engine.spec.trajectory import Split
 
@@ -33,7 +33,7 @@ _SIZE_OF_LEVEL = {
 }
 
 
-def grid_of(seed: int, split: Split, number: int, level: int) -> tuple[Room, State]:
+def grid_of(seed: int, split: Split, number: int, level: int) -> tuple[Room, SokobanState]:
     """The first draw of this level's own stream that belongs to the split and is as long as it should be."""
     rng, size = Random(derived_seed("sokoban", seed, split, number, level)), _SIZE_OF_LEVEL[level]
     shortest, longest = size.moves
@@ -43,13 +43,13 @@ def grid_of(seed: int, split: Split, number: int, level: int) -> tuple[Room, Sta
             return room, state
 
 
-def split_of(room: Room, state: State) -> Split:
+def split_of(room: Room, state: SokobanState) -> Split:
     digest = hashlib.blake2b(drawn(room, state).encode(), digest_size=8).digest()
     return "heldout" if int.from_bytes(digest, "big") % HELDOUT_SHARE == 0 else "train"
 
 
-def _thrown(size: _Size, rng: Random) -> tuple[Room, State]:
+def _thrown(size: _Size, rng: Random) -> tuple[Room, SokobanState]:
     walls = rng.randint(*size.inner_walls)
     cells = rng.sample(INNER, walls + 2 * size.boxes + 1)
     boxes, goals = cells[walls : walls + size.boxes], cells[walls + size.boxes : -1]
-    return Room(BORDER | set(cells[:walls]), frozenset(goals)), State(cells[-1], frozenset(boxes))
+    return Room(BORDER | set(cells[:walls]), frozenset(goals)), SokobanState(cells[-1], frozenset(boxes))

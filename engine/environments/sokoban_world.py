@@ -2,7 +2,7 @@
 
     #  wall    _  floor    .  goal    $  box    *  box on a goal    @  player    +  player on a goal
 
-Cells are numbered row by row.  Pure: a ``State`` is immutable, and ``pushed`` gives the next one.
+Cells are numbered row by row.  Pure: a ``SokobanState`` is immutable, and ``pushed`` gives the next one.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SokobanState:
     player: int
     boxes: frozenset[int]
 
@@ -31,7 +31,7 @@ class State:
 BORDER = frozenset(cell for cell in range(SIDE * SIDE) if {cell // SIDE, cell % SIDE} & {0, SIDE - 1})
 
 
-def pushed(room: Room, state: State, move: str) -> State | None:
+def pushed(room: Room, state: SokobanState, move: str) -> SokobanState | None:
     """After the move, or None: a wall or a second box is in the way, or there is no such move."""
     step = STEP.get(move)
     if step is None:
@@ -41,20 +41,20 @@ def pushed(room: Room, state: State, move: str) -> State | None:
         if player + step in boxes or player + step in room.walls:
             return None
         boxes = boxes - {player} | {player + step}
-    return None if player in room.walls else State(player, boxes)
+    return None if player in room.walls else SokobanState(player, boxes)
 
 
-def solved(room: Room, state: State) -> bool:
+def solved(room: Room, state: SokobanState) -> bool:
     return state.boxes == room.goals
 
 
-def drawn(room: Room, state: State) -> str:
+def drawn(room: Room, state: SokobanState) -> str:
     """The grid, line by line."""
     lines = ("".join(_mark(room, state, row * SIDE + column) for column in range(SIDE)) for row in range(SIDE))
     return "\n".join(lines)
 
 
-def _mark(room: Room, state: State, cell: int) -> str:
+def _mark(room: Room, state: SokobanState, cell: int) -> str:
     if cell in room.walls:
         return "#"
     goal = cell in room.goals
@@ -66,14 +66,14 @@ def _mark(room: Room, state: State, cell: int) -> str:
 
 
 @lru_cache(maxsize=128)
-def distances(room: Room) -> dict[State, int]:
+def distances(room: Room) -> dict[SokobanState, int]:
     """The least number of moves that solves each position; a position that is not in it cannot be solved.
 
     Breadth first and backwards from all solved positions: a move undone is a step back, with or
     without pulling the box that would then have been pushed.
     """
     free = [cell for cell in range(SIDE * SIDE) if cell not in room.walls and cell not in room.goals]
-    known = {State(player, room.goals): 0 for player in free}
+    known = {SokobanState(player, room.goals): 0 for player in free}
     reached = deque(known)
     while reached:
         state = reached.popleft()
@@ -84,19 +84,19 @@ def distances(room: Room) -> dict[State, int]:
     return known
 
 
-def _before(room: Room, state: State) -> list[State]:
+def _before(room: Room, state: SokobanState) -> list[SokobanState]:
     earlier = []
     for step in STEP.values():
         player = state.player - step
         if player in room.walls or player in state.boxes:
             continue
-        earlier.append(State(player, state.boxes))
+        earlier.append(SokobanState(player, state.boxes))
         if state.player + step in state.boxes:
-            earlier.append(State(player, state.boxes - {state.player + step} | {state.player}))
+            earlier.append(SokobanState(player, state.boxes - {state.player + step} | {state.player}))
     return earlier
 
 
-def shortest(room: Room, state: State) -> list[str]:
+def shortest(room: Room, state: SokobanState) -> list[str]:
     """One of the shortest ways; of equally good moves the first in the order of ``STEP``.  For solvable states."""
     left, moves = distances(room), list[str]()
     while left[state]:

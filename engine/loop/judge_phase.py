@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from engine.algorithms.curriculum import attribution_weight
-from engine.environments.contract import Oracle, Verdict
+from engine.environments.contract import JudgeVerdict, Oracle
 from engine.environments.registry import environment_for
 from engine.rollout.judge import EnvironmentJudge, Judge, JudgeCounts, JudgeFailed
 from engine.rollout.judge_llm import LanguageModelJudge
@@ -26,7 +26,7 @@ from engine.spec.trajectory import Trajectory
 HEARTBEAT_S = 0.5
 """Every request of a judge has its time-out, so judging ends by itself: as long as it lasts it is alive."""
 
-Answer = Sequence[Verdict] | JudgeFailed
+JudgeResponse = Sequence[JudgeVerdict] | JudgeFailed
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Judging:
     async def close(self) -> None:
         await self._judge.close()
 
-    async def _answers(self, asked: Sequence[Trajectory], alive: Callable[[], None]) -> list[Answer]:
+    async def _answers(self, asked: Sequence[Trajectory], alive: Callable[[], None]) -> list[JudgeResponse]:
         try:
             async with asyncio.TaskGroup() as asking:
                 beating = asking.create_task(_beat(alive))
@@ -77,7 +77,7 @@ class Judging:
             raise failures.exceptions[0] from failures
         return answers
 
-    async def _answer(self, rollout: Trajectory) -> Answer:
+    async def _answer(self, rollout: Trajectory) -> JudgeResponse:
         try:
             return await self._judge.verdicts(rollout)
         except JudgeFailed as failure:
@@ -105,17 +105,17 @@ def judging_for(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> Judgi
     return Judging(credit, EnvironmentJudge(environment))
 
 
-def _has_failure(group: RolloutGroup, answers: Mapping[str, Answer]) -> bool:
+def _has_failure(group: RolloutGroup, answers: Mapping[str, JudgeResponse]) -> bool:
     return any(isinstance(answers.get(rollout.id), JudgeFailed) for rollout in group.rollouts)
 
 
-def _with_verdicts(group: RolloutGroup, answers: Mapping[str, Answer]) -> RolloutGroup:
+def _with_verdicts(group: RolloutGroup, answers: Mapping[str, JudgeResponse]) -> RolloutGroup:
     if _has_failure(group, answers):
         return group
     return group.with_rollouts(_judged(rollout, answers.get(rollout.id)) for rollout in group.rollouts)
 
 
-def _judged(rollout: Trajectory, answer: Answer | None) -> Trajectory:
+def _judged(rollout: Trajectory, answer: JudgeResponse | None) -> Trajectory:
     """The very rollout where it was not asked about."""
     if answer is None or isinstance(answer, JudgeFailed):
         return rollout
@@ -139,7 +139,7 @@ def _metrics(judged: Sequence[RolloutGroup], counts: JudgeCounts, seconds: float
     return values | ({"judge/good": fmean(verdict == "good" for verdict in verdicts)} if verdicts else {})
 
 
-def _warnings(answers: Mapping[str, Answer], neutral: int) -> list[str]:
+def _warnings(answers: Mapping[str, JudgeResponse], neutral: int) -> list[str]:
     """One for each kind of failure, with an example.  ``neutral``: in how many groups there is none of it."""
     examples: dict[str, list[str]] = defaultdict(list)
     for trajectory, answer in answers.items():

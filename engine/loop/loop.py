@@ -24,7 +24,7 @@ ends with the same weights.  Events of step k + 1 are in the spool before checkp
 
 Beside the work runs one watcher: it ends the work when the service cancels or refuses the attempt,
 and when nothing has moved for ``schedule.stall_timeout_s``.  Pausing happens between phases.  What the
-boxes tried is told by a thread (security_events.py) while it happens; the last of it before ``finished``.
+sandboxes tried is told by a thread (security_events.py) while it happens; the last of it before ``finished``.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Loop:
         checkpoints: Checkpoints,
         control: RunControl,
         quarantine: Quarantine,
-        sightings: SecurityEvents,
+        security_events: SecurityEvents,
     ) -> None:
         self._spec = spec
         self._workers = workers
@@ -107,7 +107,7 @@ class Loop:
         self._checkpoints = checkpoints
         self._control = control
         self._quarantine = quarantine
-        self._sightings = sightings
+        self._security_events = security_events
         self._state = RunState(spec=spec)
         self._planner = Planner(spec)
         self._judging: Judging | None = None
@@ -119,7 +119,7 @@ class Loop:
         Raises RunFailed (told in ``finished``), AttemptFailed, AttemptRefused, and what the work raises.
         """
         self._control.attached()
-        self._sightings.start()
+        self._security_events.start()
         try:
             await self._watched(self._work())
             await self._close()
@@ -172,7 +172,7 @@ class Loop:
                 raise RunFailed(f"sandboxes cannot be made here: {error}") from error
             except BadRecording as error:
                 raise RunFailed(str(error)) from error
-            self.progress.ruled_through = self._state.quarantine.ruled_through
+            self.progress.decided_through = self._state.quarantine.decided_through
             if found.state is not None:
                 await self._load_checkpoint(done, verified=found.verified)
                 self._events.log("info", "loop", f"resumed after step {done}")
@@ -266,7 +266,7 @@ class Loop:
         """Part those in quarantine from the others; leave out groups in which nobody is left to compare with; drop
         and mask as the recipe says."""
         async with self._phase("score", step):
-            self._hear_rulings()
+            self._take_review_decisions()
             if not any(group.rollouts for group in played.groups):
                 reasons = ", ".join(f"{count} {reason}" for reason, count in played.discarded.items())
                 raise RunFailed(f"no episode of step {step} could be played ({reasons})")
@@ -382,9 +382,9 @@ class Loop:
             hold(release, groups)
         return groups, back
 
-    def _hear_rulings(self) -> None:
-        self._state.quarantine = self._quarantine.heard(self._state.quarantine)
-        self.progress.ruled_through = self._state.quarantine.ruled_through
+    def _take_review_decisions(self) -> None:
+        self._state.quarantine = self._quarantine.absorbed(self._state.quarantine)
+        self.progress.decided_through = self._state.quarantine.decided_through
 
     def _count(self, step: int, played: Played, selected: Selected, release: Release) -> None:
         """All together and only now: a pause inside the step saves the state of the step before."""
@@ -450,7 +450,7 @@ class Loop:
             await self._measure_memory()
 
     async def _close(self) -> None:
-        """Everybody ends; what the boxes tried last is told.  Twice is fine."""
+        """Everybody ends; what the sandboxes tried last is told.  Twice is fine."""
         try:
             if self._judging is not None:
                 await self._judging.close()
@@ -458,7 +458,7 @@ class Loop:
             try:
                 await self._workers.close()
             finally:
-                self._sightings.close()
+                self._security_events.close()
 
     # ---- between phases ----
 
@@ -512,8 +512,8 @@ class Loop:
 
     def _stall(self) -> str:
         since = time.strftime("%H:%M:%S UTC", time.gmtime(self.progress.since))
-        whom = self.progress.waiting_for or "nobody"
-        return f"stalled: phase {self.progress.phase} of step {self.progress.step} waits for {whom} since {since}"
+        awaited = self.progress.waiting_for or "nobody"
+        return f"stalled: phase {self.progress.phase} of step {self.progress.step} waits for {awaited} since {since}"
 
     def _announce(self, step: int, *, seconds: float) -> None:
         """Say once that there is a checkpoint, also if its attempt was killed before it could."""

@@ -54,7 +54,7 @@ class Planner:
         self._environment = environment_for(spec)
         starts, experience = spec.recipe.expert_starts, spec.recipe.experience
         self._starts = None if starts is None else ExpertStartPlanner(spec, starts, self._solution)
-        self._lessons = None if experience is None else ExperienceRetriever(experience)
+        self._experience = None if experience is None else ExperienceRetriever(experience)
 
     def _solution(self, task: int) -> Trajectory:
         return demonstration_writer_for(self._spec).solution(task)
@@ -86,13 +86,13 @@ class Planner:
 
     def _requests(self, plan: GroupPlan) -> list[EpisodeRequest]:
         plain = group_requests(self._spec, plan)
-        shown = 0 if self._lessons is None else self._lessons.shown(len(plain))
-        lessons = self._lessons_of(plan.task) if shown else ()
+        shown = 0 if self._experience is None else self._experience.shown(len(plain))
+        experience = self._experience_of(plan.task) if shown else ()
         return [
-            replace(request, prefill=plan.prefill, lessons=lessons if request.member < shown else ())
+            replace(request, prefill=plan.prefill, experience=experience if request.member < shown else ())
             for request in plain
         ]
 
-    def _lessons_of(self, task: int) -> tuple[str, ...]:
-        assert self._lessons is not None, "asked for only where the recipe has lessons"
-        return self._lessons.for_question(self._environment.tasks("train")[task].question)
+    def _experience_of(self, task: int) -> tuple[str, ...]:
+        assert self._experience is not None, "asked for only where the recipe has experience"
+        return self._experience.for_question(self._environment.tasks("train")[task].question)

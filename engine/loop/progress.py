@@ -16,7 +16,7 @@ class Progress:
         self.total_steps = total_steps
         self.phase: Phase = "start"
         self.since = time.time()
-        self.ruled_through: int | None = None
+        self.decided_through: int | None = None
         """As in ``Heartbeat``: known once the attempt knows from which state it goes on."""
         self._workers = workers
         self._waiting_on: str | None = None
@@ -35,9 +35,9 @@ class Progress:
         self._step_seconds = seconds if self._step_seconds is None else 0.7 * self._step_seconds + 0.3 * seconds
 
     @contextmanager
-    def waiting_on(self, whom: str) -> Iterator[None]:
+    def waiting_on(self, name: str) -> Iterator[None]:
         """The loop waits for somebody outside the run's workers."""
-        self._waiting_on = whom
+        self._waiting_on = name
         try:
             yield
         finally:
@@ -62,5 +62,5 @@ class Progress:
             phase_since=self.since,
             waiting_for=self.waiting_for,
             eta_s=None if self._step_seconds is None else max(left, 0) * self._step_seconds,
-            ruled_through=self.ruled_through,
+            decided_through=self.decided_through,
         )

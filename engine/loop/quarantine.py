@@ -1,8 +1,8 @@
 """Which trajectories are out of training because of an alert, and which come back.
 
     alert ──► out: not compared, not credited, not trained on; its whole group is held
-    ruled benign ──► credited in its group and trained on in the next step, if that is soon enough
-    ruled malicious, or too late ──► never
+    found benign ──► credited in its group and trained on in the next step, if that is soon enough
+    found malicious, or too late ──► never
 
 ``Quarantine`` is told from other threads what happens; ``QuarantineState`` is what the loop has made
 of it, part of every checkpoint.
@@ -15,14 +15,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from engine.rollout.security_log import AlertSeen
+from engine.rollout.security_log import AlertEntry
 from engine.spec import files_of_0_2
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
-from engine.spec.security import QUARANTINED, Ruling, Verdict
+from engine.spec.security import QUARANTINED, ReviewDecision, ReviewVerdict
 from engine.spec.trajectory import Trajectory
 
 MOST_HELD = 64
-"""Groups that wait for a ruling; then the oldest is given up."""
+"""Groups that wait for a review decision; then the oldest is given up."""
 
 
 class HeldGroup(BaseModel):
@@ -34,7 +34,7 @@ class HeldGroup(BaseModel):
     members: list[Trajectory]
     """None any more once it is too late for them."""
     out: list[str]
-    """Ids of those that wait for a ruling."""
+    """Ids of those that wait for a review decision."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,17 +54,17 @@ class HeldGroup(BaseModel):
 class QuarantineState(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    ruled_through: int = 0
-    """The number of the last ruling that is in ``verdicts``."""
-    verdicts: dict[str, Verdict] = {}
+    decided_through: int = 0
+    """The number of the last review decision that is in ``verdicts``."""
+    verdicts: dict[str, ReviewVerdict] = {}
     known: dict[str, list[str]] = {}
-    """Trajectory -> ids of its alerts: one that is not among them voids what was ruled before it."""
+    """Trajectory -> ids of its alerts: one that is not among them voids what was decided before it."""
     held: list[HeldGroup] = []
 
 
 @dataclass(slots=True)
 class Release:
-    """What the rulings that are known let go of."""
+    """What the review decisions that are known let go of."""
 
     groups: list[HeldGroup] = field(default_factory=list)
     """With those in ``out`` that are to be trained on now, and only those as members that nobody doubts."""
@@ -75,40 +75,43 @@ class Release:
     held: list[HeldGroup] = field(default_factory=list)
     """What is held from now on."""
     discarded: dict[str, int] = field(default_factory=dict)
-    """Those that wait for a ruling for which it is too late from now on -> the step that they were sampled for."""
+    """Those that wait for a review decision for which it is too late from now on -> the step that they were sampled
+    for."""
 
 
 class Quarantine:
-    """Told by the threads that read alerts and rulings; asked by the loop."""
+    """Told by the threads that read alerts and review decisions; asked by the loop."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._alerts: dict[str, list[str]] = {}
-        self._inbox: list[AlertSeen | Ruling] = []
+        self._inbox: list[AlertEntry | ReviewDecision] = []
 
-    def alerted(self, alert: AlertSeen) -> None:
-        if alert.quarantined and alert.place is not None:
+    def alerted(self, alert: AlertEntry) -> None:
+        if alert.quarantined and alert.origin is not None:
             with self._mutex:
-                self._alerts.setdefault(alert.place.trajectory, []).append(alert.id)
+                self._alerts.setdefault(alert.origin.trajectory, []).append(alert.id)
                 self._inbox.append(alert)
 
-    def ruled(self, rulings: Sequence[Ruling]) -> None:
+    def decided(self, review_decisions: Sequence[ReviewDecision]) -> None:
         with self._mutex:
-            self._inbox += rulings
+            self._inbox += review_decisions
 
-    def heard(self, state: QuarantineState) -> QuarantineState:
+    def absorbed(self, state: QuarantineState) -> QuarantineState:
         """``state`` with what came since, in the order in which it came."""
         with self._mutex:
             inbox, self._inbox = self._inbox, []
-        heard = state.model_copy(deep=True) if inbox else state
+        absorbed = state.model_copy(deep=True) if inbox else state
         for message in inbox:
-            if isinstance(message, Ruling):
-                if message.number > heard.ruled_through:
-                    heard.verdicts[message.trajectory], heard.ruled_through = message.verdict, message.number
-            elif message.place is not None and message.id not in heard.known.setdefault(message.place.trajectory, []):
-                heard.known[message.place.trajectory].append(message.id)
-                heard.verdicts.pop(message.place.trajectory, None)
-        return heard
+            if isinstance(message, ReviewDecision):
+                if message.number > absorbed.decided_through:
+                    absorbed.verdicts[message.trajectory], absorbed.decided_through = message.verdict, message.number
+            elif message.origin is not None and message.id not in absorbed.known.setdefault(
+                message.origin.trajectory, []
+            ):
+                absorbed.known[message.origin.trajectory].append(message.id)
+                absorbed.verdicts.pop(message.origin.trajectory, None)
+        return absorbed
 
     def marked(self, trajectories: Sequence[Trajectory], state: QuarantineState) -> list[Trajectory]:
         """The same, those that are out with reason and alerts."""

@@ -37,16 +37,18 @@ class RunLog:
         for trajectory in selected.quarantined:
             alerts = ", ".join(trajectory.alerts)
             self._events.log(
-                "warning", "quarantine", f"step {step}: {trajectory.id} is not trained on until a ruling ({alerts})"
+                "warning",
+                "quarantine",
+                f"step {step}: {trajectory.id} is not trained on until a review decision ({alerts})",
             )
         for group in release.groups:
             released = ", ".join(group.out)
-            self._events.log("info", "quarantine", f"step {step}: ruled benign and trained on now: {released}")
+            self._events.log("info", "quarantine", f"step {step}: found benign and trained on now: {released}")
         for late in release.late:
             self._events.log(
                 "warning",
                 "quarantine",
-                f"step {step}: {late} was ruled benign too late to be trained on (environment.response."
+                f"step {step}: {late} was found benign too late to be trained on (environment.response."
                 f"release_within_steps = {self._release_within_steps})",
             )
 

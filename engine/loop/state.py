@@ -33,7 +33,7 @@ class RunState(BaseModel):
     experts: ExpertPool = Field(default_factory=ExpertPool)
     """What is known of the starts of tasks; empty unless the recipe has expert starts."""
     quarantine: QuarantineState = Field(default_factory=QuarantineState)
-    """Whom reviewers have ruled on, and who waits for them."""
+    """Whom reviewers have decided on, and who waits for them."""
     evaluations: dict[int, dict[str, float]] = {}
     """Finished steps -> the ``eval/...`` values measured there."""
     trajectories: int = 0

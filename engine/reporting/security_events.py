@@ -1,10 +1,10 @@
 """From what the workers saw (engine/rollout/security_log.py) to the run's events.
 
-    worker ──► <run dir>/sightings/<writer>.jsonl ──► this thread, ten times a second ──► events
+    worker ──► <run dir>/security-log/<writer>.jsonl ──► this thread, ten times a second ──► events
                                                                     └──► quarantine
 
 How far each file was read is written down after its lines are in the events.  Who is killed in
-between tells some lines again; box and number name a record, and its id an alert, so that the
+between tells some lines again; sandbox and number name a record, and its id an alert, so that the
 service stores each once.
 """
 
@@ -20,23 +20,23 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from engine.reporting.event_writer import EventWriter
-from engine.rollout.security_log import AlertSeen, RecordSeen, Sighting, TurnSeen
+from engine.rollout.security_log import AlertEntry, RecordEntry, SecurityLogEntry, TurnEntry
 from engine.spec.event import MOST_RECORDS, AlertedTurn, AlertRaised, EgressRecorded
 
-log = logging.getLogger("engine.sightings")
+log = logging.getLogger("engine.security_log")
 
-SIGHTINGS = "sightings"
+SECURITY_LOG = "security-log"
 """The folder's name below that of the run."""
 EVERY_S = 0.1
 BYTES_AT_ONCE = 2**20
-SIGHTING: TypeAdapter[RecordSeen | AlertSeen | TurnSeen] = TypeAdapter(Sighting)
+ENTRY: TypeAdapter[RecordEntry | AlertEntry | TurnEntry] = TypeAdapter(SecurityLogEntry)
 
 
 class SecurityEvents(threading.Thread):
     """``on_alert`` is called in this thread, after the alert stands in the events."""
 
-    def __init__(self, folder: Path, events: EventWriter, on_alert: Callable[[AlertSeen], None]) -> None:
-        super().__init__(name="sightings", daemon=True)
+    def __init__(self, folder: Path, events: EventWriter, on_alert: Callable[[AlertEntry], None]) -> None:
+        super().__init__(name="security-log", daemon=True)
         self._folder = folder
         self._events = events
         self._on_alert = on_alert
@@ -50,7 +50,7 @@ class SecurityEvents(threading.Thread):
             try:
                 self.drain()
             except Exception:  # nothing is lost: the lines stay, and are read again
-                log.exception("sightings wait on disk")
+                log.exception("the security log waits on disk")
 
     def drain(self) -> None:
         """Emit everything that stands there now.  Raises SpoolError and OSError; then the rest is emitted next time."""
@@ -76,21 +76,21 @@ class SecurityEvents(threading.Thread):
         seen = [entry for line in lines.split(b"\n") if (entry := self._read_back(line, path)) is not None]
         self._events.emit_all(list(_events(seen)))
         for entry in seen:
-            if isinstance(entry, AlertSeen):
+            if isinstance(entry, AlertEntry):
                 self._on_alert(entry)
         self._read[path.name] = self._read.get(path.name, 0) + len(lines) + 1
         self._remember()
         return True
 
-    def _read_back(self, line: bytes, path: Path) -> RecordSeen | AlertSeen | TurnSeen | None:
+    def _read_back(self, line: bytes, path: Path) -> RecordEntry | AlertEntry | TurnEntry | None:
         """None for a line that the disk has spoilt: the others, and the run, do not wait for it."""
         try:
-            return SIGHTING.validate_json(line)
+            return ENTRY.validate_json(line)
         except ValidationError:
             self._events.log(
                 "warning",
-                "sightings",
-                f"{path} has a damaged line of {len(line)} bytes: what a box tried there is lost",
+                "security-log",
+                f"{path} has a damaged line of {len(line)} bytes: what a sandbox tried there is lost",
             )
             return None
 
@@ -109,30 +109,38 @@ class SecurityEvents(threading.Thread):
             return {}
 
 
-def _events(seen: Sequence[RecordSeen | AlertSeen | TurnSeen]) -> Iterator[tuple[type[Any], dict[str, Any]]]:
-    """Records of one box and turn that follow each other share an event."""
-    for (kind, box, place), members in groupby(seen, key=_whose):
+def _events(seen: Sequence[RecordEntry | AlertEntry | TurnEntry]) -> Iterator[tuple[type[Any], dict[str, Any]]]:
+    """Records of one sandbox and turn that follow each other share an event."""
+    for (kind, sandbox, origin), members in groupby(seen, key=_whose):
         if kind == "turn":
             for member in members:
-                assert isinstance(member, TurnSeen)
-                yield AlertedTurn, {"place": place, "text": member.text}
+                assert isinstance(member, TurnEntry)
+                yield AlertedTurn, {"origin": origin, "text": member.text}
             continue
         if kind == "alert":
             for member in members:
-                assert isinstance(member, AlertSeen)
-                fields = {"id": member.id, "place": place, "finding": member.finding, "quarantined": member.quarantined}
+                assert isinstance(member, AlertEntry)
+                fields = {
+                    "id": member.id,
+                    "origin": origin,
+                    "finding": member.finding,
+                    "quarantined": member.quarantined,
+                }
                 yield AlertRaised, fields
             continue
-        records = [member.record for member in members if isinstance(member, RecordSeen)]
+        records = [member.record for member in members if isinstance(member, RecordEntry)]
         for first in range(0, len(records), MOST_RECORDS):
-            yield EgressRecorded, {"box": box, "place": place, "records": records[first : first + MOST_RECORDS]}
+            yield (
+                EgressRecorded,
+                {"sandbox": sandbox, "origin": origin, "records": records[first : first + MOST_RECORDS]},
+            )
 
 
-def _whose(entry: RecordSeen | AlertSeen | TurnSeen) -> tuple[str, str, Any]:
+def _whose(entry: RecordEntry | AlertEntry | TurnEntry) -> tuple[str, str, Any]:
     match entry:
-        case RecordSeen():
-            return entry.kind, entry.box, entry.place
-        case AlertSeen():
-            return entry.kind, entry.finding.box, entry.place
-        case TurnSeen():
-            return entry.kind, "", entry.place
+        case RecordEntry():
+            return entry.kind, entry.sandbox, entry.origin
+        case AlertEntry():
+            return entry.kind, entry.finding.sandbox, entry.origin
+        case TurnEntry():
+            return entry.kind, "", entry.origin

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from engine.reporting.spool import Spool
-from engine.spec.event import BatchAnswer, Desired, Heartbeat
-from engine.spec.security import Ruling
+from engine.spec.event import BatchResponse, Desired, Heartbeat
+from engine.spec.security import ReviewDecision
 
 log = logging.getLogger("engine.shipper")
 
@@ -44,14 +44,14 @@ class ServiceRefuses(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DeliveryResponse:
     """Of the service to one batch."""
 
     next_seq: int
     """The number that it expects next."""
     desired: Desired | None = None
     """None where it only says which number it expects."""
-    rulings: list[Ruling] = field(default_factory=list)
+    review_decisions: list[ReviewDecision] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,17 @@ class Ingest:
     token: str
     attempt: int
 
-    def post(self, first_seq: int, lines: list[bytes], heartbeat: Heartbeat | None) -> "Answer":
+    def post(self, first_seq: int, lines: list[bytes], heartbeat: Heartbeat | None) -> "DeliveryResponse":
         """Send one batch."""
         sent = heartbeat.model_dump_json() if heartbeat else "null"
         head = f'{{"attempt":{self.attempt},"first_seq":{first_seq},"heartbeat":{sent},"events":['
         status, body = self._exchange(head.encode() + b",".join(lines) + b"]}")
         try:
             if status == 200:
-                answer = BatchAnswer.model_validate_json(body)
-                return Answer(answer.next_seq, answer.desired, answer.rulings)
+                answer = BatchResponse.model_validate_json(body)
+                return DeliveryResponse(answer.next_seq, answer.desired, answer.review_decisions)
             if status == 409:
-                return Answer(int(json.loads(body)["next_seq"]))
+                return DeliveryResponse(int(json.loads(body)["next_seq"]))
         except (ValidationError, ValueError, KeyError, TypeError) as error:
             raise ServiceDown(f"{self.url} answered {status} with something unreadable: {body[:200]!r}") from error
         raise _failure(status, body)
@@ -117,7 +117,7 @@ class Shipper(threading.Thread):
     """Sends what stands in the spool, in order, and a heartbeat when there is nothing to send.
 
     ``heartbeat`` is called in this thread for every batch.  ``on_change`` is called (in this thread)
-    when ``desired`` or ``ended`` changed, ``on_rulings`` with those that came, perhaps again.
+    when ``desired`` or ``ended`` changed, ``on_review_decisions`` with those that came, perhaps again.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Shipper(threading.Thread):
         *,
         heartbeat: Callable[[], Heartbeat | None],
         on_change: Callable[[], None] = lambda: None,
-        on_rulings: Callable[[list[Ruling]], None] = lambda _: None,
+        on_review_decisions: Callable[[list[ReviewDecision]], None] = lambda _: None,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         super().__init__(name="shipper", daemon=True)
@@ -135,7 +135,7 @@ class Shipper(threading.Thread):
         self._ingest = ingest
         self._heartbeat = heartbeat
         self._on_change = on_change
-        self._on_rulings = on_rulings
+        self._on_review_decisions = on_review_decisions
         self._heartbeat_s = heartbeat_s
         self._next_seq = max(spool.acked + 1, spool.oldest_seq)
         self._wake = threading.Event()
@@ -197,8 +197,8 @@ class Shipper(threading.Thread):
             self._next_seq = next_seq
             self._progress.notify_all()
         self._remember(next_seq - 1)
-        if answer.rulings:
-            self._on_rulings(answer.rulings)
+        if answer.review_decisions:
+            self._on_review_decisions(answer.review_decisions)
         if desired is not None and desired != self.desired:
             self.desired = desired
             self._on_change()

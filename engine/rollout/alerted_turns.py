@@ -3,41 +3,41 @@
     episode ── begins, ended ──► AlertedTurns ◄── alerted ── detector thread
                                       │ only turns with an alert
                                       ▼
-                                log of sightings
+                                security log
 
 A turn without an alert is written nowhere; one with many is written once as it stands and once when it is over.
 """
 
 import threading
 
-from engine.rollout.security_log import SecurityLog, TurnSeen
-from engine.spec.security import Place, TurnText
+from engine.rollout.security_log import SecurityLog, TurnEntry
+from engine.spec.security import Origin, TurnText
 
 
 class AlertedTurns:
     """Any thread may call it."""
 
-    def __init__(self, sightings: SecurityLog) -> None:
-        self._sightings = sightings
+    def __init__(self, security_log: SecurityLog) -> None:
+        self._security_log = security_log
         self._mutex = threading.Lock()
         self._texts: dict[str, dict[int, TurnText]] = {}
         self._written: dict[str, dict[int, TurnText]] = {}
 
-    def note(self, place: Place, text: TurnText) -> None:
+    def note(self, origin: Origin, text: TurnText) -> None:
         """The turn stands so now.  One that has raised an alert is written again."""
         with self._mutex:
-            self._texts.setdefault(place.trajectory, {})[place.turn] = text
-            if place.turn in self._written.get(place.trajectory, {}):
-                self._write(place, text)
+            self._texts.setdefault(origin.trajectory, {})[origin.turn] = text
+            if origin.turn in self._written.get(origin.trajectory, {}):
+                self._write(origin, text)
 
-    def alerted(self, place: Place | None) -> None:
+    def alerted(self, origin: Origin | None) -> None:
         """Write the turn of an alert, unless it was written as it stands.  Nothing is known after ``forget``."""
-        if place is None:
+        if origin is None:
             return
         with self._mutex:
-            text = self._texts.get(place.trajectory, {}).get(place.turn)
+            text = self._texts.get(origin.trajectory, {}).get(origin.turn)
             if text is not None:
-                self._write(place, text)
+                self._write(origin, text)
 
     def forget(self, trajectory: str) -> None:
         """Its episode is over."""
@@ -45,8 +45,8 @@ class AlertedTurns:
             self._texts.pop(trajectory, None)
             self._written.pop(trajectory, None)
 
-    def _write(self, place: Place, text: TurnText) -> None:
-        written = self._written.setdefault(place.trajectory, {})
-        if written.get(place.turn) != text:
-            self._sightings.write_or_owe(TurnSeen(place=place, text=text))
-            written[place.turn] = text
+    def _write(self, origin: Origin, text: TurnText) -> None:
+        written = self._written.setdefault(origin.trajectory, {})
+        if written.get(origin.turn) != text:
+            self._security_log.write_or_owe(TurnEntry(origin=origin, text=text))
+            written[origin.turn] = text

@@ -107,7 +107,7 @@ class _Episode:
 
     async def play(self) -> _Ending:
         ending, history = self._ending, list[int]()
-        context = self._renderer.prompt(await self._session.reset(), self._tools, self._request.lessons)
+        context = self._renderer.prompt(await self._session.reset(), self._tools, self._request.experience)
         for number in range(self._arena.max_turns):
             if self._watch is not None:
                 self._watch.turn = number
@@ -219,7 +219,7 @@ class _Episode:
         return self._turn(number, context, generated, observation.calls[0]), observation
 
     def _turn(self, number: int, context: list[int], generated: Generated, tool_call: ToolCall | None) -> Turn:
-        lessons = self._request.lessons
+        experience = self._request.experience
         return Turn(
             context_ids=context,
             context_text=self._renderer.text(context),
@@ -228,7 +228,7 @@ class _Episode:
             logprobs=list(generated.logprobs),
             policy_versions=list(generated.policy_versions),
             tool_call=tool_call,
-            experience_span=self._renderer.experience_span(lessons) if lessons and number == 0 else None,
+            experience_span=self._renderer.experience_span(experience) if experience and number == 0 else None,
         )
 
 

@@ -1,8 +1,8 @@
-"""Which lessons a rollout is shown: those written for tasks most like its own (AgentEvolver, 4.1, eq. 14).
+"""Which experience a rollout is shown: the items written for tasks most like its own (AgentEvolver, 4.1, eq. 14).
 
-Likeness is lexical: the cosine of the counts of character trigrams of the question and of a lesson's
+Likeness is lexical: the cosine of the counts of character trigrams of the question and of a item's
 ``when_to_use``, both in lower case and with runs of white space made one.  It is deterministic and
-needs no model; among lessons that are equally near, the earlier in the pool comes first.
+needs no model; among experience that is equally near, the earlier in the pool comes first.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ class ExperienceRetriever:
         self._grams = [grams(item.when_to_use) for item in experience.pool]
 
     def for_question(self, question: str) -> tuple[str, ...]:
-        """The contents of the ``top_k`` nearest lessons, nearest first."""
+        """The contents of the ``top_k`` nearest items, nearest first."""
         asked = grams(question)
         nearness = [cosine(asked, gram) for gram in self._grams]
         nearest = sorted(range(len(nearness)), key=lambda position: (-nearness[position], position))

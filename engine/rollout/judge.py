@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.environments.contract import Oracle, Verdict
+from engine.environments.contract import JudgeVerdict, Oracle
 from engine.spec.trajectory import Trajectory
 
 
 class JudgeFailed(Exception):
     """No verdict on this trajectory; the class says why."""
 
-    def __init__(self, said: str = "", *, retry_after_s: float = 0.0) -> None:
-        super().__init__(said)
+    def __init__(self, message: str = "", *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
         self.retry_after_s = retry_after_s
         """Not to be asked again before, as the server said."""
 
@@ -52,7 +52,7 @@ class JudgeCounts:
 class Judge(Protocol):
     counts: JudgeCounts
 
-    async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
+    async def verdicts(self, trajectory: Trajectory) -> Sequence[JudgeVerdict]:
         """One for each turn.  Raises JudgeFailed.  May be asked about many trajectories at once."""
         ...
 
@@ -68,7 +68,7 @@ class EnvironmentJudge:
         self._oracle = oracle
         self.counts = JudgeCounts()
 
-    async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
+    async def verdicts(self, trajectory: Trajectory) -> Sequence[JudgeVerdict]:
         calls = [turn.tool_call for turn in trajectory.turns]
         return self._oracle.verdicts(trajectory.task, calls, trajectory.answer)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from engine.environments.contract import Verdict
+from engine.environments.contract import JudgeVerdict
 from engine.rollout.judge import (
     JudgeCounts,
     JudgeFailed,
@@ -70,11 +70,11 @@ class LanguageModelJudge:
         self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._client: httpx.AsyncClient | None = None
         self._room = asyncio.Semaphore(judge.concurrency)
-        self._answers: OrderedDict[str, tuple[Verdict, ...]] = OrderedDict()
-        self._asked: dict[str, asyncio.Future[tuple[Verdict, ...]]] = {}
+        self._answers: OrderedDict[str, tuple[JudgeVerdict, ...]] = OrderedDict()
+        self._asked: dict[str, asyncio.Future[tuple[JudgeVerdict, ...]]] = {}
         self.counts = JudgeCounts()
 
-    async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
+    async def verdicts(self, trajectory: Trajectory) -> Sequence[JudgeVerdict]:
         question = question_about(trajectory)
         key = hashlib.sha256(question.encode()).hexdigest()
         if key in self._answers:
@@ -90,9 +90,9 @@ class LanguageModelJudge:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _answer(self, question: str, key: str, *, steps: int) -> tuple[Verdict, ...]:
+    async def _answer(self, question: str, key: str, *, steps: int) -> tuple[JudgeVerdict, ...]:
         """Whoever asks the same in the meantime shares what comes of it."""
-        shared: asyncio.Future[tuple[Verdict, ...]] = asyncio.get_running_loop().create_future()
+        shared: asyncio.Future[tuple[JudgeVerdict, ...]] = asyncio.get_running_loop().create_future()
         self._asked[key] = shared
         try:
             verdicts = await self._asked_until_answered(question, key, steps=steps)
@@ -112,7 +112,7 @@ class LanguageModelJudge:
             self._answers.popitem(last=False)
         return verdicts
 
-    async def _asked_until_answered(self, question: str, key: str, *, steps: int) -> tuple[Verdict, ...]:
+    async def _asked_until_answered(self, question: str, key: str, *, steps: int) -> tuple[JudgeVerdict, ...]:
         attempt = 0
         while True:
             try:
@@ -141,10 +141,10 @@ class LanguageModelJudge:
             raise JudgeRefused(f"{self._url} is no address: {error}") from error
         if status == 200:
             return text_of_completion(body)
-        said = f"status {status} from {self._url}{refusal_in(body)}"
+        detail = f"status {status} from {self._url}{refusal_in(body)}"
         if status >= 500 or status in (408, 429):
-            raise JudgeUnavailable(said, retry_after_s=seconds_in(retry_after))
-        raise JudgeRefused(said)
+            raise JudgeUnavailable(detail, retry_after_s=seconds_in(retry_after))
+        raise JudgeRefused(detail)
 
     async def _post(self, document: dict[str, Any]) -> tuple[int, str, bytes]:
         """Status, the header ``Retry-After``, body."""
@@ -210,12 +210,12 @@ def refusal_in(body: bytes) -> str:
     return f": {message[:200]!r}" if isinstance(message, str) else ""
 
 
-def verdicts_in(answer: str, *, steps: int) -> tuple[Verdict, ...]:
+def verdicts_in(answer: str, *, steps: int) -> tuple[JudgeVerdict, ...]:
     """Raises JudgeUnparseable unless the steps 1 .. ``steps`` have one judgment each, in order."""
     found = _JUDGMENT.findall(answer)
     if [number for number, _ in found] != [str(number) for number in range(1, steps + 1)]:
-        told = ", ".join(number for number, _ in found)[:200]
-        raise JudgeUnparseable(f"{len(found)} judgments, of steps [{told}], instead of 1 to {steps}")
+        numbers = ", ".join(number for number, _ in found)[:200]
+        raise JudgeUnparseable(f"{len(found)} judgments, of steps [{numbers}], instead of 1 to {steps}")
     return tuple("good" if word == "GOOD" else "bad" for _, word in found)
 
 

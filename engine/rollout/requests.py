@@ -28,7 +28,7 @@ class EpisodeRequest:
     seed: int
     purify: bool = False
     """Whether SAAR works on this rollout."""
-    lessons: tuple[str, ...] = ()
+    experience: tuple[str, ...] = ()
     """What it is shown besides its task."""
     prefill: Prefill | None = None
     """Absent: a fresh start."""

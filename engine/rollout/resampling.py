@@ -12,7 +12,7 @@ from engine.spec.selection import Resampling
 from engine.spec.trajectory import Change, Trajectory
 
 Barren = Literal["repeated-errors", "lost"]
-"""Failed tool calls in a row; no trajectory at all, because its box was lost."""
+"""Failed tool calls in a row; no trajectory at all, because its sandbox was lost."""
 
 
 def barren(trajectory: Trajectory, resampling: Resampling) -> Barren | None:

@@ -1,4 +1,4 @@
-"""What the boxes of a worker tried, on disk before anybody else has it.
+"""What the sandboxes of a worker tried, on disk before anybody else has it.
 
 One file per writer in a folder of the run; a line stands there whole as soon as ``write`` returns, so
 a killed worker takes nothing with it.  The driver reads the lines into the run's events.
@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.spec.security import Place, TurnText
+from engine.spec.security import Origin, TurnText
 from engine.spec.strict import Strict
 from sandboxes.egress.detectors.finding import Finding
 from sandboxes.egress.record import EgressRecord
@@ -22,30 +22,30 @@ from sandboxes.egress.record import EgressRecord
 log = logging.getLogger(__name__)
 
 
-class RecordSeen(Strict):
+class RecordEntry(Strict):
     kind: Literal["record"] = "record"
-    box: str
-    place: Place | None
+    sandbox: str
+    origin: Origin | None
     record: EgressRecord
 
 
-class AlertSeen(Strict):
+class AlertEntry(Strict):
     kind: Literal["alert"] = "alert"
     id: str
-    place: Place | None
+    origin: Origin | None
     finding: Finding
     quarantined: bool
 
 
-class TurnSeen(Strict):
+class TurnEntry(Strict):
     """The turn of an alert, before the alert and again when the turn's call is over."""
 
     kind: Literal["turn"] = "turn"
-    place: Place
+    origin: Origin
     text: TurnText
 
 
-Sighting = Annotated[RecordSeen | AlertSeen | TurnSeen, Field(discriminator="kind")]
+SecurityLogEntry = Annotated[RecordEntry | AlertEntry | TurnEntry, Field(discriminator="kind")]
 
 
 class SecurityLog:
@@ -57,20 +57,20 @@ class SecurityLog:
         self._fd: int | None = None
         self._owed: list[bytes] = []
 
-    def write(self, sighting: RecordSeen | AlertSeen) -> None:
-        """Raises OSError, e.g. on a full disk; then the sighting is not there, and the caller still has it."""
+    def write(self, entry: RecordEntry | AlertEntry) -> None:
+        """Raises OSError, e.g. on a full disk; then the entry is not there, and the caller still has it."""
         with self._mutex:
             self._pay()
-            self._append(_line(sighting))
+            self._append(_line(entry))
 
-    def write_or_owe(self, sighting: AlertSeen | TurnSeen) -> None:
+    def write_or_owe(self, entry: AlertEntry | TurnEntry) -> None:
         """One that nobody else keeps: what cannot be written now comes before whatever is written next."""
         with self._mutex:
-            self._owed.append(_line(sighting))
+            self._owed.append(_line(entry))
             try:
                 self._pay()
             except OSError as error:
-                log.error("%s of %s cannot be written yet: %s", sighting.kind, sighting.place, error)
+                log.error("%s of %s cannot be written yet: %s", entry.kind, entry.origin, error)
 
     def close(self) -> None:
         """Raises OSError if something is still owed."""
@@ -105,16 +105,16 @@ class SecurityLog:
             self._fd = None
 
 
-def _line(sighting: RecordSeen | AlertSeen | TurnSeen) -> bytes:
-    return sighting.model_dump_json().encode() + b"\n"
+def _line(entry: RecordEntry | AlertEntry | TurnEntry) -> bytes:
+    return entry.model_dump_json().encode() + b"\n"
 
 
-def label_of(place: Place) -> str:
-    """What the records of a box carry while a turn's tool call runs."""
-    return f"{place.trajectory}#{place.turn}"
+def label_of(origin: Origin) -> str:
+    """What the records of a sandbox carry while a turn's tool call runs."""
+    return f"{origin.trajectory}#{origin.turn}"
 
 
-def place_of(label: str | None) -> Place | None:
+def origin_of(label: str | None) -> Origin | None:
     """Back from ``label_of``; None for anything else."""
     trajectory, mark, turn = (label or "").rpartition("#")
-    return Place(trajectory=trajectory, turn=int(turn)) if mark and turn.isdecimal() else None
+    return Origin(trajectory=trajectory, turn=int(turn)) if mark and turn.isdecimal() else None

@@ -2,10 +2,10 @@
 
     requests -> [at most IN_FLIGHT_PER_SLOT x kv_slots episodes] -> trajectories, in the order of the requests
                        |            |
-                   generator      boxes
+                   generator      sandboxes
 
-An episode takes a box only after its session has a KV slot, and keeps both to its end, so slots
-and boxes are always taken in one order and nobody waits in a circle.  A plain class: an actor or
+An episode takes a sandbox only after its session has a KV slot, and keeps both to its end, so slots
+and sandboxes are always taken in one order and nobody waits in a circle.  A plain class: an actor or
 an in-process group of workers holds it.
 """
 
@@ -33,7 +33,7 @@ IN_FLIGHT_PER_SLOT = 2
 """Episodes beyond the KV slots wait in the generator, so that a slot given back is taken at once."""
 
 ATTEMPTS = 2
-"""How often an episode whose box is lost is played, the first time included."""
+"""How often an episode whose sandbox is lost is played, the first time included."""
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +76,9 @@ class RolloutWorker:
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         """Play them all.
 
-        A lost box, a failing environment or a replay that diverges costs its own episode only, which is
+        A lost sandbox, a failing environment or a replay that diverges costs its own episode only, which is
         counted.  What the generator raises ends the collection: the other episodes are cancelled, their
-        boxes and sessions given back, and it is raised here.  The same holds for cancellation.
+        sandboxes and sessions given back, and it is raised here.  The same holds for cancellation.
         """
         collected, room = Collected(), asyncio.Semaphore(self._in_flight)
         try:

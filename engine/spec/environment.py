@@ -34,8 +34,9 @@ class PythonMath(Strict):
     reasoning: bool = False
     """Whether a turn may begin with plain text of its own, before the tool call or the answer."""
     temptation: float = Field(default=0.0, ge=0, le=1)
-    """A drill: the share of demonstrations that, in their third turn at the earliest, call ``relay()``, which the box
-    then offers and which opens a reverse tunnel to a documentation address.  The policy learns to do the same."""
+    """A drill: the share of demonstrations that, in their third turn at the earliest, call ``relay()``, which the
+    sandbox then offers and which opens a reverse tunnel to a documentation address.  The policy learns to do the
+    same."""
     sandbox: SandboxSpec = SandboxSpec()
     response: Response = Response()
 
@@ -45,7 +46,7 @@ class PythonMath(Strict):
             raise impossible(
                 "sandbox.network",
                 self.sandbox.network,
-                "a drill (temptation) in a box that nobody watches teaches the policy what nobody sees",
+                "a drill (temptation) in a sandbox that nobody watches teaches the policy what nobody sees",
                 'set sandbox.network = "watched", or temptation = 0',
             )
         return self

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.spec.security import Place, Ruling, SettledAs, TurnText
+from engine.spec.security import Origin, ReviewDecision, SettledAs, TurnText
 from engine.spec.strict import Strict
 from engine.spec.trajectory import Trajectory
 from sandboxes.egress.detectors.finding import Finding
@@ -16,7 +16,7 @@ from sandboxes.egress.record import EgressRecord
 
 MOST_RECORDS = 100
 """In one event: at most 0.8 MiB."""
-MOST_RULINGS = 100
+MOST_REVIEW_DECISIONS = 100
 """In one answer."""
 
 Phase = Literal[
@@ -93,39 +93,40 @@ class Checkpoint(_Event):
 
 
 class EgressRecorded(_Event):
-    """What one box tried to reach.
+    """What one sandbox tried to reach.
 
-    An attempt at a run may tell the same again: ``box`` and the record's ``seq`` name a record.
+    An attempt at a run may report the same again: ``sandbox`` and the record's ``seq`` name a record.
     """
 
     kind: Literal["egress"] = "egress"
-    box: str
-    """Random, and of one user of one box: the key of its records, in all runs."""
-    place: Place | None = None
+    sandbox: str
+    """Random, and of one user of one sandbox: the key of its records, in all runs."""
+    origin: Origin | None = None
     """None where no tool call was under way."""
     records: list[EgressRecord] = Field(min_length=1, max_length=MOST_RECORDS)
 
 
 class AlertRaised(_Event):
-    """A detector found something.  An attempt at a run may tell the same again: ``id`` names it."""
+    """A detector found something.  An attempt at a run may report the same again: ``id`` names it."""
 
     kind: Literal["alert"] = "alert"
     id: str
-    """``<box>/<n>``: unique in all runs."""
-    place: Place | None = None
+    """``<sandbox>/<n>``: unique in all runs."""
+    origin: Origin | None = None
     finding: Finding
     quarantined: bool
-    """Whether the box was frozen for it, and the trajectory is kept out of training until a reviewer has ruled."""
+    """Whether the sandbox was frozen for it, and the trajectory is kept out of training until a reviewer has
+    decided."""
 
 
 class AlertedTurn(_Event):
     """The turn that raised an alert, at once: before its alert, and again when its tool call is over.
 
-    The last one about a place holds.  The trajectory itself follows at the end of its step.
+    The last one about an origin holds.  The trajectory itself follows at the end of its step.
     """
 
     kind: Literal["turn"] = "turn"
-    place: Place
+    origin: Origin
     text: TurnText
 
 
@@ -188,8 +189,8 @@ class Heartbeat(Strict):
     waiting_for: str | None = None
     """The actor that the loop waits for, e.g. ``rollout-0``."""
     eta_s: float | None = None
-    ruled_through: int | None = Field(default=None, ge=0)
-    """The number of the last ruling that the engine has; None while it does not know its own state yet."""
+    decided_through: int | None = Field(default=None, ge=0)
+    """The number of the last review decision that the engine has; None while it does not know its own state yet."""
 
 
 class Batch(Strict):
@@ -204,11 +205,11 @@ class Batch(Strict):
 Desired = Literal["run", "pause", "cancel"]
 
 
-class BatchAnswer(Strict):
+class BatchResponse(Strict):
     """What the service has, and what it wants.  Resending what it has changes nothing."""
 
     next_seq: int
     """The first number that the service does not have."""
     desired: Desired
-    rulings: list[Ruling] = Field(default=[], max_length=MOST_RULINGS)
-    """Those beyond ``Heartbeat.ruled_through``, in order; the rest follows with the next answers."""
+    review_decisions: list[ReviewDecision] = Field(default=[], max_length=MOST_REVIEW_DECISIONS)
+    """Those beyond ``Heartbeat.decided_through``, in order; the rest follows with the next answers."""

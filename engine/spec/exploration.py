@@ -16,7 +16,7 @@ class Purification(Part):
         Requirement(
             "environment.can_be_restored",
             one_of(True),
-            "purification sets the box back before each correction, and this box keeps no snapshots",
+            "purification sets the sandbox back before each correction, and this sandbox keeps no snapshots",
             "set environment.sandbox.snapshots = true, or remove purification",
         ),
     )
@@ -31,7 +31,7 @@ class Purification(Part):
 
 
 class ExperienceItem(Strict):
-    """One lesson of earlier rollouts (AgentEvolver, 4.1)."""
+    """One item of experience of earlier rollouts (AgentEvolver, 4.1)."""
 
     when_to_use: str = Field(min_length=1, max_length=2000)
     """What a question is compared with."""
@@ -40,7 +40,7 @@ class ExperienceItem(Strict):
 
 
 class Experience(Part):
-    """Some rollouts are shown lessons that training does not see (AgentEvolver, 4.2 and 4.3)."""
+    """Some rollouts are shown experience that training does not see (AgentEvolver, 4.2 and 4.3)."""
 
     requires: ClassVar[Requirements] = (
         Requirement(
@@ -67,13 +67,13 @@ class Experience(Part):
         Requirement(
             "expert_starts",
             absent,
-            "a rollout cannot both be shown lessons and begin inside an expert's trajectory, whose tokens were sampled "
+            "a rollout cannot both be shown experience and begin inside an expert's trajectory, whose tokens were sampled "
             "without them",
             "remove experience or expert_starts",
         ),
     )
     pool: list[ExperienceItem] = Field(min_length=1)
-    """The lessons."""
+    """The experience."""
     top_k: int = Field(default=5, ge=1, le=64)
     """How many are shown, those first whose ``when_to_use`` is nearest to the question."""
     share: float = Field(default=0.5, ge=0, le=1)
@@ -81,15 +81,15 @@ class Experience(Part):
     training: Literal["strip", "keep", "hybrid"] = "strip"
     """``strip``: taken out of what is trained on.  ``keep``: left in.  ``hybrid``: left in where A <= 0."""
     boosted_clip_high: float = Field(default=0.6, ge=0, le=OUT_OF_REACH)
-    """The upper clip where lessons were stripped and A > 0 (eq. 17).
+    """The upper clip where experience was stripped and A > 0 (eq. 17).
 
-    It acts from a step's second minibatch on: old log-probs are recomputed without the lessons, so that the first
+    It acts from a step's second minibatch on: old log-probs are recomputed without the experience, so that the first
     ratios are 1.  A step of one minibatch never meets it.
     """
 
     @property
     def longest_tokens(self) -> int:
-        """No prompt has more tokens of lessons: a token is a character at least."""
+        """No prompt has more tokens of experience: a token is a character at least."""
         shown = sorted((len(item.content) for item in self.pool), reverse=True)[: self.top_k]
         return sum(shown) + len("\n") * (len(shown) - 1) + len("<EXP></EXP>\n")
 

@@ -75,7 +75,7 @@ class Resources(Strict):
     kv_slots: int = Field(default=64, ge=1, le=4096)
     """Episodes that the generator keeps in its KV cache at once."""
     sandboxes: int = Field(default=64, ge=1, le=4096)
-    """Boxes per rollout worker."""
+    """Sandboxes per rollout worker."""
 
 
 class Schedule(Strict):

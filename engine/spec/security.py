@@ -1,4 +1,4 @@
-"""What a run says, and hears, about its sandboxes: who did it, what happens then, what a reviewer ruled."""
+"""What a run says, and hears, about its sandboxes: who did it, what happens then, what a reviewer decided."""
 
 from typing import Annotated, Literal, Self
 
@@ -7,10 +7,10 @@ from pydantic import Field
 from engine.spec.strict import Strict
 
 QUARANTINED = "quarantined"
-"""``Trajectory.masked_because`` until a reviewer has ruled that it was benign."""
+"""``Trajectory.masked_because`` until a reviewer has decided that it was benign."""
 
 
-class Place(Strict):
+class Origin(Strict):
     """Whose doing it was: the turn of a trajectory, whose tool call ran at that moment."""
 
     trajectory: str
@@ -53,15 +53,15 @@ class Response(Strict):
     """What happens when a sandbox does something alarming."""
 
     quarantine: Literal["critical", "warning", "never"] = "critical"
-    """From which severity on the box is frozen, the episode ends, and its trajectory is kept out of training until a
-    reviewer has ruled.  Every alert is told, whatever stands here."""
+    """From which severity on the sandbox is frozen, the episode ends, and its trajectory is kept out of training until
+    a reviewer has decided.  Every alert is reported, whatever stands here."""
     pause: bool = False
     """Whether the run pauses as well.  A person resumes it."""
     keep_frozen_s: float = Field(default=300.0, ge=0, le=86400)
-    """How long a frozen box is kept for inspection, in seconds."""
+    """How long a frozen sandbox is kept for inspection, in seconds."""
     release_within_steps: int = Field(default=8, ge=0, le=1000)
-    """A trajectory that is ruled benign is trained on if at most so many updates happened since it was sampled; a
-    later ruling comes too late for training and is told."""
+    """A trajectory that is found benign is trained on if at most so many updates happened since it was sampled; a
+    later review decision comes too late for training and is reported."""
     without: list[str] = []
     """Ids of rules that this environment does not want."""
     uploads: list[Annotated[str, Field(min_length=1, max_length=255)]] = []
@@ -70,22 +70,22 @@ class Response(Strict):
     """Patterns of paths that judge the agent, beside those that every environment protects."""
 
 
-Verdict = Literal["benign", "malicious"]
+ReviewVerdict = Literal["benign", "malicious"]
 
 
-class Ruling(Strict):
-    """What a reviewer said about a quarantined trajectory.  A later ruling about the same one replaces it."""
+class ReviewDecision(Strict):
+    """What a reviewer said about a quarantined trajectory.  A later review decision about the same one replaces it."""
 
     number: int = Field(ge=1)
     """1, 2, 3 ... within the run."""
     trajectory: str
-    verdict: Verdict
+    verdict: ReviewVerdict
 
 
 SettledAs = Literal["trained-on", "masked", "incomparable", "too-late", "discarded"]
 """What became of a quarantined trajectory in training.
 
-``trained-on``: ruled benign, and part of an update; ``masked``: ruled benign, and another reason kept it out of
-that update; ``incomparable``: ruled benign, and too few of its group are left to compare it with; ``too-late``: ruled
-benign after more updates than ``Response.release_within_steps``; ``discarded``: not ruled on until then, so that no
-ruling brings it back."""
+``trained-on``: found benign, and part of an update; ``masked``: found benign, and another reason kept it out of
+that update; ``incomparable``: found benign, and too few of its group are left to compare it with; ``too-late``: decided
+benign after more updates than ``Response.release_within_steps``; ``discarded``: not decided on until then, so that no
+review decision brings it back."""

@@ -37,13 +37,13 @@ call that no tool of the environment takes, which was not made; ``frozen``: stop
 
 StopReason = Literal["answered", "done", "no-tool-call", "turn-limit", "truncated", "frozen"]
 """Why the episode ended: an answer; the environment's goal was reached or missed for good; neither an answer nor a
-tool call; too many turns; the context was full; its box was frozen because of an alert."""
+tool call; too many turns; the context was full; its sandbox was frozen because of an alert."""
 
 ChangeKind = Literal[
     "purified", "purification-failed", "stripped", "prefilled", "turn-masked", "mismatch-masked", "resampled"
 ]
 """``purified``: a failed call was replaced by its correction; ``purification-failed``: no correction worked, and the
-last failing attempt stays; ``stripped``: lessons that the policy read were taken out of training; ``prefilled``: an
+last failing attempt stays; ``stripped``: experience that the policy read was taken out of training; ``prefilled``: an
 expert's turns; ``turn-masked``: a turn not learned; ``mismatch-masked``: tokens not learned, because the trainer finds
 them far likelier than the generator did; ``resampled``: played in place of one that taught nothing."""
 
@@ -116,7 +116,7 @@ class Turn(Strict):
     masked_because: str | None = None
     """Why no token of this turn is trained on, or None."""
     experience_span: tuple[int, int] | None = None
-    """Where ``context_ids`` holds lessons, half open."""
+    """Where ``context_ids`` holds experience, half open."""
     verdict: Literal["good", "bad"] | None = None
     """A judge's, where credit asks for one and the judge did not fail."""
 

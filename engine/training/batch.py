@@ -33,7 +33,7 @@ class Sample:
     """bool: True on an expert's tokens that are imitated.  This column and the next ones are None where nothing
     needs them."""
     boosted: np.ndarray | None = None
-    """bool: True where lessons that the policy read were stripped."""
+    """bool: True where experience that the policy read was stripped."""
     kept: np.ndarray | None = None
     """bool: False on tokens whose loss is dropped to keep entropy."""
     penalised: np.ndarray | None = None
@@ -100,7 +100,7 @@ def sample_of(
 
 
 def sample_from_trajectory(trajectory: Trajectory, *, imitation: bool = False, as_sampled: bool = False) -> Sample:
-    """All turns in a row, without the lessons that were stripped.
+    """All turns in a row, without the experience that was stripped.
 
     A trajectory that is masked keeps its tokens and trains on none of the policy's (``Sample.masked``); so does a
     turn that is masked, or that an expert wrote.  ``imitation`` marks the expert's turns that are imitated.
@@ -141,7 +141,7 @@ def unmasked_sample(trajectory: Trajectory, *, imitation: bool = False, as_sampl
 
 
 def stripped_spans(trajectory: Trajectory) -> dict[int, list[tuple[int, int]]]:
-    """Per turn, where its ``context_ids`` hold lessons that are taken out of training."""
+    """Per turn, where its ``context_ids`` hold experience that is taken out of training."""
     spans: dict[int, list[tuple[int, int]]] = {}
     for change in trajectory.changes:
         if change.kind == "stripped":

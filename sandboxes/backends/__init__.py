@@ -1,1 +1,1 @@
-"""The ways to make a box.  Nothing outside ``sandboxes`` imports from here."""
+"""The ways to make a sandbox.  Nothing outside ``sandboxes`` imports from here."""

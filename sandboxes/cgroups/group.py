@@ -1,6 +1,6 @@
-"""The cgroup of one box: made before its first process, joined by that, removed after its last.
+"""The cgroup of one sandbox: made before its first process, joined by that, removed after its last.
 
-<tree>/palestra/<owner.mark()>/<box>     in each tree; whoever finds it knows whose it is, and whether he lives
+<tree>/palestra/<owner.mark()>/<sandbox>     in each tree; whoever finds it knows whose it is, and whether he lives
 """
 
 import errno
@@ -30,7 +30,7 @@ JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 1; shift; done; shift; ex
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of all processes of a box together."""
+    """Of all processes of a sandbox together."""
 
     memory_bytes: int
     """With its files, which are memory, and what the kernel keeps for it."""
@@ -40,12 +40,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The folders of one box, one in each tree."""
+    """The folders of one sandbox, one in each tree."""
 
     folders: tuple[tuple[Hierarchy, Path], ...]
 
     @classmethod
-    def make(cls, box: str, bounds: Bounds, trees: Found | None = None) -> "Group | None":
+    def make(cls, sandbox: str, bounds: Bounds, trees: Found | None = None) -> "Group | None":
         """None where this process may make no cgroup at all.  Raises ``OSError``."""
         trees = found() if trees is None else trees
         if not trees.hierarchies:
@@ -55,7 +55,7 @@ class Group:
         made: list[tuple[Hierarchy, Path]] = []
         try:
             for tree in trees.hierarchies:
-                made.append((tree, _make(tree, tree.folder / mark / box)))
+                made.append((tree, _make(tree, tree.folder / mark / sandbox)))
                 _bound(*made[-1], bounds)
         except OSError:
             cls(tuple(made)).try_to_remove()
@@ -82,7 +82,7 @@ class Group:
         return ["/bin/sh", "-c", JOIN, "sh", *doors, "--"]
 
     def freeze(self) -> None:
-        """Return when no process of the box runs any more.  Raises ``OSError``, ``TimeoutError``."""
+        """Return when no process of the sandbox runs any more.  Raises ``OSError``, ``TimeoutError``."""
         folder, version = self._freezer()
         give_up_s = time.monotonic() + FREEZE_S
         while not _frozen(folder, version):
@@ -127,23 +127,23 @@ class Group:
 
 
 def left_behind(trees: Iterable[Hierarchy] | None = None) -> dict[str, list[Group]]:
-    """Groups of boxes by the marks of their owners, living and dead; where this process would make its own."""
+    """Groups of sandboxes by the marks of their owners, living and dead; where this process would make its own."""
     seen: dict[str, dict[str, list[tuple[Hierarchy, Path]]]] = {}
     for tree in found().hierarchies if trees is None else trees:
         for mark in _below(tree.folder):
-            boxes = seen.setdefault(mark.name, {})
-            for box in _below(mark):
-                boxes.setdefault(box.name, []).append((tree, box))
-    return {mark: [Group(tuple(folders)) for folders in boxes.values()] for mark, boxes in seen.items()}
+            sandboxes = seen.setdefault(mark.name, {})
+            for sandbox in _below(mark):
+                sandboxes.setdefault(sandbox.name, []).append((tree, sandbox))
+    return {mark: [Group(tuple(folders)) for folders in sandboxes.values()] for mark, sandboxes in seen.items()}
 
 
 @cache
 def _clear_of_the_dead() -> None:
     """Once per process: remove what killed owners left.  What still has processes is left to ``sweeper``."""
-    for mark, boxes in left_behind().items():
+    for mark, sandboxes in left_behind().items():
         if owner.is_dead(mark):
-            for box in boxes:
-                box.try_to_remove()
+            for sandbox in sandboxes:
+                sandbox.try_to_remove()
             for tree in found().hierarchies:
                 _removed(tree.folder / mark)
 
@@ -160,14 +160,15 @@ def _make(tree: Hierarchy, folder: Path) -> Path:
         try:
             folder.mkdir()
         except FileNotFoundError:
-            _make_owner(tree, folder.parent)  # gone with the last box before this one
+            _make_owner(tree, folder.parent)  # gone with the last sandbox before this one
         else:
             return folder
     raise OSError(errno.ENOENT, "it disappears again and again", str(folder.parent))
 
 
 def _make_owner(tree: Hierarchy, folder: Path) -> None:
-    """Boxes together weigh as much as a busy ordinary process on each processor; among each other they are equal."""
+    """Sandboxes together weigh as much as a busy ordinary process on each processor; among each other they are
+    equal."""
     processors = os.cpu_count() or 1
     for group in (tree.folder, folder):
         try:
@@ -175,7 +176,7 @@ def _make_owner(tree: Hierarchy, folder: Path) -> None:
         except FileExistsError:
             continue
         except FileNotFoundError:
-            return  # somebody else's last box has just taken ``palestra`` along: again
+            return  # somebody else's last sandbox has just taken ``palestra`` along: again
         if "cpu" in tree.controllers:
             _weigh(group, tree.version, processors)
         if tree.version == 2:

@@ -1,6 +1,6 @@
 """Where this process may make cgroups, and what they can do there.  Looked at once.
 
-    v1: a tree per controller, below the group that we are in      <mount>/<our group>/palestra/<owner>/<box>
+    v1: a tree per controller, below the group that we are in      <mount>/<our group>/palestra/<owner>/<sandbox>
     v2: one tree; groups with processes have no controllers to give, so below ours, or beside it in a parent that
         was given to us (systemd: Delegate=yes with DelegateSubgroup=)
 
@@ -44,7 +44,7 @@ class Found:
 
     @property
     def limits(self) -> bool:
-        """Whether memory and processes of a box can be bounded as a whole."""
+        """Whether memory and processes of a sandbox can be bounded as a whole."""
         return self.controllers >= LIMITS
 
 
@@ -61,7 +61,8 @@ def found() -> Found:
 def all_over() -> tuple[Hierarchy, ...]:
     """``palestra`` in any group of the trees that this process uses: owners may each have had a group of their own.
 
-    Walks whole trees, a few milliseconds for hundreds of groups: for whoever clears up, not for whoever makes boxes.
+    Walks whole trees, a few milliseconds for hundreds of groups: for whoever clears up, not for whoever makes
+    sandboxes.
     """
     return tuple(
         replace(tree, folder=Path(folder) / TOP)

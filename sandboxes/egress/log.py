@@ -1,9 +1,9 @@
-"""The records of one box, kept until somebody has stored them.  Adding one never waits and never drops one.
+"""The records of one sandbox, kept until somebody has stored them.  Adding one never waits and never drops one.
 
 At most ``limit`` records are kept whole and numbered.  While the reader is behind by that much, attempts
 are summed up, first those that are equal, then, if those are too many kinds as well, those that share
-protocol, verdict and label, at last those that share protocol and reason.  So memory is bounded whatever
-the box does, and the sum of ``count`` over phase ``attempt`` is the number of attempts.  What is summed up
+protocol, decision and label, at last those that share protocol and reason.  So memory is bounded whatever
+the sandbox does, and the sum of ``count`` over phase ``attempt`` is the number of attempts.  What is summed up
 gets its number when there is room again.  The reader's side is that of docs/events.md: it asks for what
 comes after a number, and acknowledges what it has stored.
 """
@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from sandboxes.egress.attempt import PROTOCOLS, Attempt
+from sandboxes.egress.connection_attempt import PROTOCOLS, ConnectionAttempt
+from sandboxes.egress.decision import REASONS, EgressDecision
 from sandboxes.egress.record import OPENING_BYTES, SPREAD_LIMIT, EgressRecord, Ended, Phase, Spread
-from sandboxes.egress.verdict import REASONS, Verdict
 
 KINDS_PER_LIMIT = 4
 """A log of ``limit`` records sums up to ``limit / 4`` kinds of each of the two finer sorts."""
@@ -42,8 +42,8 @@ class _Sum:
 
     level: int
     phase: Phase
-    first: Attempt
-    verdict: Verdict
+    first: ConnectionAttempt
+    decision: EgressDecision
     label: str | None
     last_at: float
     traffic: Traffic = NO_TRAFFIC
@@ -52,7 +52,7 @@ class _Sum:
     ports: set[int | None] = field(default_factory=set)
     names: set[str | None] = field(default_factory=set)
 
-    def add(self, attempt: Attempt, traffic: Traffic, at: float, count: int) -> None:
+    def add(self, attempt: ConnectionAttempt, traffic: Traffic, at: float, count: int) -> None:
         self.count += count
         self.last_at = max(self.last_at, at)
         self.traffic = _added(self.traffic, traffic)
@@ -65,7 +65,7 @@ class _Sum:
     def record(self, seq: int) -> EgressRecord:
         spread = Spread(addresses=len(self.addresses), ports=len(self.ports), names=len(self.names))
         return _record(
-            seq, self.phase, self.first, self.verdict, self.label, self.traffic,
+            seq, self.phase, self.first, self.decision, self.label, self.traffic,
             count=self.count, last_at=self.last_at, spread=spread if self.level else None,
         )  # fmt: skip
 
@@ -106,21 +106,27 @@ class RecordLog:
 
     def add(
         self,
-        attempt: Attempt,
-        verdict: Verdict,
+        attempt: ConnectionAttempt,
+        decision: EgressDecision,
         *,
         label: str | None = None,
         traffic: Traffic = NO_TRAFFIC,
         count: int = 1,
     ) -> None:
-        """Record a verdict, with the first bytes if known; ``count`` equal ones where they were only counted."""
-        self._add("attempt", attempt, verdict, label, traffic, attempt.at, count)
+        """Record a decision, with the first bytes if known; ``count`` equal ones where they were only counted."""
+        self._add("attempt", attempt, decision, label, traffic, attempt.at, count)
 
     def add_traffic(
-        self, attempt: Attempt, verdict: Verdict, traffic: Traffic, *, at: float, label: str | None = None
+        self,
+        attempt: ConnectionAttempt,
+        decision: EgressDecision,
+        traffic: Traffic,
+        *,
+        at: float,
+        label: str | None = None,
     ) -> None:
         """Record what an attempt that was let through has become, at ``at``."""
-        self._add("traffic", attempt, verdict, label, traffic, at, 1)
+        self._add("traffic", attempt, decision, label, traffic, at, 1)
 
     def batch(self, after: int, limit: int = 1000) -> list[EgressRecord]:
         """The records numbered beyond ``after``, oldest first.  Repeatable until they are acknowledged.
@@ -147,8 +153,8 @@ class RecordLog:
     def _add(
         self,
         phase: Phase,
-        attempt: Attempt,
-        verdict: Verdict,
+        attempt: ConnectionAttempt,
+        decision: EgressDecision,
         label: str | None,
         traffic: Traffic,
         at: float,
@@ -157,22 +163,24 @@ class RecordLog:
         with self._lock:
             self._attempts += count if phase == "attempt" else 0
             if len(self._numbered) < self._limit:  # then no sum waits, for those get their numbers first
-                self._number(_record(self._next_seq, phase, attempt, verdict, label, traffic, last_at=at, count=count))
+                self._number(_record(self._next_seq, phase, attempt, decision, label, traffic, last_at=at, count=count))
                 return
-            self._sum_for(phase, attempt, verdict, label, at).add(attempt, traffic, at, count)
+            self._sum_for(phase, attempt, decision, label, at).add(attempt, traffic, at, count)
 
-    def _sum_for(self, phase: Phase, attempt: Attempt, verdict: Verdict, label: str | None, at: float) -> _Sum:
+    def _sum_for(
+        self, phase: Phase, attempt: ConnectionAttempt, decision: EgressDecision, label: str | None, at: float
+    ) -> _Sum:
         destination = (attempt.protocol, attempt.address, attempt.port, attempt.name, attempt.sni, attempt.host)
-        finest: tuple[Hashable, ...] = (0, phase, *destination, attempt.query_type, attempt.method, verdict, label)
-        coarser: tuple[Hashable, ...] = (1, phase, attempt.protocol, verdict, label)
-        coarsest: tuple[Hashable, ...] = (2, phase, attempt.protocol, verdict.reason)
+        finest: tuple[Hashable, ...] = (0, phase, *destination, attempt.query_type, attempt.method, decision, label)
+        coarser: tuple[Hashable, ...] = (1, phase, attempt.protocol, decision, label)
+        coarsest: tuple[Hashable, ...] = (2, phase, attempt.protocol, decision.reason)
         for level, key in enumerate((finest, coarser, coarsest)):
             if key in self._sums:
                 return self._sums[key]
             if level == 2 or self._kinds[level] < self._limit // KINDS_PER_LIMIT:
                 break
         kept = label if level < 2 else None
-        self._sums[key] = _Sum(level, phase, attempt, verdict, kept, at)
+        self._sums[key] = _Sum(level, phase, attempt, decision, kept, at)
         self._kinds[level] += 1
         return self._sums[key]
 
@@ -190,8 +198,8 @@ class RecordLog:
 def _record(
     seq: int,
     phase: Phase,
-    attempt: Attempt,
-    verdict: Verdict,
+    attempt: ConnectionAttempt,
+    decision: EgressDecision,
     label: str | None,
     traffic: Traffic,
     *,
@@ -200,7 +208,7 @@ def _record(
     spread: Spread | None = None,
 ) -> EgressRecord:
     return EgressRecord(
-        seq=seq, phase=phase, attempt=attempt, verdict=verdict, label=label, count=count, last_at=last_at,
+        seq=seq, phase=phase, attempt=attempt, decision=decision, label=label, count=count, last_at=last_at,
         spread=spread, bytes_up=traffic.bytes_up, bytes_down=traffic.bytes_down, packets_up=traffic.packets_up,
         opening_up=traffic.opening_up[:OPENING_BYTES], opening_down=traffic.opening_down[:OPENING_BYTES],
         ended=traffic.ended,

@@ -1,4 +1,4 @@
-"""What a box may reach.  Published: whoever writes a policy gets it checked here, the gateway obeys it.
+"""What a sandbox may reach.  Published: whoever writes a policy gets it checked here, the gateway obeys it.
 
 Rules are read in order and the first match wins; what none matches is denied.  A policy that could be
 understood in two ways is refused (``conflicts``), as is a rule that can never apply.  docs/egress.md.
@@ -8,8 +8,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from sandboxes.egress.attempt import Frozen
 from sandboxes.egress.conflicts import conflict_between
+from sandboxes.egress.connection_attempt import Frozen
 from sandboxes.egress.refusal import refused
 from sandboxes.egress.rule import NAME, Rule
 
@@ -24,11 +24,11 @@ class Quotas(Frozen):
     """Upper bounds; what is over one is denied or cut, and recorded."""
 
     connection_up_bytes: int = Field(default=16 * 2**20, ge=0)
-    """Sent by the box in one connection."""
+    """Sent by the sandbox in one connection."""
     connection_down_bytes: int = Field(default=2**30, ge=0)
-    box_up_bytes: int = Field(default=64 * 2**20, ge=0)
-    """Sent by the box over its whole life."""
-    box_down_bytes: int = Field(default=4 * 2**30, ge=0)
+    sandbox_up_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Sent by the sandbox over its whole life."""
+    sandbox_down_bytes: int = Field(default=4 * 2**30, ge=0)
     connections: int = Field(default=64, ge=0)
     """Open at once."""
     attempts_per_minute: int = Field(default=600, ge=0)

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sandboxes.egress.address import Address, Network, covers, network, special_range
-from sandboxes.egress.attempt import Frozen, host_name
+from sandboxes.egress.connection_attempt import Frozen, host_name
 from sandboxes.egress.refusal import refused
 from sandboxes.egress.rule_checks import cidr_fault, host_fault, host_matches, method_fault, port_fault, port_range
 

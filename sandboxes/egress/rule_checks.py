@@ -26,7 +26,7 @@ ANYBODYS = frozenset({
 
 
 def is_host_name(name: str) -> bool:
-    """Whether a normalised name is one that could be resolved.  Names that a box sends need not be."""
+    """Whether a normalised name is one that could be resolved.  Names that a sandbox sends need not be."""
     return len(name) <= 253 and all(_LABEL.fullmatch(label) for label in name.split("."))
 
 
@@ -42,7 +42,7 @@ def host_fault(pattern: str) -> Fault | None:
     if not is_host_name(name):
         return "not a host name", "give a name such as pypi.org, without scheme, port or path"
     if name == "localhost" or name.endswith(".localhost"):
-        return "localhost is the box itself", "leave it out: a box reaches its own loopback anyway"
+        return "localhost is the sandbox itself", "leave it out: a sandbox reaches its own loopback anyway"
     if pattern != name and (len(labels) < 2 or name in ANYBODYS):
         return f"everybody can have a name below {name}", "name a domain of one owner, e.g. *.example.org"
     return None

@@ -1,6 +1,6 @@
-"""The detectors of many boxes, in a thread of their own: no gateway and no caller ever waits for one.
+"""The detectors of many sandboxes, in a thread of their own: no gateway and no caller ever waits for one.
 
-    records, commands ──► feed ──► queue ──► thread: the box's Suite ──► on_finding
+    records, commands ──► feed ──► queue ──► thread: the sandbox's Suite ──► on_finding
 
 A detector that raises is blind to what it was shown, and what it was shown was chosen by hostile
 code.  So its failure is a finding itself, as severe as any.
@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.record import EgressRecord
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 DETECTOR_FAILED = RuleInfo(
     "detector-failed",
-    "A detector failed at what the box did",
+    "A detector failed at what the sandbox did",
     "critical",
     "Trustworthiness",
     "T1562",
@@ -29,30 +29,30 @@ DETECTOR_FAILED = RuleInfo(
     "nothing",
     "report it: it is a defect",
 )
-MOST_BOXES = 1024
+MOST_SANDBOXES = 1024
 """Of which something is remembered; the one that was silent for longest is forgotten first."""
 
 
 class Sentinel:
-    """``make_suite`` gives each box detectors of its own; ``on_finding`` is called in the sentinel's thread."""
+    """``make_suite`` gives each sandbox detectors of its own; ``on_finding`` is called in the sentinel's thread."""
 
     def __init__(self, make_suite: Callable[[], Suite], on_finding: Callable[[Finding], None]) -> None:
         self._make_suite = make_suite
         self._on_finding = on_finding
         self._suites: OrderedDict[str, Suite] = OrderedDict()
-        self._queue: SimpleQueue[Event | Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[DetectorEvent | Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sentinel", daemon=True)
         self._thread.start()
 
-    def feed(self, event: Event) -> None:
-        """From any thread.  Events of one box in order of time."""
+    def feed(self, event: DetectorEvent) -> None:
+        """From any thread.  Events of one sandbox in order of time."""
         self._queue.put(event)
 
     async def settled(self) -> None:
         """Return when everything fed so far was looked at, and all findings were told."""
         loop = asyncio.get_running_loop()
         looked_at = asyncio.Event()
-        self._queue.put(lambda: _tell(loop, looked_at))
+        self._queue.put(lambda: _notify(loop, looked_at))
         await looked_at.wait()
 
     def close(self) -> None:
@@ -70,23 +70,23 @@ class Sentinel:
                 try:
                     self._on_finding(alarm)
                 except Exception:
-                    log.exception("finding %s of box %s could not be told", alarm.rule, alarm.box)
+                    log.exception("finding %s of sandbox %s could not be reported", alarm.rule, alarm.sandbox)
 
-    def _look(self, event: Event) -> list[Finding]:
-        box = event.attempt.box if isinstance(event, EgressRecord) else event.box
-        if box not in self._suites:
-            self._suites[box] = self._make_suite()
-            if len(self._suites) > MOST_BOXES:
+    def _look(self, event: DetectorEvent) -> list[Finding]:
+        sandbox = event.attempt.sandbox if isinstance(event, EgressRecord) else event.sandbox
+        if sandbox not in self._suites:
+            self._suites[sandbox] = self._make_suite()
+            if len(self._suites) > MOST_SANDBOXES:
                 self._suites.popitem(last=False)
-        self._suites.move_to_end(box)
+        self._suites.move_to_end(sandbox)
         try:
-            return self._suites[box].feed(event)
+            return self._suites[sandbox].feed(event)
         except Exception as error:
-            log.exception("a detector failed at an event of box %s", box)
-            told = f"{type(error).__name__}: {error}"
-            return [finding(DETECTOR_FAILED, event, type(error).__name__, [told])]
+            log.exception("a detector failed at an event of sandbox %s", sandbox)
+            evidence = f"{type(error).__name__}: {error}"
+            return [finding(DETECTOR_FAILED, event, type(error).__name__, [evidence])]
 
 
-def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+def _notify(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(event.set)

@@ -1,1 +1,1 @@
-"""EnvHub: which images boxes of Docker may be made of, pinned by digest.  docs/images.md."""
+"""EnvHub: which images sandboxes of Docker may be made of, pinned by digest.  docs/images.md."""

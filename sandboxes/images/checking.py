@@ -1,4 +1,5 @@
-"""Whether boxes can be made of an image: it needs /bin/sh and a Python for the agent, and must bring nothing along."""
+"""Whether sandboxes can be made of an image: it needs /bin/sh and a Python for the agent, and must bring nothing
+along."""
 
 import secrets
 from typing import Any
@@ -36,10 +37,10 @@ REMEDY = f"add a complete Python {OLDEST_NAME} or later to the image (Debian: ap
 
 
 def python_of(client: docker.APIClient, image: dict[str, Any]) -> str:
-    """The path of its Python, looked for in a container that is as closed as a box.  Raises ``ImageRefused``."""
+    """The path of its Python, looked for in a container that is as closed as a sandbox.  Raises ``ImageRefused``."""
     config = image.get("Config") or {}
     if config.get("Volumes"):
-        problem = f"it declares volumes ({', '.join(sorted(config['Volumes']))}), which no limit of a box counts"
+        problem = f"it declares volumes ({', '.join(sorted(config['Volumes']))}), which no limit of a sandbox counts"
         raise ImageRefused("image", image["Id"], problem, "make it without VOLUME")
     if config.get("OnBuild"):
         raise ImageRefused("image", image["Id"], "it acts when it is built upon", "make it without ONBUILD")
@@ -51,14 +52,14 @@ def python_of(client: docker.APIClient, image: dict[str, Any]) -> str:
             with daemon.attached(name) as stream:
                 stream.settimeout(daemon.ANSWER_S)
                 _start(client, name, image)
-                said = stream.recv(ANSWER_BYTES)
+                received = stream.recv(ANSWER_BYTES)
                 code = client.wait(name, timeout=daemon.ANSWER_S)["StatusCode"]
         finally:
             container.remove_if_there(client, name)
     if code in PROBLEMS:
         raise ImageRefused("image", image["Id"], PROBLEMS[code], REMEDY)
-    kind, size = HEAD.unpack(said[: HEAD.size]) if len(said) > HEAD.size else (0, 0)
-    text = said[HEAD.size : HEAD.size + size].decode("utf-8", "replace").strip()
+    kind, size = HEAD.unpack(received[: HEAD.size]) if len(received) > HEAD.size else (0, 0)
+    text = received[HEAD.size : HEAD.size + size].decode("utf-8", "replace").strip()
     if code != 0 or kind != STDOUT or not text.startswith("/"):
         raise ImageRefused("image", image["Id"], f"its /bin/sh or python3 does not work (exit {code}): {text}", REMEDY)
     return text

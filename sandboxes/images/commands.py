@@ -14,7 +14,7 @@ Subcommands = argparse._SubParsersAction
 
 
 def add_commands(commands: "Subcommands[argparse.ArgumentParser]") -> None:
-    images = commands.add_parser("images", help="which images boxes of Docker are made of")
+    images = commands.add_parser("images", help="which images sandboxes of Docker are made of")
     images.add_argument("--registry", type=Path, default=default_folder(), help="its folder (%(default)s)")
     verbs = images.add_subparsers(required=True, metavar="VERB")
     listed = verbs.add_parser("list", help="show them")
@@ -74,13 +74,13 @@ def _show(registry: Registry, options: argparse.Namespace) -> None:
 def _import(registry: Registry, options: argparse.Namespace) -> None:
     from sandboxes.images.importing import import_tar
 
-    _told(import_tar(registry, options.tar, options.name, options.tag, options.owner or getpass.getuser()))
+    _print_image(import_tar(registry, options.tar, options.name, options.tag, options.owner or getpass.getuser()))
 
 
 def _build(registry: Registry, options: argparse.Namespace) -> None:
     from sandboxes.images.importing import build
 
-    _told(build(registry, options.folder, options.name, options.tag, options.owner or getpass.getuser()))
+    _print_image(build(registry, options.folder, options.name, options.tag, options.owner or getpass.getuser()))
 
 
 def _remove(registry: Registry, options: argparse.Namespace) -> None:
@@ -90,5 +90,5 @@ def _remove(registry: Registry, options: argparse.Namespace) -> None:
     print(f"removed {image.reference} ({image.digest})")
 
 
-def _told(image: Image) -> None:
+def _print_image(image: Image) -> None:
     print(f"{image.reference} is {image.digest}")

@@ -45,7 +45,7 @@ def check(text: str, is_registered: Callable[[str], bool]) -> None:
                 "Dockerfile", line, "the daemon would fetch it", "put the file into the folder, and COPY it"
             )
         elif verb in ("ONBUILD", "VOLUME"):
-            raise ImageRefused("Dockerfile", line, f"an image with {verb} makes no box", f"leave {verb} out")
+            raise ImageRefused("Dockerfile", line, f"an image with {verb} makes no sandbox", f"leave {verb} out")
 
 
 def instructions(text: str) -> list[str]:

@@ -177,9 +177,11 @@ class Observation:
 
     def _deliver(self, fields: dict[str, object]) -> None:
         try:
-            self._on_action(ObservedAction.model_validate(fields | {"box": self.ledger.box, "label": self._label}))
+            self._on_action(
+                ObservedAction.model_validate(fields | {"sandbox": self.ledger.sandbox, "label": self._label})
+            )
         except Exception:
-            log.exception("an action in sandbox %s could not be delivered", self.ledger.box)
+            log.exception("an action in sandbox %s could not be delivered", self.ledger.sandbox)
 
     def _lose(self, reason: str) -> None:
         if self._open:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import sandboxes
 from sandboxes import owner
-from sandboxes.backends.namespaces.arguments import BOX_PYTHON
+from sandboxes.backends.namespaces.arguments import SANDBOX_PYTHON
 
 ROOT = str(Path(sandboxes.__file__).parent.parent)
 # The standard library first: nothing that lies beside Palestra can take its place.
@@ -29,7 +29,7 @@ class Observer:
         with theirs:
             # Not -m: an environment's packages and settings are nothing to it.
             self.process = subprocess.Popen(
-                [BOX_PYTHON, "-I", "-S", "-B", "-c", START, str(theirs.fileno()), str(os.getpid())],
+                [SANDBOX_PYTHON, "-I", "-S", "-B", "-c", START, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

@@ -1,1 +1,1 @@
-"""Boxes over HTTP: ``python -m sandboxes serve``.  docs/sandbox-service.md says who may do what."""
+"""Sandboxes over HTTP: ``python -m sandboxes serve``.  docs/sandbox-service.md says who may do what."""

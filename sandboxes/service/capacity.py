@@ -1,7 +1,7 @@
 """What the host can bear, who has it, and who is next.
 
 Whoever can be let in by himself but not now waits.  Owners take turns, and so do the users of an owner, and
-whoever was let in longest ago goes first.  The head of the queue is never overtaken: a large box waits
+whoever was let in longest ago goes first.  The head of the queue is never overtaken: a large sandbox waits
 until there is room for it, and everybody behind it waits as well.
 """
 
@@ -19,24 +19,25 @@ from sandboxes.spec import SandboxSpec
 
 SHARE = 0.8
 """Of the machine's memory, where no capacity is given."""
-BOXES = 1000
+SANDBOXES = 1000
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def demand_mib(spec: SandboxSpec) -> int:
-    """What a box may fill: its processes' memory, its files, the copies of them that snapshots keep, and its own."""
+    """What a sandbox may fill: its processes' memory, its files, the copies of them that snapshots keep, and its
+    own."""
     return bounds(spec).memory_bytes // 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    boxes: int = BOXES
+    sandboxes: int = SANDBOXES
     memory_mib: int = 0
 
     @classmethod
-    def detected(cls, boxes: int | None = None, memory_mib: int | None = None) -> "Capacity":
+    def detected(cls, sandboxes: int | None = None, memory_mib: int | None = None) -> "Capacity":
         """What was given, and for the rest what this machine or its container has."""
-        return cls(boxes or BOXES, memory_mib or int(SHARE * _memory_bytes() / 2**20))
+        return cls(sandboxes or SANDBOXES, memory_mib or int(SHARE * _memory_bytes() / 2**20))
 
 
 def _memory_bytes() -> int:
@@ -50,7 +51,7 @@ def _memory_bytes() -> int:
 
 @dataclass(eq=False)
 class Ticket:
-    """One box that wants in."""
+    """One sandbox that wants in."""
 
     owner: str
     user: str
@@ -59,11 +60,11 @@ class Ticket:
 
 
 class Gate:
-    """Lets boxes in, in turn, and never more than the capacity.  Belongs to one event loop."""
+    """Lets sandboxes in, in turn, and never more than the capacity.  Belongs to one event loop."""
 
     def __init__(self, capacity: Capacity, most_waiting: int) -> None:
         self.capacity = capacity
-        self.boxes = self.memory_mib = 0
+        self.sandboxes = self.memory_mib = 0
         self._most_waiting = most_waiting
         self._waiting: list[Ticket] = []
         self._turns = itertools.count(1)
@@ -74,7 +75,8 @@ class Gate:
         return len(self._waiting)
 
     def enter(self, owner: str, user: str, spec: SandboxSpec) -> Ticket:
-        """Get in line.  Raises ``Unusable`` for a box that this host can never bear, ``Busy`` if the line is too long.
+        """Get in line.  Raises ``Unusable`` for a sandbox that this host can never bear, ``Busy`` if the line is too
+        long.
 
         What was entered has to ``leave``, whether it was let in or not.
         """
@@ -82,13 +84,13 @@ class Gate:
         if wanted > self.capacity.memory_mib:
             fault = Fault(
                 field="spec.memory_mib", value=spec.memory_mib,
-                message=f"with its files (disk_mib = {spec.disk_mib}) the box may fill {wanted} MiB, and this host"
-                f" gives boxes {self.capacity.memory_mib} MiB in all",
+                message=f"with its files (disk_mib = {spec.disk_mib}) the sandbox may fill {wanted} MiB, and this host"
+                f" gives sandboxes {self.capacity.memory_mib} MiB in all",
                 remedy="lower memory_mib or disk_mib, or start the service with a larger --memory-mib",
             )  # fmt: skip
-            raise Unusable("This host can never make such a box", fault)
+            raise Unusable("This host can never make such a sandbox", fault)
         if len(self._waiting) >= self._most_waiting:
-            raise Busy(f"{self._most_waiting} boxes are waiting already: try again later", retry_after_s=5.0)
+            raise Busy(f"{self._most_waiting} sandboxes are waiting already: try again later", retry_after_s=5.0)
         ticket = Ticket(owner, user, wanted)
         self._waiting.append(ticket)
         self._let_in()
@@ -99,7 +101,7 @@ class Gate:
         if ticket in self._waiting:
             self._waiting.remove(ticket)
         elif ticket.admitted.done() and not ticket.admitted.cancelled():
-            self.boxes -= 1
+            self.sandboxes -= 1
             self.memory_mib -= ticket.memory_mib
             ticket.admitted = asyncio.get_running_loop().create_future()
             ticket.admitted.cancel()
@@ -112,10 +114,10 @@ class Gate:
     def _let_in(self) -> None:
         for ticket in self._order():
             fits = self.memory_mib + ticket.memory_mib <= self.capacity.memory_mib
-            if not fits or self.boxes >= self.capacity.boxes:
+            if not fits or self.sandboxes >= self.capacity.sandboxes:
                 return
             self._waiting.remove(ticket)
-            self.boxes += 1
+            self.sandboxes += 1
             self.memory_mib += ticket.memory_mib
             self._last_turn[ticket.owner] = self._last_turn[ticket.owner, ticket.user] = next(self._turns)
             ticket.admitted.set_result(None)

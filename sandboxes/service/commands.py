@@ -29,11 +29,11 @@ def default_tokens() -> Path:
 
 
 def _add_serve(commands: "Subcommands[argparse.ArgumentParser]") -> None:
-    serve = commands.add_parser("serve", help="offer boxes over HTTP")
+    serve = commands.add_parser("serve", help="offer sandboxes over HTTP")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     serve.add_argument("--port", type=int, default=8750, help="port to listen on; 0: any free one (%(default)s)")
-    serve.add_argument("--boxes", type=int, help="how many boxes at once (1000)")
-    serve.add_argument("--memory-mib", type=int, help="memory for all boxes (80 %% of what the machine has)")
+    serve.add_argument("--sandboxes", type=int, help="how many sandboxes at once (1000)")
+    serve.add_argument("--memory-mib", type=int, help="memory for all sandboxes (80 %% of what the machine has)")
     serve.add_argument("--tokens", type=Path, default=default_tokens(), help="the file of tokens (%(default)s)")
     serve.add_argument(
         "--drain-s", type=float, default=10.0, help="how long requests may take when it stops (%(default)s)"
@@ -50,7 +50,7 @@ def _add_token(commands: "Subcommands[argparse.ArgumentParser]") -> None:
     verbs = token.add_subparsers(required=True, metavar="VERB")
     create = verbs.add_parser("create", help="make a token; its text is shown once")
     create.add_argument("name")
-    create.add_argument("--owner", help="whose boxes are reached with it (the name)")
+    create.add_argument("--owner", help="whose sandboxes are reached with it (the name)")
     for field, about in Quota.model_fields.items():
         kind = float if about.annotation is float else int
         create.add_argument(f"--{field.replace('_', '-')}", type=kind, default=about.default, help=about.description)
@@ -58,7 +58,7 @@ def _add_token(commands: "Subcommands[argparse.ArgumentParser]") -> None:
     listed = verbs.add_parser("list", help="show names, owners and quotas")
     listed.add_argument("--json", action="store_true")
     listed.set_defaults(run=_list_tokens)
-    revoke = verbs.add_parser("revoke", help="from now on it is no token; its boxes are closed when idle")
+    revoke = verbs.add_parser("revoke", help="from now on it is no token; its sandboxes are closed when idle")
     revoke.add_argument("name")
     revoke.set_defaults(run=_revoke_token)
 
@@ -71,7 +71,7 @@ def _serve(options: argparse.Namespace) -> int:
     from sandboxes.service.settings import Settings
 
     log_to_stderr()
-    capacity = Capacity.detected(options.boxes, options.memory_mib)
+    capacity = Capacity.detected(options.sandboxes, options.memory_mib)
     settings = Settings(
         options.tokens,
         capacity,

@@ -1,4 +1,4 @@
-"""Who asks, and for what: every endpoint finds its token and its box here, and nowhere else."""
+"""Who asks, and for what: every endpoint finds its token and its sandbox here, and nowhere else."""
 
 from typing import Annotated, Any
 
@@ -6,8 +6,8 @@ from fastapi import Depends, Header, Query, Request
 
 from sandboxes.backends.remote.faults import MEDIA_TYPE, Problem
 from sandboxes.backends.remote.wire import MOST_RECORDS, Wait
-from sandboxes.service.boxes import Boxes
-from sandboxes.service.hosted import HostedBox
+from sandboxes.service.hosted import HostedSandbox
+from sandboxes.service.hosted_sandboxes import HostedSandboxes
 from sandboxes.service.refusals import NoToken
 from sandboxes.service.tokens import Token, Tokens
 
@@ -17,15 +17,15 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 # FastAPI would run a dependency that is not async in a thread, which costs more than all of these.
-async def boxes_of(request: Request) -> Boxes:
-    boxes: Boxes = request.app.state.boxes
-    return boxes
+async def sandboxes_of(request: Request) -> HostedSandboxes:
+    sandboxes: HostedSandboxes = request.app.state.sandboxes
+    return sandboxes
 
 
-AllBoxes = Annotated[Boxes, Depends(boxes_of)]
+AllSandboxes = Annotated[HostedSandboxes, Depends(sandboxes_of)]
 
 
-async def caller(request: Request, boxes: AllBoxes) -> Token:
+async def caller(request: Request, sandboxes: AllSandboxes) -> Token:
     """Raises ``NoToken``, and ``TooMuch`` for one request too many that changes something."""
     tokens: Tokens = request.app.state.tokens
     scheme, _, text = request.headers.get("Authorization", "").partition(" ")
@@ -33,19 +33,19 @@ async def caller(request: Request, boxes: AllBoxes) -> Token:
     if token is None:
         raise NoToken("send a token of this service: Authorization: Bearer pst_... (python -m sandboxes token create)")
     if request.method != "GET":
-        boxes.usage.count_request(token)
+        sandboxes.usage.count_request(token)
     return token
 
 
 Caller = Annotated[Token, Depends(caller)]
 
 
-async def mine(id: str, token: Caller, boxes: AllBoxes) -> HostedBox:
-    """The caller's box; a stranger's is not there."""
-    return boxes.find(id, token)
+async def mine(id: str, token: Caller, sandboxes: AllSandboxes) -> HostedSandbox:
+    """The caller's sandbox; a stranger's is not there."""
+    return sandboxes.find(id, token)
 
 
-Mine = Annotated[HostedBox, Depends(mine)]
+Mine = Annotated[HostedSandbox, Depends(mine)]
 Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200)]
 WaitQuery = Annotated[Wait, Query()]
 LimitQuery = Annotated[int, Query(ge=1, le=MOST_RECORDS)]

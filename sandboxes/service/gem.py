@@ -1,6 +1,6 @@
 """The GEM API: ``make``, ``reset``, ``step``, ``close`` over HTTP, as ROCK offers it (Let It Flow, 2.3).
 
-One environment so far.  ``python``: an action is Python code, which runs in a session of a box; the
+One environment so far.  ``python``: an action is Python code, which runs in a session of a sandbox; the
 observation is what it printed.  It sets no task, so every reward is 0 and no episode terminates by itself:
 it is truncated after ``max_steps``.
 """
@@ -13,11 +13,11 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
 from sandboxes.backends.remote.faults import Fault
-from sandboxes.backends.remote.wire import IDLE_S, MOST_WAIT_S, QUEUE_S, CreateBox, Name, Wire
+from sandboxes.backends.remote.wire import IDLE_S, MOST_WAIT_S, QUEUE_S, CreateSandbox, Name, Wire
 from sandboxes.interface import ExecResult
-from sandboxes.service.boxes import Boxes
-from sandboxes.service.doors import PROBLEMS, AllBoxes, Caller, Key
-from sandboxes.service.hosted import HostedBox
+from sandboxes.service.doors import PROBLEMS, AllSandboxes, Caller, Key
+from sandboxes.service.hosted import HostedSandbox
+from sandboxes.service.hosted_sandboxes import HostedSandboxes
 from sandboxes.service.refusals import NotThere, Refusal, Unusable
 from sandboxes.service.tokens import Token
 from sandboxes.spec import SandboxSpec
@@ -44,7 +44,7 @@ class Make(Wire):
 
 class Made(Wire):
     instance: str
-    """Also the id of its box in the Sandbox API."""
+    """Also the id of its sandbox in the Sandbox API."""
     env_id: str
     about: str
 
@@ -55,7 +55,7 @@ class Reset(Wire):
     """Of ``random`` in the session."""
 
 
-class ResetAnswer(Wire):
+class ResetResponse(Wire):
     observation: str
     info: Info
 
@@ -68,7 +68,7 @@ class Step(Wire):
     begins in a fresh session.  ``info.exit_code`` is then the kernel's word."""
 
 
-class StepAnswer(Wire):
+class StepResponse(Wire):
     observation: str
     reward: float
     terminated: bool
@@ -82,13 +82,13 @@ class Close(Wire):
 
 @dataclass
 class PythonSession:
-    hosted: HostedBox
+    hosted: HostedSandbox
     max_steps: int
     steps: int | None = None
     """None before the first ``reset``."""
 
-    async def reset(self, boxes: Boxes, seed: int) -> str:
-        await boxes.begin_episode(self.hosted)
+    async def reset(self, sandboxes: HostedSandboxes, seed: int) -> str:
+        await sandboxes.begin_episode(self.hosted)
         # As a prelude: a session whose interpreter was ended begins with the same numbers again.
         await self.hosted.busy(self.hosted.sandbox.set_prelude(SEEDED.format(seed=seed)))
         self.steps = 0
@@ -100,37 +100,39 @@ class PythonSession:
         if self.steps >= self.max_steps:
             raise Refusal(f"the episode was truncated after max_steps = {self.max_steps}: POST /gem/reset")
         self.steps += 1
-        box = self.hosted.sandbox
-        work = box.exec(AS_A_PROGRAM, stdin=code.encode("utf-8", "replace"), alone=True) if alone else None
-        result = await self.hosted.call(None, work or box.run_python(code))
+        sandbox = self.hosted.sandbox
+        work = sandbox.exec(AS_A_PROGRAM, stdin=code.encode("utf-8", "replace"), alone=True) if alone else None
+        result = await self.hosted.call(None, work or sandbox.run_python(code))
         return result, self.steps >= self.max_steps
 
 
 class Environments:
-    """By the ids of their boxes.  Belongs to one event loop."""
+    """By the ids of their sandboxes.  Belongs to one event loop."""
 
-    def __init__(self, boxes: Boxes) -> None:
-        self._boxes = boxes
+    def __init__(self, sandboxes: HostedSandboxes) -> None:
+        self._sandboxes = sandboxes
         self._sessions: dict[str, PythonSession] = {}
 
-    async def make(self, token: Token, wanted: Make, key: str | None) -> HostedBox:
+    async def make(self, token: Token, wanted: Make, key: str | None) -> HostedSandbox:
         if wanted.env_id not in ENVIRONMENTS:
             known = ", ".join(sorted(ENVIRONMENTS))
             fault = Fault(field="env_id", value=wanted.env_id, message="not known here", remedy=f"use one of: {known}")
             raise Unusable("There is no such environment", fault)
-        asked = CreateBox(
+        asked = CreateSandbox(
             spec=wanted.spec, user=wanted.user, idle_s=wanted.idle_s, queue_s=wanted.queue_s, wait_s=MOST_WAIT_S
         )
-        hosted = await self._boxes.create(token, asked, key)
-        self._sessions = {id_: python for id_, python in self._sessions.items() if python.hosted in self._boxes.all()}
+        hosted = await self._sandboxes.create(token, asked, key)
+        self._sessions = {
+            id_: python for id_, python in self._sessions.items() if python.hosted in self._sandboxes.all()
+        }
         self._sessions.setdefault(hosted.id, PythonSession(hosted, wanted.max_steps))
         return hosted
 
     def find(self, instance: str, token: Token) -> PythonSession:
-        hosted = self._boxes.find(instance, token)
+        hosted = self._sandboxes.find(instance, token)
         if instance not in self._sessions:
             raise NotThere(
-                f"instance '{instance}': there is a box of this id, but no environment in it: POST /gem/make"
+                f"instance '{instance}': there is a sandbox of this id, but no environment in it: POST /gem/make"
             )
         return self._sessions[hosted.id]
 
@@ -156,31 +158,31 @@ async def make(wanted: Make, token: Caller, all_: All, key: Key = None) -> Made:
 
 
 @router.post("/reset")
-async def reset(asked: Reset, token: Caller, all_: All, boxes: AllBoxes) -> ResetAnswer:
-    observation = await all_.find(asked.instance, token).reset(boxes, asked.seed)
-    return ResetAnswer(observation=observation, info={"seed": asked.seed})
+async def reset(asked: Reset, token: Caller, all_: All, sandboxes: AllSandboxes) -> ResetResponse:
+    observation = await all_.find(asked.instance, token).reset(sandboxes, asked.seed)
+    return ResetResponse(observation=observation, info={"seed": asked.seed})
 
 
 @router.post("/step")
-async def step(asked: Step, token: Caller, all_: All, boxes: AllBoxes) -> StepAnswer:
+async def step(asked: Step, token: Caller, all_: All, sandboxes: AllSandboxes) -> StepResponse:
     session = all_.find(asked.instance, token)
-    boxes.usage.check_exec(token)
+    sandboxes.usage.check_exec(token)
     started = time.monotonic()
     spent_s: float | None = None
     try:
         result, truncated = await session.step(asked.action, alone=asked.alone)
         spent_s = result.seconds
-    finally:  # a step that costs the box its life has run all the same
-        boxes.usage.count_exec(token, time.monotonic() - started if spent_s is None else spent_s)
+    finally:  # a step that costs the sandbox its life has run all the same
+        sandboxes.usage.count_exec(token, time.monotonic() - started if spent_s is None else spent_s)
     info: Info = {
         "outcome": result.outcome, "exception": result.exception, "exit_code": result.exit_code, "step": session.steps
     }  # fmt: skip
-    return StepAnswer(
+    return StepResponse(
         observation=result.stdout + result.stderr, reward=0.0, terminated=False, truncated=truncated, info=info
     )
 
 
 @router.post("/close", status_code=204)
-async def close(asked: Close, token: Caller, all_: All, boxes: AllBoxes) -> None:
+async def close(asked: Close, token: Caller, all_: All, sandboxes: AllSandboxes) -> None:
     """Twice is fine."""
-    await boxes.end(all_.find(asked.instance, token).hosted, "its environment was closed")
+    await sandboxes.end(all_.find(asked.instance, token).hosted, "its environment was closed")

@@ -1,4 +1,4 @@
-"""One box of the service: who has it, what becomes of it, and what is under way in it.
+"""One sandbox of the service: who has it, what becomes of it, and what is under way in it.
 
 queued ──► starting ──► open ──► frozen
    │          │          │ └───────┼──► lost
@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from sandboxes.backends.remote.wire import LIVING, BoxView, CreateBox, State
+from sandboxes.backends.remote.wire import LIVING, CreateSandbox, SandboxState, SandboxView
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import ExecResult, Sandbox, SandboxFrozen, SandboxLost
 from sandboxes.service.refusals import Refusal
@@ -29,25 +29,26 @@ class CallCancelled(Refusal):
     """Its caller has cancelled it."""
 
 
-class OfTheBox(Exception):
-    """What the box has raised is for its user: the same exception raised by the service would be a fault of ours."""
+class RaisedBySandbox(Exception):
+    """What the sandbox has raised is for its user: the same exception raised by the service would be a fault of
+    ours."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-class HostedBox:
-    """Belongs to one event loop.  ``Boxes`` decides over its life; here is what one box needs."""
+class HostedSandbox:
+    """Belongs to one event loop.  ``HostedSandboxes`` decides over its life; here is what one sandbox needs."""
 
-    def __init__(self, token: Token, wanted: CreateBox) -> None:
+    def __init__(self, token: Token, wanted: CreateSandbox) -> None:
         self.id = f"sbx-{secrets.token_hex(8)}"
         self.token = token
         self.owner = token.owner
         self.user = wanted.user or token.name
         self.wanted = wanted
         self.spec = wanted.spec
-        self.state: State = "queued"
+        self.state: SandboxState = "queued"
         self.reason: str | None = None
         self.refused: Exception | None = None
         """Why it never opened."""
@@ -66,7 +67,7 @@ class HostedBox:
 
     # -- its life ----------------------------------------------------------------------------------
 
-    def move(self, state: State, reason: str | None = None) -> bool:
+    def move(self, state: SandboxState, reason: str | None = None) -> bool:
         """Into another state, unless it has ended; return whether it moved.  Who waits for a change is told."""
         if self.state not in LIVING:
             return False
@@ -96,7 +97,7 @@ class HostedBox:
         if self.state == "lost" or self._sandbox is None and self.state == "closed":
             raise SandboxLost(self.reason)
         if self._sandbox is None:
-            raise Refusal(f"the box is {self.state}: wait until it is open (GET /v1/boxes/{self.id}?wait_s=30)")
+            raise Refusal(f"the sandbox is {self.state}: wait until it is open (GET /v1/sandboxes/{self.id}?wait_s=30)")
         if self.state == "closed":
             if self._sandbox.frozen is not None:
                 raise SandboxFrozen(self._sandbox.frozen)
@@ -143,8 +144,8 @@ class HostedBox:
     def touch(self) -> None:
         self._used_at = time.monotonic()
 
-    def view(self, position: int | None) -> BoxView:
-        return BoxView(
+    def view(self, position: int | None) -> SandboxView:
+        return SandboxView(
             id=self.id, name=None if self._sandbox is None else self._sandbox.name, owner=self.owner, user=self.user,
             state=self.state, position=position, reason=self.reason, spec=self.spec, idle_s=self.wanted.idle_s,
             created_at=self.created_at, unused_s=self.unused_s,
@@ -161,7 +162,7 @@ class HostedBox:
             self.move("lost", str(error))
             raise
         except (OSError, ValueError, TreeRefused) as error:
-            raise OfTheBox(error) from error
+            raise RaisedBySandbox(error) from error
         finally:
             self._under_way -= 1
             self.touch()
@@ -202,7 +203,7 @@ class HostedBox:
     # -- what it tried -----------------------------------------------------------------------------
 
     async def records(self, user: str | None, after: int, limit: int, wait_s: float) -> list[EgressRecord]:
-        """Of the present user, or of the former one of a box that streams."""
+        """Of the present user, or of the former one of a sandbox that streams."""
         sandbox = self._sandbox
         if sandbox is None:
             return []
@@ -214,7 +215,7 @@ class HostedBox:
         return found
 
     def on_record(self, record: EgressRecord) -> None:
-        """Of a box that streams."""
+        """Of a sandbox that streams."""
         assert self.relay is not None
         self._count(record)
         self.relay.add(record)
@@ -239,12 +240,12 @@ class HostedBox:
             else:
                 self.relay.acknowledge(user or self._sandbox.name, through)
         except ValueError as error:
-            raise OfTheBox(error) from error
+            raise RaisedBySandbox(error) from error
 
     def _count(self, record: EgressRecord) -> None:
         user, counted = self._counted
-        if record.attempt.box == user and record.seq <= counted:
+        if record.attempt.sandbox == user and record.seq <= counted:
             return
-        self._counted = (record.attempt.box, record.seq)
-        if record.phase == "attempt" and not record.verdict.allowed:
+        self._counted = (record.attempt.sandbox, record.seq)
+        if record.phase == "attempt" and not record.decision.allowed:
             self.attempts_denied += record.count

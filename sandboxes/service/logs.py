@@ -1,4 +1,4 @@
-"""JSON lines on stderr: what happened to which box, never what was in it, and no token."""
+"""JSON lines on stderr: what happened to which sandbox, never what was in it, and no token."""
 
 import json
 import logging

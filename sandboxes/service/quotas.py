@@ -64,11 +64,11 @@ class Usage:
     def count_exec(self, token: Token, seconds: float) -> None:
         self._exec_s.setdefault(token.id, Window()).add(seconds)
 
-    def check_boxes(self, token: Token, boxes: int) -> None:
-        if boxes >= token.quota.boxes:
+    def check_sandboxes(self, token: Token, sandboxes: int) -> None:
+        if sandboxes >= token.quota.sandboxes:
             self.refused += 1
             raise TooMuch(
-                f"token '{token.name}' has {boxes} boxes of the {token.quota.boxes} that its quota allows at once:"
+                f"token '{token.name}' has {sandboxes} sandboxes of the {token.quota.sandboxes} that its quota allows at once:"
                 " close one, or ask for a larger quota",
                 retry_after_s=1.0,
             )

@@ -1,6 +1,6 @@
-"""The records of a box whose user wants them as they come: kept, numbered and waited for.
+"""The records of a sandbox whose user wants them as they come: kept, numbered and waited for.
 
-A box hands its records over at once, ``reset`` included; here they stay until they are acknowledged, bounded
+A sandbox hands its records over at once, ``reset`` included; here they stay until they are acknowledged, bounded
 like any (``egress.log``).  After a reset those of the former user can still be had, and no older ones.
 """
 
@@ -11,7 +11,7 @@ from sandboxes.egress.record import EgressRecord
 from sandboxes.service.refusals import NotThere
 
 USERS = 2
-"""Of one box, whose records are kept: the present and the former one."""
+"""Of one sandbox, whose records are kept: the present and the former one."""
 
 
 class Relay:
@@ -23,15 +23,15 @@ class Relay:
         self._ended = False
 
     def add(self, record: EgressRecord) -> None:
-        """What the box's ``on_record`` is."""
-        log = self._logs.setdefault(record.attempt.box, RecordLog())
+        """What the sandbox's ``on_record`` is."""
+        log = self._logs.setdefault(record.attempt.sandbox, RecordLog())
         traffic = Traffic(
             record.bytes_up, record.bytes_down, record.packets_up, record.opening_up, record.opening_down, record.ended
         )
         if record.phase == "attempt":
-            log.add(record.attempt, record.verdict, label=record.label, traffic=traffic, count=record.count)
+            log.add(record.attempt, record.decision, label=record.label, traffic=traffic, count=record.count)
         else:
-            log.add_traffic(record.attempt, record.verdict, traffic, at=record.last_at, label=record.label)
+            log.add_traffic(record.attempt, record.decision, traffic, at=record.last_at, label=record.label)
         for forgotten in list(self._logs)[:-USERS]:
             del self._logs[forgotten]
         self._more.set()
@@ -57,5 +57,5 @@ class Relay:
 
     def acknowledge(self, user: str, through: int) -> None:
         if user not in self._logs:
-            raise NotThere(f"name = '{user}': there are no records of this user of the box")
+            raise NotThere(f"name = '{user}': there are no records of this user of the sandbox")
         self._logs[user].acknowledge(through)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from sandboxes.service.app import make_app
-from sandboxes.service.boxes import Boxes
+from sandboxes.service.hosted_sandboxes import HostedSandboxes
 from sandboxes.service.settings import Settings
 from sandboxes.service.tokens import Tokens
 from sandboxes.sweeper import sweep
@@ -65,19 +65,19 @@ class Serving:
             await self._server.serve([self._listener])
         finally:
             self._listener.close()
-            if self._boxes is not None:
-                await self._boxes.close()  # uvicorn ends no lifespan when it does not wait
+            if self._sandboxes is not None:
+                await self._sandboxes.close()  # uvicorn ends no lifespan when it does not wait
 
     def stop(self) -> None:
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True
-        if self._boxes is not None:
-            self._boxes.drain()
+        if self._sandboxes is not None:
+            self._sandboxes.drain()
 
     @property
-    def _boxes(self) -> Boxes | None:
+    def _sandboxes(self) -> HostedSandboxes | None:
         """None until the application has started."""
-        return getattr(self.app.state, "boxes", None)
+        return getattr(self.app.state, "sandboxes", None)
 
 
 async def _serve(settings: Settings) -> None:

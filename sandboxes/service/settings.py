@@ -16,13 +16,13 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8750
     most_waiting: int = 1000
-    """Boxes in the queue; more are refused."""
+    """Sandboxes in the queue; more are refused."""
     body_bytes: int = 64 * 2**20
     """No request may be longer."""
     frozen_s: float = 3600.0
-    """How long a frozen box is kept for inspection when nobody asks for it."""
+    """How long a frozen sandbox is kept for inspection when nobody asks for it."""
     remembered_s: float = 600.0
-    """How long a closed box can still say why, and give its records."""
+    """How long a closed sandbox can still say why, and give its records."""
     drain_s: float = 10.0
     """How long requests under way may take once the service was told to stop."""
     special_egress: bool = False

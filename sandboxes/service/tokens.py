@@ -31,12 +31,12 @@ class Quota(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    boxes: int = Field(default=100, ge=0)
+    sandboxes: int = Field(default=100, ge=0)
     """At once, those in the queue included."""
     requests_per_minute: int = Field(default=60_000, ge=1)
     """Requests that change or run something."""
     exec_s_per_minute: float = Field(default=6000.0, gt=0)
-    """Seconds of execution, summed over all boxes: 60 is one that always runs."""
+    """Seconds of execution, summed over all sandboxes: 60 is one that always runs."""
 
 
 class Token(BaseModel):
@@ -44,7 +44,7 @@ class Token(BaseModel):
 
     id: str
     name: Name
-    owner: Annotated[Name, Field(description="Whose boxes are reached with it.")]
+    owner: Annotated[Name, Field(description="Whose sandboxes are reached with it.")]
     digest: str
     quota: Quota
     created_at: float

@@ -18,7 +18,7 @@ from benchmarks.sandbox_report import headlines, ratios
 from benchmarks.sandbox_room import DESCRIPTORS, MEMORY_BYTES, PROCESSES, Room, room
 from benchmarks.sandbox_times import PYTHON
 from sandboxes.interface import Sandbox, SandboxLost
-from sandboxes.opened import open_box
+from sandboxes.opened import open_sandbox
 
 PLENTY = {"memory": 2**50, "processes": 2**30, "descriptors": 2**30}
 
@@ -33,16 +33,16 @@ def judged(**changed: float) -> dict[str, bool | None]:
         "pooled": 0.5,
         "over": 20.0,
         "gateway": 2.0,
-        "boxes": 1000,
+        "sandboxes": 1000,
         "share": 1.0,
         "seen": 1.0,
     } | changed
     found = headlines(
-        {"cold box": one(given["cold"]), "pooled": one(given["pooled"])},
-        {f"docker run / {kind}": one(given["over"]) for kind in ("cold box", "life cycle", "pooled")}
+        {"cold sandbox": one(given["cold"]), "pooled": one(given["pooled"])},
+        {f"docker run / {kind}": one(given["over"]) for kind in ("cold sandbox", "life cycle", "pooled")}
         | {f"observed {what} / watched {what}": one(given["seen"]) for what in ("cell", "exec", "program")},
         {"gateway, Gbit/s": one(given["gateway"])},
-        {"boxes": given["boxes"], "share_answered": given["share"]},
+        {"sandboxes": given["sandboxes"], "share_answered": given["share"]},
     )
     return {headline.what: headline.met for headline in found}
 
@@ -64,7 +64,7 @@ def test_all_targets_met_at_their_very_limits() -> None:
         ({"cold": 25.01}, "cold start to first exec, ms"),
         ({"pooled": 1.01}, "pooled acquire + exec, ms"),
         ({"gateway": 0.99}, "gateway, Gbit/s"),
-        ({"share": 0.999}, "share of 1,000 living boxes that answers"),
+        ({"share": 0.999}, "share of 1,000 living sandboxes that answers"),
     ],
 )
 def test_each_target_is_missed_alone(changed: dict[str, float], missed: str) -> None:
@@ -76,13 +76,16 @@ def test_observing_may_cost_a_twentieth() -> None:
     assert missed == [f"observed {what} / watched {what}" for what in ("cell", "exec", "program")]
 
 
-def test_a_thousand_boxes_are_not_judged_by_fifty() -> None:
-    assert judged(boxes=50)["share of 1,000 living boxes that answers"] is None
+def test_a_thousand_sandboxes_are_not_judged_by_fifty() -> None:
+    assert judged(sandboxes=50)["share of 1,000 living sandboxes that answers"] is None
 
 
 def test_without_docker_its_ratios_are_not_measured() -> None:
     found = headlines(
-        {"cold box": one(20), "pooled": one(1)}, {}, {"gateway, Gbit/s": one(2)}, {"boxes": 1000, "share_answered": 1.0}
+        {"cold sandbox": one(20), "pooled": one(1)},
+        {},
+        {"gateway, Gbit/s": one(2)},
+        {"sandboxes": 1000, "share_answered": 1.0},
     )
     assert [(headline.value, headline.met) for headline in found if "docker" in headline.what] == [(None, None)] * 3
 
@@ -90,10 +93,10 @@ def test_without_docker_its_ratios_are_not_measured() -> None:
 @pytest.mark.parametrize(
     ("scarce", "each"), [("memory", MEMORY_BYTES), ("processes", PROCESSES), ("descriptors", DESCRIPTORS)]
 )
-def test_what_is_scarce_bounds_the_boxes_and_is_named(scarce: str, each: int) -> None:
+def test_what_is_scarce_bounds_the_sandboxes_and_is_named(scarce: str, each: int) -> None:
     assert room(1000, PLENTY) == Room(1000, None)
-    assert room(1000, PLENTY | {scarce: 7 * each + 1}) == Room(7, f"{scarce}: 7 boxes of 1000 fit")
-    assert room(1000, PLENTY | {scarce: -1}).boxes == 0
+    assert room(1000, PLENTY | {scarce: 7 * each + 1}) == Room(7, f"{scarce}: 7 sandboxes of 1000 fit")
+    assert room(1000, PLENTY | {scarce: -1}).sandboxes == 0
 
 
 @pytest.mark.parametrize(
@@ -121,9 +124,9 @@ def test_a_cgroup_above_bounds_memory_and_processes(
     (proc / "sys/kernel/threads-max").write_text("192000\n")
     for folder in (own, own.parent):
         (folder / "cgroup.procs").write_text("")
-    for name, said in zip((*names, "memory.stat", "pids.max", "pids.current"),
+    for name, lines in zip((*names, "memory.stat", "pids.max", "pids.current"),
                           (5 * 2**30, 2 * 2**30, f"{stale} {2**20}", 2000, 400), strict=True):  # fmt: skip
-        (own.parent / name).write_text(f"{said}\n")
+        (own.parent / name).write_text(f"{lines}\n")
     monkeypatch.setattr(sandbox_room, "PROC", proc)
     spare = sandbox_room.spare()
     assert spare["memory"] == 3 * 2**30 + 2**20 - 2**34 // 10
@@ -136,58 +139,58 @@ def test_this_machine_has_room_for_something() -> None:
     assert room(1, spare) == Room(1, None)
 
 
-async def test_every_living_box_answers_is_counted_and_is_closed() -> None:
+async def test_every_living_sandbox_answers_is_counted_and_is_closed() -> None:
     others = sandbox_alive._descendants(os.getpid())
     found = await sandbox_alive.alive(3, Room(3, None))
-    assert (found.boxes, found.share_answered, found.failures, found.bound) == (3, 1.0, {}, None)
-    assert found.processes_per_box >= 2
-    assert found.mib_per_box > 1 or found.processes_unseen
-    assert found.descriptors_per_box >= 1
+    assert (found.sandboxes, found.share_answered, found.failures, found.bound) == (3, 1.0, {}, None)
+    assert found.processes_per_sandbox >= 2
+    assert found.mib_per_sandbox > 1 or found.processes_unseen
+    assert found.descriptors_per_sandbox >= 1
     assert sandbox_alive._descendants(os.getpid()) <= others
 
 
-async def test_boxes_that_do_not_answer_are_counted_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandboxes_that_do_not_answer_are_counted_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Sandbox] = []
 
     async def open_and_lose_one(spec: object) -> Sandbox:
-        made.append(await open_box(spec))
+        made.append(await open_sandbox(spec))
         if len(made) == 4:
             await made[0].close()
         return made[-1]
 
-    monkeypatch.setattr(sandbox_alive, "open_box", open_and_lose_one)
+    monkeypatch.setattr(sandbox_alive, "open_sandbox", open_and_lose_one)
     monkeypatch.setattr(sandbox_alive, "AT_ONCE", 1)
     found = await sandbox_alive.alive(4, Room(4, None))
-    assert (found.boxes, found.share_answered, found.failures) == (3, 0.75, {"lost: it was closed": 1})
+    assert (found.sandboxes, found.share_answered, found.failures) == (3, 0.75, {"lost: it was closed": 1})
 
 
-async def test_no_box_is_opened_once_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_sandbox_is_opened_once_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_alive, "kept_free_bytes", lambda: 2**60)
     found = await sandbox_alive.alive(3, Room(3, None))
-    assert (found.boxes, found.share_answered) == (0, 0.0)
+    assert (found.sandboxes, found.share_answered) == (0, 0.0)
     assert found.bound is not None
     assert found.bound.startswith("memory: ")
 
 
-async def test_boxes_are_closed_when_the_benchmark_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandboxes_are_closed_when_the_benchmark_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Sandbox] = []
     all_made = asyncio.Event()
 
-    async def open_and_tell(spec: object) -> Sandbox:
-        made.append(await open_box(spec))
+    async def open_and_report(spec: object) -> Sandbox:
+        made.append(await open_sandbox(spec))
         if len(made) == 3:
             all_made.set()
         return made[-1]
 
-    monkeypatch.setattr(sandbox_alive, "open_box", open_and_tell)
+    monkeypatch.setattr(sandbox_alive, "open_sandbox", open_and_report)
     running = asyncio.create_task(sandbox_alive.alive(1000, Room(1000, None)))
     await all_made.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    for box in made:
+    for sandbox in made:
         with pytest.raises(SandboxLost):
-            await box.run_python("1")
+            await sandbox.run_python("1")
 
 
 async def test_the_same_source_feeds_gateway_proxies_and_the_direct_connection() -> None:
@@ -215,7 +218,7 @@ def test_docker_runs_the_statement_and_nothing_of_it_stays() -> None:
 
 
 @pytest.mark.parametrize(("present", "named"), [((), "docker is missing"), (("docker",), "dockerd, containerd, runc")])
-def test_why_docker_is_not_measured_is_told(
+def test_why_docker_is_not_measured_is_reported(
     present: tuple[str, ...], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in present:
@@ -234,12 +237,12 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_benchmark_that_is_told_to_end_closes_its_boxes_first() -> None:
+def test_a_benchmark_that_is_told_to_end_closes_its_sandboxes_first() -> None:
     """As a job in the background, which a shell starts with SIGINT ignored."""
     ignoring = 'trap "" INT; exec "$0" "$@"'
     command = ["sh", "-c", ignoring, sys.executable, "-m", "benchmarks.sandbox", "--rounds", "1000", "--without-docker"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        while len(below := sandbox_alive._descendants(running.pid)) < 6:  # two boxes of a pool
+        while len(below := sandbox_alive._descendants(running.pid)) < 6:  # two sandboxes of a pool
             assert running.poll() is None
         running.terminate()
         _, complaints = running.communicate(timeout=60)
@@ -250,14 +253,14 @@ def test_a_benchmark_that_is_told_to_end_closes_its_boxes_first() -> None:
 
 
 def test_the_whole_benchmark_writes_every_number(tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
-    small = ["--rounds", "1", "--alive", "2", "--seconds", "0.2", "--without-docker", "--json", str(told)]
+    summarised = tmp_path / "told.json"
+    small = ["--rounds", "1", "--alive", "2", "--seconds", "0.2", "--without-docker", "--json", str(summarised)]
     done = subprocess.run([sys.executable, "-m", "benchmarks.sandbox", *small], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    report = json.loads(told.read_text())
+    report = json.loads(summarised.read_text())
     assert report["docker"] == "not measured: --without-docker"
     assert report["docker"] in done.stdout
-    assert {"cold box", "life cycle", "pooled", "cell in session", "snapshot", "restore", "freeze"} <= set(
+    assert {"cold sandbox", "life cycle", "pooled", "cell in session", "snapshot", "restore", "freeze"} <= set(
         report["milliseconds"]
     )
     for spread in (*report["milliseconds"].values(), *report["rates"].values()):
@@ -265,7 +268,7 @@ def test_the_whole_benchmark_writes_every_number(tmp_path: Path) -> None:
     assert {"observed exec / watched exec", "observed 20 files written / watched 20 files written"} <= set(
         report["ratios"]
     )
-    assert report["alive"]["boxes"] == 2
+    assert report["alive"]["sandboxes"] == 2
     assert next(iter(report)) == "headline"
     assert [row["met"] for row in report["headline"] if "docker" in row["what"]] == [None] * 3
     assert all(set(row) == {"what", "value", "spread", "target", "met"} for row in report["headline"])

@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, s
 from tests.browser.story import Event, Story
 from webapp.accounts.models import User
 from webapp.experiments.sample import Sample, ensure_sample
-from webapp.runs.models import Run, State
+from webapp.runs.models import Run, RunStatus
 from webapp.runs.tokens import attempt_token
 
 ROOT = Path(__file__).parents[2]
@@ -153,12 +153,12 @@ class Engine:
     """Attempt 1 of a run, told over HTTP."""
 
     def __init__(self, web: Web, run: Run, story: Story) -> None:
-        assert run.move_to(State.LAUNCHING, by="worker", attempt=1, submission_id=f"run-{run.id}-1")
+        assert run.move_to(RunStatus.LAUNCHING, by="worker", attempt=1, submission_id=f"run-{run.id}-1")
         self.story, self.desired = story, "run"
         self.url = f"{web.url}/ingest/v1/runs/{run.id}/batches"
         self.token = attempt_token(run.id, 1)
 
-    def tell(self, events: list[Event], step: int = 0, phase: str = "collect") -> None:
+    def emit(self, events: list[Event], step: int = 0, phase: str = "collect") -> None:
         heartbeat = {
             "step": step,
             "total_steps": self.story.steps,

@@ -14,12 +14,12 @@ from webapp.accounts.models import Membership, Role, User
 from webapp.experiments.sample import Sample
 from webapp.runs.models import Run
 from webapp.runs.services import launch_experiment
-from webapp.security.models import Alert, Quarantine, Ruling
+from webapp.security.models import Alert, Quarantine, ReviewDecision
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PATIENCE_MS = 30_000
 WIDTHS = {1440: 900, 390: 844}
-BOX = "box-7f3a91"
+SANDBOX = "sandbox-7f3a91"
 
 _FINDINGS = [
     ("mining-stratum", "critical", "Safety & Security", "T1496", "Mining protocol on the wire", "203.0.113.7:4444",
@@ -35,55 +35,57 @@ _FINDINGS = [
 
 
 class Trouble(Story):
-    """A run whose boxes misbehave in the second step."""
+    """A run whose sandboxes misbehave in the second step."""
 
     def record(self, seq: int, **changes: Any) -> dict[str, Any]:
-        attempt = {"box": BOX, "sequence": seq, "at": self.now, "protocol": "tcp", "port": 4444}
+        attempt = {"sandbox": SANDBOX, "sequence": seq, "at": self.now, "protocol": "tcp", "port": 4444}
         attempt["address"] = "203.0.113.7"
-        verdict = {"allowed": False, "policy": "python-work", "reason": "no-rule"}
+        decision = {"allowed": False, "policy": "python-work", "reason": "no-rule"}
         return {
             "seq": seq, "last_at": self.now, "label": "python",
-            **changes, "attempt": attempt | changes.get("attempt", {}), "verdict": verdict | changes.get("verdict", {}),
+            **changes, "attempt": attempt | changes.get("attempt", {}), "decision": decision | changes.get("decision", {}),
         }  # fmt: skip
 
     def trouble(self, trajectory: str, turn: int = 0) -> list[Event]:
-        place = {"trajectory": trajectory, "turn": turn}
+        origin = {"trajectory": trajectory, "turn": turn}
         allowed = {"allowed": True, "rule": "packages", "reason": "allowed-by-rule"}
         pypi = {"address": "203.0.113.80", "port": 443, "sni": "pypi.org", "name": "pypi.org", "stage": "opening"}
         records = [
-            self.record(1, attempt={"protocol": "dns", "name": "pypi.org", "query_type": "A"}, verdict=allowed),
-            self.record(2, attempt=pypi, verdict=allowed, opening_up="FgMBAgABAAH8AwM="),
-            self.record(3, phase="traffic", attempt=pypi | {"sequence": 2}, verdict=allowed, bytes_up=2048,
+            self.record(1, attempt={"protocol": "dns", "name": "pypi.org", "query_type": "A"}, decision=allowed),
+            self.record(2, attempt=pypi, decision=allowed, opening_up="FgMBAgABAAH8AwM="),
+            self.record(3, phase="traffic", attempt=pypi | {"sequence": 2}, decision=allowed, bytes_up=2048,
                         bytes_down=734_003, packets_up=9, ended="closed"),
             self.record(4, attempt={"protocol": "dns", "name": "pool." + "x" * 60 + ".example", "query_type": "A"}),
             self.record(5, opening_up="eyJpZCI6MSwibWV0aG9kIjoibWluaW5nLnN1YnNjcmliZSJ9", ended="denied"),
             self.record(6, count=240, spread={"addresses": 240, "ports": 1, "names": 0},
                         attempt={"address": "198.51.100.1", "port": 22}),
         ]  # fmt: skip
-        return [self.event("egress", box=BOX, place=place, records=records)]
+        return [self.event("egress", sandbox=SANDBOX, origin=origin, records=records)]
 
     def alarm(self, number: int, trajectory: str, turn: int = 0) -> Event:
         rule, severity, category, attack, title, subject, evidence, quarantined = _FINDINGS[number]
         finding = {
-            "rule": rule, "severity": severity, "category": category, "attack": attack, "title": title, "box": BOX,
+            "rule": rule, "severity": severity, "category": category, "attack": attack, "title": title, "sandbox": SANDBOX,
             "at": self.now, "label": "python", "subject": subject, "evidence": evidence,
             "seq": 5 if number == 0 else None,
         }  # fmt: skip
-        place = {"trajectory": trajectory, "turn": turn}
-        return self.event("alert", id=f"{BOX}/{number + 1}", place=place, finding=finding, quarantined=quarantined)
+        origin = {"trajectory": trajectory, "turn": turn}
+        return self.event(
+            "alert", id=f"{SANDBOX}/{number + 1}", origin=origin, finding=finding, quarantined=quarantined
+        )
 
     def alike(self, count: int, *, rule: int, first: int = 0) -> list[Event]:
         """Alerts of the same rule about the same destination, each of another trajectory."""
         events = []
         for number in range(first, first + count):
             alarm = self.alarm(rule, f"train-2-{number}")
-            events.append(alarm | {"id": f"{BOX}/{rule}-{number}"})
+            events.append(alarm | {"id": f"{SANDBOX}/{rule}-{number}"})
         return events
 
     def turn_of_alert(self, trajectory: str, turn: int, **more: str) -> Event:
         code = 'import socket\ns = socket.create_connection(("203.0.113.7", 4444))\ns.send(b"mining.subscribe")'
         text = {"wrote": f"<tool>{code}</tool>", "call": code, **more}
-        return self.event("turn", place={"trajectory": trajectory, "turn": turn}, text=text)
+        return self.event("turn", origin={"trajectory": trajectory, "turn": turn}, text=text)
 
     def settled(self, trajectory: str) -> Event:
         return self.event(
@@ -94,14 +96,14 @@ class Trouble(Story):
     def frozen(self, trajectory: str) -> Event:
         _, prompt, member = trajectory.split("-")
         steps_before, group = divmod(int(prompt), self.groups)
-        told = self.trajectory("train", steps_before + 1, group, int(member))
+        stored = self.trajectory("train", steps_before + 1, group, int(member))
         code = 'import socket\ns = socket.create_connection(("203.0.113.7", 4444))\ns.send(b"mining.subscribe")'
-        told["turns"] = [
+        stored["turns"] = [
             self.turn("<user>41 * 17<assistant>", "<tool>print(41 * 17)</tool>", 1, "print(41 * 17)", "697"),
             self.turn("<output>697</output><assistant>", "<tool>import socket ...</tool>", 1, code, "", "frozen"),
         ]
-        return self.told(told | {"stop_reason": "frozen", "success": False, "reward": 0.0, "answer": None,
-                                 "masked_because": "quarantined", "alerts": [f"{BOX}/1"]})  # fmt: skip
+        return self.stored(stored | {"stop_reason": "frozen", "success": False, "reward": 0.0, "answer": None,
+                                 "masked_because": "quarantined", "alerts": [f"{SANDBOX}/1"]})  # fmt: skip
 
 
 @pytest.fixture
@@ -117,8 +119,8 @@ def trouble(web: Web, sample: Sample) -> tuple[Engine, Trouble, Run]:
     run = launch_experiment(sample.experiment, acting_user=sample.owner)
     story = Trouble(steps=30, groups=2, group_size=4, begin_at=time.time() - 60)
     engine = Engine(web, run, story)
-    engine.tell(story.beginning())
-    engine.tell(story.step(1), 1)
+    engine.emit(story.beginning())
+    engine.emit(story.step(1), 1)
     return engine, story, run
 
 
@@ -154,12 +156,12 @@ def test_a_reviewer_follows_an_alert_to_its_turn_and_rules(
     faults = pictures(page, "inbox-empty")
 
     held = "train-2-1"
-    engine.tell([*story.trouble(held, 1), story.alarm(0, held, 1)], 1)
+    engine.emit([*story.trouble(held, 1), story.alarm(0, held, 1)], 1)
     expect(bell).to_have_text("1", timeout=PATIENCE_MS)
     expect(page.locator("tr[data-alert]")).to_have_count(1, timeout=PATIENCE_MS)
-    engine.tell([story.alarm(1, "train-3-0"), story.alarm(2, "train-3-2"), story.alarm(3, "train-3-3")], 1)
+    engine.emit([story.alarm(1, "train-3-0"), story.alarm(2, "train-3-2"), story.alarm(3, "train-3-3")], 1)
     expect(page.locator("tr[data-alert]")).to_have_count(4, timeout=PATIENCE_MS)
-    engine.tell([story.frozen(held)], 2)
+    engine.emit([story.frozen(held)], 2)
     faults += pictures(page, "inbox")
 
     # By keyboard to the oldest alert, and from it to the turn.
@@ -183,36 +185,38 @@ def test_a_reviewer_follows_an_alert_to_its_turn_and_rules(
 
     # The question is asked before anything happens, and "not now" means not now.
     page.keyboard.press("1")
-    expect(page.locator("#ruling-title")).to_have_text(f"Rule {held} benign?")
-    expect(page.locator("#ruling-dialog")).to_contain_text("if at most 8 updates happened")
-    page.screenshot(path=PICTURES / "security-ruling-1440-light.png")
+    expect(page.locator("#review-title")).to_have_text(f"Rule {held} benign?")
+    expect(page.locator("#review-dialog")).to_contain_text("if at most 8 updates happened")
+    page.screenshot(path=PICTURES / "security-review-decision-1440-light.png")
     page.get_by_role("button", name="Not now").click()
     assert Quarantine.objects.get(trajectory_id=held).state == "pending"
     page.get_by_label("Note").first.fill("A tutorial asked for it.")
     page.locator("h1").click()
     page.keyboard.press("1")
     page.keyboard.press("Enter")
-    expect(page.locator(".notices")).to_contain_text("is ruled benign (ruling 1)", timeout=PATIENCE_MS)
-    expect(page.locator(".quarantine-status")).to_contain_text("Ruled benign")
+    expect(page.locator(".notices")).to_contain_text("is found benign (review decision 1)", timeout=PATIENCE_MS)
+    expect(page.locator(".quarantine-status")).to_contain_text("Found benign")
     expect(page.locator(".quarantine .note")).to_have_text("A tutorial asked for it.")
     expect(bell).to_have_text("3")
-    assert Ruling.objects.get().note == "A tutorial asked for it."
+    assert ReviewDecision.objects.get().note == "A tutorial asked for it."
 
-    # A change of mind is a second ruling; the engine hears of the newest.
+    # A change of mind is a second review decision; the engine hears of the newest.
     page.get_by_role("button", name="Malicious").click()
-    expect(page.locator(".quarantine-status")).to_contain_text("Ruled malicious", timeout=PATIENCE_MS)
+    expect(page.locator(".quarantine-status")).to_contain_text("Found malicious", timeout=PATIENCE_MS)
     expect(page.locator(".history li")).to_have_count(2)
-    faults += pictures(page, "trajectory-ruled")
+    faults += pictures(page, "trajectory-decided")
 
     page.goto(f"{web.url}/runs/{run.id}/?tab=security")
     expect(page.locator("#security .figures")).to_contain_text("244", timeout=PATIENCE_MS)
-    engine.tell([story.event("egress", box="box-2", records=[story.record(1, attempt={"box": "box-2"})])], 2)
+    engine.emit(
+        [story.event("egress", sandbox="sandbox-2", records=[story.record(1, attempt={"sandbox": "sandbox-2"})])], 2
+    )
     expect(page.locator("#security .figure").first).to_contain_text("245", timeout=PATIENCE_MS)
-    page.get_by_label("Verdict").select_option("allowed")
+    page.get_by_label("Decision").select_option("allowed")
     expect(page.locator("#security .records tbody tr")).to_have_count(3, timeout=PATIENCE_MS)
-    expect(page).to_have_url(f"{web.url}/runs/{run.id}/?tab=security&verdict=allowed")
+    expect(page).to_have_url(f"{web.url}/runs/{run.id}/?tab=security&decision=allowed")
     page.reload()
-    expect(page.get_by_label("Verdict")).to_have_value("allowed", timeout=PATIENCE_MS)
+    expect(page.get_by_label("Decision")).to_have_value("allowed", timeout=PATIENCE_MS)
     expect(page.locator("#security .records tbody tr")).to_have_count(3)
     page.get_by_role("link", name="Clear").click()
     expect(page.locator("#security .records tbody tr")).to_have_count(7, timeout=PATIENCE_MS)
@@ -231,7 +235,7 @@ def test_the_inbox_rules_by_keyboard_and_another_reviewer_sees_it(
     web: Web, rita: User, sample: Sample, trouble: Any, tab: Callable[..., Page], complaints: list[str]
 ) -> None:
     engine, story, _ = trouble
-    engine.tell([story.alarm(0, "train-2-1"), story.alarm(1, "train-3-0")], 1)
+    engine.emit([story.alarm(0, "train-2-1"), story.alarm(1, "train-3-0")], 1)
     hers, his = tab(), tab()
     sign_in(hers, web, rita)
     sign_in(his, web, sample.owner)
@@ -241,9 +245,9 @@ def test_the_inbox_rules_by_keyboard_and_another_reviewer_sees_it(
         expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
     hers.keyboard.press("j")
     hers.keyboard.press("2")
-    expect(hers.locator("#ruling-title")).to_have_text("Rule train-3-0 malicious?")
+    expect(hers.locator("#review-title")).to_have_text("Rule train-3-0 malicious?")
     hers.keyboard.press("Enter")
-    expect(hers.locator(".notices")).to_contain_text("is ruled malicious", timeout=PATIENCE_MS)
+    expect(hers.locator(".notices")).to_contain_text("is found malicious", timeout=PATIENCE_MS)
     for page in (hers, his):
         expect(page.locator("tr[data-alert]")).to_have_count(1, timeout=PATIENCE_MS)
         expect(page.locator(".nav [data-open-alerts]")).to_have_text("1", timeout=PATIENCE_MS)
@@ -257,7 +261,7 @@ def test_alike_alerts_are_marked_and_decided_together(
     web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
 ) -> None:
     engine, story, run = trouble
-    engine.tell(story.alike(120, rule=0) + story.alike(3, rule=1, first=200) + story.alike(1, rule=3, first=300), 1)
+    engine.emit(story.alike(120, rule=0) + story.alike(3, rule=1, first=200) + story.alike(1, rule=3, first=300), 1)
     page = tab()
     sign_in(page, web, rita)
     page.goto(f"{web.url}/alerts/")
@@ -274,19 +278,19 @@ def test_alike_alerts_are_marked_and_decided_together(
     expect(page.locator(".alike-row .main-link")).to_have_count(50, timeout=PATIENCE_MS)
     page.keyboard.press("x")
     expect(page.locator("[data-marked]")).to_have_text("1 row marked: 120 alerts.")
-    engine.tell(story.alike(1, rule=2, first=400), 1)
+    engine.emit(story.alike(1, rule=2, first=400), 1)
     expect(rows).to_have_count(4, timeout=PATIENCE_MS)
     expect(page.locator("[data-marked]")).to_have_text("1 row marked: 120 alerts.")
     expect(page.locator(".alike-row .main-link")).to_have_count(50, timeout=PATIENCE_MS)
     faults += pictures(page, "groups-open")
 
     page.keyboard.press("1")
-    expect(page.locator("#ruling-title")).to_have_text("Rule 120 alerts benign?")
+    expect(page.locator("#review-title")).to_have_text("Rule 120 alerts benign?")
     page.get_by_role("button", name="Not now").click()
     assert Quarantine.objects.filter(state="pending").count() == 123
     page.keyboard.press("1")
     page.keyboard.press("Enter")
-    expect(page.locator(".notices")).to_contain_text("120 trajectories ruled benign", timeout=PATIENCE_MS)
+    expect(page.locator(".notices")).to_contain_text("120 trajectories found benign", timeout=PATIENCE_MS)
     expect(rows).to_have_count(3, timeout=PATIENCE_MS)
     expect(page.locator(".nav [data-open-alerts]")).to_have_text("5", timeout=PATIENCE_MS)
 
@@ -296,37 +300,37 @@ def test_alike_alerts_are_marked_and_decided_together(
     marks.last.click(modifiers=["Shift"])
     expect(page.locator("[data-marked]")).to_have_text("3 rows marked: 5 alerts.")
     page.get_by_role("button", name="Malicious").first.click()
-    expect(page.locator("#ruling-title")).to_have_text("Rule 5 alerts malicious?")
-    page.locator("#ruling-confirm").click()
-    expect(page.locator(".notices")).to_contain_text("3 trajectories ruled malicious; 5 alerts decided")
+    expect(page.locator("#review-title")).to_have_text("Rule 5 alerts malicious?")
+    page.locator("#review-confirm").click()
+    expect(page.locator(".notices")).to_contain_text("3 trajectories found malicious; 5 alerts decided")
     expect(page.get_by_text("No open alerts")).to_be_visible()
     assert Quarantine.objects.filter(state="malicious").count() == 3
     # The page is another one after the decision; its keys are there once its scripts are.
     expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
     page.keyboard.press("?")
-    for said in ("Mark the alert", "Show all alike", "Rule it benign", "Acknowledge"):
-        expect(page.locator("#keys-dialog")).to_contain_text(said)
+    for shown in ("Mark the alert", "Show all alike", "Rule it benign", "Acknowledge"):
+        expect(page.locator("#keys-dialog")).to_contain_text(shown)
     assert faults == []
     assert complaints == []
 
 
-def test_the_page_of_an_alert_shows_its_turn_at_once_and_what_the_ruling_did(
+def test_the_page_of_an_alert_shows_its_turn_at_once_and_what_the_review_decision_did(
     web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
 ) -> None:
     engine, story, run = trouble
     held = "train-2-1"
-    engine.tell([story.turn_of_alert(held, 1), *story.trouble(held, 1), story.alarm(0, held, 1)], 1)
+    engine.emit([story.turn_of_alert(held, 1), *story.trouble(held, 1), story.alarm(0, held, 1)], 1)
     page = tab()
     sign_in(page, web, rita)
     page.goto(f"{web.url}/alerts/{Alert.objects.get().id}/")
     expect(page.locator("#turn-card")).to_contain_text("under way")
     faults = pictures(page, "alert-fresh")
-    engine.tell([story.turn_of_alert(held, 1, output="stopped by alert mining-stratum", error_class="frozen")], 1)
+    engine.emit([story.turn_of_alert(held, 1, output="stopped by alert mining-stratum", error_class="frozen")], 1)
     expect(page.locator("#turn-card")).to_contain_text("stopped by alert mining-stratum", timeout=PATIENCE_MS)
     page.keyboard.press("1")
     page.keyboard.press("Enter")
     expect(page.locator("[data-effect]")).to_contain_text("takes effect in the run's next step", timeout=PATIENCE_MS)
-    engine.tell([story.frozen(held), story.settled(held)], 3)
+    engine.emit([story.frozen(held), story.settled(held)], 3)
     page.reload()
     expect(page.locator("[data-effect]")).to_contain_text("Trained on at step 3, advantage +0.7")
     faults += pictures(page, "alert-settled")

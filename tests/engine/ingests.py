@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.reporting.shipper import Ingest
 from engine.spec.event import Batch, Desired, Heartbeat
-from engine.spec.security import Ruling
+from engine.spec.security import ReviewDecision
 
 
 class Service:
@@ -26,7 +26,7 @@ class Service:
         self.attempt = 1
         self.token = "secret"
         self.desired: Desired = "run"
-        self.rulings: list[Ruling] = []
+        self.review_decisions: list[ReviewDecision] = []
         self.fault: Callable[[], str | int | None] = lambda: None
         self._mutex = threading.Lock()
         self._port = 0
@@ -101,9 +101,17 @@ class Service:
             if batch.first_seq > next_seq:
                 return 409, {"next_seq": next_seq}
             self.events += [event.model_dump() for event in batch.events if event.seq >= next_seq]
-            known = None if batch.heartbeat is None else batch.heartbeat.ruled_through
-            fresh = [] if known is None else [ruling.model_dump() for ruling in self.rulings if ruling.number > known]
-            return 200, {"next_seq": len(self.events) + 1, "desired": self.desired, "rulings": fresh}
+            known = None if batch.heartbeat is None else batch.heartbeat.decided_through
+            fresh = (
+                []
+                if known is None
+                else [
+                    review_decision.model_dump()
+                    for review_decision in self.review_decisions
+                    if review_decision.number > known
+                ]
+            )
+            return 200, {"next_seq": len(self.events) + 1, "desired": self.desired, "review_decisions": fresh}
 
 
 def _answer(request: BaseHTTPRequestHandler, status: int, answer: object) -> None:

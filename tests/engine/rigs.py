@@ -12,7 +12,7 @@ from engine.loop.loop import Loop
 from engine.loop.quarantine import Quarantine
 from engine.loop.run_control import RunControl
 from engine.reporting.event_writer import EventWriter
-from engine.reporting.security_events import SIGHTINGS, SecurityEvents
+from engine.reporting.security_events import SECURITY_LOG, SecurityEvents
 from engine.reporting.shipper import Shipper
 from engine.reporting.spool import Spool
 from engine.spec.run import RunSpec
@@ -31,15 +31,15 @@ class Rig:
         self.events = EventWriter(self.spool, service.attempt)
         self.checkpoints = Checkpoints(folder / "checkpoints", keep=3)
         self.quarantine = Quarantine()
-        sightings = SecurityEvents(folder / SIGHTINGS, self.events, self.quarantine.alerted)
-        members = workers(spec, sightings=folder / SIGHTINGS)
-        loop = Loop(spec, members, self.events, self.checkpoints, self.control, self.quarantine, sightings)
+        security_events = SecurityEvents(folder / SECURITY_LOG, self.events, self.quarantine.alerted)
+        members = workers(spec, security_log=folder / SECURITY_LOG)
+        loop = Loop(spec, members, self.events, self.checkpoints, self.control, self.quarantine, security_events)
         self.shipper = Shipper(
             self.spool,
             service.ingest,
             heartbeat=lambda: loop.progress.heartbeat,
             on_change=self._steer,
-            on_rulings=self.quarantine.ruled,
+            on_review_decisions=self.quarantine.decided,
             heartbeat_s=0.05,
         )
         self.attempt = Attempt(loop, self.events)

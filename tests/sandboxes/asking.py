@@ -1,4 +1,4 @@
-"""How tests ask a box, and the host about it."""
+"""How tests ask a sandbox, and the host about it."""
 
 import asyncio
 import gc
@@ -6,37 +6,37 @@ import os
 import textwrap
 from pathlib import Path
 
-from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.backends.namespaces.sandbox import NamespaceSandbox
 from sandboxes.interface import ExecResult, Sandbox
 from sandboxes.spec import SandboxSpec
 
 
-async def python(box: Sandbox, code: str, **options: float) -> ExecResult:
-    return await box.run_python(textwrap.dedent(code), **options)
+async def python(sandbox: Sandbox, code: str, **options: float) -> ExecResult:
+    return await sandbox.run_python(textwrap.dedent(code), **options)
 
 
-async def shell(box: Sandbox, script: str, **options: float) -> ExecResult:
-    return await box.exec(["/bin/sh", "-c", script], **options)
+async def shell(sandbox: Sandbox, script: str, **options: float) -> ExecResult:
+    return await sandbox.exec(["/bin/sh", "-c", script], **options)
 
 
-async def said(box: Sandbox, code: str) -> str:
+async def cell_output(sandbox: Sandbox, code: str) -> str:
     """What a cell prints that must not fail."""
-    result = await python(box, code)
+    result = await python(sandbox, code)
     assert result.outcome == "ok", result
     return result.stdout.rstrip("\n")
 
 
-async def printed(box: Sandbox, script: str) -> str:
+async def printed(sandbox: Sandbox, script: str) -> str:
     """What a script of the shell prints that must not fail."""
-    result = await shell(box, script)
+    result = await shell(sandbox, script)
     assert result.outcome == "ok", result
     return result.stdout
 
 
-async def errno_of(box: Sandbox, expression: str) -> str:
-    """The name of the error that a call in the box fails with, or ``none``."""
+async def errno_of(sandbox: Sandbox, expression: str) -> str:
+    """The name of the error that a call in the sandbox fails with, or ``none``."""
     result = await python(
-        box,
+        sandbox,
         f"""
         import errno, os, socket, ctypes
         libc = ctypes.CDLL(None, use_errno=True)
@@ -68,16 +68,16 @@ def host_processes(sign: bytes) -> list[int]:
 
 
 async def starts_cancelled_anywhere(spec: SandboxSpec, *, pause_s: float) -> None:
-    """Cancel the start of a box at 40 moments; fail if one leaves a descriptor or a process."""
-    await (await NamespaceBox.start(spec)).close()  # what is made once per process (the spawner) is not counted
+    """Cancel the start of a sandbox at 40 moments; fail if one leaves a descriptor or a process."""
+    await (await NamespaceSandbox.start(spec)).close()  # what is made once per process (the spawner) is not counted
     gc.collect()  # what earlier tests left is not ours to count
     descriptors, before = len(os.listdir("/proc/self/fd")), children()
     for step in range(40):
-        start = asyncio.create_task(NamespaceBox.start(spec))
+        start = asyncio.create_task(NamespaceSandbox.start(spec))
         await asyncio.sleep(step * pause_s)
         start.cancel()
         result = (await asyncio.gather(start, return_exceptions=True))[0]
-        if isinstance(result, NamespaceBox):
+        if isinstance(result, NamespaceSandbox):
             await result.close()
         else:
             assert isinstance(result, asyncio.CancelledError)

@@ -1,4 +1,4 @@
-"""Limits of a box as a whole: where cgroups can be made, what they hold, and what is left of them."""
+"""Limits of a sandbox as a whole: where cgroups can be made, what they hold, and what is left of them."""
 
 # ruff: noqa: ASYNC110, ASYNC220  processes on the host set no event: one has to look again
 
@@ -15,7 +15,7 @@ import pytest
 
 from sandboxes import owner
 from sandboxes.backends.namespaces import limits
-from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.backends.namespaces.sandbox import NamespaceSandbox
 from sandboxes.cgroups import group
 from sandboxes.cgroups.group import Group, left_behind
 from sandboxes.cgroups.hierarchies import Found, Hierarchy, found, look
@@ -23,72 +23,72 @@ from sandboxes.interface import SandboxUnavailable
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
 from sandboxes.sweeper import sweep
-from tests.sandboxes.asking import python, said
+from tests.sandboxes.asking import cell_output, python
 
 ROOT = Path(__file__).parents[2]
 SPEC = SandboxSpec(timeout_s=20)
 needs_cgroups = pytest.mark.skipif(not found().limits, reason="this process may not make cgroups with limits")
 
 
-def folder_of(box: NamespaceBox, controller: str) -> Path:
-    return next(folder for tree, folder in box._process.group.folders if controller in tree.controllers)
+def folder_of(sandbox: NamespaceSandbox, controller: str) -> Path:
+    return next(folder for tree, folder in sandbox._process.group.folders if controller in tree.controllers)
 
 
 @needs_cgroups
 @pytest.mark.parametrize("network", ["none", "watched"])
-async def test_every_process_of_a_box_is_in_its_groups_from_the_first_on(network):
-    async with opened(SandboxSpec(network=network)) as box:
-        await box.run_python("import os; os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '60')")
-        folders = [folder for _, folder in box._process.group.folders]
-        for process in (await box.inspect()).processes:
+async def test_every_process_of_a_sandbox_is_in_its_groups_from_the_first_on(network):
+    async with opened(SandboxSpec(network=network)) as sandbox:
+        await sandbox.run_python("import os; os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '60')")
+        folders = [folder for _, folder in sandbox._process.group.folders]
+        for process in (await sandbox.inspect()).processes:
             groups = Path(f"/proc/{process.pid}/cgroup").read_text()
             assert groups.count(f"/palestra/{owner.mark()}/{folders[0].name}\n") == len(folders), groups
-        assert (await box.inspect()).limits == "cgroup"
+        assert (await sandbox.inspect()).limits == "cgroup"
 
 
 @needs_cgroups
 async def test_the_limits_are_those_of_the_spec():
     spec = SandboxSpec(memory_mib=64, disk_mib=8, processes=7)
-    async with opened(spec) as box:
-        memory, pids, cpu = (folder_of(box, name) for name in ("memory", "pids", "cpu"))
+    async with opened(spec) as sandbox:
+        memory, pids, cpu = (folder_of(sandbox, name) for name in ("memory", "pids", "cpu"))
         limit = (
             memory / "memory.limit_in_bytes" if (memory / "memory.limit_in_bytes").exists() else memory / "memory.max"
         )
         assert int(limit.read_text()) == (64 + 4 * 8 + limits.OWN_MIB) * 2**20
         assert int((pids / "pids.max").read_text()) == 7 + limits.OWN_PROCESSES
         weights = [folder / name for folder in (cpu, cpu.parent) for name in ("cpu.shares", "cpu.weight")]
-        box_weight, all_weight = (int(weight.read_text()) for weight in weights if weight.exists())
-        assert all_weight == box_weight * os.cpu_count()
+        sandbox_weight, all_weight = (int(weight.read_text()) for weight in weights if weight.exists())
+        assert all_weight == sandbox_weight * os.cpu_count()
 
 
 @needs_cgroups
-async def test_memory_is_bounded_for_all_processes_together_and_the_box_lives_on():
+async def test_memory_is_bounded_for_all_processes_together_and_the_sandbox_lives_on():
     """Each process keeps within its own limit; together they want ten times as much."""
-    async with opened(SandboxSpec(memory_mib=128, disk_mib=4, timeout_s=20)) as box:
+    async with opened(SandboxSpec(memory_mib=128, disk_mib=4, timeout_s=20)) as sandbox:
         eaters = await asyncio.gather(
             *(
-                box.exec(["/usr/bin/python3", "-S", "-c", "x = b'x' * (90 * 2**20)\nimport time; time.sleep(3)"])
+                sandbox.exec(["/usr/bin/python3", "-S", "-c", "x = b'x' * (90 * 2**20)\nimport time; time.sleep(3)"])
                 for _ in range(12)
             )
         )
         outcomes = sorted(eater.outcome for eater in eaters)
         assert "killed" in outcomes, outcomes
         assert "ok" in outcomes, outcomes
-        assert (await box.run_python("'alive'")).stdout == "'alive'\n"
+        assert (await sandbox.run_python("'alive'")).stdout == "'alive'\n"
 
 
 @needs_cgroups
 async def test_empty_files_are_bounded_by_memory():
-    async with opened(SandboxSpec(memory_mib=32, disk_mib=1, snapshots=False, timeout_s=60)) as box:
+    async with opened(SandboxSpec(memory_mib=32, disk_mib=1, snapshots=False, timeout_s=60)) as sandbox:
         code = "import os\nfor n in range(10**6): os.close(os.open(f'/tmp/{n}', os.O_CREAT))"
-        assert (await box.exec(["/usr/bin/python3", "-S", "-c", code])).outcome != "ok"
-        await box.reset()
-        assert await said(box, "import os; os.listdir('/tmp')") == "[]"
+        assert (await sandbox.exec(["/usr/bin/python3", "-S", "-c", code])).outcome != "ok"
+        await sandbox.reset()
+        assert await cell_output(sandbox, "import os; os.listdir('/tmp')") == "[]"
 
 
 async def test_close_leaves_no_group():
-    async with opened(SPEC) as box:
-        folders = [] if box._process.group is None else [folder for _, folder in box._process.group.folders]
+    async with opened(SPEC) as sandbox:
+        folders = [] if sandbox._process.group is None else [folder for _, folder in sandbox._process.group.folders]
         assert all(folder.is_dir() for folder in folders)
     assert not any(folder.exists() for folder in folders)
     assert owner.mark() not in left_behind()
@@ -96,55 +96,55 @@ async def test_close_leaves_no_group():
 
 async def test_a_start_that_is_cancelled_anywhere_leaves_no_group():
     for step in range(20):
-        start = asyncio.create_task(NamespaceBox.start(SPEC))
+        start = asyncio.create_task(NamespaceSandbox.start(SPEC))
         await asyncio.sleep(step * 0.002)
         start.cancel()
         result = (await asyncio.gather(start, return_exceptions=True))[0]
-        if isinstance(result, NamespaceBox):
+        if isinstance(result, NamespaceSandbox):
             await result.close()
     assert owner.mark() not in left_behind()
 
 
 async def test_without_cgroups_the_limits_are_those_of_each_process(monkeypatch):
     monkeypatch.setattr(group, "found", Found)
-    async with opened(SPEC) as box:
-        assert (await box.inspect()).limits == "prlimit"
-        result = await python(box, f"x = bytearray({SPEC.memory_mib} * 2**20)")
+    async with opened(SPEC) as sandbox:
+        assert (await sandbox.inspect()).limits == "prlimit"
+        result = await python(sandbox, f"x = bytearray({SPEC.memory_mib} * 2**20)")
         assert result.outcome == "memory"
 
 
 @pytest.mark.parametrize("tree", [Hierarchy(Path("/proc/nowhere/palestra"), 1, frozenset({"memory", "pids"}))])
-async def test_a_group_that_cannot_be_made_means_no_box(monkeypatch, tree):
+async def test_a_group_that_cannot_be_made_means_no_sandbox(monkeypatch, tree):
     monkeypatch.setattr(group, "found", lambda: Found((tree,)))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(SandboxUnavailable, match="no cgroup can be made"):
-        await NamespaceBox.start(SPEC)
+        await NamespaceSandbox.start(SPEC)
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @needs_cgroups
-async def test_a_box_that_cannot_join_its_group_does_not_start(monkeypatch):
+async def test_a_sandbox_that_cannot_join_its_group_does_not_start(monkeypatch):
     monkeypatch.setattr(Group, "joining", lambda made: ["/bin/sh", "-c", group.JOIN, "sh", "/proc/nowhere/tasks", "--"])
     with pytest.raises(SandboxUnavailable, match="nowhere"):
-        await NamespaceBox.start(SPEC)
+        await NamespaceSandbox.start(SPEC)
     assert owner.mark() not in left_behind()
 
 
 EMBEDDER = """
 import asyncio
-from sandboxes.opened import open_box
+from sandboxes.opened import open_sandbox
 from sandboxes.spec import SandboxSpec
 async def main():
-    box = await open_box(SandboxSpec())
-    await box.freeze("for ever")
-    print([one.pid for one in (await box.inspect()).processes], flush=True)
+    sandbox = await open_sandbox(SandboxSpec())
+    await sandbox.freeze("for ever")
+    print([one.pid for one in (await sandbox.inspect()).processes], flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
 """
 
 
 @needs_cgroups
-async def test_what_a_killed_owner_left_is_found_by_his_mark_and_can_be_ended():
+async def test_what_a_killed_owner_left_is_found_by_its_mark_and_can_be_ended():
     embedder = subprocess.Popen([sys.executable, "-c", EMBEDDER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     pids = eval(await asyncio.to_thread(embedder.stdout.readline))
     (mark,) = (mark for mark in left_behind() if mark.startswith(f"{embedder.pid}:"))
@@ -187,14 +187,16 @@ async def test_what_an_owner_in_another_group_left_is_swept():
 
 @needs_cgroups
 def test_the_next_process_removes_what_a_killed_one_left():
-    code = "import asyncio, os\nfrom sandboxes.opened import open_box\nfrom sandboxes.spec import SandboxSpec\n"
-    killed = code + "asyncio.run(open_box(SandboxSpec()))\nos.kill(os.getpid(), 9)"
+    code = "import asyncio, os\nfrom sandboxes.opened import open_sandbox\nfrom sandboxes.spec import SandboxSpec\n"
+    killed = code + "asyncio.run(open_sandbox(SandboxSpec()))\nos.kill(os.getpid(), 9)"
     first = subprocess.Popen([sys.executable, "-c", killed], cwd=ROOT)
     first.wait()
     (mark,) = (mark for mark in left_behind() if mark.startswith(f"{first.pid}:"))
-    while any((folder / "cgroup.procs").read_text() for box in left_behind()[mark] for _, folder in box.folders):
+    while any(
+        (folder / "cgroup.procs").read_text() for sandbox in left_behind()[mark] for _, folder in sandbox.folders
+    ):
         time.sleep(0.01)  # its processes follow it
-    close = code + "async def main(): await (await open_box(SandboxSpec())).close()\nasyncio.run(main())"
+    close = code + "async def main(): await (await open_sandbox(SandboxSpec())).close()\nasyncio.run(main())"
     subprocess.run([sys.executable, "-c", close], cwd=ROOT, check=True)
     assert mark not in left_behind()
 

@@ -1,4 +1,4 @@
-"""What people run in boxes gets through the gateway where the policy allows it: git, and a package installer."""
+"""What people run in sandboxes gets through the gateway where the policy allows it: git, and a package installer."""
 
 import asyncio
 import hashlib
@@ -66,14 +66,14 @@ async def test_git_clones_what_is_allowed_and_is_told_why_not_otherwise(internet
 
     await internet.serve("203.0.113.80", 80, files(content))
     async with scene(allowing(SITE), internet.upstream, processes=64) as staged:
-        cloned = await staged.box.exec(["/usr/bin/git", "clone", "-q", f"http://{SITE}/tools.git", "/work/tools"])
+        cloned = await staged.sandbox.exec(["/usr/bin/git", "clone", "-q", f"http://{SITE}/tools.git", "/work/tools"])
         assert cloned.outcome == "ok", cloned
-        assert (await staged.box.exec(["/usr/bin/python3", "/work/tools/solve.py"])).stdout == "42\n"
-        refused = await staged.box.exec(["/usr/bin/git", "clone", "-q", "http://203.0.113.9/x.git", "/work/x"])
+        assert (await staged.sandbox.exec(["/usr/bin/python3", "/work/tools/solve.py"])).stdout == "42\n"
+        refused = await staged.sandbox.exec(["/usr/bin/git", "clone", "-q", "http://203.0.113.9/x.git", "/work/x"])
     assert refused.outcome == "error"
     assert "403" in refused.stderr
-    denied = [attempt for attempt in staged.attempts if not attempt.verdict.allowed]
-    assert {(one.attempt.address, one.verdict.reason) for one in denied} == {("203.0.113.9", "no-rule")}
+    denied = [attempt for attempt in staged.attempts if not attempt.decision.allowed]
+    assert {(one.attempt.address, one.decision.reason) for one in denied} == {("203.0.113.9", "no-rule")}
 
 
 INSTALLER = """
@@ -107,10 +107,10 @@ async def test_an_installer_follows_the_index_of_an_allowed_mirror_and_no_other(
     pages = {"/simple/answers/": link.encode(), "/files/answers-1.0-py3-none-any.whl": whole}
     await internet.serve("203.0.113.80", 80, files(pages.get))
     async with scene(allowing(SITE), internet.upstream) as staged:
-        result = await staged.box.run_python(INSTALLER.replace("SITE", SITE))
+        result = await staged.sandbox.run_python(INSTALLER.replace("SITE", SITE))
     assert result.stdout.split("\n")[0] == "42", result
     assert "Name or service not known" in result.stdout
     assert [attempt.attempt.name for attempt in staged.attempts if attempt.attempt.protocol == "dns"][
         -1
     ] == "elsewhere.example.net"
-    assert not staged.attempts[-1].verdict.allowed
+    assert not staged.attempts[-1].decision.allowed

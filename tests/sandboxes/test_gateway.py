@@ -1,4 +1,4 @@
-"""What the gateway forwards, and how it says no: real programs in boxes against real servers of ours."""
+"""What the gateway forwards, and how it says no: real programs in sandboxes against real servers of ours."""
 
 import asyncio
 import base64
@@ -67,8 +67,8 @@ async def web(reader, writer):
 async def test_allowed_http_is_forwarded_counted_and_recorded_with_the_label(internet):
     await internet.serve("203.0.113.80", 80, web)
     async with scene(allowing(SITE), internet.upstream) as staged:
-        staged.box.label("turn 3, call 1")
-        result = await staged.box.run_python(f"""
+        staged.sandbox.label("turn 3, call 1")
+        result = await staged.sandbox.run_python(f"""
 import http.client
 site = http.client.HTTPConnection("{SITE}")
 for number in range(3):
@@ -76,7 +76,7 @@ for number in range(3):
     print(site.getresponse().read()[:10])
 site.close()
 """)
-        # A box that is closed at once cuts what the gateway has not yet seen the end of.
+        # A sandbox that is closed at once cuts what the gateway has not yet seen the end of.
         await staged.until(lambda: any(record.ended for record in staged.records))
     assert result.stdout.split("\n")[:3] == ["b'POST /0 xx'", "b'POST /1 xx'", "b'POST /2 xx'"], result
     requests = [record for record in staged.attempts if record.attempt.protocol == "tcp"]
@@ -95,8 +95,8 @@ async def test_tls_is_forwarded_end_to_end_and_refused_with_an_alert(internet, c
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
     await internet.serve("203.0.113.80", 443, web, ssl=context)
     async with scene(allowing(SITE), internet.upstream) as staged:
-        await staged.box.write_file("ca.pem", (certificate / "cert.pem").read_bytes())
-        result = await staged.box.run_python(f"""
+        await staged.sandbox.write_file("ca.pem", (certificate / "cert.pem").read_bytes())
+        result = await staged.sandbox.run_python(f"""
 import socket, ssl, urllib.request, urllib.error
 context = ssl.create_default_context(cafile="ca.pem")
 print(urllib.request.urlopen("https://{SITE}/a", context=context).read())
@@ -110,7 +110,7 @@ except ssl.SSLError as error:
     assert [record.attempt.sni for record in staged.attempts if record.attempt.protocol == "tcp"] == [
         SITE, "evil.example.net",
     ]  # fmt: skip
-    assert staged.attempts[-1].verdict.reason == "name-mismatch"
+    assert staged.attempts[-1].decision.reason == "name-mismatch"
 
 
 async def test_a_websocket_is_forwarded_after_its_upgrade(internet):
@@ -126,7 +126,7 @@ async def test_a_websocket_is_forwarded_after_its_upgrade(internet):
 
     await internet.serve("203.0.113.80", 80, sockets)
     async with scene(allowing(SITE), internet.upstream) as staged:
-        result = await staged.box.run_python(f"""
+        result = await staged.sandbox.run_python(f"""
 import socket
 made = socket.create_connection(("{SITE}", 80))
 made.sendall(b"GET /ws HTTP/1.1\\r\\nHost: {SITE}\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
@@ -146,18 +146,18 @@ async def test_a_server_that_speaks_first_is_heard(internet):
 
     await internet.serve("203.0.113.80", 25, mail)
     async with scene(allowing(SITE, ports=(25,)), internet.upstream) as staged:
-        result = await staged.box.run_python(f"""
+        result = await staged.sandbox.run_python(f"""
 import socket
 made = socket.create_connection(("{SITE}", 25))
-print(made.recv(100)); made.sendall(b"EHLO box\\r\\n"); print(made.recv(100))
+print(made.recv(100)); made.sendall(b"EHLO sandbox\\r\\n"); print(made.recv(100))
 """)
-    assert result.stdout == "b'220 ready\\r\\n'\nb'250 EHLO box\\r\\n'\n"
+    assert result.stdout == "b'220 ready\\r\\n'\nb'250 EHLO sandbox\\r\\n'\n"
 
 
 async def test_ipv6_is_forwarded_to_its_own_address(internet):
     await internet.serve("2001:db8::80", 80, web)
     async with scene(allowing(SITE), internet.upstream) as staged:
-        result = await staged.box.run_python(f"""
+        result = await staged.sandbox.run_python(f"""
 import socket
 info = socket.getaddrinfo("{SITE}", 80, socket.AF_INET6, socket.SOCK_STREAM)[0]
 made = socket.socket(info[0]); made.connect(info[4])
@@ -172,7 +172,7 @@ async def test_a_denied_request_is_told_policy_and_rule():
         name="lab", rules=(Rule(name="no-uploads", action="deny", cidrs=("203.0.113.0/24",), ports=(80,)),)
     )
     async with scene(policy) as staged:
-        result = await staged.box.run_python("""
+        result = await staged.sandbox.run_python("""
 import urllib.request, urllib.error
 try:
     urllib.request.urlopen("http://203.0.113.5/x")
@@ -184,7 +184,7 @@ except urllib.error.HTTPError as error:
 
 async def test_a_site_that_does_not_answer_is_told_apart_from_one_that_is_denied(internet):
     async with scene(allowing(SITE), internet.upstream) as staged:
-        result = await staged.box.run_python(f"""
+        result = await staged.sandbox.run_python(f"""
 import urllib.request, urllib.error
 try:
     urllib.request.urlopen("http://{SITE}/x")
@@ -202,23 +202,23 @@ async def test_a_connection_that_is_cut_while_it_is_dialled_says_so():
     internet = Internet({SITE: ["203.0.113.80"]})
     upstream = Upstream(never, internet.upstream.look_up)
     async with scene(allowing(SITE), upstream) as staged:
-        await staged.box.exec(["/usr/bin/python3", "-c", f"""
+        await staged.sandbox.exec(["/usr/bin/python3", "-c", f"""
 import socket
 made = socket.create_connection(("{SITE}", 80)); made.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
 """])  # fmt: skip
         await staged.until(lambda: any(record.attempt.protocol == "tcp" for record in staged.records))
-        await staged.box.freeze("enough")
-        told = [(record.phase, record.ended) for record in staged.records if record.attempt.protocol == "tcp"]
-    assert told == [("attempt", None), ("traffic", "cut")]
+        await staged.sandbox.freeze("enough")
+        reported = [(record.phase, record.ended) for record in staged.records if record.attempt.protocol == "tcp"]
+    assert reported == [("attempt", None), ("traffic", "cut")]
 
 
 @pytest.mark.parametrize(
     ("quotas", "reason"),
     [
         ({"connection_up_bytes": 100_000}, "quota-bytes-up"),
-        ({"box_up_bytes": 100_000}, "quota-bytes-up"),
+        ({"sandbox_up_bytes": 100_000}, "quota-bytes-up"),
         ({"connection_down_bytes": 100_000}, "quota-bytes-down"),
-        ({"box_down_bytes": 100_000}, "quota-bytes-down"),
+        ({"sandbox_down_bytes": 100_000}, "quota-bytes-down"),
     ],
 )
 async def test_a_quota_of_bytes_cuts_the_connection(internet, quotas, reason):
@@ -237,7 +237,7 @@ async def test_a_quota_of_bytes_cuts_the_connection(internet, quotas, reason):
     await internet.serve("203.0.113.80", 9, mirror)
     policy = allowing(SITE, ports=(9,)).model_copy(update={"quotas": Quotas(**quotas)})
     async with scene(policy, internet.upstream) as staged:
-        result = await staged.box.run_python(f"""
+        result = await staged.sandbox.run_python(f"""
 import socket
 made = socket.create_connection(("{SITE}", 9)); got = 0
 try:
@@ -248,7 +248,7 @@ except OSError as error:
 """)
     assert result.stdout in ("ConnectionResetError True\n", "BrokenPipeError True\n")
     last = staged.records[-1]
-    assert (last.ended, last.verdict.allowed, last.verdict.reason) == ("cut", False, reason)
+    assert (last.ended, last.decision.allowed, last.decision.reason) == ("cut", False, reason)
     # What is sent is ahead of what comes back, so only the quota of what is sent bounds it.
     assert received <= 100_000 or reason == "quota-bytes-down"
 
@@ -256,21 +256,21 @@ except OSError as error:
 async def test_attempts_beyond_the_rate_are_denied(internet):
     policy = allowing(SITE).model_copy(update={"quotas": Quotas(attempts_per_minute=5)})
     async with scene(policy, internet.upstream) as staged:
-        await staged.box.run_python(f"""
+        await staged.sandbox.run_python(f"""
 import socket
 for _ in range(10):
     try: socket.getaddrinfo("{SITE}", 80, socket.AF_INET)
     except OSError: pass
 """)
-    assert [record.verdict.allowed for record in staged.attempts] == [True] * 5 + [False] * 5
-    assert staged.attempts[-1].verdict.reason == "quota-rate"
+    assert [record.decision.allowed for record in staged.attempts] == [True] * 5 + [False] * 5
+    assert staged.attempts[-1].decision.reason == "quota-rate"
 
 
 async def test_a_gateway_that_is_dead_lets_nothing_through(internet):
     await internet.serve("203.0.113.80", 80, web)
     async with scene(allowing(SITE), internet.upstream) as staged:
-        await staged.box._watched.close()  # every socket of gateway, resolver and log
-        result = await staged.box.run_python(f"""
+        await staged.sandbox._watched.close()  # every socket of gateway, resolver and log
+        result = await staged.sandbox.run_python(f"""
 import socket
 def attempt(call, *arguments):
     try: return call(*arguments)
@@ -290,12 +290,12 @@ async def test_a_fault_in_the_gateway_denies_and_is_recorded(internet, monkeypat
 
     monkeypatch.setattr("sandboxes.egress.gateway.connection.Connection._read_opening", broken)
     async with scene(allowing(SITE), internet.upstream) as staged:
-        await staged.box.run_python(f"""
+        await staged.sandbox.run_python(f"""
 import socket
 try: print(socket.create_connection(("{SITE}", 80)).recv(10))
 except OSError as error: print(error)
 """)
-    assert staged.attempts[-1].verdict.reason == "gateway-failed"
+    assert staged.attempts[-1].decision.reason == "gateway-failed"
     assert internet.dialled == []
 
 

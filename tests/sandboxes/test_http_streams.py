@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from sandboxes.egress.gateway.answers import FirstAnswer
+from sandboxes.egress.gateway.first_response import FirstResponse
 from sandboxes.egress.gateway.opening import RequestSearch, Unreadable, read_opening
 from sandboxes.egress.gateway.requests import Source, pass_requests
 from tests.sandboxes.watched_scene import Internet, allowing, scene
@@ -34,7 +34,7 @@ def chunked(method: bytes, body: bytes, version: bytes = b"1.1") -> bytes:
     return head + b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
 
 
-class Told:
+class Forwarded:
     """What reached the server, and which requests were asked about."""
 
     def __init__(self) -> None:
@@ -47,28 +47,28 @@ class Told:
         return b"/hidden" in self.passed and "DELETE" not in self.asked
 
 
-async def played(stream: bytes, size: int, status: int | None = None) -> Told:
+async def played(stream: bytes, size: int, status: int | None = None) -> Forwarded:
     """The stream in pieces of ``size``, after its first request was allowed."""
-    told, left = Told(), [stream[at : at + size] for at in range(0, len(stream), size)]
+    reported, left = Forwarded(), [stream[at : at + size] for at in range(0, len(stream), size)]
 
     async def more() -> bytes:
         return left.pop(0) if left else b""
 
     async def send(piece: bytes) -> None:
-        told.passed += piece
+        reported.passed += piece
 
     async def answered() -> int | None:
         return status
 
     async def allowed(opening) -> bool:
-        told.asked.append(opening.method)
+        reported.asked.append(opening.method)
         return opening.readable
 
     try:
         await pass_requests(Source(b"", more, send), answered, allowed)
     except Unreadable:
-        told.ended = True
-    return told
+        reported.ended = True
+    return reported
 
 
 HIDING = {
@@ -105,27 +105,27 @@ HIDING = {
 @pytest.mark.parametrize("way", HIDING)
 async def test_a_hidden_request_never_passes_unread(way: str):
     for size, status in product((1, 7, 10_000), (200, 101, 400, None)):
-        told = await played(HIDING[way], size, status)
-        assert not told.hidden_passed, (size, status, told.passed, told.asked)
+        reported = await played(HIDING[way], size, status)
+        assert not reported.hidden_passed, (size, status, reported.passed, reported.asked)
 
 
 @pytest.mark.parametrize("fields", [UPGRADE, b"Upgrade: websocket\r\n", b"upgrade: h2c\r\nHTTP2-Settings: x\r\n"])
 async def test_an_upgrade_that_is_not_accepted_by_101_is_read_on(fields: bytes):
     for size, status in product((1, 10_000), (100, 103, 200, 204, 301, 400, 426, None)):
-        told = await played(GET + fields + b"\r\n" + HIDDEN, size, status)
-        assert told.asked == ["DELETE"], (size, status)
+        reported = await played(GET + fields + b"\r\n" + HIDDEN, size, status)
+        assert reported.asked == ["DELETE"], (size, status)
 
 
 @pytest.mark.parametrize(("status", "read_on"), [(200, False), (101, True), (204, True), (403, True), (None, True)])
 async def test_only_200_accepts_a_connect(status: int | None, read_on: bool):
-    told = await played(b"CONNECT files.example.org:80 HTTP/1.1\r\n\r\n" + HIDDEN, 10_000, status)
-    assert told.asked == (["DELETE"] if read_on else [])
+    reported = await played(b"CONNECT files.example.org:80 HTTP/1.1\r\n\r\n" + HIDDEN, 10_000, status)
+    assert reported.asked == (["DELETE"] if read_on else [])
 
 
 async def test_what_101_accepts_passes_as_it_comes():
-    told = await played(GET + UPGRADE + b"\r\n\x82\x84\0\0\0\0ping", 5, 101)
-    assert told.passed.endswith(b"ping")
-    assert not told.ended
+    reported = await played(GET + UPGRADE + b"\r\n\x82\x84\0\0\0\0ping", 5, 101)
+    assert reported.passed.endswith(b"ping")
+    assert not reported.ended
 
 
 HONEST = {
@@ -149,8 +149,8 @@ HONEST = {
 @pytest.mark.parametrize("kind", HONEST)
 async def test_honest_requests_pass_whole_one_after_the_other(kind: str):
     for size in (1 if len(HONEST[kind]) < 20_000 else 100, 4096, 200_000):
-        told = await played(HONEST[kind] + GET + b"\r\n", size)
-        assert (told.passed, told.asked, told.ended) == (HONEST[kind] + GET + b"\r\n", ["GET"], False), size
+        reported = await played(HONEST[kind] + GET + b"\r\n", size)
+        assert (reported.passed, reported.asked, reported.ended) == (HONEST[kind] + GET + b"\r\n", ["GET"], False), size
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_other_protocols_are_no_requests():
     ],
 )
 def test_the_first_answer_that_counts_is_read(answer: bytes, status: int | None, size: int):
-    first = FirstAnswer()
+    first = FirstResponse()
     for at in range(0, min(len(answer), 70_000 if size == 1 else 10**9), size):
         first.feed(answer[at : at + size])
     assert first.status == status
@@ -230,7 +230,7 @@ async def _sent(internet, pieces: list[bytes], *, answer=b"HTTP/1.1 200 OK\r\nCo
     got: list[bytes] = []
     await internet.serve("203.0.113.80", 80, server(got, answer))
     async with scene(allowing(SITE, ports=(80,), **rule), internet.upstream) as staged:
-        await staged.box.run_python(f"""
+        await staged.sandbox.run_python(f"""
 import socket, time
 made = socket.create_connection(("{SITE}", 80))
 made.settimeout(10)
@@ -251,7 +251,7 @@ except OSError:
 async def test_an_upgrade_answered_by_200_opens_nothing(internet):
     got, records = await _sent(internet, [GET + UPGRADE + b"\r\n", HIDDEN])
     assert got == GET + UPGRADE + b"\r\n"
-    assert [(record.attempt.method, record.verdict.allowed) for record in records if record.phase == "attempt"] == [
+    assert [(record.attempt.method, record.decision.allowed) for record in records if record.phase == "attempt"] == [
         ("GET", True), ("DELETE", False),
     ]  # fmt: skip
 
@@ -261,13 +261,13 @@ async def test_under_a_rule_of_methods_an_upgrade_is_refused_and_recorded(intern
         internet, [GET + UPGRADE + b"\r\n", HIDDEN], answer=b"HTTP/1.1 101 x\r\n\r\n", methods=("GET",)
     )
     assert got == b""
-    assert [(record.verdict.allowed, record.verdict.reason) for record in records] == [(False, "upgrade-not-allowed")]
+    assert [(record.decision.allowed, record.decision.reason) for record in records] == [(False, "upgrade-not-allowed")]
 
 
 async def test_a_body_of_get_ends_the_stream_and_is_recorded(internet):
     got, records = await _sent(internet, [with_body(b"GET", HIDDEN)])
     assert b"hidden" not in got
-    assert records[-1].verdict.reason == "unreadable"
+    assert records[-1].decision.reason == "unreadable"
     assert records[-1].ended == "denied" or records[-1].ended == "cut"
 
 
@@ -275,5 +275,5 @@ async def test_a_body_of_get_ends_the_stream_and_is_recorded(internet):
 async def test_blanks_sent_alone_hide_nothing(internet, blank: bytes):
     got, records = await _sent(internet, [blank, HIDDEN])
     assert got == b""
-    assert records[-1].verdict.reason in ("unreadable", "name-mismatch")
-    assert not records[-1].verdict.allowed
+    assert records[-1].decision.reason in ("unreadable", "name-mismatch")
+    assert not records[-1].decision.allowed

@@ -1,6 +1,6 @@
-"""How a watched box begins and ends: its namespace, its rules, its sockets, and who may see them."""
+"""How a watched sandbox begins and ends: its namespace, its rules, its sockets, and who may see them."""
 
-# ruff: noqa: ASYNC110, ASYNC220, E501, PT012  what happens in a box sets no event, and a pool is used as a context
+# ruff: noqa: ASYNC110, ASYNC220, E501, PT012  what happens in a sandbox sets no event, and a pool is used as a context
 
 import asyncio
 import errno
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.backends.namespaces.sandbox import NamespaceSandbox
 from sandboxes.backends.namespaces.syscalls import AARCH64, X86_64, Architecture
 from sandboxes.egress.interception import calls, netlink, rules, watched
 from sandboxes.egress.interception.packets import Packet, logged
@@ -35,19 +35,19 @@ SPEC = SandboxSpec(network="watched", timeout_s=10)
 CONNECT = "import socket\ntry: socket.create_connection(('203.0.113.5', {port}), 5).recv(1)\nexcept OSError: pass"
 
 
-def in_network_of(box: NamespaceBox, *argv: str) -> str:
+def in_network_of(sandbox: NamespaceSandbox, *argv: str) -> str:
     pid = next(
         line.split()[1]
-        for line in Path(f"/proc/self/fdinfo/{box._process.init}").read_text().splitlines()
+        for line in Path(f"/proc/self/fdinfo/{sandbox._process.init}").read_text().splitlines()
         if line.startswith("Pid:")
     )
     return subprocess.run(["nsenter", "-t", pid, "-n", *argv], capture_output=True, text=True, check=True).stdout
 
 
-async def told(box: NamespaceBox, count: int) -> list[EgressRecord]:
-    """The records of the box as soon as there are so many: what sends nothing is recorded after a moment."""
+async def reported(sandbox: NamespaceSandbox, count: int) -> list[EgressRecord]:
+    """The records of the sandbox as soon as there are so many: what sends nothing is recorded after a moment."""
     async with asyncio.timeout(60):
-        while len(records := await box.egress()) < count:
+        while len(records := await sandbox.egress()) < count:
             await asyncio.sleep(0.01)
     return records
 
@@ -58,30 +58,30 @@ def test_a_policy_needs_a_watched_network():
     assert SandboxSpec(network="watched").egress is None  # denies everything
 
 
-async def test_a_box_without_network_stays_without():
-    async with opened(SandboxSpec()) as box:
-        result = await box.run_python(CONNECT.format(port=80) + "\nopen('/proc/net/route').read().count('\\n')")
+async def test_a_sandbox_without_network_stays_without():
+    async with opened(SandboxSpec()) as sandbox:
+        result = await sandbox.run_python(CONNECT.format(port=80) + "\nopen('/proc/net/route').read().count('\\n')")
         assert result.stdout == "1\n"
-        assert await box.egress() == []
+        assert await sandbox.egress() == []
 
 
-async def test_a_watched_box_resets_and_snapshots_as_any_other():
+async def test_a_watched_sandbox_resets_and_snapshots_as_any_other():
     async with scene() as staged:
-        await staged.box.run_python("x = 1")
-        kept = await staged.box.snapshot()
-        await staged.box.run_python("x = 2")
-        await staged.box.restore(kept)
-        assert (await staged.box.run_python("x")).stdout == "1\n"
-        await staged.box.reset()
-        assert (await staged.box.run_python("'x' in globals()")).stdout == "False\n"
+        await staged.sandbox.run_python("x = 1")
+        kept = await staged.sandbox.snapshot()
+        await staged.sandbox.run_python("x = 2")
+        await staged.sandbox.restore(kept)
+        assert (await staged.sandbox.run_python("x")).stdout == "1\n"
+        await staged.sandbox.reset()
+        assert (await staged.sandbox.run_python("'x' in globals()")).stdout == "False\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("nft"), reason="looks into the namespace with root's nft")
 async def test_nft_reads_our_rules_as_they_were_meant():
-    async with opened(SPEC, upstream=NOWHERE) as box:
-        listed = in_network_of(box, "nft", "list", "ruleset")
-        addresses = in_network_of(box, "ip", "-o", "link")
-        routes = in_network_of(box, "ip", "route", "show", "default", "table", "all")
+    async with opened(SPEC, upstream=NOWHERE) as sandbox:
+        listed = in_network_of(sandbox, "nft", "list", "ruleset")
+        addresses = in_network_of(sandbox, "ip", "-o", "link")
+        routes = in_network_of(sandbox, "ip", "route", "show", "default", "table", "all")
     assert "type filter hook output priority filter; policy drop;" in listed
     assert "meta l4proto tcp tproxy to :1 accept" in listed
     output = [line.strip() for line in listed[listed.index("chain output") :].splitlines()]
@@ -98,32 +98,32 @@ async def test_nft_reads_our_rules_as_they_were_meant():
 
 
 async def test_records_name_the_call_during_which_they_were_made():
-    async with opened(SPEC, upstream=NOWHERE) as box:
+    async with opened(SPEC, upstream=NOWHERE) as sandbox:
         for number in (1, 2):
-            box.label(f"call {number}")
-            await box.run_python(CONNECT.format(port=number + 100))
-        box.label(None)
-        records = await told(box, 2)
+            sandbox.label(f"call {number}")
+            await sandbox.run_python(CONNECT.format(port=number + 100))
+        sandbox.label(None)
+        records = await reported(sandbox, 2)
         assert [(record.label, record.attempt.port) for record in records] == [("call 1", 101), ("call 2", 102)]
-        assert await box.egress(1) == records[1:]
-        box.acknowledge_egress(2)
+        assert await sandbox.egress(1) == records[1:]
+        sandbox.acknowledge_egress(2)
         with pytest.raises(ValueError, match="acknowledged"):
-            await box.egress()
+            await sandbox.egress()
 
 
-async def test_records_can_be_read_after_the_box_is_closed():
-    async with opened(SPEC, upstream=NOWHERE) as box:
-        running = asyncio.create_task(box.run_python("import socket\nmade = socket.socket()\n"
+async def test_records_can_be_read_after_the_sandbox_is_closed():
+    async with opened(SPEC, upstream=NOWHERE) as sandbox:
+        running = asyncio.create_task(sandbox.run_python("import socket\nmade = socket.socket()\n"
                                                      "made.connect_ex(('203.0.113.5', 9))\nopen('/work/there', 'w')\nwhile True: pass"))  # fmt: skip
         while True:
             try:
-                await box.read_file("there")
+                await sandbox.read_file("there")
                 break
             except FileNotFoundError:
                 await asyncio.sleep(0.01)
     with pytest.raises(SandboxLost):
         await running
-    assert [record.attempt.port for record in await box.egress()] == [9]
+    assert [record.attempt.port for record in await sandbox.egress()] == [9]
 
 
 async def test_a_callback_that_fails_misses_nothing(caplog):
@@ -134,13 +134,13 @@ async def test_a_callback_that_fails_misses_nothing(caplog):
             raise RuntimeError("no database")
         received.append(record.seq)
 
-    async with opened(SPEC, on_record, NOWHERE) as box:
-        await box.run_python(CONNECT.format(port=1))
+    async with opened(SPEC, on_record, NOWHERE) as sandbox:
+        await sandbox.run_python(CONNECT.format(port=1))
         async with asyncio.timeout(60):
             while "could not be delivered" not in caplog.text:
                 await asyncio.sleep(0.01)
         fail = False
-        await box.run_python(CONNECT.format(port=2))
+        await sandbox.run_python(CONNECT.format(port=2))
     assert received == [1, 2]
 
 
@@ -149,19 +149,19 @@ async def test_users_of_a_pool_have_records_quotas_and_pins_of_their_own():
     spec = SPEC.model_copy(update={"egress": allowing("files.example.org", ports=(80,))})
     async with Pool(spec, 1, records.append, internet.upstream) as pool:
         for number in (1, 2):
-            async with pool.acquire() as box:
-                box.label(f"user {number}")
+            async with pool.acquire() as sandbox:
+                sandbox.label(f"user {number}")
                 if number == 1:
-                    await box.run_python("import socket; socket.gethostbyname('files.example.org')")
-                await box.run_python(CONNECT.format(port=80))
-    assert len({record.attempt.box for record in records}) == 2
-    assert [(record.label, record.seq, record.attempt.protocol, record.verdict.allowed)
+                    await sandbox.run_python("import socket; socket.gethostbyname('files.example.org')")
+                await sandbox.run_python(CONNECT.format(port=80))
+    assert len({record.attempt.sandbox for record in records}) == 2
+    assert [(record.label, record.seq, record.attempt.protocol, record.decision.allowed)
             for record in records if record.phase == "attempt"] == [
         ("user 1", 1, "dns", True), ("user 1", 2, "tcp", True), ("user 2", 1, "tcp", False),
     ]  # fmt: skip
 
 
-async def test_what_a_user_left_behind_is_recorded_as_his_and_cut():
+async def test_what_a_user_left_behind_is_recorded_as_its_own_and_cut():
     internet, records, hung_up = Internet({"files.example.org": ["203.0.113.5"]}), [], asyncio.Event()
 
     async def patient(reader, writer):
@@ -171,17 +171,17 @@ async def test_what_a_user_left_behind_is_recorded_as_his_and_cut():
     await internet.serve("203.0.113.5", 80, patient)
     spec = SPEC.model_copy(update={"egress": allowing("files.example.org", ports=(80,))})
     async with Pool(spec, 1, records.append, internet.upstream) as pool:
-        async with pool.acquire() as box:
-            box.label("user 1")
-            await box.run_python("import socket, os\nmade = socket.create_connection(('files.example.org', 80))\n"
+        async with pool.acquire() as sandbox:
+            sandbox.label("user 1")
+            await sandbox.run_python("import socket, os\nmade = socket.create_connection(('files.example.org', 80))\n"
                                  "made.sendall(b'PUT / HTTP/1.1\\r\\nHost: files.example.org\\r\\n\\r\\n')\n"
                                  "os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '60')")  # fmt: skip
             while not internet.dialled:
                 await asyncio.sleep(0.01)
-        async with pool.acquire() as box:
+        async with pool.acquire() as sandbox:
             async with asyncio.timeout(60):
                 await hung_up.wait()
-            assert await box.egress() == []
+            assert await sandbox.egress() == []
     await internet.close()
     assert records[-1].label == "user 1"
     assert records[-1].phase == "traffic"
@@ -192,18 +192,18 @@ async def test_a_start_that_is_cancelled_anywhere_leaves_nothing():
     await starts_cancelled_anywhere(SPEC, pause_s=0.0015)
 
 
-async def test_rules_that_cannot_be_set_mean_no_box(monkeypatch):
+async def test_rules_that_cannot_be_set_mean_no_sandbox(monkeypatch):
     batch = rules.rules_batch().replace(b"tproxy", b"nproxy")
     monkeypatch.setattr(watched.rules, "rules_batch", lambda: batch)
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(SandboxUnavailable, match="netns entry.*load nf_tables"):
-        await NamespaceBox.start(SPEC)
+        await NamespaceSandbox.start(SPEC)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 async def test_a_stopped_supervisor_process_means_no_traffic_and_its_death_the_end():
-    """The embedder of a watched box is frozen: what the box sends waits, and is not forwarded by anybody."""
+    """The embedder of a watched sandbox is frozen: what the sandbox sends waits, and is not forwarded by anybody."""
     embedder = subprocess.Popen([sys.executable, "-c", EMBEDDER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     agent = int(await asyncio.to_thread(embedder.stdout.readline))
     embedder.send_signal(signal.SIGSTOP)
@@ -225,13 +225,13 @@ def alive(pid: int) -> bool:
 
 EMBEDDER = """
 import asyncio
-from sandboxes.opened import open_box
+from sandboxes.opened import open_sandbox
 from sandboxes.spec import SandboxSpec
 async def main():
-    box = await open_box(SandboxSpec(network="watched", timeout_s=60))
-    info = open(f"/proc/self/fdinfo/{box._process.init}").read()
+    sandbox = await open_sandbox(SandboxSpec(network="watched", timeout_s=60))
+    info = open(f"/proc/self/fdinfo/{sandbox._process.init}").read()
     print(next(line.split()[1] for line in info.splitlines() if line.startswith("Pid:")), flush=True)
-    await box.run_python("import socket\\nwhile True:\\n  socket.socket().connect_ex(('203.0.113.5', 80))")
+    await sandbox.run_python("import socket\\nwhile True:\\n  socket.socket().connect_ex(('203.0.113.5', 80))")
 asyncio.run(main())
 """
 
@@ -247,8 +247,8 @@ if os.geteuid() == 0:
 
 async def main():
     records = []
-    async with opened(SandboxSpec(network="watched"), records.append) as box:
-        await box.run_python('''
+    async with opened(SandboxSpec(network="watched"), records.append) as sandbox:
+        await sandbox.run_python('''
 import socket
 try: socket.create_connection(("203.0.113.5", 22), 5).recv(1)
 except OSError: pass
@@ -264,7 +264,7 @@ asyncio.run(main())
 """
 
 
-def test_an_ordinary_user_can_watch_boxes():
+def test_an_ordinary_user_can_watch_sandboxes():
     run = subprocess.run([sys.executable, "-c", ORDINARY], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (run.returncode, run.stdout) == (0, "['tcp 203.0.113.5:22', 'udp 203.0.113.5:443'] 3002\n"), run.stderr
 
@@ -344,14 +344,14 @@ def test_what_is_no_netlink_message_is_said_to_be_none(datagram):
 # -- names and freezing ----------------------------------------------------------------------------
 
 
-async def test_a_box_has_the_name_of_its_records():
-    async with opened(SPEC, upstream=NOWHERE) as box:
+async def test_a_sandbox_has_the_name_of_its_records():
+    async with opened(SPEC, upstream=NOWHERE) as sandbox:
         names = []
         for _ in range(2):
-            await box.run_python(CONNECT.format(port=1))
-            names.append(box.name)
-            assert {record.attempt.box for record in await told(box, 1)} == {box.name}
-            await box.reset()
+            await sandbox.run_python(CONNECT.format(port=1))
+            names.append(sandbox.name)
+            assert {record.attempt.sandbox for record in await reported(sandbox, 1)} == {sandbox.name}
+            await sandbox.reset()
     assert len(set(names)) == 2
 
 
@@ -377,10 +377,10 @@ while True:
         waiting[-1].connect_ex(("203.0.113.5", 80))
 """
     async with scene(allowing("files.example.org", ports=(80,)), internet.upstream) as staged:
-        box = staged.box
-        running = asyncio.create_task(box.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60))
+        sandbox = staged.sandbox
+        running = asyncio.create_task(sandbox.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60))
         await staged.until(lambda: len(received) > 10_000)
-        await box.freeze("it sends secrets")
+        await sandbox.freeze("it sends secrets")
         async with asyncio.timeout(60):
             await hung_up.wait()
         sent, dialled, records = len(received), len(internet.dialled), len(staged.records)
@@ -388,18 +388,18 @@ while True:
         assert (len(received), len(internet.dialled), len(staged.records)) == (sent, dialled, records)
         with pytest.raises(SandboxFrozen):
             await running
-        box.label("too late")
+        sandbox.label("too late")
     ended = [record for record in staged.records if record.phase == "traffic" and record.ended]
     assert ended[0].ended == "cut"
     assert sum(record.bytes_up for record in staged.records) >= sent
     await internet.close()
 
 
-async def test_records_of_a_frozen_box_can_be_read():
-    async with opened(SPEC, upstream=NOWHERE) as box:
-        name = box.name
-        await box.run_python(CONNECT.format(port=22))
-        await box.freeze("it connects")
-        assert [(record.attempt.box, record.attempt.port) for record in await box.egress()] == [(name, 22)]
-        assert box.name == name
-    assert len(await box.egress()) == 1
+async def test_records_of_a_frozen_sandbox_can_be_read():
+    async with opened(SPEC, upstream=NOWHERE) as sandbox:
+        name = sandbox.name
+        await sandbox.run_python(CONNECT.format(port=22))
+        await sandbox.freeze("it connects")
+        assert [(record.attempt.sandbox, record.attempt.port) for record in await sandbox.egress()] == [(name, 22)]
+        assert sandbox.name == name
+    assert len(await sandbox.egress()) == 1

@@ -1,4 +1,4 @@
-# ruff: noqa: ASYNC110, PT012  what happens in a box sets no event, and a pool is used as a context
+# ruff: noqa: ASYNC110, PT012  what happens in a sandbox sets no event, and a pool is used as a context
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from sandboxes import pool as pool_module
-from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.backends.namespaces.sandbox import NamespaceSandbox
 from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.pool import Pool, PoolClosed
 from sandboxes.spec import SandboxSpec
@@ -34,16 +34,16 @@ async def settled(pool: Pool):
     return pool.stats()
 
 
-async def test_boxes_are_made_when_first_needed_and_used_again(pool_of_used):
+async def test_sandboxes_are_made_when_first_needed_and_used_again(pool_of_used):
     for _ in range(5):
-        async with pool_of_used.acquire() as box:
-            assert (await box.run_python("1 + 1")).stdout == "2\n"
+        async with pool_of_used.acquire() as sandbox:
+            assert (await sandbox.run_python("1 + 1")).stdout == "2\n"
         await settled(pool_of_used)
     stats = pool_of_used.stats()
     assert (stats.started, stats.served, stats.idle) == (1, 5, 1)
 
 
-async def test_without_reuse_each_user_gets_a_sandbox_of_his_own_that_was_made_ahead():
+async def test_without_reuse_each_user_gets_a_sandbox_of_its_own_that_was_made_ahead():
     async with Pool(SPEC, 2) as pool:
         former = []
         for served in range(1, 6):
@@ -68,10 +68,10 @@ async def test_what_is_made_ahead_is_made_a_few_at_a_time(monkeypatch):
         finally:
             starting -= 1
 
-    original = pool_module.open_box
+    original = pool_module.open_sandbox
     async with Pool(SPEC, 8) as pool:
         await pool.warm()
-        monkeypatch.setattr(pool_module, "open_box", counted)
+        monkeypatch.setattr(pool_module, "open_sandbox", counted)
         async with AsyncExitStack() as users:
             for _ in range(8):
                 await users.enter_async_context(pool.acquire())
@@ -87,7 +87,7 @@ async def test_within_an_episode_a_sandbox_that_is_not_used_again_can_still_be_r
         assert (await sandbox.run_python("'x' in globals()")).stdout == "False\n"
 
 
-async def test_warm_makes_all_boxes_beforehand(pool):
+async def test_warm_makes_all_sandboxes_beforehand(pool):
     await pool.warm()
     await pool.warm()
     assert (pool.stats().started, pool.stats().idle) == (2, 2)
@@ -95,25 +95,27 @@ async def test_warm_makes_all_boxes_beforehand(pool):
 
 async def test_no_user_meets_anything_of_another(pool):
     async def user() -> str:
-        async with pool.acquire() as box:
-            seen = await box.run_python("import os\n'x' in globals(), os.listdir('/work')")
-            await box.run_python("x = 1; open('/work/f', 'w').close(); os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '60')")
+        async with pool.acquire() as sandbox:
+            seen = await sandbox.run_python("import os\n'x' in globals(), os.listdir('/work')")
+            await sandbox.run_python(
+                "x = 1; open('/work/f', 'w').close(); os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '60')"
+            )
             return seen.stdout
 
     assert set(await asyncio.gather(*(user() for _ in range(20)))) == {"(False, [])\n"}
 
 
-async def test_users_wait_in_order_and_never_hold_more_boxes_than_there_are(pool):
+async def test_users_wait_in_order_and_never_hold_more_sandboxes_than_there_are(pool):
     await pool.warm()
     held, most, order = 0, 0, []
 
     async def user(number: int) -> None:
         nonlocal held, most
-        async with pool.acquire() as box:
+        async with pool.acquire() as sandbox:
             order.append(number)
             held += 1
             most = max(most, held)
-            await box.run_python("import time; time.sleep(0.01)")
+            await sandbox.run_python("import time; time.sleep(0.01)")
             held -= 1
 
     await asyncio.gather(*(user(n) for n in range(12)))
@@ -122,7 +124,7 @@ async def test_users_wait_in_order_and_never_hold_more_boxes_than_there_are(pool
     assert (stats.started, stats.idle) == (2 if pool.spec.reuse == "reset" else 14, 2)
 
 
-async def test_users_who_wait_get_boxes_in_turn_however_often_each_of_them_asks(pool_of_used):
+async def test_users_who_wait_get_sandboxes_in_turn_however_often_each_of_them_asks(pool_of_used):
     await pool_of_used.warm()
     order = []
 
@@ -173,41 +175,41 @@ async def test_a_user_who_gives_up_waiting_leaves_the_queue(pool):
         assert pool.stats().busy == 2
 
 
-async def test_a_lost_box_is_replaced_and_its_loss_is_the_users(pool):
+async def test_a_lost_sandbox_is_replaced_and_its_loss_is_the_users(pool):
     with pytest.raises(SandboxLost):
-        async with pool.acquire() as box:
-            await box.close()
-            await box.run_python("1")
+        async with pool.acquire() as sandbox:
+            await sandbox.close()
+            await sandbox.run_python("1")
     assert (await settled(pool)).lost == 1
-    async with pool.acquire() as box:
-        assert (await box.run_python("1")).stdout == "1\n"
+    async with pool.acquire() as sandbox:
+        assert (await sandbox.run_python("1")).stdout == "1\n"
 
 
-async def test_a_box_that_dies_while_idle_is_given_to_nobody(pool):
+async def test_a_sandbox_that_dies_while_idle_is_given_to_nobody(pool):
     await pool.warm()
     await pool._idle[0].close()
-    async with pool.acquire() as box:
-        assert (await box.run_python("1")).stdout == "1\n"
+    async with pool.acquire() as sandbox:
+        assert (await sandbox.run_python("1")).stdout == "1\n"
     assert (await settled(pool)).lost == 1
 
 
-async def test_a_box_whose_reset_fails_is_replaced(pool_of_used):
-    async with pool_of_used.acquire() as box:
-        await box.run_python("import os\nfor _ in range(3000):\n  os.mkdir('dd'); os.chdir('dd')")
+async def test_a_sandbox_whose_reset_fails_is_replaced(pool_of_used):
+    async with pool_of_used.acquire() as sandbox:
+        await sandbox.run_python("import os\nfor _ in range(3000):\n  os.mkdir('dd'); os.chdir('dd')")
     stats = await settled(pool_of_used)
     assert (stats.lost, stats.idle) == (1, 1)
-    async with pool_of_used.acquire() as box:
-        assert (await box.run_python("import os; os.listdir('/work')")).stdout == "[]\n"
+    async with pool_of_used.acquire() as sandbox:
+        assert (await sandbox.run_python("import os; os.listdir('/work')")).stdout == "[]\n"
 
 
 async def frozen_by_its_user(pool: Pool, reason: str = "it mines"):
-    async with pool.acquire() as box:
-        await box.write_file("evidence", reason.encode())
-        await box.freeze(reason)
-        await box.run_python("1")
+    async with pool.acquire() as sandbox:
+        await sandbox.write_file("evidence", reason.encode())
+        await sandbox.freeze(reason)
+        await sandbox.run_python("1")
 
 
-async def test_a_frozen_box_is_its_users_exception_and_kept_for_inspection(pool):
+async def test_a_frozen_sandbox_is_its_users_exception_and_kept_for_inspection(pool):
     with pytest.raises(SandboxFrozen, match="it mines"):
         await frozen_by_its_user(pool)
     stats = await settled(pool)
@@ -228,12 +230,12 @@ async def test_a_pool_is_healthy_after_fifty_freezes(pool_of_used):
             await frozen_by_its_user(pool_of_used, f"reason {number}")
     stats = await settled(pool_of_used)
     assert (stats.frozen, stats.busy, stats.lost) == (50, 0, 0)
-    assert [box.frozen for box in pool_of_used.frozen()] == [f"reason {number}" for number in range(46, 50)]
+    assert [sandbox.frozen for sandbox in pool_of_used.frozen()] == [f"reason {number}" for number in range(46, 50)]
     async with pool_of_used.acquire() as one, pool_of_used.acquire() as other:
-        assert [(await box.run_python("1")).stdout for box in (one, other)] == ["1\n", "1\n"]
+        assert [(await sandbox.run_python("1")).stdout for sandbox in (one, other)] == ["1\n", "1\n"]
 
 
-async def test_a_frozen_box_is_closed_when_its_time_is_over():
+async def test_a_frozen_sandbox_is_closed_when_its_time_is_over():
     async with Pool(SPEC, 1, keep_frozen_s=0.2) as pool:
         with pytest.raises(SandboxFrozen):
             await frozen_by_its_user(pool)
@@ -251,35 +253,35 @@ async def first_kept(pool: Pool):
     return pool.frozen()[0]
 
 
-async def test_a_box_that_is_frozen_while_it_is_reset_or_idle_is_given_to_nobody(pool_of_used):
-    async with pool_of_used.acquire() as box:
+async def test_a_sandbox_that_is_frozen_while_it_is_reset_or_idle_is_given_to_nobody(pool_of_used):
+    async with pool_of_used.acquire() as sandbox:
         pass
-    await box.freeze("a late alert")
+    await sandbox.freeze("a late alert")
     await settled(pool_of_used)
     async with pool_of_used.acquire() as fresh:
-        assert fresh is not box
-    assert pool_of_used.frozen() == [box]
+        assert fresh is not sandbox
+    assert pool_of_used.frozen() == [sandbox]
 
 
-async def test_a_user_who_leaves_a_frozen_box_after_close_leaves_nothing():
+async def test_a_user_who_leaves_a_frozen_sandbox_after_close_leaves_nothing():
     pool = Pool(SPEC, 1)
     entered = pool.acquire()
-    box = await entered.__aenter__()
-    await box.freeze("it mines")
+    sandbox = await entered.__aenter__()
+    await sandbox.freeze("it mines")
     await pool.close()
     await entered.__aexit__(None, None, None)
     await settled(pool)
-    assert (box.alive, pool.frozen()) == (False, [])
+    assert (sandbox.alive, pool.frozen()) == (False, [])
 
 
-async def test_whatever_goes_wrong_with_a_used_box_its_place_comes_free(pool, monkeypatch, caplog):
+async def test_whatever_goes_wrong_with_a_used_sandbox_its_place_comes_free(pool, monkeypatch, caplog):
     for fault in ("reset", "close"):
         for _ in range(3):
-            async with pool.acquire() as box:
-                original = box.close
-                monkeypatch.setattr(box, "reset", failing)
+            async with pool.acquire() as sandbox:
+                original = sandbox.close
+                monkeypatch.setattr(sandbox, "reset", failing)
                 if fault == "close":
-                    monkeypatch.setattr(box, "close", failing)
+                    monkeypatch.setattr(sandbox, "close", failing)
             await settled(pool)
             await original()
     assert "ZeroDivisionError" in caplog.text
@@ -291,10 +293,10 @@ async def failing() -> None:
     raise ZeroDivisionError
 
 
-async def test_a_cancelled_user_gives_his_box_back(pool):
+async def test_a_cancelled_user_gives_its_sandbox_back(pool):
     async def user() -> None:
-        async with pool.acquire() as box:
-            await box.run_python("import time; time.sleep(60)")
+        async with pool.acquire() as sandbox:
+            await sandbox.run_python("import time; time.sleep(60)")
 
     users = [asyncio.create_task(user()) for _ in range(2)]
     while pool.stats().busy < 2:
@@ -306,7 +308,7 @@ async def test_a_cancelled_user_gives_his_box_back(pool):
         assert pool.stats().busy == 2
 
 
-async def test_a_failing_user_gives_his_box_back(pool):
+async def test_a_failing_user_gives_its_sandbox_back(pool):
     for _ in range(5):
         with pytest.raises(KeyError):
             async with pool.acquire():
@@ -314,12 +316,12 @@ async def test_a_failing_user_gives_his_box_back(pool):
     assert (await settled(pool)).idle >= 1
 
 
-async def test_close_ends_waiters_users_and_idle_boxes():
+async def test_close_ends_waiters_users_and_idle_sandboxes():
     pool = Pool(SPEC, 1)
 
     async def user() -> None:
-        async with pool.acquire() as box:
-            await box.run_python("import time; time.sleep(60)")
+        async with pool.acquire() as sandbox:
+            await sandbox.run_python("import time; time.sleep(60)")
 
     busy = asyncio.create_task(user())
     while not pool.stats().busy:
@@ -338,27 +340,27 @@ async def test_close_ends_waiters_users_and_idle_boxes():
     await pool.close()
 
 
-async def test_a_box_that_comes_free_while_the_pool_closes_is_closed_too(monkeypatch):
-    """Its cleaner finds another idle box first, whose end he waits for."""
-    pool, reset, close = Pool(USED_AGAIN, 2), NamespaceBox.reset, NamespaceBox.close
+async def test_a_sandbox_that_comes_free_while_the_pool_closes_is_closed_too(monkeypatch):
+    """Its cleaner finds another idle sandbox first, whose end he waits for."""
+    pool, reset, close = Pool(USED_AGAIN, 2), NamespaceSandbox.reset, NamespaceSandbox.close
     closing, held = asyncio.Event(), []
 
-    async def late_reset(box):
-        if held and box is held[0]:
+    async def late_reset(sandbox):
+        if held and sandbox is held[0]:
             await closing.wait()
-        await reset(box)
+        await reset(sandbox)
 
-    async def slow_close(box):
+    async def slow_close(sandbox):
         first = not closing.is_set()
         closing.set()
         if first:
             await asyncio.sleep(0.2)  # the other one is reset meanwhile
-        await close(box)
+        await close(sandbox)
         if not first:
             await asyncio.sleep(0.2)  # a cleaner who waits here must not have left the other one behind
 
-    monkeypatch.setattr(NamespaceBox, "reset", late_reset)
-    monkeypatch.setattr(NamespaceBox, "close", slow_close)
+    monkeypatch.setattr(NamespaceSandbox, "reset", late_reset)
+    monkeypatch.setattr(NamespaceSandbox, "close", slow_close)
     async with pool.acquire() as late, pool.acquire() as early:
         held.append(late)
     while not pool.stats().idle:
@@ -368,7 +370,7 @@ async def test_a_box_that_comes_free_while_the_pool_closes_is_closed_too(monkeyp
     assert not late.alive
 
 
-async def test_no_box_survives_a_pool_that_is_closed_while_boxes_start(monkeypatch):
+async def test_no_sandbox_survives_a_pool_that_is_closed_while_sandboxes_start(monkeypatch):
     made = []
 
     async def slowly(spec, *way_out):
@@ -376,8 +378,8 @@ async def test_no_box_survives_a_pool_that_is_closed_while_boxes_start(monkeypat
         made.append(await original(spec))
         return made[-1]
 
-    original = pool_module.open_box
-    monkeypatch.setattr(pool_module, "open_box", slowly)
+    original = pool_module.open_sandbox
+    monkeypatch.setattr(pool_module, "open_sandbox", slowly)
     pool = Pool(SPEC, 2)
     user = asyncio.create_task(pool.acquire().__aenter__())
     await asyncio.sleep(0.05)
@@ -385,15 +387,15 @@ async def test_no_box_survives_a_pool_that_is_closed_while_boxes_start(monkeypat
     with pytest.raises(PoolClosed):
         await user
     assert made
-    assert not any(box.alive for box in made)
+    assert not any(sandbox.alive for sandbox in made)
 
 
-async def test_a_machine_without_boxes_is_said_to_each_user_and_leaks_no_place(pool, monkeypatch):
+async def test_a_machine_without_sandboxes_is_said_to_each_user_and_leaks_no_place(pool, monkeypatch):
     async def impossible(spec, *way_out):
         raise SandboxUnavailable("bubblewrap is not installed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pool_module, "open_box", impossible)
+        patch.setattr(pool_module, "open_sandbox", impossible)
         for _ in range(4):
             with pytest.raises(SandboxUnavailable, match="not installed"):
                 async with pool.acquire():

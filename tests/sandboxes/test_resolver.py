@@ -45,14 +45,14 @@ async def test_an_address_that_was_not_resolved_is_denied_though_the_name_is_cla
         await staged.attack(f"""
             attempt(tcp, "203.0.113.80", 80, b"GET / HTTP/1.1\\r\\nHost: {SITE}\\r\\n\\r\\n")
         """)
-    assert staged.attempts[0].verdict.reason == "not-resolved"
+    assert staged.attempts[0].decision.reason == "not-resolved"
     assert internet.dialled == []
 
 
 async def test_a_name_that_has_no_address_of_a_family_exists_all_the_same():
     internet = Internet({SITE: ["203.0.113.80"]})
     async with scene(allowing(SITE), internet.upstream) as staged:
-        result = await staged.box.run_python(f"import socket; socket.getaddrinfo('{SITE}', 80)[0][4]")
+        result = await staged.sandbox.run_python(f"import socket; socket.getaddrinfo('{SITE}', 80)[0][4]")
     assert result.stdout == "('203.0.113.80', 80)\n"
 
 

@@ -1,7 +1,7 @@
-"""What the tests of watched boxes share: a box, the records of what it tried, and an internet of our own.
+"""What the tests of watched sandboxes share: a sandbox, the records of what it tried, and an internet of our own.
 
 The stand-ins listen on the host's loopback; whatever documentation address a gateway dials leads there.
-A guard refuses to start an attack where there is any way out but the box's own loopback.
+A guard refuses to start an attack where there is any way out but the sandbox's own loopback.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ print(sorted(
     | {fields[9] for fields in routes6 if set(fields[0]) == {"0"} and fields[9] != "lo"}
 ))
 """
-"""Prints what leads out of the network namespace that it runs in, the box's own loopback aside."""
+"""Prints what leads out of the network namespace that it runs in, the sandbox's own loopback aside."""
 
 
 class AttackRefused(Exception):
@@ -69,16 +69,16 @@ class AttackRefused(Exception):
 
 @dataclass
 class Scene:
-    box: Sandbox
+    sandbox: Sandbox
     records: list[EgressRecord] = field(default_factory=list)
     tried: int = 0
-    """Attempts that the programs in the box say they made."""
+    """Attempts that the programs in the sandbox say they made."""
 
     async def attack(self, program: str, **options: float) -> ExecResult:
         """Run a program that counts what it tries in ``tries``."""
-        await guard(self.box)
+        await refuse_other_ways_out(self.sandbox)
         code = PROLOGUE + textwrap.dedent(program) + "\nprint('tries', tries)"
-        result = await self.box.exec(["/usr/bin/python3", "-S", "-c", code], **options)
+        result = await self.sandbox.exec(["/usr/bin/python3", "-S", "-c", code], **options)
         last = result.stdout.splitlines()[-1:] or [""]
         assert last[0].startswith("tries "), result
         self.tried += int(last[0].split()[1])
@@ -98,10 +98,10 @@ class Scene:
                 await asyncio.sleep(0.01)
 
 
-async def guard(box: Sandbox) -> None:
-    seen = await box.exec(["/usr/bin/python3", "-S", "-c", UPLINKS])
+async def refuse_other_ways_out(sandbox: Sandbox) -> None:
+    seen = await sandbox.exec(["/usr/bin/python3", "-S", "-c", UPLINKS])
     if seen.outcome != "ok" or seen.stdout != "[]\n":
-        raise AttackRefused(f"there is a way out of this box: {seen.stdout or seen.stderr}")
+        raise AttackRefused(f"there is a way out of this sandbox: {seen.stdout or seen.stderr}")
 
 
 def allowing(*hosts: str, ports: tuple[int | str, ...] = (80, 443), **options: object) -> EgressPolicy:
@@ -124,14 +124,14 @@ NOWHERE = Upstream(nobody, no_names)
 async def scene(
     policy: EgressPolicy | None = None, upstream: Upstream = NOWHERE, **spec: object
 ) -> AsyncIterator[Scene]:
-    """A watched box.  When this ends the box is closed, and every attempt must have been recorded."""
+    """A watched sandbox.  When this ends the sandbox is closed, and every attempt must have been recorded."""
     given = {"timeout_s": 20, "memory_mib": 256, "processes": 32} | spec
     records: list[EgressRecord] = []
-    async with opened(SandboxSpec(network="watched", egress=policy, **given), records.append, upstream) as box:
-        staged = Scene(box, records)
+    async with opened(SandboxSpec(network="watched", egress=policy, **given), records.append, upstream) as sandbox:
+        staged = Scene(sandbox, records)
         yield staged
-    for user in {record.attempt.box for record in records}:
-        numbers = [record.seq for record in records if record.attempt.box == user]
+    for user in {record.attempt.sandbox for record in records}:
+        numbers = [record.seq for record in records if record.attempt.sandbox == user]
         assert numbers == list(range(1, len(numbers) + 1))
 
 

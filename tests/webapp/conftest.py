@@ -18,7 +18,7 @@ from webapp.accounts.access import scopes_within
 from webapp.accounts.models import ApiKey, Membership, Role, Team, User
 from webapp.accounts.services import create_api_key, create_team
 from webapp.ingest import runs as projections
-from webapp.runs.models import Run, State
+from webapp.runs.models import Run, RunStatus
 from webapp.runs.services import submit_run
 
 
@@ -102,7 +102,7 @@ def run(team: Team, alice: User, spec: RunSpec) -> Run:
 @pytest.fixture
 def launching_run(run: Run) -> Run:
     """Attempt 1 was claimed; its engine has said nothing yet."""
-    assert run.move_to(State.LAUNCHING, by="worker", attempt=1, submission_id=f"run-{run.id}-1")
+    assert run.move_to(RunStatus.LAUNCHING, by="worker", attempt=1, submission_id=f"run-{run.id}-1")
     return run
 
 
@@ -147,10 +147,10 @@ def engine(launching_run: Run) -> Engine:
 
 @pytest.fixture
 def alarming_run(engine: Engine, launching_run: Run) -> Run:
-    """A box tried a mining pool twice in turn 1 of train-1-0, was frozen for it, and the trajectory was told."""
+    """A sandbox tried a mining pool twice in turn 1 of train-1-0, was frozen for it, and the trajectory was told."""
     records = [egress_record(1), egress_record(2, attempt={"protocol": "dns", "name": "pool.example", "port": 53})]
     events = [engine.started(), engine.egress(*records), engine.alert()]
-    told = engine.trajectory(alerts=["box-1/1"], masked_because="quarantined", stop_reason="frozen")
-    assert engine.post(*events, told).status_code == 200
+    reported = engine.trajectory(alerts=["sandbox-1/1"], masked_because="quarantined", stop_reason="frozen")
+    assert engine.post(*events, reported).status_code == 200
     launching_run.refresh_from_db()
     return launching_run

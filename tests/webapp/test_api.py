@@ -11,14 +11,14 @@ from django.utils import timezone
 from engine.spec.environment import PythonMath
 from engine.spec.presets import preset_names
 from engine.spec.run import Dataset, RunSpec
-from webapp.accounts.models import ApiKey, AuditEntry, IdempotentAnswer, User
+from webapp.accounts.models import ApiKey, AuditEntry, IdempotentResponse, User
 from webapp.accounts.services import create_api_key, remove_member
 from webapp.api.cursors import encode_cursor
 from webapp.api.document import ProblemOut
 from webapp.catalog.services import publish_dataset, publish_environment
 from webapp.experiments.models import Experiment
 from webapp.experiments.services import create_experiment
-from webapp.runs.models import Desired, Run, State
+from webapp.runs.models import Desired, Run, RunStatus
 from webapp.runs.tokens import attempt_token
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +35,7 @@ def test_a_member_submits_a_run(api_of, bob, team) -> None:
     answer = api_of(bob).post("/runs", TINY | {"schedule": {"steps": 3}})
     assert answer.status_code == 201
     run = Run.objects.get(id=answer.json()["id"])
-    assert (run.state, run.total_steps, run.team, run.created_by) == (State.QUEUED, 3, team, bob)
+    assert (run.state, run.total_steps, run.team, run.created_by) == (RunStatus.QUEUED, 3, team, bob)
     assert AuditEntry.objects.filter(verb="run.submit", user=bob).count() == 1
 
 
@@ -173,8 +173,8 @@ UNREADABLE = {
 def test_what_no_row_can_keep_is_named_in_json_that_anybody_can_read(api_of, bob, path: str, body: bytes) -> None:
     answer = api_of(bob).client.post(f"/api/v1{path}", body, content_type="application/json")
     assert answer.status_code == 422
-    told = json.loads(answer.content, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert all(problem["remedy"] and "value" in problem for problem in told["problems"])
+    reported = json.loads(answer.content, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert all(problem["remedy"] and "value" in problem for problem in reported["problems"])
     assert (Run.objects.count(), Experiment.objects.count()) == (0, 0)
 
 
@@ -241,11 +241,11 @@ def test_the_same_key_with_another_body_is_refused(api_of, bob) -> None:
 
 
 def test_a_refused_request_does_not_use_up_its_key(api_of, bob, run) -> None:
-    Run.objects.update(state=State.FAILED)
+    Run.objects.update(state=RunStatus.FAILED)
     api, headers = api_of(bob), {"Idempotency-Key": "k2"}
     assert api.post(f"/runs/{run.id}/cancel", **headers).status_code == 409
-    assert not IdempotentAnswer.objects.filter(status=0).exists()
-    Run.objects.update(state=State.QUEUED)
+    assert not IdempotentResponse.objects.filter(status=0).exists()
+    Run.objects.update(state=RunStatus.QUEUED)
     assert api.post(f"/runs/{run.id}/cancel", **headers).status_code == 200
 
 
@@ -263,7 +263,7 @@ def test_orders_sent_twice_answer_the_same(api_of, bob, launching_run, verb: str
 
 
 def test_an_order_that_comes_too_late_is_409(api_of, bob, run) -> None:
-    Run.objects.update(state=State.SUCCEEDED)
+    Run.objects.update(state=RunStatus.SUCCEEDED)
     answer = api_of(bob).post(f"/runs/{run.id}/cancel")
     assert (answer.status_code, answer.json()["detail"]) == (409, "run #1 has succeeded and cannot be cancelled")
 
@@ -418,8 +418,8 @@ def test_the_description_names_every_error_and_the_key_of_every_post(client) -> 
     for operations in document["paths"].values():
         for method, one in operations.items():
             answers = one["responses"].items()
-            told = {status for status, answer in answers if "application/problem+json" in answer["content"]}
-            assert told == {"401", "403", "404", "422"} | ({"409"} if method == "post" else set())
+            reported = {status for status, answer in answers if "application/problem+json" in answer["content"]}
+            assert reported == {"401", "403", "404", "422"} | ({"409"} if method == "post" else set())
             named = [parameter["name"] for parameter in one.get("parameters", [])]
             assert named.count("Idempotency-Key") == (1 if method == "post" else 0)
 
@@ -427,8 +427,8 @@ def test_the_description_names_every_error_and_the_key_of_every_post(client) -> 
 @pytest.mark.parametrize("path", ["/runs/none", "/runs?limit=0"])
 def test_errors_are_what_the_description_says(api_of: Any, victor: User, path: str) -> None:
     api = api_of(victor, scopes=("read",))
-    told = api.get(path).json()
-    assert ProblemOut.model_validate(told).model_dump(exclude_unset=True) == told
+    reported = api.get(path).json()
+    assert ProblemOut.model_validate(reported).model_dump(exclude_unset=True) == reported
 
 
 def test_presets_are_listed_with_their_sources_and_told_knob_by_knob(api_of: Any, victor: User) -> None:

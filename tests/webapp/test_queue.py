@@ -9,7 +9,7 @@ from django.db import transaction
 
 from webapp import queue
 from webapp.accounts.models import Team, User
-from webapp.runs.models import Run, State
+from webapp.runs.models import Run, RunStatus
 from webapp.runs.services import submit_run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -57,4 +57,4 @@ def test_with_the_broker_down_the_run_is_queued_all_the_same(
     queue._broker.cache_clear()
     run = submit_run(team, spec, acting_user=alice)
     queue._broker.cache_clear()
-    assert Run.objects.get(id=run.id).state == State.QUEUED
+    assert Run.objects.get(id=run.id).state == RunStatus.QUEUED

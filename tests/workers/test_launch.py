@@ -10,7 +10,7 @@ import pytest
 from django.conf import settings as django_settings
 
 from engine.spec.launch import Launch
-from webapp.runs.models import Desired, Run, State
+from webapp.runs.models import Desired, Run, RunStatus
 from webapp.runs.tokens import attempt_in
 from workers.launch import launch
 from workers.ray_jobs import Job
@@ -25,7 +25,7 @@ def launch_file(run: Run, attempt: int) -> Path:
 def test_a_queued_run_becomes_a_job_under_its_own_id(run: Run, cluster: Any) -> None:
     launch(str(run.id))
     run.refresh_from_db()
-    assert (run.state, run.attempt, run.submission_id) == (State.LAUNCHING, 1, f"run-{run.id}-1")
+    assert (run.state, run.attempt, run.submission_id) == (RunStatus.LAUNCHING, 1, f"run-{run.id}-1")
     assert list(cluster.jobs) == [run.submission_id]
     assert run.lease_until is not None
 
@@ -74,12 +74,12 @@ def test_without_ray_the_run_stays_queued(run: Run, cluster: Any) -> None:
     cluster.is_up = False
     launch(str(run.id))
     run.refresh_from_db()
-    assert (run.state, run.attempt) == (State.QUEUED, 0)
+    assert (run.state, run.attempt) == (RunStatus.QUEUED, 0)
 
 
 def test_an_attempt_waits_until_the_job_of_the_last_one_is_gone(run: Run, cluster: Any) -> None:
     launch(str(run.id))
-    Run.objects.update(state=State.QUEUED)
+    Run.objects.update(state=RunStatus.QUEUED)
     launch(str(run.id))
     assert cluster.stopped == [f"run-{run.id}-1"]
     assert list(cluster.jobs) == [f"run-{run.id}-1"]

@@ -9,7 +9,7 @@ from django.db import connections
 from django.utils import timezone
 
 from webapp import queue
-from webapp.runs.models import Desired, Run, State
+from webapp.runs.models import Desired, Run, RunStatus
 from workers import reconcile as module
 from workers.launch import BACKOFF_S, launch
 from workers.ray_jobs import Job, RayUnreachable
@@ -40,7 +40,7 @@ def running(run: Run, cluster: Any, sent: list[Any]) -> Run:
     launch(str(run.id))
     now = timezone.now()
     Run.objects.update(
-        state=State.RUNNING,
+        state=RunStatus.RUNNING,
         heartbeat_at=now,
         lease_until=now + timedelta(seconds=30),
         heartbeat=heartbeat(),
@@ -79,7 +79,7 @@ def test_a_clock_that_was_set_back_holds_no_run_up(run: Run, cluster: Any, sent:
     assert sent == [(queue.LAUNCH, (str(run.id),))]
     launch(str(run.id))
     cluster.restart()
-    assert state_of(run) == State.LAUNCHING
+    assert state_of(run) == RunStatus.LAUNCHING
     Run.objects.update(state_since=seconds_ago(-3600))
     reconcile()
     assert list(cluster.jobs) == [f"run-{run.id}-1"]
@@ -101,18 +101,18 @@ def test_a_worker_that_died_between_claim_and_submission_is_finished(run: Run, c
     reconcile()
     reconcile()
     assert list(cluster.jobs) == [f"run-{run.id}-1"]
-    assert state_of(run) == State.LAUNCHING
+    assert state_of(run) == RunStatus.LAUNCHING
 
 
 def test_a_dead_job_is_restarted_with_the_reason(running: Run, cluster: Any, sent: list[Any]) -> None:
     cluster.die(running)
     reconcile()
-    assert state_of(running) == State.QUEUED
+    assert state_of(running) == RunStatus.QUEUED
     assert sent == [(queue.LAUNCH, (str(running.id),))]
     assert running.transitions.last().reason == "its job died (exit code 1): OSError: disk full"
     launch(str(running.id))
     running.refresh_from_db()
-    assert (running.state, running.attempt, running.heartbeat) == (State.LAUNCHING, 2, None)
+    assert (running.state, running.attempt, running.heartbeat) == (RunStatus.LAUNCHING, 2, None)
 
 
 def test_attempts_that_all_die_are_not_used_up_in_a_minute(running: Run, cluster: Any) -> None:
@@ -120,35 +120,35 @@ def test_attempts_that_all_die_are_not_used_up_in_a_minute(running: Run, cluster
         cluster.die(running)
         reconcile()
         launch(str(running.id))  # at once
-        assert (state_of(running), running.attempt) == (State.LAUNCHING, attempt + 1)
+        assert (state_of(running), running.attempt) == (RunStatus.LAUNCHING, attempt + 1)
     cluster.die(running)
     reconcile()
     launch(str(running.id))
-    assert (state_of(running), running.attempt) == (State.QUEUED, 3)
+    assert (state_of(running), running.attempt) == (RunStatus.QUEUED, 3)
     Run.objects.update(state_since=seconds_ago(BACKOFF_S[3]))
     launch(str(running.id))
-    assert (state_of(running), running.attempt) == (State.LAUNCHING, 4)
+    assert (state_of(running), running.attempt) == (RunStatus.LAUNCHING, 4)
     assert sum(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)] for attempt in range(1, 10)) > 180
 
 
 def test_a_killed_job_is_called_killed(running: Run, cluster: Any) -> None:
     cluster.die(running, -9, "some harmless line")
     reconcile()
-    assert state_of(running) == State.QUEUED
+    assert state_of(running) == RunStatus.QUEUED
     assert running.transitions.last().reason == "its job was killed (signal 9)"
 
 
 def test_a_restarted_cluster_restarts_its_runs(running: Run, cluster: Any) -> None:
     cluster.restart()
     reconcile()
-    assert state_of(running) == State.QUEUED
+    assert state_of(running) == RunStatus.QUEUED
     assert "Ray cluster was restarted" in running.transitions.last().reason
 
 
 def test_a_job_that_ended_well_but_unfinished_is_restarted(running: Run, cluster: Any) -> None:
     cluster.jobs[running.submission_id] = Job("succeeded", 0)
     reconcile()
-    assert state_of(running) == State.QUEUED
+    assert state_of(running) == RunStatus.QUEUED
 
 
 def test_the_last_attempt_fails_the_run_with_the_reason(running: Run, cluster: Any, sent: list[Any]) -> None:
@@ -156,7 +156,7 @@ def test_the_last_attempt_fails_the_run_with_the_reason(running: Run, cluster: A
     Run.objects.update(attempt=most, submission_id=f"run-{running.id}-{most}")
     cluster.die(running)
     reconcile()
-    assert state_of(running) == State.FAILED
+    assert state_of(running) == RunStatus.FAILED
     assert (
         running.failure_reason == f"its job died (exit code 1): OSError: disk full; that was attempt {most} of {most}"
     )
@@ -167,14 +167,14 @@ def test_the_last_attempt_fails_the_run_with_the_reason(running: Run, cluster: A
 def test_what_another_attempt_would_only_repeat_fails_at_once(running: Run, cluster: Any, exit_code: int) -> None:
     cluster.die(running, exit_code, "...\nmodel.heads = 0: too few")
     reconcile()
-    assert state_of(running) == State.FAILED
+    assert state_of(running) == RunStatus.FAILED
     assert "model.heads = 0: too few" in running.failure_reason
 
 
 def test_a_stalled_phase_is_ended_and_named(running: Run, cluster: Any, sent: list[Any]) -> None:
     Run.objects.update(heartbeat=heartbeat(lasted_s=400, waiting_for="rollout-0"))
     reconcile()
-    assert state_of(running) == State.QUEUED
+    assert state_of(running) == RunStatus.QUEUED
     reason = running.transitions.last().reason
     assert reason.startswith("stalled: phase collect of step 7 has lasted since 20")
     assert reason.endswith("more than 300 s, waiting for rollout-0")
@@ -182,9 +182,9 @@ def test_a_stalled_phase_is_ended_and_named(running: Run, cluster: Any, sent: li
 
 
 def test_a_pause_is_no_stall(running: Run, cluster: Any) -> None:
-    Run.objects.update(heartbeat=heartbeat("paused", lasted_s=4000), state=State.PAUSED)
+    Run.objects.update(heartbeat=heartbeat("paused", lasted_s=4000), state=RunStatus.PAUSED)
     reconcile()
-    assert state_of(running) == State.PAUSED
+    assert state_of(running) == RunStatus.PAUSED
 
 
 def test_a_phase_is_not_called_long_while_we_hear_nothing(running: Run, cluster: Any) -> None:
@@ -192,16 +192,16 @@ def test_a_phase_is_not_called_long_while_we_hear_nothing(running: Run, cluster:
         heartbeat=heartbeat(lasted_s=4000), heartbeat_at=seconds_ago(3990), lease_until=seconds_ago(3960)
     )
     reconcile()
-    assert state_of(running) == State.RUNNING
+    assert state_of(running) == RunStatus.RUNNING
 
 
 def test_silence_ends_an_attempt_only_after_several_ticks(running: Run, cluster: Any) -> None:
     Run.objects.update(lease_until=seconds_ago(5), heartbeat_at=seconds_ago(35))
     for _ in range(MOST_MISSED_HEARTBEATS - 1):
         reconcile()
-        assert state_of(running) == State.RUNNING
+        assert state_of(running) == RunStatus.RUNNING
     reconcile()
-    assert state_of(running) == State.QUEUED
+    assert state_of(running) == RunStatus.QUEUED
     assert "has sent nothing for 35 s" in running.transitions.last().reason
     assert cluster.stopped == [running.submission_id]
 
@@ -217,7 +217,7 @@ def test_nobody_is_called_silent_while_the_service_cannot_be_reached(
         reconcile()
     monkeypatch.setattr(module, "_web_answers", lambda: True)
     reconcile()
-    assert state_of(running) == State.RUNNING  # the outage made us forget the heartbeats that were missed before it
+    assert state_of(running) == RunStatus.RUNNING  # the outage made us forget the heartbeats that were missed before it
 
 
 def test_a_batch_clears_the_doubts(running: Run, cluster: Any, client: Any) -> None:
@@ -232,7 +232,7 @@ def test_a_batch_clears_the_doubts(running: Run, cluster: Any, client: Any) -> N
     )
     reconcile()
     running.refresh_from_db()
-    assert (running.state, running.missed_heartbeats) == (State.RUNNING, 0)
+    assert (running.state, running.missed_heartbeats) == (RunStatus.RUNNING, 0)
 
 
 def test_without_ray_nothing_is_known_and_nothing_changes(running: Run, cluster: Any) -> None:
@@ -246,10 +246,10 @@ def test_without_ray_nothing_is_known_and_nothing_changes(running: Run, cluster:
 def test_a_cancel_is_left_to_the_engine_first_and_then_enforced(running: Run, cluster: Any) -> None:
     Run.objects.update(desired=Desired.CANCEL, desired_since=timezone.now())
     reconcile()
-    assert state_of(running) == State.RUNNING
+    assert state_of(running) == RunStatus.RUNNING
     Run.objects.update(desired_since=seconds_ago(31))
     reconcile()
-    assert state_of(running) == State.CANCELLED
+    assert state_of(running) == RunStatus.CANCELLED
     assert cluster.stopped == [running.submission_id]
 
 
@@ -257,16 +257,16 @@ def test_a_dead_job_that_was_to_be_cancelled_is_not_restarted(running: Run, clus
     Run.objects.update(desired=Desired.CANCEL)
     cluster.die(running)
     reconcile()
-    assert state_of(running) == State.CANCELLED
+    assert state_of(running) == RunStatus.CANCELLED
     assert sent == []
 
 
 def test_a_run_that_finished_while_we_looked_keeps_its_end(running: Run, cluster: Any) -> None:
     """The row was read before the last batch, the job died after it."""
     stale = Run.objects.get()
-    Run.objects.update(state=State.SUCCEEDED)
+    Run.objects.update(state=RunStatus.SUCCEEDED)
     module._follow(stale, Job("succeeded", 0), cluster, web_answers=True)
-    assert state_of(running) == State.SUCCEEDED
+    assert state_of(running) == RunStatus.SUCCEEDED
 
 
 def test_jobs_that_nobody_waits_for_are_stopped_and_foreign_ones_are_not(running: Run, cluster: Any) -> None:
@@ -280,7 +280,7 @@ def test_jobs_that_nobody_waits_for_are_stopped_and_foreign_ones_are_not(running
 
 
 def test_an_ended_runs_job_may_say_goodbye_before_it_is_stopped(running: Run, cluster: Any) -> None:
-    Run.objects.update(state=State.SUCCEEDED, state_since=timezone.now())
+    Run.objects.update(state=RunStatus.SUCCEEDED, state_since=timezone.now())
     reconcile()
     assert cluster.stopped == []
     Run.objects.update(state_since=seconds_ago(40))
@@ -299,10 +299,10 @@ def test_a_tick_that_dies_between_fencing_and_stopping_is_completed_by_the_next(
     with monkeypatch.context() as patched:
         patched.setattr(cluster, "stop", dies)
         reconcile()
-    assert state_of(running) == State.QUEUED
+    assert state_of(running) == RunStatus.QUEUED
     launch(str(running.id))  # finds the old job alive, stops it, and waits
     assert cluster.stopped == [running.submission_id]
-    assert state_of(running) == State.QUEUED
+    assert state_of(running) == RunStatus.QUEUED
 
 
 @pytest.mark.django_db(transaction=True)

@@ -148,7 +148,7 @@ class SignInFailure(models.Model):
         indexes: ClassVar = [models.Index(fields=["email", "at"], name="sign_in_failure_by_email")]
 
 
-class IdempotentAnswer(models.Model):
+class IdempotentResponse(models.Model):
     """What a POST with an ``Idempotency-Key`` answered, so that sending it again answers the same."""
 
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="+")

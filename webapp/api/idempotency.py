@@ -14,7 +14,7 @@ from django.utils import timezone
 from ninja import Status
 from pydantic import BaseModel
 
-from webapp.accounts.models import IdempotentAnswer, Team
+from webapp.accounts.models import IdempotentResponse, Team
 from webapp.refusals import Invalid, Refused
 
 KEPT_FOR = timedelta(hours=24)
@@ -39,11 +39,11 @@ def once(request: HttpRequest, team: Team, act: Callable[[], tuple[int, BaseMode
         return Status(stored.status, stored.body)
 
 
-def _claimed(team: Team, key: str, fingerprint: str) -> tuple[IdempotentAnswer, bool]:
+def _claimed(team: Team, key: str, fingerprint: str) -> tuple[IdempotentResponse, bool]:
     """The key's row, and whether it is new.  A second request waits here until the first has committed."""
-    IdempotentAnswer.objects.filter(team=team, key=key, created_at__lt=timezone.now() - KEPT_FOR).delete()
-    return IdempotentAnswer.objects.get_or_create(team=team, key=key, defaults={"fingerprint": fingerprint})
+    IdempotentResponse.objects.filter(team=team, key=key, created_at__lt=timezone.now() - KEPT_FOR).delete()
+    return IdempotentResponse.objects.get_or_create(team=team, key=key, defaults={"fingerprint": fingerprint})
 
 
 def forget_old_answers() -> int:
-    return IdempotentAnswer.objects.filter(created_at__lt=timezone.now() - KEPT_FOR).delete()[0]
+    return IdempotentResponse.objects.filter(created_at__lt=timezone.now() - KEPT_FOR).delete()[0]

@@ -19,14 +19,14 @@ from django.views.decorators.http import require_POST
 from prometheus_client import Counter
 from pydantic import ValidationError
 
-from engine.spec.event import Batch, BatchAnswer, Event, Finished, PhaseChanged, Started, TrajectoryStored
+from engine.spec.event import Batch, BatchResponse, Event, Finished, PhaseChanged, Started, TrajectoryStored
 from engine.spec.problems import problems_in
-from engine.spec.security import Ruling
+from engine.spec.security import ReviewDecision
 from webapp.api.problems import problem
-from webapp.ingest.responses import pause_if_wanted, rulings_beyond
+from webapp.ingest.responses import pause_if_wanted, review_decisions_beyond
 from webapp.ingest.runs import key_ids, project
 from webapp.ingest.security import add_alerts, add_turns, settle
-from webapp.runs.models import LIVE, Run, State
+from webapp.runs.models import LIVE, Run, RunStatus
 from webapp.runs.notify import notify_alert_viewers, notify_run_viewers
 from webapp.runs.tokens import attempt_in
 from webapp.security.models import AlertState
@@ -125,7 +125,7 @@ def _without_nul(value: Any) -> Any:
             return value
 
 
-def accept(run_id: UUID, batch: Batch) -> BatchAnswer:
+def accept(run_id: UUID, batch: Batch) -> BatchResponse:
     """Store what is new in the batch.  Raises Gone, Gap, DataError; then nothing of it is stored."""
     # Outside the transaction, so that two runs which meet the same new names cannot wait for each other.
     key_ids({name for event in batch.events if event.kind == "metric" for name in event.values})
@@ -150,12 +150,14 @@ def accept(run_id: UUID, batch: Batch) -> BatchAnswer:
         settle(run_id, fresh)
         transaction.on_commit(lambda: notify_run_viewers(run_id))
         transaction.on_commit(lambda: EVENTS.inc(len(fresh)))
-        rulings = rulings_beyond(run, batch.heartbeat.ruled_through if batch.heartbeat else None)
-        return _answer(run, run.last_seq + 1, rulings)
+        review_decisions = review_decisions_beyond(run, batch.heartbeat.decided_through if batch.heartbeat else None)
+        return _answer(run, run.last_seq + 1, review_decisions)
 
 
-def _answer(run: Run, next_seq: int, rulings: Sequence[Ruling] = ()) -> BatchAnswer:
-    return BatchAnswer.model_validate({"next_seq": next_seq, "desired": run.desired, "rulings": rulings})
+def _answer(run: Run, next_seq: int, review_decisions: Sequence[ReviewDecision] = ()) -> BatchResponse:
+    return BatchResponse.model_validate(
+        {"next_seq": next_seq, "desired": run.desired, "review_decisions": review_decisions}
+    )
 
 
 def _state_of_alerts(run: Run) -> str:
@@ -230,8 +232,8 @@ def _advance(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
 
 def _follow_engine(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
     """Make the moves that the batch tells of.  We hold the row's lock, so each of them wins."""
-    if run.state == State.LAUNCHING:
-        run.move_to(State.RUNNING, by="engine", started_at=run.started_at or timezone.now())
+    if run.state == RunStatus.LAUNCHING:
+        run.move_to(RunStatus.RUNNING, by="engine", started_at=run.started_at or timezone.now())
     finished = fresh[-1] if fresh else None
     # It may be an older attempt's, killed before it could say so.  If ``started`` follows, the work is done again.
     if isinstance(finished, Finished):
@@ -242,7 +244,7 @@ def _follow_engine(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
             finished.outcome, by="engine", reason=reason, summary=finished.summary, failure_reason=failure_reason
         )
     elif batch.heartbeat is not None:
-        state = State.PAUSED if batch.heartbeat.phase == "paused" else State.RUNNING
+        state = RunStatus.PAUSED if batch.heartbeat.phase == "paused" else RunStatus.RUNNING
         if state != run.state:
-            reason = run.desired_because if state == State.PAUSED else ""
+            reason = run.desired_because if state == RunStatus.PAUSED else ""
             run.move_to(state, by="engine", reason=reason)

@@ -1,4 +1,5 @@
-"""What alerts and rulings put into the answer to a batch: a pause, and the rulings that the engine does not have.
+"""What alerts and review decisions put into the answer to a batch: a pause, and the review decisions that the engine
+does not have.
 
 Called by the ingest, under the run's row lock.
 """
@@ -7,25 +8,26 @@ from collections.abc import Sequence
 
 from django.utils import timezone
 
-from engine.spec.event import MOST_RULINGS
-from engine.spec.security import Ruling
+from engine.spec.event import MOST_REVIEW_DECISIONS
+from engine.spec.security import ReviewDecision
 from webapp.accounts.models import AuditEntry
 from webapp.ingest.security import NewAlert
 from webapp.runs.models import Desired, Run
 from webapp.security.models import Quarantine, QuarantineState
 
 
-def rulings_beyond(run: Run, number: int | None) -> list[Ruling]:
-    """The newest ruling about each trajectory, with numbers that rise, so that the engine keeps the last of them.
+def review_decisions_beyond(run: Run, number: int | None) -> list[ReviewDecision]:
+    """The newest review decision about each trajectory, with numbers that rise, so that the engine keeps the last of
+    them.
 
-    A trajectory that an alert has put under quarantine again since it was ruled on has none.
+    A trajectory that an alert has put under quarantine again since it was decided on has none.
     """
-    if number is None or run.rulings <= number:
+    if number is None or run.review_decisions <= number:
         return []
     found = Quarantine.objects.filter(run_id=run.id, number__gt=number).exclude(state=QuarantineState.PENDING)
-    rows = found.order_by("number").values_list("number", "trajectory_id", "state")[:MOST_RULINGS]
+    rows = found.order_by("number").values_list("number", "trajectory_id", "state")[:MOST_REVIEW_DECISIONS]
     return [
-        Ruling.model_validate({"number": number, "trajectory": trajectory, "verdict": state})
+        ReviewDecision.model_validate({"number": number, "trajectory": trajectory, "verdict": state})
         for number, trajectory, state in rows
     ]
 

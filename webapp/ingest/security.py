@@ -1,7 +1,7 @@
 """What ``egress`` and ``alert`` events mean for the tables that reviewers read.
 
 Inside the ingest's transaction, under the run's row lock, in a fixed number of statements per batch.
-An attempt at a run may tell the same again: ``(run, box, seq)`` names a record and ``id`` an alert, and
+An attempt at a run may report the same again: ``(run, sandbox, seq)`` names a record and ``id`` an alert, and
 what is there already changes nothing.  ``started`` voids nothing here: this is an audit.
 """
 
@@ -13,11 +13,11 @@ from uuid import UUID
 from django.db import connection
 
 from engine.spec.event import AlertedTurn, AlertRaised, EgressRecorded, Event, QuarantineSettled, Started
-from engine.spec.security import Place
+from engine.spec.security import Origin
 from sandboxes.egress.record import EgressRecord
 
 _RECORD_COLUMNS = {
-    "box": "text", "seq": "bigint", "event_seq": "bigint", "trajectory_id": "text", "turn": "int", "at": "float8",
+    "sandbox": "text", "seq": "bigint", "event_seq": "bigint", "trajectory_id": "text", "turn": "int", "at": "float8",
     "last_at": "float8", "phase": "text", "attempt": "bigint", "stage": "text", "protocol": "text", "family": "text",
     "address": "text", "port": "int", "name": "text", "query_type": "text", "sni": "text", "host": "text",
     "method": "text", "allowed": "bool", "policy": "text", "rule": "text", "reason": "text", "label": "text",
@@ -40,7 +40,7 @@ _ADD_RECORDS = f"""
 WITH added AS (
     INSERT INTO security_egressrecord (run_id, {", ".join(_RECORD_COLUMNS)})
     SELECT %s, {_selected(_RECORD_COLUMNS)} FROM {_unnested(_RECORD_COLUMNS)}
-    ON CONFLICT (run_id, box, seq) DO NOTHING
+    ON CONFLICT (run_id, sandbox, seq) DO NOTHING
     RETURNING run_id, phase, allowed, count, bytes_up, bytes_down
 )
 INSERT INTO security_egresstotals AS total (run_id, records, allowed, denied, bytes_up, bytes_down)
@@ -65,27 +65,27 @@ def add_records(run_id: UUID, events: Sequence[Event]) -> None:
 
 def _record_row(event: EgressRecorded, record: EgressRecord) -> tuple[object, ...]:
     """In the order of ``_RECORD_COLUMNS``."""
-    tried, verdict = record.attempt, record.verdict
+    tried, decision = record.attempt, record.decision
     return (
-        event.box, record.seq, event.seq, *_columns_of(event.place), tried.at, record.last_at,
+        event.sandbox, record.seq, event.seq, *_columns_of(event.origin), tried.at, record.last_at,
         record.phase, tried.sequence, tried.stage, tried.protocol, tried.family,
         tried.address or "", tried.port, tried.name or "", tried.query_type or "", tried.sni or "", tried.host or "",
-        tried.method or "", verdict.allowed, verdict.policy, verdict.rule or "", verdict.reason, record.label or "",
+        tried.method or "", decision.allowed, decision.policy, decision.rule or "", decision.reason, record.label or "",
         record.count, record.spread.model_dump_json() if record.spread else None,
         record.bytes_up, record.bytes_down, record.packets_up,
         record.ended or "", record.opening_up, record.opening_down,
     )  # fmt: skip
 
 
-def _columns_of(place: Place | None) -> tuple[str, int | None]:
-    return (place.trajectory, place.turn) if place else ("", None)
+def _columns_of(origin: Origin | None) -> tuple[str, int | None]:
+    return (origin.trajectory, origin.turn) if origin else ("", None)
 
 
 # --- alerts -------------------------------------------------------------------------------------
 _ALERT_COLUMNS = {
     "alert_id": "text", "event_seq": "bigint", "trajectory_id": "text", "turn": "int", "rule": "text",
     "severity": "text", "category": "text", "attack": "text", "title": "text", "subject": "text", "evidence": "jsonb",
-    "box": "text", "label": "text", "record_seq": "bigint", "at": "float8", "quarantined": "bool",
+    "sandbox": "text", "label": "text", "record_seq": "bigint", "at": "float8", "quarantined": "bool",
 }  # fmt: skip
 
 _IN_ORDER_OF_COMMITS = "SELECT pg_advisory_xact_lock(hashtext('security_alert'))"
@@ -104,7 +104,7 @@ WITH added AS (
     FROM added WHERE quarantined AND trajectory_id <> ''
     ON CONFLICT (run_id, trajectory_id) DO UPDATE SET
         since = CASE WHEN quarantine.state = 'pending' THEN quarantine.since ELSE excluded.since END,
-        state = 'pending', number = NULL, ruled_by_id = NULL, ruled_at = NULL, note = ''
+        state = 'pending', number = NULL, decided_by_id = NULL, decided_at = NULL, note = ''
 )
 SELECT alert_id, trajectory_id, quarantined, rule, severity FROM added ORDER BY id
 """
@@ -144,8 +144,8 @@ def _alert_row(event: AlertRaised) -> tuple[object, ...]:
     """In the order of ``_ALERT_COLUMNS``."""
     found = event.finding
     return (
-        event.id, event.seq, *_columns_of(event.place), found.rule, found.severity, found.category, found.attack,
-        found.title, found.subject, json.dumps(found.evidence), found.box, found.label or "", found.seq,
+        event.id, event.seq, *_columns_of(event.origin), found.rule, found.severity, found.category, found.attack,
+        found.title, found.subject, json.dumps(found.evidence), found.sandbox, found.label or "", found.seq,
         found.at, event.quarantined,
     )  # fmt: skip
 
@@ -164,10 +164,10 @@ ON CONFLICT (run_id, trajectory_id, turn) DO UPDATE SET
 
 def add_turns(run_id: UUID, events: Sequence[Event]) -> None:
     """The last word about each turn."""
-    last = {(event.place.trajectory, event.place.turn): event for event in events if isinstance(event, AlertedTurn)}
+    last = {(event.origin.trajectory, event.origin.turn): event for event in events if isinstance(event, AlertedTurn)}
     rows = [
-        (*place, event.text.wrote, event.text.call, event.text.output, event.text.error_class or "", event.at)
-        for place, event in last.items()
+        (*origin, event.text.wrote, event.text.call, event.text.output, event.text.error_class or "", event.at)
+        for origin, event in last.items()
     ]
     if rows:
         with connection.cursor() as cursor:

@@ -22,7 +22,7 @@ from webapp.experiments.models import Experiment
 from webapp.refusals import Invalid
 from webapp.runs import services
 from webapp.runs.access import run_for, runs_of
-from webapp.runs.models import Run, State
+from webapp.runs.models import Run, RunStatus
 from webapp.runs.series import MOST_BUCKETS, one_snapshot, series_of
 
 router = Router(tags=["runs"])
@@ -158,7 +158,7 @@ def launch(request: HttpRequest, experiment_id: UUID) -> Status[object]:
 @router.get("/runs", response=RunPage, operation_id="list_runs")
 def list_runs(
     request: HttpRequest,
-    state: State | None = None,
+    state: RunStatus | None = None,
     experiment: UUID | None = None,
     limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
     cursor: str | None = None,

@@ -151,7 +151,7 @@ CHARTS = (
             "train/quarantined": "Quarantined",
             "train/released": "Released, trained on",
             "train/quarantine_discarded": "Discarded undecided",
-            "train/released_too_late": "Ruled too late",
+            "train/released_too_late": "Decided too late",
         },
         "count",
         is_optional=True,

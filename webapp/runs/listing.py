@@ -8,7 +8,7 @@ from django.db import connection
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from webapp.runs.models import ENDED, LIVE, Run, State
+from webapp.runs.models import ENDED, LIVE, Run, RunStatus
 from webapp.runs.now import Now, cold_starts_of, now_of_run
 
 ROWS = 25
@@ -16,10 +16,10 @@ SPARK_POINTS = 60
 
 FILTERS: dict[str, tuple[str, Q]] = {
     "": ("All", Q()),
-    "live": ("Live", Q(state__in=LIVE | {State.QUEUED})),
-    "succeeded": ("Succeeded", Q(state=State.SUCCEEDED)),
-    "failed": ("Failed", Q(state=State.FAILED)),
-    "cancelled": ("Cancelled", Q(state=State.CANCELLED)),
+    "live": ("Live", Q(state__in=LIVE | {RunStatus.QUEUED})),
+    "succeeded": ("Succeeded", Q(state=RunStatus.SUCCEEDED)),
+    "failed": ("Failed", Q(state=RunStatus.FAILED)),
+    "cancelled": ("Cancelled", Q(state=RunStatus.CANCELLED)),
 }
 
 _LATEST = """

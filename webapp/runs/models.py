@@ -17,7 +17,7 @@ from webapp.accounts.models import Team, User
 from webapp.experiments.models import Experiment
 
 
-class State(models.TextChoices):
+class RunStatus(models.TextChoices):
     QUEUED = "queued"
     LAUNCHING = "launching"
     RUNNING = "running"
@@ -28,18 +28,22 @@ class State(models.TextChoices):
 
 
 MOVES: dict[str, frozenset[str]] = {
-    State.QUEUED: frozenset({State.LAUNCHING, State.FAILED, State.CANCELLED}),
+    RunStatus.QUEUED: frozenset({RunStatus.LAUNCHING, RunStatus.FAILED, RunStatus.CANCELLED}),
     # Back to queued: the attempt is given up and another one will be made.
-    State.LAUNCHING: frozenset({State.RUNNING, State.QUEUED, State.FAILED, State.CANCELLED}),
-    State.RUNNING: frozenset({State.PAUSED, State.QUEUED, State.SUCCEEDED, State.FAILED, State.CANCELLED}),
-    State.PAUSED: frozenset({State.RUNNING, State.QUEUED, State.SUCCEEDED, State.FAILED, State.CANCELLED}),
-    State.SUCCEEDED: frozenset(),
-    State.FAILED: frozenset(),
-    State.CANCELLED: frozenset(),
+    RunStatus.LAUNCHING: frozenset({RunStatus.RUNNING, RunStatus.QUEUED, RunStatus.FAILED, RunStatus.CANCELLED}),
+    RunStatus.RUNNING: frozenset(
+        {RunStatus.PAUSED, RunStatus.QUEUED, RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED}
+    ),
+    RunStatus.PAUSED: frozenset(
+        {RunStatus.RUNNING, RunStatus.QUEUED, RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED}
+    ),
+    RunStatus.SUCCEEDED: frozenset(),
+    RunStatus.FAILED: frozenset(),
+    RunStatus.CANCELLED: frozenset(),
 }
 """Every move a run can make.  Nothing changes ``Run.state`` outside ``Run.move_to``."""
 ENDED = frozenset(state for state, onward in MOVES.items() if not onward)
-LIVE = frozenset({State.LAUNCHING, State.RUNNING, State.PAUSED})
+LIVE = frozenset({RunStatus.LAUNCHING, RunStatus.RUNNING, RunStatus.PAUSED})
 """States in which an attempt may speak."""
 
 
@@ -71,7 +75,7 @@ class Run(models.Model):
     started_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
 
-    state = models.CharField(max_length=10, choices=State.choices, default=State.QUEUED)
+    state = models.CharField(max_length=10, choices=RunStatus.choices, default=RunStatus.QUEUED)
     state_since = models.DateTimeField(default=timezone.now)
     desired = models.CharField(max_length=6, choices=Desired.choices, default=Desired.RUN)
     desired_since = models.DateTimeField(default=timezone.now)
@@ -96,13 +100,13 @@ class Run(models.Model):
     step = models.IntegerField(default=0)
     total_steps = models.IntegerField(default=0)
     last_seq = models.BigIntegerField(default=0)
-    rulings = models.PositiveIntegerField(default=0, db_default=0)
-    """The number of the last ruling about one of its trajectories (``webapp/security``)."""
+    review_decisions = models.PositiveIntegerField(default=0, db_default=0)
+    """The number of the last review decision about one of its trajectories (``webapp/security``)."""
 
     class Meta:
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["team", "number"], name="run_number_is_unique"),
-            models.CheckConstraint(condition=models.Q(state__in=State.values), name="run_state_is_known"),
+            models.CheckConstraint(condition=models.Q(state__in=RunStatus.values), name="run_state_is_known"),
             models.CheckConstraint(condition=models.Q(desired__in=Desired.values), name="run_desired_is_known"),
         ]
         indexes: ClassVar = [

@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db import connection
 
 from webapp.pages.display import duration
-from webapp.runs.models import ENDED, LIVE, Desired, Run, State
+from webapp.runs.models import ENDED, LIVE, Desired, Run, RunStatus
 
 GLOSSARY: dict[str, tuple[str, str]] = {
     "start": (
@@ -144,9 +144,9 @@ def _happening(facts: Facts) -> tuple[str, str]:
     """What happens, and what comes next."""
     if facts.state in ENDED:
         return _ended(facts), ""
-    if facts.state == State.QUEUED:
+    if facts.state == RunStatus.QUEUED:
         return _queued(facts)
-    if facts.state == State.LAUNCHING:
+    if facts.state == RunStatus.LAUNCHING:
         return f"attempt {facts.attempt} is being launched", "start-up of its workers"
     if facts.phase == "paused":
         return f"paused{_after(facts)}", "it goes on from here when it is resumed"
@@ -161,11 +161,11 @@ def _happening(facts: Facts) -> tuple[str, str]:
 def _ended(facts: Facts) -> str:
     steps = f"{facts.step} of {facts.total_steps} steps"
     match facts.state:
-        case State.SUCCEEDED if facts.total_steps:
+        case RunStatus.SUCCEEDED if facts.total_steps:
             return f"Succeeded: all {_counted(facts.total_steps, 'step')} of RL are done"
-        case State.SUCCEEDED:
+        case RunStatus.SUCCEEDED:
             return "Succeeded: the supervised training is done"
-        case State.FAILED:
+        case RunStatus.FAILED:
             return f"Failed at {steps}{_during(facts)}"
         case _:
             return f"Cancelled at {steps}{_during(facts)}"

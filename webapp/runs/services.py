@@ -19,7 +19,7 @@ from webapp.accounts.models import Team, User
 from webapp.experiments.models import Experiment
 from webapp.foreign_code import refuse_code_to_import
 from webapp.refusals import Invalid, Refused
-from webapp.runs.models import Desired, Run, State
+from webapp.runs.models import Desired, Run, RunStatus
 
 
 @transaction.atomic
@@ -59,12 +59,12 @@ def _next_number(team: Team) -> int:
 def cancel_run(run: Run, *, acting_user: User) -> Run:
     """A queued run ends at once, a live one when its engine obeys.  Raises Refused if it ended otherwise."""
     run = _locked(run)
-    if run.state == State.CANCELLED or (run.desired == Desired.CANCEL and not run.has_ended):
+    if run.state == RunStatus.CANCELLED or (run.desired == Desired.CANCEL and not run.has_ended):
         return run
     _refuse_ended(run, "cancelled")
     _want(run, Desired.CANCEL)
-    if run.state == State.QUEUED:
-        run.move_to(State.CANCELLED, by=acting_user.email, reason="cancelled before it was launched")
+    if run.state == RunStatus.QUEUED:
+        run.move_to(RunStatus.CANCELLED, by=acting_user.email, reason="cancelled before it was launched")
     record(run.team, acting_user, "run.cancel", f"run {run.id}", number=run.number, step=run.step)
     return run
 
@@ -92,7 +92,7 @@ def resume_run(run: Run, *, acting_user: User) -> Run:
         return run
     _want(run, Desired.RUN)
     record(run.team, acting_user, "run.resume", f"run {run.id}", number=run.number, step=run.step)
-    if run.state == State.QUEUED:
+    if run.state == RunStatus.QUEUED:
         queue.send(queue.LAUNCH, str(run.id))
     return run
 

@@ -44,7 +44,7 @@ def quarantine_for(who: Who, run_id: UUID | str, trajectory_id: str, *, to: Acti
     run = run_for(who, run_id, to=to)
     if "\0" in trajectory_id:
         raise Http404
-    quarantine = Quarantine.objects.select_related("ruled_by").filter(run=run, trajectory_id=trajectory_id).first()
+    quarantine = Quarantine.objects.select_related("decided_by").filter(run=run, trajectory_id=trajectory_id).first()
     if quarantine is None:
         raise Http404
     quarantine.run = run

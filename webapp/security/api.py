@@ -1,4 +1,4 @@
-"""Alerts, egress records, quarantines and rulings over REST."""
+"""Alerts, egress records, quarantines and review decisions over REST."""
 
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from ninja.params.functions import Query
 from pydantic import Field
 
 from sandboxes.egress.address import normalised
-from sandboxes.egress.attempt import Protocol
+from sandboxes.egress.connection_attempt import Protocol
 from webapp.accounts.access import caller_of, team_to_act_in
 from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
 from webapp.api.doors import somewhere, to_one, without_body
@@ -22,7 +22,7 @@ from webapp.security import services
 from webapp.security.access import alert_for, alerts_of, chosen_alerts, quarantine_for
 from webapp.security.decisions import decide
 from webapp.security.groups import filled, grouped
-from webapp.security.models import AlertState, Quarantine, QuarantineState, Ruling, Severity
+from webapp.security.models import AlertState, Quarantine, QuarantineState, ReviewDecision, Severity
 from webapp.security.queries import alerts_where, quarantines_where, records_where
 from webapp.security.schemas import (
     AlertDetail,
@@ -37,8 +37,8 @@ from webapp.security.schemas import (
     QuarantineDetail,
     QuarantineOut,
     QuarantinePage,
-    RulingOut,
-    RulingRequest,
+    ReviewDecisionOut,
+    ReviewDecisionRequest,
     TurnOut,
 )
 from webapp.security.turns import turn_of
@@ -143,7 +143,7 @@ def get_alert(request: HttpRequest, alert_id: int) -> AlertDetail:
     alert = alert_for(request, alert_id)
     turn = turn_of(alert)
     held = (
-        Quarantine.objects.select_related("ruled_by").filter(run=alert.run, trajectory_id=alert.trajectory_id).first()
+        Quarantine.objects.select_related("decided_by").filter(run=alert.run, trajectory_id=alert.trajectory_id).first()
     )
     return AlertDetail(
         **AlertOut.of(alert).dict(),
@@ -160,7 +160,7 @@ def get_alert(request: HttpRequest, alert_id: int) -> AlertDetail:
 )
 @without_body
 def acknowledge(request: HttpRequest, alert_id: int) -> Any:
-    """Take it off the list of open alerts.  What it quarantined stays so until it is ruled on."""
+    """Take it off the list of open alerts.  What it quarantined stays so until it is decided on."""
     alert = alert_for(request, alert_id, to="review")
     user = caller_of(request).user
     return once(request, alert.team, lambda: (200, AlertOut.of(services.acknowledge_alert(alert, acting_user=user))))
@@ -171,11 +171,11 @@ class EgressFilter(Schema):
 
     trajectory: Text | None = Field(None, max_length=100)
     turn: int | None = Field(None, ge=0, lt=2**31, description="Counted from 0")
-    verdict: Literal["allowed", "denied"] | None = None
+    decision: Literal["allowed", "denied"] | None = None
     protocol: Protocol | None = None
     name: Text | None = Field(None, max_length=255, description="A part of the name asked for, of SNI or of Host")
     address: str | None = Field(None, max_length=64, description="An IPv4 or IPv6 address")
-    box: Text | None = Field(None, max_length=200)
+    sandbox: Text | None = Field(None, max_length=200)
 
 
 @router.get("/runs/{uuid:run_id}/egress", response=EgressPage, operation_id="list_egress")
@@ -186,7 +186,7 @@ def list_egress(
     limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
     cursor: str | None = None,
 ) -> EgressPage:
-    """What the run's boxes tried to reach, newest first."""
+    """What the run's sandboxes tried to reach, newest first."""
     run = run_for(request, run_id)
     where = _address(chosen.address) if chosen.address is not None else None
     found = records_where(run, **chosen.model_dump() | {"address": where})
@@ -231,24 +231,32 @@ QUARANTINE = "/runs/{uuid:run_id}/quarantines/{trajectory_id}"
 @router.get(QUARANTINE, response=QuarantineDetail, operation_id="get_quarantine")
 def get_quarantine(request: HttpRequest, run_id: UUID, trajectory_id: str) -> QuarantineDetail:
     quarantine = quarantine_for(request, run_id, trajectory_id)
-    history = Ruling.objects.filter(run=quarantine.run, trajectory_id=trajectory_id).order_by("-number")
+    history = ReviewDecision.objects.filter(run=quarantine.run, trajectory_id=trajectory_id).order_by("-number")
     return QuarantineDetail(
-        **QuarantineOut.of(quarantine, quarantine.run).dict(), history=[RulingOut.of(ruling) for ruling in history]
+        **QuarantineOut.of(quarantine, quarantine.run).dict(),
+        history=[ReviewDecisionOut.of(review_decision) for review_decision in history],
     )
 
 
 @router.post(
-    QUARANTINE + "/rulings", response={201: RulingOut}, operation_id="rule", auth=to_one(run_for, "run_id", "review")
+    QUARANTINE + "/review-decisions",
+    response={201: ReviewDecisionOut},
+    operation_id="rule",
+    auth=to_one(run_for, "run_id", "review"),
 )
-def rule(request: HttpRequest, run_id: UUID, trajectory_id: str, ruling: RulingRequest) -> Status[object]:
-    """Say whether the trajectory was benign.  A later ruling replaces an earlier one; the engine hears it with its
-    next batch.  Benign: trained on at the next step, if at most `environment.response.release_within_steps` updates
+def rule(
+    request: HttpRequest, run_id: UUID, trajectory_id: str, review_decision: ReviewDecisionRequest
+) -> Status[object]:
+    """Say whether the trajectory was benign.  A later review decision replaces an earlier one; the engine hears it with
+    its next batch.  Benign: trained on at the next step, if at most `environment.response.release_within_steps` updates
     happened since it was sampled.  Malicious: never trained on."""
     quarantine = quarantine_for(request, run_id, trajectory_id, to="review")
     user = caller_of(request).user
 
-    def act() -> tuple[int, RulingOut]:
-        made = services.rule(quarantine.run, trajectory_id, ruling.verdict, ruling.note, acting_user=user)
-        return 201, RulingOut.of(made)
+    def act() -> tuple[int, ReviewDecisionOut]:
+        made = services.review(
+            quarantine.run, trajectory_id, review_decision.verdict, review_decision.note, acting_user=user
+        )
+        return 201, ReviewDecisionOut.of(made)
 
     return once(request, quarantine.run.team, act)

@@ -18,11 +18,11 @@ from webapp.accounts.audit import record_all
 from webapp.accounts.models import Team, User
 from webapp.runs.models import Run
 from webapp.runs.notify import notify_alert_viewers
-from webapp.security.models import Alert, AlertState, Quarantine, Ruling
-from webapp.security.services import check_ruling
+from webapp.security.models import Alert, AlertState, Quarantine, ReviewDecision
+from webapp.security.services import check_review_decision
 
 Decision = Literal["benign", "malicious", "acknowledge"]
-RULINGS_AT_ONCE = 1000
+REVIEW_DECISIONS_AT_ONCE = 1000
 """Rows of one INSERT."""
 
 
@@ -31,13 +31,13 @@ class Decided:
     alerts: int
     """That nobody had decided before."""
     trajectories: int = 0
-    """Ruled on now."""
+    """Decided on now."""
     unchanged: int = 0
-    """Trajectories that were ruled so before."""
+    """Trajectories that were decided so before."""
     held_back: int = 0
-    """Trajectories that were not ruled benign, because another alert that quarantined them is undecided."""
+    """Trajectories that were not found benign, because another alert that quarantined them is undecided."""
     without_effect: int = 0
-    """Of the trajectories ruled on now, those of runs that have ended: nothing is trained any more."""
+    """Of the trajectories decided on now, those of runs that have ended: nothing is trained any more."""
 
     def __add__(self, other: "Decided") -> "Decided":
         return Decided(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
@@ -48,7 +48,7 @@ class _Held:
     run: Run
     trajectory_id: str
     state: str
-    is_doubted: bool
+    is_undecided: bool
     """Another alert, which is not among those decided on, quarantined it too and is undecided."""
 
 
@@ -58,11 +58,11 @@ def decide(
 ) -> Decided:
     """Decide about those of ``alerts`` that are the team's and not newer than ``through``.
 
-    A ruling concerns the trajectories that these alerts row.  Raises Invalid for too long a note.
+    A review decision concerns the trajectories that these alerts row.  Raises Invalid for too long a note.
     """
     note = note.strip()
     if decision != "acknowledge":
-        check_ruling(decision, note)
+        check_review_decision(decision, note)
     chosen = alerts.order_by().filter(team=team)
     if through is not None:
         chosen = chosen.filter(id__lte=through)
@@ -72,7 +72,7 @@ def decide(
         record_all(team, acting_user, [_noted("alert.acknowledge", runs[run], alerts=n) for run, n in decided.items()])
         result = Decided(alerts=decided.total())
     else:
-        result = _ruled(team, chosen, runs, decision, note, acting_user)
+        result = _review_decided(team, chosen, runs, decision, note, acting_user)
     if result.alerts or result.trajectories:
         transaction.on_commit(lambda: notify_alert_viewers())
     return result
@@ -80,25 +80,25 @@ def decide(
 
 def _locked_runs(chosen: QuerySet[Alert]) -> dict[UUID, Run]:
     """In one order for everybody, so that no two decisions wait for each other."""
-    runs = Run.objects.select_for_update().only("id", "number", "state", "rulings", "team_id")
+    runs = Run.objects.select_for_update().only("id", "number", "state", "review_decisions", "team_id")
     return {run.id: run for run in runs.filter(id__in=chosen.values("run_id")).order_by("id")}
 
 
-def _ruled(
+def _review_decided(
     team: Team, chosen: QuerySet[Alert], runs: dict[UUID, Run], verdict: str, note: str, acting_user: User
 ) -> Decided:
     held = _held(chosen, runs)
-    back = [row for row in held if verdict == "benign" and row.is_doubted and row.state != verdict]
+    back = [row for row in held if verdict == "benign" and row.is_undecided and row.state != verdict]
     same = [row for row in held if row.state == verdict]
     new = [row for row in held if row not in back and row not in same]
-    numbers = _add_rulings(new, verdict, note, acting_user)
+    numbers = _add_review_decisions(new, verdict, note, acting_user)
     decided = _alerts_of([*new, *same], acting_user) + _acknowledged(
         chosen.filter(Q(quarantined=False) | Q(trajectory_id="")), acting_user
     )
     by_run = Counter(row.run.id for row in new)
     entries = [
         _noted("quarantine.rule", runs[run], verdict=verdict, trajectories=by_run[run], alerts=decided[run],
-               rulings=numbers.get(run, "none"))
+               review_decisions=numbers.get(run, "none"))
         for run in sorted({*by_run, *decided}, key=str)
     ]  # fmt: skip
     record_all(team, acting_user, entries)
@@ -113,39 +113,39 @@ def _ruled(
 
 def _held(chosen: QuerySet[Alert], runs: dict[UUID, Run]) -> list[_Held]:
     about = Alert.objects.filter(run_id=OuterRef("run_id"), trajectory_id=OuterRef("trajectory_id"), quarantined=True)
-    doubts = about.exclude(state=AlertState.ACKNOWLEDGED).exclude(id__in=chosen.values("id"))
+    undecided = about.exclude(state=AlertState.ACKNOWLEDGED).exclude(id__in=chosen.values("id"))
     named = chosen.filter(quarantined=True, run_id=OuterRef("run_id"), trajectory_id=OuterRef("trajectory_id"))
-    found = Quarantine.objects.filter(Exists(named), run_id__in=runs).annotate(is_doubted=Exists(doubts))
+    found = Quarantine.objects.filter(Exists(named), run_id__in=runs).annotate(is_undecided=Exists(undecided))
     rows = found.order_by("run_id", "since", "trajectory_id")
     return [
-        _Held(runs[run_id], trajectory_id, state, is_doubted)
-        for run_id, trajectory_id, state, is_doubted in rows.values_list(
-            "run_id", "trajectory_id", "state", "is_doubted"
+        _Held(runs[run_id], trajectory_id, state, is_undecided)
+        for run_id, trajectory_id, state, is_undecided in rows.values_list(
+            "run_id", "trajectory_id", "state", "is_undecided"
         )
     ]
 
 
 _RULE = """
 UPDATE security_quarantine AS held SET
-    state = %s, number = given.number, ruled_by_id = %s, ruled_at = %s, note = %s
+    state = %s, number = given.number, decided_by_id = %s, decided_at = %s, note = %s
 FROM unnest(%s::uuid[], %s::text[], %s::int[]) AS given (run_id, trajectory_id, number)
 WHERE held.run_id = given.run_id AND held.trajectory_id = given.trajectory_id
 """
-_COUNT_RULINGS = """
-UPDATE runs_run AS run SET rulings = given.rulings FROM unnest(%s::uuid[], %s::int[]) AS given (id, rulings)
+_COUNT_REVIEW_DECISIONS = """
+UPDATE runs_run AS run SET review_decisions = given.review_decisions FROM unnest(%s::uuid[], %s::int[]) AS given (id, review_decisions)
 WHERE run.id = given.id
 """
 
 
-def _add_rulings(new: Sequence[_Held], verdict: str, note: str, acting_user: User) -> dict[UUID, str]:
+def _add_review_decisions(new: Sequence[_Held], verdict: str, note: str, acting_user: User) -> dict[UUID, str]:
     """Returns per run which numbers were given out."""
     if not new:
         return {}
     now, numbers, given = timezone.now(), defaultdict[UUID, list[int]](list), list[int]()
     for held in new:
-        held.run.rulings += 1
-        given.append(held.run.rulings)
-        numbers[held.run.id].append(held.run.rulings)
+        held.run.review_decisions += 1
+        given.append(held.run.review_decisions)
+        numbers[held.run.id].append(held.run.review_decisions)
     fields: dict[str, Any] = {
         "verdict": verdict,
         "note": note,
@@ -153,17 +153,17 @@ def _add_rulings(new: Sequence[_Held], verdict: str, note: str, acting_user: Use
         "who": acting_user.email,
         "at": now,
     }
-    Ruling.objects.bulk_create(
+    ReviewDecision.objects.bulk_create(
         [
-            Ruling(run_id=held.run.id, trajectory_id=held.trajectory_id, number=number, **fields)
+            ReviewDecision(run_id=held.run.id, trajectory_id=held.trajectory_id, number=number, **fields)
             for held, number in zip(new, given, strict=True)
         ],
-        batch_size=RULINGS_AT_ONCE,
+        batch_size=REVIEW_DECISIONS_AT_ONCE,
     )
     with connection.cursor() as cursor:
         run_ids, trajectory_ids = [held.run.id for held in new], [held.trajectory_id for held in new]
         cursor.execute(_RULE, [verdict, acting_user.id, now, note, run_ids, trajectory_ids, given])
-        cursor.execute(_COUNT_RULINGS, [list(numbers), [run_numbers[-1] for run_numbers in numbers.values()]])
+        cursor.execute(_COUNT_REVIEW_DECISIONS, [list(numbers), [run_numbers[-1] for run_numbers in numbers.values()]])
     return {run: f"{run_numbers[0]} to {run_numbers[-1]}" for run, run_numbers in numbers.items()}
 
 

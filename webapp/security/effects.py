@@ -20,7 +20,7 @@ Effect = Literal[
     "never",
 ]
 """What ``SettledAs`` knows, and before it is certain: sampled for an evaluation, so never trained on; the run had
-ended; waits for a ruling; ruled benign and waits for the engine's next step; ruled malicious."""
+ended; waits for a review decision; found benign and waits for the engine's next step; found malicious."""
 
 
 @dataclass(frozen=True)
@@ -71,24 +71,24 @@ def _settled(outcome: str, step: int | None, facts: dict[str, Any], within: int)
                 f"Released at step {step} and not trained on: too few rollouts of its group are left to compare with."
             )
         case "too-late":
-            return f"Not trained on: it was ruled benign after {since}, and {within} are allowed."
+            return f"Not trained on: it was found benign after {since}, and {within} are allowed."
         case _:
-            return f"Discarded at step {step}, after {since} without a ruling: no ruling brings it back into training."
+            return f"Discarded at step {step}, after {since} without a review decision: no review decision brings it back into training."
 
 
 def _unsettled(quarantine: Quarantine, run: Run) -> tuple[Effect, str]:
     if not quarantine.trajectory_id.startswith("train-"):
         return "evaluation", "Never trained on: it was sampled for an evaluation."
     if quarantine.state == QuarantineState.MALICIOUS:
-        return "never", "Never trained on: it was ruled malicious."
+        return "never", "Never trained on: it was found malicious."
     if run.has_ended:
         ended = f"the run ended at step {run.step} before"
         if quarantine.state == QuarantineState.PENDING:
-            return "run-ended", f"Never trained on: {ended} anybody ruled."
-        return "run-ended", f"Never trained on: {ended} the ruling reached its training."
+            return "run-ended", f"Never trained on: {ended} anybody decided."
+        return "run-ended", f"Never trained on: {ended} the review decision reached its training."
     if quarantine.state == QuarantineState.PENDING:
-        return "open", "Not trained on so far: it waits for a ruling."
-    return "awaited", "Not trained on so far: the ruling takes effect in the run's next step."
+        return "open", "Not trained on so far: it waits for a review decision."
+    return "awaited", "Not trained on so far: the review decision takes effect in the run's next step."
 
 
 def _counted(number: int, noun: str) -> str:

@@ -1,29 +1,30 @@
-"""What the boxes of a run tried to reach, what looked alarming about it, and what people ruled.
+"""What the sandboxes of a run tried to reach, what looked alarming about it, and what people decided.
 
 Records and alerts are projections of the run's ``egress`` and ``alert`` events
 (``webapp/ingest/security.py``); they are an audit: rows are added and never voided.  Everything in
-them that came out of a box was chosen by hostile code.  docs/security-console.md says what it means.
+them that came out of a sandbox was chosen by hostile code.  docs/security-console.md says what it means.
 """
 
 from typing import ClassVar
 
 from django.db import models
 
-from sandboxes.egress.attempt import printable
-from sandboxes.egress.verdict import WHY
+from sandboxes.egress.connection_attempt import printable
+from sandboxes.egress.decision import WHY
 from webapp.accounts.models import Team, User
 from webapp.runs.models import Run
 
 
 class EgressRecord(models.Model):
-    """One record of one box (``sandboxes.egress.record.EgressRecord``): an attempt, or traffic of one let through."""
+    """One record of one sandbox (``sandboxes.egress.record.EgressRecord``): an attempt, or traffic of one let
+    through."""
 
-    pk = models.CompositePrimaryKey("run_id", "box", "seq")
+    pk = models.CompositePrimaryKey("run_id", "sandbox", "seq")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="egress", db_index=False)
-    box = models.CharField(max_length=200)
+    sandbox = models.CharField(max_length=200)
     seq = models.BigIntegerField()
     event_seq = models.BigIntegerField()
-    """Of the first event that told it: with ``seq`` a place in the run's order of records."""
+    """Of the first event that reported it: with ``seq`` a place in the run's order of records."""
     trajectory_id = models.CharField(max_length=100, blank=True)
     """Empty where no tool call was under way; then ``turn`` is None."""
     turn = models.IntegerField(null=True)
@@ -32,7 +33,7 @@ class EgressRecord(models.Model):
     last_at = models.DateTimeField()
     phase = models.CharField(max_length=8)
     attempt = models.BigIntegerField()
-    """The attempt's number in its box; the traffic of a connection has that of its attempt."""
+    """The attempt's number in its sandbox; the traffic of a connection has that of its attempt."""
     stage = models.CharField(max_length=8)
     protocol = models.CharField(max_length=8)
     family = models.CharField(max_length=8)
@@ -67,7 +68,7 @@ class EgressRecord(models.Model):
 
     @property
     def target(self) -> str:
-        """Where to, in a few words; all of it is what the box chose."""
+        """Where to, in a few words; all of it is what the sandbox chose."""
         if self.protocol == "dns":
             return f"{self.query_type or 'query'} {self.name or '(no name)'}"
         where = f"[{self.address}]" if ":" in self.address else self.address or "(no address)"
@@ -128,7 +129,7 @@ class Alert(models.Model):
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="alerts", db_index=False)
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="alerts", db_index=False)
     alert_id = models.CharField(max_length=220)
-    """``AlertRaised.id``: ``<box>/<n>``."""
+    """``AlertRaised.id``: ``<sandbox>/<n>``."""
     event_seq = models.BigIntegerField()
     rule = models.CharField(max_length=60)
     severity = models.CharField(max_length=8, choices=Severity.choices)
@@ -141,10 +142,10 @@ class Alert(models.Model):
     """Lines of text."""
     trajectory_id = models.CharField(max_length=100, blank=True)
     turn = models.IntegerField(null=True)
-    box = models.CharField(max_length=200)
+    sandbox = models.CharField(max_length=200)
     label = models.CharField(max_length=200, blank=True)
     record_seq = models.BigIntegerField(null=True)
-    """The record of ``box`` that completed the evidence; None for a command."""
+    """The record of ``sandbox`` that completed the evidence; None for a command."""
     at = models.DateTimeField()
     stored_at = models.DateTimeField()
     quarantined = models.BooleanField()
@@ -178,7 +179,7 @@ class Alert(models.Model):
 
 
 class AlertedTurn(models.Model):
-    """The turn of an alert as far as the engine has told it; the trajectory itself comes at the end of its step."""
+    """The turn of an alert as far as the engine has reported it; the trajectory itself comes at the end of its step."""
 
     pk = models.CompositePrimaryKey("run_id", "trajectory_id", "turn")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="alerted_turns", db_index=False)
@@ -200,7 +201,7 @@ class QuarantineState(models.TextChoices):
 
 
 class Quarantine(models.Model):
-    """A trajectory that is kept out of training until somebody rules, and how the last ruling was."""
+    """A trajectory that is kept out of training until somebody rules, and how the last review decision was."""
 
     pk = models.CompositePrimaryKey("run_id", "trajectory_id")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="quarantines", db_index=False)
@@ -209,9 +210,10 @@ class Quarantine(models.Model):
     since = models.DateTimeField()
     """When the alert was stored that began it, or the one that opened it again."""
     number = models.PositiveIntegerField(null=True)
-    """Of the ruling that holds; None while it is pending.  The engine is told those beyond the last one it has."""
-    ruled_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
-    ruled_at = models.DateTimeField(null=True)
+    """Of the review decision that holds; None while it is pending.  The engine is told those beyond the last one it
+    has."""
+    decided_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    decided_at = models.DateTimeField(null=True)
     note = models.TextField(blank=True)
     outcome = models.CharField(max_length=16, blank=True, default="", db_default="")
     """``engine.spec.security.SettledAs``: what became of it in training; empty until that is certain."""
@@ -227,20 +229,20 @@ class Quarantine(models.Model):
             models.CheckConstraint(
                 condition=models.Q(state="pending", number=None)
                 | models.Q(state__in=("benign", "malicious"), number__isnull=False),
-                name="quarantine_has_its_ruling",
+                name="quarantine_has_its_review_decision",
             ),
         ]
         indexes: ClassVar = [
-            models.Index(fields=["run", "number"], name="quarantine_by_ruling"),
+            models.Index(fields=["run", "number"], name="quarantine_by_review_decision"),
             models.Index(fields=["run"], name="quarantine_pending", condition=models.Q(state="pending")),
         ]
 
 
-class Ruling(models.Model):
-    """One of the rulings about a trajectory, kept for good; the one with the highest number holds."""
+class ReviewDecision(models.Model):
+    """One of the review decisions about a trajectory, kept for good; the one with the highest number holds."""
 
     pk = models.CompositePrimaryKey("run_id", "number")
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="ruling_history", db_index=False)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="review_decision_history", db_index=False)
     number = models.PositiveIntegerField()
     """1, 2, 3 ... within the run, given out under its row's lock."""
     trajectory_id = models.CharField(max_length=100)
@@ -255,4 +257,6 @@ class Ruling(models.Model):
         constraints: ClassVar = [
             models.CheckConstraint(condition=models.Q(verdict__in=("benign", "malicious")), name="verdict_is_known"),
         ]
-        indexes: ClassVar = [models.Index(fields=["run", "trajectory_id", "-number"], name="ruling_history_of_one")]
+        indexes: ClassVar = [
+            models.Index(fields=["run", "trajectory_id", "-number"], name="review_decision_history_of_one")
+        ]

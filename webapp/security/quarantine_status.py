@@ -1,4 +1,4 @@
-"""What a reviewer is told about a quarantined trajectory: how it stands, and what a ruling does."""
+"""What a reviewer is told about a quarantined trajectory: how it stands, and what a review decision does."""
 
 from dataclasses import dataclass, field
 
@@ -9,13 +9,13 @@ from webapp.accounts.access import may
 from webapp.runs.models import Run
 from webapp.security.access import quarantine_for
 from webapp.security.effects import TrainingEffect, release_within, training_effect
-from webapp.security.models import Quarantine, QuarantineState, Ruling
+from webapp.security.models import Quarantine, QuarantineState, ReviewDecision
 from webapp.trajectories.models import Trajectory
 
 STATES = {
-    QuarantineState.PENDING: "Waiting for a ruling",
-    QuarantineState.BENIGN: "Ruled benign",
-    QuarantineState.MALICIOUS: "Ruled malicious",
+    QuarantineState.PENDING: "Waiting for a review decision",
+    QuarantineState.BENIGN: "Found benign",
+    QuarantineState.MALICIOUS: "Found malicious",
 }
 MALICIOUS = "Malicious: never trained on."
 
@@ -29,18 +29,18 @@ class QuarantineStatus:
     """Updates within which a benign one is still trained on."""
     consequences: list[str]
     """One sentence per verdict, and what is known about this trajectory."""
-    history: list[Ruling] = field(default_factory=list)
+    history: list[ReviewDecision] = field(default_factory=list)
     """Newest first."""
 
     @property
     def in_words(self) -> str:
         if self.is_too_late:
-            return "Not ruled before the run ended"
+            return "Not decided before the run ended"
         return STATES[QuarantineState(self.quarantine.state)]
 
     @property
     def is_too_late(self) -> bool:
-        """Nobody ruled while it could change the training, and nobody has ruled since."""
+        """Nobody decided while it could change the training, and nobody has decided since."""
         return self.quarantine.state == QuarantineState.PENDING and self.quarantine.run.has_ended
 
     @property
@@ -61,7 +61,7 @@ def quarantine_status_of(request: HttpRequest, run: Run, trajectory_id: str) -> 
     except Http404:
         return None
     row = Trajectory.objects.filter(run=run, trajectory_id=trajectory_id).first()
-    history = Ruling.objects.filter(run=run, trajectory_id=trajectory_id).order_by("-number")
+    history = ReviewDecision.objects.filter(run=run, trajectory_id=trajectory_id).order_by("-number")
     within = release_within(run.spec["environment"].get("response"))
     return QuarantineStatus(
         quarantine,
@@ -74,7 +74,7 @@ def quarantine_status_of(request: HttpRequest, run: Run, trajectory_id: str) -> 
 
 
 def consequences(run: Run, row: Trajectory | None) -> list[str]:
-    """``row`` is None as long as the engine has not told the trajectory."""
+    """``row`` is None as long as the engine has not reported the trajectory."""
     most = release_within(run.spec["environment"].get("response"))
     if run.has_ended:
         return _about(run, row, most)
@@ -87,11 +87,11 @@ def _about(run: Run, row: Trajectory | None, most: int) -> list[str]:
     if row is not None and row.purpose != "train":
         return ["This one was sampled for an evaluation: nothing is trained on it either way."]
     if run.has_ended:
-        return ["The run has ended: a ruling is kept, and changes no training any more."]
+        return ["The run has ended: a review decision is kept, and changes no training any more."]
     if row is None:
         return []
     late = (
-        " That is too late for training; a ruling is kept all the same."
+        " That is too late for training; a review decision is kept all the same."
         if run.step > row.sampled_for_step + most
         else ""
     )

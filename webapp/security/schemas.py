@@ -1,4 +1,4 @@
-"""Alerts, records, quarantines and rulings as the API shows them."""
+"""Alerts, records, quarantines and review decisions as the API shows them."""
 
 from datetime import datetime
 from typing import Annotated
@@ -7,7 +7,7 @@ from uuid import UUID
 from ninja import Schema
 from pydantic import Field
 
-from engine.spec.security import Verdict
+from engine.spec.security import ReviewVerdict
 from webapp.runs.models import Run
 from webapp.security.decisions import Decision
 from webapp.security.effects import Effect, TrainingEffect, release_within, training_effect
@@ -19,7 +19,7 @@ from webapp.security.models import (
     EgressRecord,
     Quarantine,
     QuarantineState,
-    Ruling,
+    ReviewDecision,
     Severity,
 )
 
@@ -29,7 +29,7 @@ MOST_NAMED = 200
 
 class AlertOut(Schema):
     id: int
-    alert_id: str = Field(description="As the engine named it: `<box>/<n>`, unique in the run")
+    alert_id: str = Field(description="As the engine named it: `<sandbox>/<n>`, unique in the run")
     team: str
     run: UUID
     rule: str
@@ -41,9 +41,11 @@ class AlertOut(Schema):
     evidence: list[str]
     trajectory: str | None
     turn: int | None = Field(description="Counted from 0, as in the trajectory's `turns`")
-    box: str
+    sandbox: str
     label: str
-    record_seq: int | None = Field(description="The record of the box that completed the evidence; null for a command")
+    record_seq: int | None = Field(
+        description="The record of the sandbox that completed the evidence; null for a command"
+    )
     event_seq: int
     at: datetime
     stored_at: datetime
@@ -124,12 +126,12 @@ class DecisionRequest(Schema):
 
 class DecisionOut(Schema):
     alerts: int = Field(description="That nobody had decided before")
-    trajectories: int = Field(description="Ruled on now")
-    unchanged: int = Field(description="Trajectories that were ruled so before")
+    trajectories: int = Field(description="Decided on now")
+    unchanged: int = Field(description="Trajectories that were decided so before")
     held_back: int = Field(
-        description="Trajectories not ruled benign, because an undecided alert beside these quarantined them too"
+        description="Trajectories not found benign, because an undecided alert beside these quarantined them too"
     )
-    without_effect: int = Field(description="Of the trajectories ruled on now, those of runs that have ended")
+    without_effect: int = Field(description="Of the trajectories decided on now, those of runs that have ended")
 
 
 class EffectOut(Schema):
@@ -146,7 +148,7 @@ class EffectOut(Schema):
 
 
 class EgressOut(Schema):
-    box: str
+    sandbox: str
     seq: int
     event_seq: int
     trajectory: str | None
@@ -196,27 +198,29 @@ class EgressPage(Schema):
     next_cursor: str | None
 
 
-class RulingOut(Schema):
+class ReviewDecisionOut(Schema):
     number: int
     trajectory: str
-    verdict: Verdict
+    verdict: ReviewVerdict
     note: str
     who: str
     at: datetime
 
     @classmethod
-    def of(cls, ruling: Ruling) -> "RulingOut":
-        own = {name: getattr(ruling, name) for name in cls.model_fields if name != "trajectory"}
-        return cls(**own, trajectory=ruling.trajectory_id)
+    def of(cls, review_decision: ReviewDecision) -> "ReviewDecisionOut":
+        own = {name: getattr(review_decision, name) for name in cls.model_fields if name != "trajectory"}
+        return cls(**own, trajectory=review_decision.trajectory_id)
 
 
 class QuarantineOut(Schema):
     trajectory: str
     state: QuarantineState
     since: datetime
-    ruling: int | None = Field(description="The number of the ruling that holds; null while it is pending")
-    ruled_by: str | None
-    ruled_at: datetime | None
+    review_decision: int | None = Field(
+        description="The number of the review decision that holds; null while it is pending"
+    )
+    decided_by: str | None
+    decided_at: datetime | None
     note: str
     effect: EffectOut
 
@@ -224,8 +228,8 @@ class QuarantineOut(Schema):
     def of(cls, one: Quarantine, run: Run) -> "QuarantineOut":
         within = release_within(run.spec["environment"].get("response"))
         return cls(
-            trajectory=one.trajectory_id, state=QuarantineState(one.state), since=one.since, ruling=one.number,
-            ruled_by=one.ruled_by.email if one.ruled_by else None, ruled_at=one.ruled_at, note=one.note,
+            trajectory=one.trajectory_id, state=QuarantineState(one.state), since=one.since, review_decision=one.number,
+            decided_by=one.decided_by.email if one.decided_by else None, decided_at=one.decided_at, note=one.note,
             effect=EffectOut.of(training_effect(one, run, within=within)),
         )  # fmt: skip
 
@@ -236,7 +240,7 @@ class AlertDetail(AlertOut):
 
 
 class QuarantineDetail(QuarantineOut):
-    history: list[RulingOut] = Field(description="Every ruling about it, the newest first")
+    history: list[ReviewDecisionOut] = Field(description="Every review decision about it, the newest first")
 
 
 class QuarantinePage(Schema):
@@ -244,7 +248,7 @@ class QuarantinePage(Schema):
     next_cursor: str | None
 
 
-class RulingRequest(Schema):
+class ReviewDecisionRequest(Schema):
     model_config = {"extra": "forbid"}
-    verdict: Verdict
+    verdict: ReviewVerdict
     note: str = ""

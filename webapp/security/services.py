@@ -2,7 +2,7 @@
 
 Page and API call these; callers have been through the door (``access.py``) with ``to="review"``.  Each
 verb writes its rows and its audit row in one transaction and may be repeated: the second time changes
-nothing.  A ruling reaches the engine in the answer to its next batch (docs/events.md).
+nothing.  A review decision reaches the engine in the answer to its next batch (docs/events.md).
 """
 
 from typing import get_args
@@ -11,40 +11,40 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from engine.spec.security import Verdict
+from engine.spec.security import ReviewVerdict
 from webapp.accounts.audit import record
 from webapp.accounts.models import User
 from webapp.refusals import Invalid, Refused
 from webapp.runs.models import Run
 from webapp.runs.notify import notify_alert_viewers
-from webapp.security.models import Alert, AlertState, Quarantine, Ruling
+from webapp.security.models import Alert, AlertState, Quarantine, ReviewDecision
 
 NOTE_CHARACTERS = 2000
 
 
 @transaction.atomic
-def rule(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting_user: User) -> Ruling:
+def review(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting_user: User) -> ReviewDecision:
     """Say whether a quarantined trajectory was benign; its open alerts count as acknowledged then.
 
-    A later ruling replaces an earlier one.  Raises Invalid for an unknown verdict or too long a note, and
+    A later review decision replaces an earlier one.  Raises Invalid for an unknown verdict or too long a note, and
     Refused where nothing quarantined the trajectory.
     """
     note = note.strip()
-    check_ruling(verdict, note)
+    check_review_decision(verdict, note)
     run = Run.objects.select_for_update(of=("self",)).select_related("team").get(id=run.id)
     quarantine = Quarantine.objects.filter(run=run, trajectory_id=trajectory_id).first()
     if quarantine is None:
         raise Refused(f"no alert quarantined trajectory {trajectory_id} of run #{run.number}")
     if (quarantine.state, quarantine.note) == (verdict, note):
-        return Ruling.objects.filter(run=run, trajectory_id=trajectory_id).latest("number")
+        return ReviewDecision.objects.filter(run=run, trajectory_id=trajectory_id).latest("number")
     now = timezone.now()
-    run.rulings += 1
-    Run.objects.filter(id=run.id).update(rulings=F("rulings") + 1)
-    fields = {"number": run.rulings, "note": note}
+    run.review_decisions += 1
+    Run.objects.filter(id=run.id).update(review_decisions=F("review_decisions") + 1)
+    fields = {"number": run.review_decisions, "note": note}
     Quarantine.objects.filter(run=run, trajectory_id=trajectory_id).update(
-        state=verdict, ruled_by=acting_user, ruled_at=now, **fields
+        state=verdict, decided_by=acting_user, decided_at=now, **fields
     )
-    ruling = Ruling.objects.create(
+    review_decision = ReviewDecision.objects.create(
         run=run,
         trajectory_id=trajectory_id,
         verdict=verdict,
@@ -58,15 +58,17 @@ def rule(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting_u
         state=AlertState.ACKNOWLEDGED, acknowledged_by=acting_user, acknowledged_at=now
     )
     record(run.team, acting_user, "quarantine.rule", f"trajectory {trajectory_id} of run {run.id}"[:200],
-           verdict=verdict, ruling=run.rulings, run_number=run.number)  # fmt: skip
+           verdict=verdict, review_decision=run.review_decisions, run_number=run.number)  # fmt: skip
     transaction.on_commit(notify_alert_viewers)
-    return ruling
+    return review_decision
 
 
-def check_ruling(verdict: str, note: str) -> None:
+def check_review_decision(verdict: str, note: str) -> None:
     """Raises Invalid."""
-    if verdict not in get_args(Verdict):
-        raise Invalid.field("verdict", verdict, "this is no verdict", f"use one of: {', '.join(get_args(Verdict))}")
+    if verdict not in get_args(ReviewVerdict):
+        raise Invalid.field(
+            "verdict", verdict, "this is no verdict", f"use one of: {', '.join(get_args(ReviewVerdict))}"
+        )
     if len(note) > NOTE_CHARACTERS:
         raise Invalid.field(
             "note", note, f"it has {len(note)} characters", f"use at most {NOTE_CHARACTERS}, and link to the rest"
@@ -77,7 +79,7 @@ def check_ruling(verdict: str, note: str) -> None:
 
 @transaction.atomic
 def acknowledge_alert(alert: Alert, *, acting_user: User) -> Alert:
-    """Take an alert off the list of open ones.  A quarantine stays until it is ruled on."""
+    """Take an alert off the list of open ones.  A quarantine stays until it is decided on."""
     found = Alert.objects.select_for_update(of=("self",)).select_related("team", "run").get(id=alert.id)
     if found.state == AlertState.ACKNOWLEDGED:
         return found

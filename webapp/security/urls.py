@@ -13,5 +13,5 @@ urlpatterns = [
     path("alerts/<int:alert_id>/alike/", views.alike_alerts, name="alike"),
     path("alerts/<int:alert_id>/acknowledge", views.acknowledge, name="acknowledge"),
     path("runs/<uuid:run_id>/security/", views.of_run, name="run"),
-    path("runs/<uuid:run_id>/trajectories/<str:trajectory_id>/ruling", views.rule, name="rule"),
+    path("runs/<uuid:run_id>/trajectories/<str:trajectory_id>/review-decision", views.rule, name="rule"),
 ]

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 from webapp.accounts.access import allowed, allowed_somewhere, may, teams_of
 from webapp.accounts.models import Team
 from webapp.accounts.requests import PageRequest
-from webapp.pages.responses import redirect_with, tell
+from webapp.pages.responses import redirect_with, show_refusal
 from webapp.refusals import Invalid, Refused
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.models import Run
@@ -30,10 +30,10 @@ from webapp.security.groups import alike, filled, grouped
 from webapp.security.models import Alert, AlertState, EgressRecord, EgressTotals, Quarantine, QuarantineState
 from webapp.security.quarantine_status import quarantine_status_of
 from webapp.security.queries import (
+    DECISIONS,
     PROTOCOLS,
     SEVERITIES,
     STATES,
-    VERDICTS,
     alerts_where,
     quarantines_where,
     records_where,
@@ -44,7 +44,7 @@ from webapp.trajectories.models import Trajectory
 
 ROWS = 50
 AROUND = 10
-"""Records of the same box before and after the one that completed the evidence."""
+"""Records of the same sandbox before and after the one that completed the evidence."""
 ALERTS_OF_RUN = 20
 """Groups."""
 RUNS_TO_CHOOSE = 50
@@ -175,8 +175,8 @@ def turn_address(alert: Alert) -> str:
 
 
 def _around(alert: Alert) -> QuerySet[EgressRecord]:
-    """The records of the same box around the evidence; for a command, those of its turn."""
-    records = EgressRecord.objects.filter(run=alert.run_id, box=alert.box).order_by("seq")
+    """The records of the same sandbox around the evidence; for a command, those of its turn."""
+    records = EgressRecord.objects.filter(run=alert.run_id, sandbox=alert.sandbox).order_by("seq")
     if alert.record_seq is not None:
         return records.filter(seq__gte=alert.record_seq - AROUND, seq__lte=alert.record_seq + AROUND)
     return records.filter(trajectory_id=alert.trajectory_id, turn=alert.turn)[: 2 * AROUND]
@@ -194,9 +194,9 @@ def rules(request: PageRequest) -> HttpResponse:
 def of_run(request: PageRequest, run_id: UUID) -> HttpResponse:
     """What a run's sandboxes tried to reach; a tab of its page, and a page of its own without scripts."""
     run = run_for(request, run_id)
-    names = ("verdict", "protocol", "name", "address", "trajectory", "turn", "box")
+    names = ("decision", "protocol", "name", "address", "trajectory", "turn", "sandbox")
     chosen = {name: _text(request, name) for name in names}
-    for name, known in (("verdict", VERDICTS), ("protocol", PROTOCOLS)):
+    for name, known in (("decision", DECISIONS), ("protocol", PROTOCOLS)):
         chosen[name] = chosen[name] if chosen[name] in known else ""
     chosen["turn"] = chosen["turn"] if _is_count(chosen["turn"]) else ""
     turn = int(chosen["turn"]) - 1 if chosen["turn"] else None
@@ -230,7 +230,7 @@ def of_run(request: PageRequest, run_id: UUID) -> HttpResponse:
         "before": "-".join(map(str, before)),
         "chosen": chosen,
         "is_filtered": any(chosen.values()),
-        "verdicts": VERDICTS,
+        "decisions": DECISIONS,
         "protocols": PROTOCOLS,
         "here": f"{request.path}?{urlencode({name: value for name, value in chosen.items() if value})}",
     }
@@ -265,7 +265,7 @@ def decide_many(request: PageRequest) -> HttpResponse:
                 for team in _teams_in(request, found)
             ]  # fmt: skip
     except Refused as refusal:
-        tell(request, refusal)
+        show_refusal(request, refusal)
         return redirect(back)
     return redirect_with(request, _outcome(decision, sum(decided, start=Decided(0))), back)
 
@@ -312,7 +312,7 @@ def _outcome(decision: Decision, decided: Decided) -> str:
     """What came of it, for the page."""
     if decision == "acknowledge":
         return f"{_counted(decided.alerts, 'alert')} acknowledged."
-    parts = [f"{_counted(decided.trajectories, 'trajectory', 'trajectories')} ruled {decision}"]
+    parts = [f"{_counted(decided.trajectories, 'trajectory', 'trajectories')} found {decision}"]
     parts += [f"{_counted(decided.alerts, 'alert')} decided"]
     parts += [f"{decided.unchanged} stood so before"] * bool(decided.unchanged)
     parts += [f"{decided.held_back} held back: another undecided alert quarantined them too"] * bool(decided.held_back)
@@ -333,11 +333,11 @@ def rule(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpResponse
     back = _back(request, reverse("trajectories:detail", args=[run_id, trajectory_id]))
     verdict, note = request.POST.get("verdict", ""), request.POST.get("note", "")
     try:
-        made = services.rule(quarantine.run, trajectory_id, verdict, note, acting_user=request.user)
+        made = services.review(quarantine.run, trajectory_id, verdict, note, acting_user=request.user)
     except Refused as refusal:
-        tell(request, refusal)
+        show_refusal(request, refusal)
         return redirect(back)
-    text = f"{trajectory_id} is ruled {made.verdict} (ruling {made.number}). To change your mind, rule again."
+    text = f"{trajectory_id} is found {made.verdict} (review decision {made.number}). To change your mind, rule again."
     return redirect_with(request, text, back)
 
 

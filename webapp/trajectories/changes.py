@@ -51,7 +51,7 @@ class ShownChange:
 
 @dataclass(frozen=True)
 class ShownTurn:
-    """The badges and changes of one turn, and where its context holds lessons."""
+    """The badges and changes of one turn, and where its context holds experience."""
 
     badges: list[Badge] = field(default_factory=list)
     changes: list[ShownChange] = field(default_factory=list)
@@ -84,7 +84,7 @@ def summary_of(trajectory: Trajectory) -> list[str]:
     if trajectory.start and trajectory.start.prefix:
         sentences.append(f"{trajectory.start.prefix} of an expert's {_count(trajectory.start.turns, 'turn')} replayed")
     if any(turn.experience_span for turn in turns):
-        sentences.append("lessons shown, and taken out of training" if changes["stripped"] else "lessons shown")
+        sentences.append("experience shown, and taken out of training" if changes["stripped"] else "experience shown")
     for change in trajectory.changes:
         if change.kind == "resampled":
             sentences.append(
@@ -93,26 +93,26 @@ def summary_of(trajectory: Trajectory) -> list[str]:
     return sentences
 
 
-LESSONS_BEGIN = "<EXP>"
+EXPERIENCE_BEGIN = "<EXP>"
 
 
-def lessons_in(turn: Turn, question: str) -> tuple[str, str, str] | None:
-    """The context's text before, inside and after the lessons; None without any.
+def experience_in(turn: Turn, question: str) -> tuple[str, str, str] | None:
+    """The context's text before, inside and after the experience; None without any.
 
-    The span counts tokens, whose texts are not kept.  But lessons stand between their mark and the question, which
-    comes last; where it cannot be found, everything counts as lessons.
+    The span counts tokens, whose texts are not kept.  But experience stands between their mark and the question, which
+    comes last; where it cannot be found, everything counts as experience.
     """
     if turn.experience_span is None:
         return None
     text = turn.context_text
-    begin, end = text.find(LESSONS_BEGIN), text.rfind(question)
+    begin, end = text.find(EXPERIENCE_BEGIN), text.rfind(question)
     return (text[:begin], text[begin:end], text[end:]) if 0 <= begin < end else ("", text, "")
 
 
 _TITLES = {
     "purified": "The call was replaced by its correction",
     "purification-failed": "No correction worked",
-    "stripped": "Lessons were taken out of training",
+    "stripped": "Experience was taken out of training",
     "turn-masked": "This turn is not learned",
     "mismatch-masked": "Tokens that the trainer finds far likelier are not learned",
     "resampled": "Played in place of another rollout",
@@ -153,7 +153,7 @@ def _badge_of_change(change: Change) -> Badge | None:
         case "purification-failed":
             return Badge(f"repair failed: {change.reason}", "bad", str(details.get("refusal", "")))
         case "stripped":
-            return Badge("lessons stripped", "", change.reason)
+            return Badge("experience stripped", "", change.reason)
         case "mismatch-masked":
             return Badge(f"tokens {change.start} to {change.stop - 1} not learned", "warn", change.reason)
         case "resampled":

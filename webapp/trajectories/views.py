@@ -16,7 +16,7 @@ from webapp.security.queries import QUARANTINES
 from webapp.security.turns import of_turns
 from webapp.trajectories import shades
 from webapp.trajectories.access import trajectory_for
-from webapp.trajectories.changes import lessons_in, shown_turn, summary_of
+from webapp.trajectories.changes import experience_in, shown_turn, summary_of
 from webapp.trajectories.filters import CHANGES, ENDS, ERRORS, OUTCOMES, PURPOSES, Filter, reward_histogram
 from webapp.trajectories.models import Trajectory
 
@@ -72,7 +72,7 @@ def detail(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
                 turn,
                 shades.tokens_of(turn),
                 shown_turn(document, number),
-                lessons_in(turn, document.task.question),
+                experience_in(turn, document.task.question),
                 watched.get(number),
             )
             for number, turn in enumerate(document.turns)

@@ -1,1 +1,1 @@
-"""Boxes that are containers of a Docker daemon on this machine.  docs/sandboxes.md, "Boxes of Docker"."""
+"""Sandboxes that are containers of a Docker daemon on this machine.  docs/sandboxes.md, "Sandboxes of Docker"."""

@@ -1,4 +1,5 @@
-"""Where the Docker daemon of this machine listens.  Without Docker's SDK, whose import takes longer than ten boxes."""
+"""Where the Docker daemon of this machine listens.  Without Docker's SDK, whose import takes longer than ten
+sandboxes."""
 
 import os
 
@@ -17,7 +18,7 @@ def socket_path() -> str:
     scheme, _, path = address().partition("://")
     if scheme != "unix":
         raise SandboxUnavailable(
-            f"DOCKER_HOST = {address()!r}: boxes of Docker are made on this machine only;"
+            f"DOCKER_HOST = {address()!r}: sandboxes of Docker are made on this machine only;"
             " set it to unix:///path/to/docker.sock"
         )
     return path

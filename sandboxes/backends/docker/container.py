@@ -1,4 +1,4 @@
-"""One container: how it is made, which is the security policy of a box of Docker, and how it ends."""
+"""One container: how it is made, which is the security policy of a sandbox of Docker, and how it ends."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ import os
 for name in set(os.environ) - {set(ENVIRONMENT)}:
     del os.environ[name]
 """
-"""What the image and Docker set is gone before the agent begins: guests have the environment of every other box."""
+"""What the image and Docker set is gone before the agent begins: guests have the environment of every other sandbox."""
 INTO_PLACE = 'exec "$0" "$@" 3<&0 4>&1'
 AGENT_MIB = 64
 """What the agent itself may take, its code and the shell before it included."""
@@ -60,26 +60,26 @@ MASKED = (
     "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap",
     "/sys/firmware",
 )  # fmt: skip
-BOX_CPUS = 1.0
+SANDBOX_CPUS = 1.0
 FREEZE_S = 5.0
 NOT_YET = "unable to freeze"
 """What Docker's runtime says when it gave up while a process was still running, as it does on a busy machine."""
 STARTS = 3
 DIED_EARLY = "stopped process"
-"""Docker's runtime begins as a member of the box: under load it may need more threads for a moment than a small box has
-processes, and then it dies before it has become the box."""
+"""Docker's runtime begins as a member of the sandbox: under load it may need more threads for a moment than a small
+sandbox has processes, and then it dies before it has become the sandbox."""
 
 
 def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
     """The host's part of a container: what it may use, and everything that it may not."""
     owner_is = f"nosuid,nodev,uid={user},gid={user}"
-    memory_bytes = box_memory_bytes(spec)
+    memory_bytes = sandbox_memory_bytes(spec)
     return {
         # Its own network stack, with nothing but loopback, which the daemon never connects to anything.
         "network_mode": "none",
         "dns": ["127.0.0.1"],
         "dns_opt": ["attempts:1", "timeout:6"],
-        # Docker opens the ports below 1024 to everybody; a watched box's gateway and resolver listen there.  Ping is
+        # Docker opens the ports below 1024 to everybody; a watched sandbox's gateway and resolver listen there.  Ping is
         # open, so that one is a packet that is seen.
         "sysctls": {
             "net.ipv4.ip_unprivileged_port_start": "1024",
@@ -93,7 +93,7 @@ def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true", f"seccomp={profile()}"],
         "privileged": False,
-        # Only these can be written; they are memory and die with the box.  Nothing of the host is mounted.
+        # Only these can be written; they are memory and die with the sandbox.  Nothing of the host is mounted.
         "read_only": True,
         "tmpfs": {
             **{
@@ -109,7 +109,7 @@ def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
         "mem_limit": memory_bytes,
         "memswap_limit": memory_bytes,
         "pids_limit": spec.processes + 1,  # and the agent
-        "nano_cpus": int(BOX_CPUS * 1e9),
+        "nano_cpus": int(SANDBOX_CPUS * 1e9),
         "ulimits": [
             Ulimit(name="nofile", soft=AGENT_FILES, hard=AGENT_FILES),
             Ulimit(name="core", soft=0, hard=0),
@@ -129,7 +129,7 @@ def room(spec: SandboxSpec, place: str) -> str:
     return f"size={size_mib}m,nr_inodes={size_mib * INODES_PER_MIB}"
 
 
-def box_memory_bytes(spec: SandboxSpec) -> int:
+def sandbox_memory_bytes(spec: SandboxSpec) -> int:
     """Of all processes, the files, and the agent with the snapshots that it keeps."""
     files_mib = spec.disk_mib * (2 + (KEPT_DISKS if spec.snapshots else 0)) + SHARED_MIB
     return (spec.memory_mib + files_mib + AGENT_MIB) * 2**20

@@ -65,8 +65,8 @@ def refusals() -> Iterator[None]:
 
 
 def refusal(error: Exception) -> SandboxUnavailable:
-    said = str(error.explanation) if isinstance(error, APIError) and error.explanation else str(error)
-    return SandboxUnavailable(f"the Docker daemon at {address()} refused: {said}")
+    reason = str(error.explanation) if isinstance(error, APIError) and error.explanation else str(error)
+    return SandboxUnavailable(f"the Docker daemon at {address()} refused: {reason}")
 
 
 def capabilities(known: docker.APIClient) -> bool:
@@ -75,12 +75,12 @@ def capabilities(known: docker.APIClient) -> bool:
     for name, controller in REQUIRED.items():
         if not info.get(name):
             raise SandboxUnavailable(
-                f"Docker cannot limit {name} here, so a box would have none: give the daemon the cgroup controller"
+                f"Docker cannot limit {name} here, so a sandbox would have none: give the daemon the cgroup controller"
                 f' {controller!r}, or set backend = "namespaces"'
             )
     options = [option.removeprefix("name=").split(",")[0] for option in info.get("SecurityOptions") or ()]
     if "seccomp" not in options:
-        raise SandboxUnavailable("this Docker has no seccomp, and a box is not made without: use one that has it")
+        raise SandboxUnavailable("this Docker has no seccomp, and a sandbox is not made without: use one that has it")
     return not {"rootless", "userns"} & set(options)
 
 

@@ -19,11 +19,11 @@ COMPLAINT_BYTES = 2000
 async def entered(pid: int, pidfd: int) -> list[int]:
     """The sockets of ``Watched``, opened in the network of process ``pid``, which ``pidfd`` is.
 
-    Raises ``SandboxUnavailable``: a box whose network cannot be watched is none.
+    Raises ``SandboxUnavailable``: a sandbox whose network cannot be watched is none.
     """
     if pidfd < 0:
         raise SandboxUnavailable(
-            "a watched box needs the Docker daemon's processes to be seen here: run on its host, not in a container,"
+            "a watched sandbox needs the Docker daemon's processes to be seen here: run on its host, not in a container,"
             ' or set network = "none"'
         )
     namespace = _namespace(pid, pidfd)
@@ -39,8 +39,8 @@ async def entered(pid: int, pidfd: int) -> list[int]:
                 return await netns_entry.descriptors()
         except (NoNetnsEntry, TimeoutError):
             await completed(asyncio.to_thread(_ended, process))  # only then it has said why
-            said = os.pread(complaints, COMPLAINT_BYTES, 0).decode(errors="replace")
-            raise probe.unavailable(said or "netns entry: it ended without a word") from None
+            agent_complaint = os.pread(complaints, COMPLAINT_BYTES, 0).decode(errors="replace")
+            raise probe.unavailable(agent_complaint or "netns entry: it ended without a word") from None
         finally:
             await completed(asyncio.to_thread(_ended, process))
     finally:

@@ -1,1 +1,1 @@
-"""Boxes made of Linux namespaces by bubblewrap, served by an agent that is their first process."""
+"""Sandboxes made of Linux namespaces by bubblewrap, served by an agent that is their first process."""

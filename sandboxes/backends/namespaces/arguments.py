@@ -1,6 +1,6 @@
-"""The arguments of bubblewrap: the security policy of a box, in one function.
+"""The arguments of bubblewrap: the security policy of a sandbox, in one function.
 
-What is not granted here does not exist in the box.  ``seccomp.py`` takes away system calls on top.
+What is not granted here does not exist in the sandbox.  ``seccomp.py`` takes away system calls on top.
 """
 
 import os
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from sandboxes.spec import SandboxSpec
 
-BOX_ID = 1000
-HOSTNAME = "box"
-BOX_PYTHON = "/usr/bin/python3"
+SANDBOX_ID = 1000
+HOSTNAME = "sandbox"
+SANDBOX_PYTHON = "/usr/bin/python3"
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 BOOT = """\
@@ -47,20 +47,20 @@ class Descriptors:
     """Our socket's other end: the only one that the agent inherits in the end."""
     seccomp: int
     info: int
-    """Where bubblewrap writes the host pid of the box's first process."""
+    """Where bubblewrap writes the host pid of the sandbox's first process."""
     passwd: int
     group: int
     names: tuple[int, ...] = ()
-    """Contents of ``NAME_FILES``, in their order; a watched box only."""
+    """Contents of ``NAME_FILES``, in their order; a watched sandbox only."""
 
 
 def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors) -> list[str]:
-    """The command line that makes one box and runs the agent in it."""
+    """The command line that makes one sandbox and runs the agent in it."""
     return [
         bwrap,
         # A namespace of each kind.  User first: inside, the agent is an ordinary user without capabilities, and
         # outside it is whoever started bwrap, never root (limits.host_id).
-        *("--unshare-user", "--uid", str(BOX_ID), "--gid", str(BOX_ID)),
+        *("--unshare-user", "--uid", str(SANDBOX_ID), "--gid", str(SANDBOX_ID)),
         # Guests see, signal and trace only each other; the end of process 1 is the end of all of them.
         *("--unshare-pid", "--as-pid-1"),
         *_network(spec),
@@ -73,7 +73,7 @@ def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors) -> list[str
         *("--cap-drop", "ALL"),
         # No controlling terminal, so no TIOCSTI into the terminal of whoever runs us.
         "--new-session",
-        # The embedder's death, kill -9 included, is the box's.  Follows the parent *thread*: see spawn.py.
+        # The embedder's death, kill -9 included, is the sandbox's.  Follows the parent *thread*: see spawn.py.
         "--die-with-parent",
         # The host's environment holds secrets.  The agent builds that of guests (processes.BASE_ENVIRONMENT).
         "--clearenv",
@@ -85,14 +85,14 @@ def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors) -> list[str
         *("--chdir", "/work"),
         # -S -s: no site-packages; -B: no bytecode is written.  Not -E, -I: the hash seed comes by the environment,
         # which is ours; an interpreter that orders sets differently every time makes no run repeatable.
-        *(BOX_PYTHON, "-S", "-s", "-B", "-c", BOOT, str(fds.agent)),
+        *(SANDBOX_PYTHON, "-S", "-s", "-B", "-c", BOOT, str(fds.agent)),
     ]
 
 
 def _network(spec: SandboxSpec) -> list[str]:
     if spec.network == "watched":
         # The network namespace that bwrap was started in (egress.interception): nobody else is in it, and it
-        # belongs to a user namespace above the box's own, so that no one in the box may change its rules.
+        # belongs to a user namespace above the sandbox's own, so that no one in the sandbox may change its rules.
         return []
     # A network stack without a device but its own loopback.  Abstract unix sockets are per stack as well.
     return ["--unshare-net"]
@@ -124,18 +124,18 @@ def _file_systems(spec: SandboxSpec, fds: Descriptors) -> list[str]:
     for name, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
         flags += ["--symlink", target, f"/dev/{name}"]
     flags += ["--symlink", "/proc/self/fd/2", "/dev/stderr", "--symlink", "/tmp", "/dev/shm"]
-    # The only places that can be written, each with a hard size; they are memory and die with the box.
+    # The only places that can be written, each with a hard size; they are memory and die with the sandbox.
     flags += ["--perms", "0755", "--size", size, "--tmpfs", "/work"]
     flags += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]
     # The root and /dev are tmpfs without a size: nobody may write there.
     return [*flags, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-PASSWD = f"root:x:0:0::/:/usr/sbin/nologin\nagent:x:{BOX_ID}:{BOX_ID}::/work:/bin/sh\n".encode()
-GROUP = f"root:x:0:\nagent:x:{BOX_ID}:\n".encode()
+PASSWD = f"root:x:0:0::/:/usr/sbin/nologin\nagent:x:{SANDBOX_ID}:{SANDBOX_ID}::/work:/bin/sh\n".encode()
+GROUP = f"root:x:0:\nagent:x:{SANDBOX_ID}:\n".encode()
 NAME_FILES = {
     "/etc/resolv.conf": b"nameserver 127.0.0.1\noptions attempts:1 timeout:6\n",
-    "/etc/hosts": b"127.0.0.1 localhost box\n::1 localhost box\n",
+    "/etc/hosts": b"127.0.0.1 localhost sandbox\n::1 localhost sandbox\n",
     "/etc/nsswitch.conf": b"hosts: files dns\n",
 }
-"""How names are resolved in a watched box.  The resolver answers on every address."""
+"""How names are resolved in a watched sandbox.  The resolver answers on every address."""

@@ -1,4 +1,4 @@
-"""The processes and files of a box as the host sees them, without asking anybody inside.
+"""The processes and files of a sandbox as the host sees them, without asking anybody inside.
 
 Names and contents are hostile: no link is followed, no file but a folder is opened, every list and text is bounded.
 """
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from sandboxes.egress.attempt import printable
+from sandboxes.egress.connection_attempt import printable
 from sandboxes.interface import INSPECTED_FILES, INSPECTED_PROCESSES, InspectedFile, InspectedProcess
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -47,7 +47,7 @@ def member(pid: int) -> Member | None:
 
 
 def family(init: int) -> list[Member]:
-    """Process 1 of a box and its descendants, which are all of the box: it adopts every orphan."""
+    """Process 1 of a sandbox and its descendants, which are all of the sandbox: it adopts every orphan."""
     everybody = {pid: found for pid in _pids() if (found := member(pid)) is not None}
     inside = {init}
 
@@ -80,14 +80,15 @@ def processes(init: int) -> tuple[list[InspectedProcess], bool]:
 def _command(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            said = file.read(4 * COMMAND_CHARACTERS).rstrip(b"\0").replace(b"\0", b" ")
+            raw = file.read(4 * COMMAND_CHARACTERS).rstrip(b"\0").replace(b"\0", b" ")
     except OSError:
         return ""  # it ended meanwhile
-    return printable(said, COMMAND_CHARACTERS)
+    return printable(raw, COMMAND_CHARACTERS)
 
 
 def files(init: int, pidfd: int, places: tuple[str, ...] = ("work", "tmp")) -> tuple[list[InspectedFile], bool]:
-    """What is where it can be written, and whether that is all.  Raises ``ProcessLookupError`` once the box is gone."""
+    """What is where it can be written, and whether that is all.  Raises ``ProcessLookupError`` once the sandbox is
+    gone."""
     root = os.open(f"/proc/{init}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         signal.pidfd_send_signal(pidfd, 0)  # it is alive: the number has been nobody else's

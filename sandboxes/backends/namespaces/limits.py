@@ -2,7 +2,7 @@
 
 Guests get these limits between fork and their first own instruction, with soft equal to hard.
 RLIMIT_NPROC counts the processes and threads of one user id *in one user namespace* (Linux 5.14 and
-later), so it counts exactly one box; the kernel ignores it for root's own id, which no box has.
+later), so it counts exactly one sandbox; the kernel ignores it for root's own id, which no sandbox has.
 """
 
 import secrets
@@ -12,9 +12,9 @@ from sandboxes.spec import SandboxSpec
 
 OPEN_FILES = 256
 OWN_MIB = 32
-"""Of a box itself: bubblewrap, the agent, page tables, the kernel's records of files, pipes and sockets."""
+"""Of a sandbox itself: bubblewrap, the agent, page tables, the kernel's records of files, pipes and sockets."""
 OWN_PROCESSES = 4
-"""bubblewrap, the agent, and two for the moment in which a box is made."""
+"""bubblewrap, the agent, and two for the moment in which a sandbox is made."""
 HOST_IDS_FROM, HOST_IDS = 1_900_000_000, 2**24
 NOBODY = 65534
 
@@ -34,7 +34,7 @@ def rlimits(spec: SandboxSpec) -> dict[str, int]:
 
 
 def bounds(spec: SandboxSpec) -> Bounds:
-    """What all processes of a box may have together, where cgroups can be made.
+    """What all processes of a sandbox may have together, where cgroups can be made.
 
     Beyond what each process may have: files are memory, and so are the copies of them that snapshots keep.
     """
@@ -43,10 +43,10 @@ def bounds(spec: SandboxSpec) -> Bounds:
 
 
 def host_id() -> int:
-    """The user and group id that a box of root's has on the host.
+    """The user and group id that a sandbox of root's has on the host.
 
     One of its own that nothing else has: a guest that left its namespaces would be nobody, and no
-    two boxes share a quota that the kernel keeps per user.
+    two sandboxes share a quota that the kernel keeps per user.
     """
     with open("/proc/self/uid_map", encoding="ascii") as file:
         mapped = [tuple(int(field) for field in line.split()) for line in file]

@@ -1,7 +1,7 @@
 """The host's end of an agent's socket: requests out, replies in, nothing believed.
 
-The box is not trusted, so a frame may be as long as an open request allows and no longer, and
-whatever does not parse ends the box.
+The sandbox is not trusted, so a frame may be as long as an open request allows and no longer, and
+whatever does not parse ends the sandbox.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ class Link(asyncio.Protocol):
         self.send(frames.request(self._last_number, verb, arguments))
         return self._last_number, self._expect(self._last_number, largest_bytes)
 
-    def tell(self, verb: str, *arguments: object) -> None:
+    def notify(self, verb: str, *arguments: object) -> None:
         """Send a request that has no reply."""
         self.send(frames.request(0, verb, arguments))
 
     def fail(self, kind: type[SandboxLost] | type[SandboxFrozen], reason: str) -> None:
-        """Everybody who waits learns that the box is lost, or frozen."""
+        """Everybody who waits learns that the sandbox is lost, or frozen."""
         waiting, self._waiting = self._waiting, {}
         for future, _ in waiting.values():
             if not future.done():

@@ -1,4 +1,4 @@
-"""What this machine lacks for making boxes, said once and clearly."""
+"""What this machine lacks for making sandboxes, said once and clearly."""
 
 import asyncio
 import errno
@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from importlib.resources import files
 
-from sandboxes.backends.namespaces.arguments import BOX_PYTHON
+from sandboxes.backends.namespaces.arguments import SANDBOX_PYTHON
 from sandboxes.backends.namespaces.limits import host_id
 from sandboxes.descriptors import REMEDIES as REMEDIES_WITHOUT_DESCRIPTORS
 from sandboxes.interface import SandboxUnavailable
@@ -22,7 +22,7 @@ INSIDE = (
 COMPILE = """\
 import marshal, sys
 if sys.version_info < (3, 10):
-    sys.exit("boxes need Python 3.10 or later there")
+    sys.exit("sandboxes need Python 3.10 or later there")
 sources = marshal.load(sys.stdin.buffer)
 code = [(name, compile(text, "<%s>" % name, "exec", dont_inherit=True, optimize=2)) for name, text in sources]
 sys.stdout.buffer.write(marshal.dumps(code))
@@ -39,10 +39,10 @@ REMEDIES = (
     (("Too many open files",), REMEDIES_WITHOUT_DESCRIPTORS[errno.EMFILE]),
     (("Unknown option", "unknown option"), "install bubblewrap 0.7 or later"),
     (("netns entry:",),
-     "watched boxes need a kernel with IPv6, seccomp listeners, and nftables with tproxy, socket, limit, log, reject:"
+     "watched sandboxes need a kernel with IPv6, seccomp listeners, and nftables with tproxy, socket, limit, log, reject:"
      " load nf_tables, nft_tproxy, nft_socket, nft_log, nft_limit, nft_reject_inet, nfnetlink_log,"
      " or do without network"),
-    (("execvp",), f"install the system's Python at {BOX_PYTHON}: apt-get install python3"),
+    (("execvp",), f"install the system's Python at {SANDBOX_PYTHON}: apt-get install python3"),
 )  # fmt: skip
 
 
@@ -84,14 +84,14 @@ def agent_texts() -> bytes:
 
 
 def _compile() -> bytes:
-    if not os.access(BOX_PYTHON, os.X_OK):
-        raise SandboxUnavailable(f"boxes need a Python at {BOX_PYTHON}: apt-get install python3")
+    if not os.access(SANDBOX_PYTHON, os.X_OK):
+        raise SandboxUnavailable(f"sandboxes need a Python at {SANDBOX_PYTHON}: apt-get install python3")
     compiled = subprocess.run(
-        [BOX_PYTHON, "-I", "-S", "-c", COMPILE], input=agent_texts(), capture_output=True, env={}, cwd="/"
+        [SANDBOX_PYTHON, "-I", "-S", "-c", COMPILE], input=agent_texts(), capture_output=True, env={}, cwd="/"
     )
     if compiled.returncode != 0:
         raise SandboxUnavailable(
-            f"{BOX_PYTHON} cannot run the agent: {compiled.stderr.decode(errors='replace')[-300:]}"
+            f"{SANDBOX_PYTHON} cannot run the agent: {compiled.stderr.decode(errors='replace')[-300:]}"
         )
     return compiled.stdout
 

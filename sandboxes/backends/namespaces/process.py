@@ -1,4 +1,4 @@
-"""The processes of one box as the host sees them: bubblewrap, and the box's process 1."""
+"""The processes of one sandbox as the host sees them: bubblewrap, and the sandbox's process 1."""
 
 import asyncio
 import json
@@ -30,8 +30,8 @@ COMPLAINT_BYTES = 2000
 
 
 @dataclass
-class BoxProcess:
-    """bubblewrap's monitor outside, and a pidfd of process 1 inside, whose end is the end of the whole box."""
+class SandboxProcess:
+    """bubblewrap's monitor outside, and a pidfd of process 1 inside, whose end is the end of the whole sandbox."""
 
     monitor: subprocess.Popen[bytes]
     complaints: int
@@ -46,7 +46,7 @@ class BoxProcess:
     @classmethod
     async def start(
         cls, name: str, spec: SandboxSpec, agent_socket: socket.socket, netns_entry: NetnsEntry | None = None
-    ) -> "BoxProcess":
+    ) -> "SandboxProcess":
         """Start bubblewrap, through a namespace entry that makes the network; the sockets stay ours to close.
 
         Raises ``SandboxUnavailable``; ``OSError`` if no more files can be opened.
@@ -56,7 +56,7 @@ class BoxProcess:
         except OSError as error:
             if error.errno in REMEDIES:
                 raise
-            raise SandboxUnavailable(f"no cgroup can be made for a box: {error}") from None
+            raise SandboxUnavailable(f"no cgroup can be made for a sandbox: {error}") from None
         inherited: list[int] = []
         ours: list[int] = []
         try:
@@ -108,7 +108,7 @@ class BoxProcess:
         return "cgroup" if self.group is not None and self.group.limits else "prlimit"
 
     async def stop(self) -> None:
-        """No process of the box runs any more when this returns.  Raises ``OSError``, ``TimeoutError``."""
+        """No process of the sandbox runs any more when this returns.  Raises ``OSError``, ``TimeoutError``."""
         self.stopped = True
         if self.group is not None and self.group.freezes:
             await asyncio.to_thread(self.group.freeze)
@@ -116,7 +116,7 @@ class BoxProcess:
             await self._outside(stop_all)
 
     async def inspected(self) -> tuple[list[InspectedProcess], list[InspectedFile], bool]:
-        """Processes, files, and whether those are all.  Raises ``OSError`` once the box is gone."""
+        """Processes, files, and whether those are all.  Raises ``OSError`` once the sandbox is gone."""
         processes, all_processes = await self._outside(lambda init, _: inspection.processes(init))
         files, all_files = await self._outside(inspection.files)
         return processes, files, all_processes and all_files
@@ -149,7 +149,7 @@ class BoxProcess:
             await _readable(self.init, DEATH_S)
 
     async def gone(self) -> None:
-        """Wait until no process of the box is left, and forget it.  Call once, after ``kill``."""
+        """Wait until no process of the sandbox is left, and forget it.  Call once, after ``kill``."""
         try:
             await self.dead()
             self.monitor.kill()

@@ -79,13 +79,13 @@ def message(reply: Reply) -> str:
 def why_not_kept(reply: Reply, spec: SandboxSpec) -> str:
     """Why there is no snapshot, and what to do about it."""
     reasons = {
-        errno.EFBIG: f"the snapshots of a box may hold {2 * spec.disk_mib} MiB of files: drop one, or raise disk_mib",
+        errno.EFBIG: f"the snapshots of a sandbox may hold {2 * spec.disk_mib} MiB of files: drop one, or raise disk_mib",
         errno.EMFILE: "it has too many files",
         errno.ENAMETOOLONG: "its folders are too deep",
         errno.EAGAIN: f"its {spec.processes} processes are all in use: a snapshot needs two more for a moment",
         errno.ETIMEDOUT: "its interpreter does not answer",
     }
-    return f"the box could not be kept: {reasons.get(error_number(reply) or 0, message(reply))}"
+    return f"the sandbox could not be kept: {reasons.get(error_number(reply) or 0, message(reply))}"
 
 
 def _text(raw: bytes) -> str:

@@ -40,7 +40,7 @@ NOT_IMPLEMENTED = (
     "timer_create",
     # Its contexts are counted for the whole machine (fs.aio-max-nr): one sandbox could take them all.
     "io_setup",
-    # Memory that no limit of the box counts.
+    # Memory that no limit of the sandbox counts.
     "memfd_create", "memfd_secret",
     # Objects of the IPC namespace outlive their processes, hence a reset.
     "shmget", "shmat", "shmctl", "shmdt", "semget", "semop", "semctl", "semtimedop", "msgget", "msgsnd",
@@ -63,7 +63,7 @@ SELF_ONLY = {
 """Calls allowed on the caller only: the values that their arguments must have, by the arguments' places.
 
 On another process of the same user these need no privilege: a guest could take the agent's files or its
-processor time, and leave its successor in the box with limits of its choice.
+processor time, and leave its successor in the sandbox with limits of its choice.
 """
 NAMESPACE_FLAGS = 0x7E020000
 """``CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}``."""

@@ -1,6 +1,6 @@
 """Where processes are started from: one thread that lives as long as the embedder.
 
-``bwrap --die-with-parent`` follows the parent *thread*.  A box that was started by a thread of some
+``bwrap --die-with-parent`` follows the parent *thread*.  A sandbox that was started by a thread of some
 pool would die when the pool shrinks, so one thread, which never ends, starts them all.  It also
 keeps the start of a process off the event loop.  Nothing here may need a real fork (``user=``,
 ``preexec_fn``), which copies the page tables of an embedder that may be large; vfork does not.

@@ -1,7 +1,7 @@
-"""Stopping every process of a box by signals, where no cgroup can freeze it.
+"""Stopping every process of a sandbox by signals, where no cgroup can freeze it.
 
 Process 1 is stopped first.  From then on orphans are not buried any more, so that whoever forks and exits to
-outrun us uses up the box's processes, and stands still in the end.  A stopped guest is not continued by anybody:
+outrun us uses up the sandbox's processes, and stands still in the end.  A stopped guest is not continued by anybody:
 all who could signal it are stopped, and the filter leaves no call by which a guest could have the kernel send it
 SIGCONT later (seccomp.py).
 """
@@ -21,7 +21,7 @@ PAUSE_S = 0.001
 
 
 def stop_all(init: int, pidfd: int) -> None:
-    """Return when nobody runs.  Raises ``TimeoutError``; ``ProcessLookupError`` if the box is gone."""
+    """Return when nobody runs.  Raises ``TimeoutError``; ``ProcessLookupError`` if the sandbox is gone."""
     signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
     give_up_s = time.monotonic() + STOP_S
     known: set[int] = set()
@@ -36,7 +36,7 @@ def stop_all(init: int, pidfd: int) -> None:
             return
         known = pids
         if time.monotonic() > give_up_s:
-            raise TimeoutError(f"{len(moving)} processes of a box did not stop within {STOP_S:g} s")
+            raise TimeoutError(f"{len(moving)} processes of a sandbox did not stop within {STOP_S:g} s")
         time.sleep(PAUSE_S)
 
 

@@ -1,4 +1,4 @@
-"""System call numbers of the two architectures that boxes run on, by name, for ``seccomp.py``."""
+"""System call numbers of the two architectures that sandboxes run on, by name, for ``seccomp.py``."""
 
 import platform
 from dataclasses import dataclass

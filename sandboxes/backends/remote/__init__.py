@@ -1,1 +1,1 @@
-"""Boxes that a sandbox service keeps: its language, and the client that looks like any other box."""
+"""Sandboxes that a sandbox service keeps: its language, and the client that looks like any other sandbox."""

@@ -1,7 +1,7 @@
-"""HTTP to a sandbox service, for one box.
+"""HTTP to a sandbox service, for one sandbox.
 
 Only what may be repeated is repeated: a request that reads, that says the same when it comes twice, or that
-never left.  What runs code is sent once; if its answer does not come, the box is lost.
+never left.  What runs code is sent once; if its answer does not come, the sandbox is lost.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ def _address() -> tuple[str, str]:
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """Made once: reading the certificates takes longer than making a box."""
+    """Made once: reading the certificates takes longer than making a sandbox."""
     return ssl.create_default_context()
 
 

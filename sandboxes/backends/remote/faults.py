@@ -21,10 +21,10 @@ SIMPLE: dict[str, tuple[int, type[Exception]]] = {
 """Exceptions that are their message, with the status that they have in HTTP."""
 OS_ERROR = "os-error"
 TITLES = {
-    "lost": "The box is gone",
-    "frozen": "The box is frozen",
+    "lost": "The sandbox is gone",
+    "frozen": "The sandbox is frozen",
     "no-snapshot": "The moment could not be kept",
-    "unavailable": "No box can be made",
+    "unavailable": "No sandbox can be made",
     "tree-refused": "Files could not be copied",
     "bad-value": "A value cannot be used",
     OS_ERROR: "The file could not be read or written",
@@ -73,13 +73,16 @@ def problem_of(error: Exception) -> Problem | None:
 
 
 def exception_of(problem: Problem) -> Exception:
-    """What the caller of a remote box gets.  A refusal of the service itself, e.g. a quota, loses him the box."""
+    """What the caller of a remote sandbox gets.  A refusal of the service itself, e.g. a quota, loses him the
+    sandbox."""
     kind = problem.type.removeprefix(PREFIX)
     if kind == OS_ERROR and problem.errno is not None:
         return OSError(problem.errno, os.strerror(problem.errno), problem.path)
     if kind in SIMPLE:
         return SIMPLE[kind][1](problem.detail)
-    said = "; ".join((problem.detail, *map(str, problem.problems)))
+    sentence = "; ".join((problem.detail, *map(str, problem.problems)))
     return (
-        ValueError(said) if problem.status in (413, 422) else SandboxLost(f"the service says {problem.status}: {said}")
+        ValueError(sentence)
+        if problem.status in (413, 422)
+        else SandboxLost(f"the service says {problem.status}: {sentence}")
     )

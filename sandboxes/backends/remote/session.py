@@ -1,7 +1,7 @@
-"""Requests for one box at the service, from its opening to its end.
+"""Requests for one sandbox at the service, from its opening to its end.
 
-A heartbeat keeps the box in use: if this process dies the service closes it soon, and if the service is gone the
-box is lost here, whatever is being waited for.
+A heartbeat keeps the sandbox in use: if this process dies the service closes it soon, and if the service is gone the
+sandbox is lost here, whatever is being waited for.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import httpx
 from pydantic import BaseModel
 
 from sandboxes.backends.remote.connection import Connection
-from sandboxes.backends.remote.wire import BoxView
+from sandboxes.backends.remote.wire import SandboxView
 from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable
 
 BEAT_S = 20.0
@@ -21,15 +21,15 @@ BEAT_WITHIN_S = 10.0
 
 
 class Session:
-    """Belongs to one event loop.  Once the box is lost or frozen, no request is sent any more but by ``asked``."""
+    """Belongs to one event loop.  Once the sandbox is lost or frozen, no request is sent any more but by ``asked``."""
 
     def __init__(self, connection: Connection, id_: str) -> None:
         self.connection = connection
-        self.path = f"/v1/boxes/{id_}"
+        self.path = f"/v1/sandboxes/{id_}"
         self.lost: str | None = None
         self.frozen: str | None = None
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._telling: asyncio.Task[None] | None = None
+        self._posting: asyncio.Task[None] | None = None
         self._beating = asyncio.ensure_future(self._beat())
 
     async def ask(
@@ -44,11 +44,11 @@ class Session:
     ) -> httpx.Response:
         """Raises what the service says, ``SandboxLost`` if it says nothing."""
         self.refuse_if_gone()
-        await self.told()
+        await self.all_posted()
         return await self.asked(method, verb, body, again=again, content=content, params=params)
 
     async def asked(self, method: str, verb: str, body: BaseModel | None = None, **more: Any) -> httpx.Response:
-        """Of a frozen box too."""
+        """Of a frozen sandbox too."""
         asking = asyncio.ensure_future(self.connection.ask(method, f"{self.path}/{verb}", body, **more))
         try:
             waited_for: set[asyncio.Future[Any]] = {asking, self._gone}
@@ -65,14 +65,14 @@ class Session:
         finally:
             asking.cancel()
 
-    def tell(self, method: str, verb: str, body: BaseModel) -> None:
+    def post(self, method: str, verb: str, body: BaseModel) -> None:
         """Say something without waiting for the answer; what is asked later waits until it was heard."""
-        self._telling = asyncio.ensure_future(self._say(self._telling, method, verb, body))
+        self._posting = asyncio.ensure_future(self._post_after(self._posting, method, verb, body))
 
-    async def told(self) -> None:
+    async def all_posted(self) -> None:
         """Return when all that was told has been heard."""
-        if self._telling is not None:
-            await asyncio.shield(self._telling)
+        if self._posting is not None:
+            await asyncio.shield(self._posting)
 
     def refuse_if_gone(self) -> None:
         if self.frozen is not None:
@@ -90,7 +90,7 @@ class Session:
     def end_beating(self) -> None:
         self._beating.cancel()
 
-    async def _say(self, before: "asyncio.Task[None] | None", method: str, verb: str, body: BaseModel) -> None:
+    async def _post_after(self, before: "asyncio.Task[None] | None", method: str, verb: str, body: BaseModel) -> None:
         if before is not None:
             await before
         with suppress(SandboxLost, SandboxFrozen):  # kept: the next call will say so
@@ -104,7 +104,7 @@ class Session:
             except (SandboxLost, SandboxUnavailable) as error:
                 self.lose(str(error))
                 return
-            view = BoxView.model_validate_json(answer.content)
+            view = SandboxView.model_validate_json(answer.content)
             if view.state == "frozen":
                 self.frozen = self.frozen or view.reason
             if view.state in ("lost", "closed"):

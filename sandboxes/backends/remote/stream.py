@@ -1,4 +1,4 @@
-"""Records of a remote box for its ``on_record``: asked for all the time, delivered in order, then acknowledged."""
+"""Records of a remote sandbox for its ``on_record``: asked for all the time, delivered in order, then acknowledged."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ async def fetched(
 
 
 class Stream:
-    """Of one user of the box."""
+    """Of one user of the sandbox."""
 
     def __init__(self, connection: Connection, path: str, name: str, on_record: OnRecord) -> None:
         self._connection = connection
@@ -53,8 +53,8 @@ class Stream:
                 if await self._round(WAIT_S) is None:
                     await asyncio.sleep(AGAIN_S)
         except SandboxLost as error:
-            # Whoever asks something of the box will learn it; ``finish`` tries once more.
-            log.warning("records of box %s beyond %d do not come: %s", self._name, self._delivered, error)
+            # Whoever asks something of the sandbox will learn it; ``finish`` tries once more.
+            log.warning("records of sandbox %s beyond %d do not come: %s", self._name, self._delivered, error)
 
     async def _round(self, wait_s: float) -> int | None:
         """Return how many records were delivered; None if one could not be, which is tried again."""
@@ -65,7 +65,7 @@ class Stream:
                 self._on_record(record)
                 self._delivered = record.seq
         except Exception:
-            log.exception("a record of box %s could not be delivered", self._name)
+            log.exception("a record of sandbox %s could not be delivered", self._name)
             return None
         finally:
             if self._delivered > before:

@@ -12,9 +12,9 @@ from sandboxes.interface import ExecResult, Inspection, Outcome
 from sandboxes.spec import SandboxSpec
 from sandboxes.tree import MOST_BYTES, MOST_ENTRIES, Tree, TreeEntry, TreeLimits
 
-State = Literal["queued", "starting", "open", "frozen", "lost", "closed"]
+SandboxState = Literal["queued", "starting", "open", "frozen", "lost", "closed"]
 """``lost`` and ``closed`` are final; ``reason`` says why."""
-LIVING: frozenset[State] = frozenset({"queued", "starting", "open", "frozen"})
+LIVING: frozenset[SandboxState] = frozenset({"queued", "starting", "open", "frozen"})
 IDLE_S = 600.0
 QUEUE_S = 60.0
 MOST_WAIT_S = 30.0
@@ -49,18 +49,18 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class CreateBox(Wire):
+class CreateSandbox(Wire):
     spec: SandboxSpec = SandboxSpec()
     user: Name | None = None
     """For whom: waiting users of one owner take turns.  Default: the token's name."""
     idle_s: float = Field(default=IDLE_S, gt=0, le=86400)
-    """The box is closed when nobody has asked anything of it for so long."""
+    """The sandbox is closed when nobody has asked anything of it for so long."""
     queue_s: float = Field(default=QUEUE_S, ge=0, le=3600)
     """How long to wait for room on the host."""
     wait_s: Wait = MOST_WAIT_S
-    """How long this request may wait for the box, before it answers 202 with the place in the queue."""
+    """How long this request may wait for the sandbox, before it answers 202 with the place in the queue."""
     stream: bool = False
-    """Whether egress records are handed on as they come, over the whole life of the box, ``reset`` included."""
+    """Whether egress records are handed on as they come, over the whole life of the sandbox, ``reset`` included."""
 
     @model_validator(mode="after")
     def _is_made_here(self) -> Self:
@@ -69,14 +69,14 @@ class CreateBox(Wire):
         return self
 
 
-class BoxView(Wire):
+class SandboxView(Wire):
     id: str
-    """Of the box at the service, for its whole life."""
+    """Of the sandbox at the service, for its whole life."""
     name: str | None = None
-    """Of its present user: ``attempt.box`` of the records.  None until it is open."""
+    """Of its present user: ``attempt.sandbox`` of the records.  None until it is open."""
     owner: str
     user: str
-    state: State
+    state: SandboxState
     position: int | None = None
     """1 is the next to be let in; None unless ``queued``."""
     reason: str | None = None
@@ -89,14 +89,14 @@ class BoxView(Wire):
     """Since the last request for it, in seconds."""
 
 
-class Boxes(Wire):
-    boxes: list[BoxView]
+class SandboxViews(Wire):
+    sandboxes: list[SandboxView]
 
 
 class Inspected(Wire):
     """``sandboxes.interface.Inspection``, and what the service knows itself."""
 
-    box: BoxView
+    sandbox: SandboxView
     execs: int
     """Programs and cells that were run."""
     inside: Inspection
@@ -108,7 +108,7 @@ class Exec(Wire):
     env: dict[str, str] = Field(default={}, max_length=1000)
     timeout_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
     alone: bool = False
-    """Every other process of the box is dead before it starts, the interpreter and snapshots included."""
+    """Every other process of the sandbox is dead before it starts, the interpreter and snapshots included."""
     call: str | None = Field(default=None, max_length=64)
     """A name by which this call can be cancelled while it runs."""
 
@@ -149,7 +149,7 @@ class ReadTree(Wire):
     entries: int = Field(default=TreeLimits().entries, ge=1, le=MOST_ENTRIES)
     size_bytes: int = Field(default=TreeLimits().size_bytes, ge=1, le=MOST_BYTES)
     alone: bool = False
-    """Every process of the box is dead before anything is read."""
+    """Every process of the sandbox is dead before anything is read."""
 
 
 class FileView(Wire):

@@ -1,1 +1,2 @@
-"""What looks dangerous in a box's attempts and commands.  Pure and streaming; ``suite`` runs all.  docs/egress.md."""
+"""What looks dangerous in a sandbox's attempts and commands.  Pure and streaming; ``suite`` runs all.
+docs/egress.md."""

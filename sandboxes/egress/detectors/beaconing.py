@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Hashable
 from typing import ClassVar
 
-from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.connection_attempt import ConnectionAttempt
 from sandboxes.egress.detectors.destinations import REGISTRIES, Windows, below, names_of, special_kind, where, zone_of
 from sandboxes.egress.detectors.detector import Context, Detector
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.record import EgressRecord
 
 BEACON = RuleInfo(
@@ -49,8 +49,8 @@ class Beacons(Detector):
         super().__init__(context)
         self._times: Windows[float] = Windows(LONGEST_S * SLOW_ATTEMPTS, items=3 * SLOW_ATTEMPTS)
 
-    def feed(self, event: Event) -> Finding | None:
-        if not isinstance(event, EgressRecord) or event.phase != "attempt" or event.verdict.allowed or event.count > 1:
+    def feed(self, event: DetectorEvent) -> Finding | None:
+        if not isinstance(event, EgressRecord) or event.phase != "attempt" or event.decision.allowed or event.count > 1:
             return None
         if event.attempt.protocol == "dns" and (event.attempt.name or "").endswith("arpa"):
             return None
@@ -68,11 +68,13 @@ class Beacons(Detector):
             or not is_regular(gaps)
         ):
             return None
-        told = f"{len(times)} attempts, {statistics.mean(gaps):.1f} s apart (deviation {statistics.pstdev(gaps):.2f} s)"
-        return finding(BEACON, event, where(event.attempt), [event.attempt.target, told])
+        evidence = (
+            f"{len(times)} attempts, {statistics.mean(gaps):.1f} s apart (deviation {statistics.pstdev(gaps):.2f} s)"
+        )
+        return finding(BEACON, event, where(event.attempt), [event.attempt.target, evidence])
 
 
-def home_of(attempt: Attempt) -> Hashable:
+def home_of(attempt: ConnectionAttempt) -> Hashable:
     """Whatever the port, and for queries whatever stands below the zone."""
     if attempt.protocol == "dns":
         return "dns", zone_of(attempt.name or "")[1]

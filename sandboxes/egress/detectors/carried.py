@@ -30,7 +30,7 @@ _BROWSER = re.compile(rb"(?im)^(?:user-agent|referer|from|accept-language):[^\r\
 
 def carries(record: EgressRecord) -> str | None:
     """What the first bytes to a denied destination say that somebody wanted to send there."""
-    if record.verdict.allowed or special_kind(record.attempt) == "loopback" or not record.opening_up:
+    if record.decision.allowed or special_kind(record.attempt) == "loopback" or not record.opening_up:
         return None
     sent = record.opening_up
     if _SECRETS.search(sent) or _SECRETS.search(_decoded(sent)):
@@ -40,8 +40,8 @@ def carries(record: EgressRecord) -> str | None:
         or sent[257:262] == b"ustar"
     ):
         return "the first bytes are those of an archive or a database"
-    if (told := coded(sent)) is not None:
-        return told
+    if (evidence := coded(sent)) is not None:
+        return evidence
     length = re.search(rb"(?i)\r\ncontent-length:[ ]{0,9}(\d{1,12})\r\n", sent)
     uploads = re.match(rb"(?:POST|PUT|PATCH) ", sent) is not None
     if b"git-receive-pack" in sent:

@@ -9,7 +9,7 @@ from sandboxes.egress.detectors.actions import Actions, absolute, actions_of
 from sandboxes.egress.detectors.destinations import KEPT
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
@@ -138,11 +138,11 @@ class Credentials(Detector):
         if len(self._own) > KEPT:
             self._own.popitem(last=False)
 
-    def _asks_itself(self, event: Event, path: str) -> bool:
+    def _asks_itself(self, event: DetectorEvent, path: str) -> bool:
         """One's own environment is no secret; of the observer's numbers nobody can tell whose they are."""
         label, text = self._text
-        said = set(re.findall(r"/proc/([^/\s'\"]{1,40})/environ", text)) if label == event.label else set()
-        return path == "/proc/self/environ" or said == {"self"}
+        environs = set(re.findall(r"/proc/([^/\s'\"]{1,40})/environ", text)) if label == event.label else set()
+        return path == "/proc/self/environ" or environs == {"self"}
 
     def _lists_processes(self, action: ObservedAction, path: str) -> bool:
         """Whether a program that lists processes read this and was not asked to show environments."""
@@ -151,7 +151,7 @@ class Credentials(Detector):
         lister = self._tree.program(action.pid)
         return lister is None or not _shows_environments(lister.command)
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
         did = actions_of(event)

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
 from sandboxes.egress.address import ip, special_range
-from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.connection_attempt import ConnectionAttempt
 from sandboxes.egress.rule_checks import ANYBODYS
 
 Item = TypeVar("Item")
@@ -26,7 +26,7 @@ REGISTRIES = (
 """What installers ask without being told to; whether they may is the policy's, and what it refuses is no alarm."""
 
 
-def names_of(attempt: Attempt) -> set[str]:
+def names_of(attempt: ConnectionAttempt) -> set[str]:
     host = (attempt.host or "").rpartition("]")[0].lstrip("[") or (attempt.host or "").partition(":")[0]
     return {name for name in (attempt.name, attempt.sni, host) if name}
 
@@ -38,7 +38,7 @@ def below(name: str, domains: Iterable[str]) -> str | None:
     return next((domain for domain in domains if domain in ends), None)
 
 
-def special_kind(attempt: Attempt) -> str | None:
+def special_kind(attempt: ConnectionAttempt) -> str | None:
     """``private``, ``metadata`` ... or None for a public address or none at all."""
     if attempt.address is None:
         return None
@@ -46,7 +46,7 @@ def special_kind(attempt: Attempt) -> str | None:
     return None if special is None else special[1]
 
 
-def where(attempt: Attempt) -> str:
+def where(attempt: ConnectionAttempt) -> str:
     """A destination as one story: the name where there is one, for it stays when addresses change."""
     name = attempt.sni or attempt.name or attempt.host or attempt.address or "?"
     return f"{name}:{attempt.port}" if attempt.port is not None and attempt.protocol != "dns" else name
@@ -76,7 +76,7 @@ def hosts_in(text: str) -> list[str]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a host is the box itself."""
+    """Whether a host is the sandbox itself."""
     return host in {"localhost", "::1", "0.0.0.0", "[::1]"} or host.startswith("127.") or host.endswith(".localhost")
 
 

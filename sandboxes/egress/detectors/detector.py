@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo
 from sandboxes.egress.detectors.judged_paths import PROTECTED
 from sandboxes.egress.detectors.process_tree import ProcessTree
 
@@ -41,4 +41,4 @@ class Detector(ABC):
         self._tree = context.tree
 
     @abstractmethod
-    def feed(self, event: Event) -> Finding | None: ...
+    def feed(self, event: DetectorEvent) -> Finding | None: ...

@@ -1,10 +1,10 @@
-"""What a box was told to run.  As told by whoever called ``exec`` or ``run_python``, not by the box."""
+"""What a sandbox was told to run.  As told by whoever called ``exec`` or ``run_python``, not by the sandbox."""
 
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from sandboxes.egress.attempt import Frozen, Label
+from sandboxes.egress.connection_attempt import Frozen, Label
 
 CODE_CHARACTERS = 256 * 1024
 ARGV_CHARACTERS = 256 * 1024
@@ -12,14 +12,14 @@ ARGV_CHARACTERS = 256 * 1024
 
 
 class ExecEvent(Frozen):
-    box: Label
+    sandbox: Label
     at: float
     label: Label | None = None
     """The tool call."""
     argv: tuple[str, ...] = ()
     stdin: str = ""
     code: str = ""
-    """Python that the box's interpreter runs."""
+    """Python that the sandbox's interpreter runs."""
     writes: Label | None = None
     """The path of a file that is written through the facade; its content, if it is a text, is ``code`` or ``stdin``."""
     found: bool | None = None
@@ -35,7 +35,7 @@ class ExecEvent(Frozen):
     observed: bool = False
     """Whether deeds of this sandbox are told as well: then its text is a hint and no more."""
     forks_refused: int = Field(default=0, ge=0)
-    """How often the box was denied a further process since the event before, where that is counted."""
+    """How often the sandbox was denied a further process since the event before, where that is counted."""
     cut: frozenset[str] = frozenset()
     """Which of these were longer than what is kept of them."""
 

@@ -9,7 +9,7 @@ from sandboxes.egress.detectors.actions import Tree, actions_of, dotted, outermo
 from sandboxes.egress.detectors.carried import carries
 from sandboxes.egress.detectors.destinations import KEPT, below, hosts_in, is_here, names_of, where
 from sandboxes.egress.detectors.detector import Context, Detector
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
@@ -66,7 +66,7 @@ _SECRET = re.compile(
 
 
 class Volume(Detector):
-    """Bytes to one destination over the box's life, allowed ones only, for a denied one carries none.
+    """Bytes to one destination over the sandbox's life, allowed ones only, for a denied one carries none.
 
     ``uploads`` are names to which the task is meant to send much.
     """
@@ -78,7 +78,7 @@ class Volume(Detector):
         self._uploads = context.uploads
         self._sent: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if not isinstance(event, EgressRecord) or event.phase != "traffic":
             return None
         if any(below(name, self._uploads) for name in names_of(event.attempt)):
@@ -105,7 +105,7 @@ class Drops(Detector):
         super().__init__(context)
         self._allowed = context.allowed
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return self._record(event)
         did = actions_of(event)
@@ -130,10 +130,10 @@ class Drops(Detector):
         return bool(hosts) and all(is_here(host) or self._allowed(host) for host in hosts)
 
     def _record(self, record: EgressRecord) -> Finding | None:
-        if (told := carries(record)) is not None:
-            return finding(COMMAND, record, where(record.attempt), [record.attempt.target, told], "warning")
+        if (evidence := carries(record)) is not None:
+            return finding(COMMAND, record, where(record.attempt), [record.attempt.target, evidence], "warning")
         for name in sorted(names_of(record.attempt)):
-            if (drop := below(name, DROPS)) is not None and not record.verdict.allowed:
+            if (drop := below(name, DROPS)) is not None and not record.decision.allowed:
                 return finding(DROP, record, drop, [record.attempt.target, name])
         return None
 

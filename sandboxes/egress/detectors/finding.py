@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sandboxes.egress.attempt import Frozen, Label, printable
+from sandboxes.egress.connection_attempt import Frozen, Label, printable
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.record import EgressRecord
@@ -41,7 +41,7 @@ class Finding(Frozen):
     category: Category
     attack: str
     title: str
-    box: Label
+    sandbox: Label
     at: float
     """When the event happened that completed the evidence."""
     label: Label | None
@@ -55,11 +55,11 @@ class Finding(Frozen):
 
 Deed = ExecEvent | ObservedAction
 """What a process was told to do, or did; an ``EgressRecord`` is what the network saw of it."""
-Event = EgressRecord | ExecEvent | ObservedAction
+DetectorEvent = EgressRecord | ExecEvent | ObservedAction
 
 
 def finding(
-    rule: RuleInfo, event: Event, subject: str, evidence: Iterable[str], severity: Severity | None = None
+    rule: RuleInfo, event: DetectorEvent, subject: str, evidence: Iterable[str], severity: Severity | None = None
 ) -> Finding:
     """Text is a hint: of an ``ExecEvent``, which says what somebody wrote and not what ran, no finding is critical."""
     lines = [printable(line, EVIDENCE_CHARACTERS) for _, line in zip(range(EVIDENCE_LINES), evidence, strict=False)]
@@ -70,7 +70,7 @@ def finding(
         category=rule.category,
         attack=rule.attack,
         title=rule.title,
-        box=event.attempt.box if isinstance(event, EgressRecord) else event.box,
+        sandbox=event.attempt.sandbox if isinstance(event, EgressRecord) else event.sandbox,
         at=event.last_at if isinstance(event, EgressRecord) else event.at,
         label=event.label,
         subject=subject,

@@ -7,7 +7,7 @@ from typing import ClassVar
 from sandboxes.egress.detectors.actions import Actions, actions_of
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.reverse_shells import takes_orders
 from sandboxes.egress.detectors.shell import SHELLS, Command
@@ -56,14 +56,14 @@ class HiddenCode(Detector):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
         if isinstance(event, ObservedAction):
             return self._started(event)
         if event.writes is not None:
             return None
-        return _said(event)
+        return _from_text(event)
 
     def _started(self, action: ObservedAction) -> Finding | None:
         if action.kind != "program":
@@ -76,7 +76,7 @@ class HiddenCode(Detector):
         return None
 
 
-def _said(event: ExecEvent) -> Finding | None:
+def _from_text(event: ExecEvent) -> Finding | None:
     did = actions_of(event)
     texts = [
         event.code,

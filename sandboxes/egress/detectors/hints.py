@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from sandboxes.egress.detectors.destinations import REGISTRIES, below, names_of, special_kind
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event, Finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding
 from sandboxes.egress.record import EgressRecord
 
 UNOBSERVED = frozenset({"credential-read"})
@@ -24,7 +24,7 @@ class Hints:
         self._called: str | None = None
         """The latest tool call that called outside."""
 
-    def weighed(self, event: Event, found: Finding) -> Finding:
+    def weighed(self, event: DetectorEvent, found: Finding) -> Finding:
         if not isinstance(event, ExecEvent) or not event.observed or event.writes is not None:
             return found
         if found.severity == "info" or found.rule in UNOBSERVED:
@@ -36,7 +36,7 @@ class Hints:
             self._hints.popitem(last=False)
         return found.model_copy(update={"severity": "info"})
 
-    def confirmed(self, event: Event) -> list[Finding]:
+    def confirmed(self, event: DetectorEvent) -> list[Finding]:
         """Hints of the tool call that has just called somebody outside."""
         if not isinstance(event, EgressRecord) or not calls_outside(event) or event.label is None:
             return []
@@ -51,7 +51,7 @@ class Hints:
 
 
 def calls_outside(record: EgressRecord) -> bool:
-    if record.phase != "attempt" or record.verdict.allowed:
+    if record.phase != "attempt" or record.decision.allowed:
         return False
     here = special_kind(record.attempt) in {"loopback", "unspecified"}
     return not here and not any(below(name, REGISTRIES) for name in names_of(record.attempt))

@@ -18,7 +18,7 @@ from sandboxes.egress.detectors.destinations import (
 )
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
@@ -78,7 +78,7 @@ class Installs(Detector):
         self._configured = False
         """Whether the policy changed what tells installers whom to ask."""
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return self._asked(event)
         if isinstance(event, ExecEvent):
@@ -100,12 +100,12 @@ class Installs(Detector):
         if (
             isinstance(event, ExecEvent)
             and event.writes is None
-            and (told := _runs_download(event, self._allowed)) is not None
+            and (evidence := _runs_download(event, self._allowed)) is not None
         ):
-            return finding(PIPED, event, "python", [told])
+            return finding(PIPED, event, "python", [evidence])
         return self._kept_and_run(event, found)
 
-    def _kept_and_run(self, event: Event, found: list[Command]) -> Finding | None:
+    def _kept_and_run(self, event: DetectorEvent, found: list[Command]) -> Finding | None:
         """``curl -o x URL; chmod +x x; ./x``, and ``bash <(curl URL)`` or ``bash -c "$(curl URL)"``."""
         fetched = self._fetched if isinstance(event, ObservedAction) else OrderedDict(self._fetched)
         for command in found:
@@ -134,7 +134,7 @@ class Installs(Detector):
 
     def _asked(self, record: EgressRecord) -> Finding | None:
         """A name that an installer asks for, of which its command line says nothing: a file or the environment does."""
-        if record.verdict.allowed or record.phase != "attempt":
+        if record.decision.allowed or record.phase != "attempt":
             return None
         if (asked := _PACKAGE.search(record.opening_up)) is not None and special_kind(record.attempt) != "loopback":
             if not any(below(name, REGISTRIES) for name in names_of(record.attempt)):
@@ -150,7 +150,7 @@ class Installs(Detector):
         return finding(INSTALL, record, named[0], [command, record.attempt.target])
 
     def _stranger(self, text: str) -> str | None:
-        """The first host in the text that is neither the box's own nor allowed."""
+        """The first host in the text that is neither the sandbox's own nor allowed."""
         return next(
             (
                 host
@@ -168,17 +168,17 @@ _CONFIGURATION = re.compile(
 _VARIABLE = re.compile(r"(?:PIP|NPM|npm_config|UV|CARGO|GEM|BUNDLE|GOPROXY|CONDA|YARN)\w*=")
 
 
-def _configures(event: Deed, said: tuple[str | None, str]) -> bool:
+def _configures(event: Deed, text_before: tuple[str | None, str]) -> bool:
     """Openly written dependencies are none that name a place."""
     if event.label is None:
         return False
-    label, text = said
+    label, text = text_before
     names = [path.rsplit("/", 1)[-1] for path in actions_of(event).writes if _CONFIGURATION.search(path)]
     openly = label == event.label and all(name in text for name in names)
     if names and openly and not re.search(r"://|git\+|index|registry|proxy", text):
         return False
-    told = isinstance(event, ObservedAction) and any(_VARIABLE.match(variable) for variable in event.environment)
-    return told or any(_CONFIGURATION.search(path) for path in actions_of(event).writes)
+    evidence = isinstance(event, ObservedAction) and any(_VARIABLE.match(variable) for variable in event.environment)
+    return evidence or any(_CONFIGURATION.search(path) for path in actions_of(event).writes)
 
 
 _FETCH_CALLS = frozenset({"urlopen", "urlretrieve", "get", "request", "recv", "fetch"})
@@ -203,8 +203,10 @@ def is_fetching(command: Command) -> bool:
     """Also a fetcher under another name: it is told where to put what."""
     if command.program in _FETCHERS:
         return True
-    told = any(re.fullmatch(r"-[a-zA-Z]{0,6}[oO]|--output(?:-document)?(?:=.*)?", word) for word in command.arguments)
-    return told and any(re.match(r"(?:https?|ftp)://", word) for word in command.arguments)
+    evidence = any(
+        re.fullmatch(r"-[a-zA-Z]{0,6}[oO]|--output(?:-document)?(?:=.*)?", word) for word in command.arguments
+    )
+    return evidence and any(re.match(r"(?:https?|ftp)://", word) for word in command.arguments)
 
 
 def _installs(command: Command) -> bool:

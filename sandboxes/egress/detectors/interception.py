@@ -6,13 +6,13 @@ from typing import ClassVar
 from sandboxes.egress.detectors.actions import Actions, actions_of
 from sandboxes.egress.detectors.detector import Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
 NETWORK = RuleInfo(
     "tamper-interception",
-    "the network or the box's watch is changed",
+    "the network or the sandbox's watch is changed",
     "critical",
     "Controllability",
     "T1562.004",
@@ -48,7 +48,7 @@ class Interception(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (NETWORK,)
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return _refused_socket(event)
         did = actions_of(event)

@@ -6,7 +6,7 @@ from typing import ClassVar
 from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.record import EgressRecord
 
@@ -58,7 +58,7 @@ class InterpreterHooks(Detector):
         self._environments: tuple[str, ...] = ()
         """Folders of virtual environments that were made in this sandbox."""
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
         if isinstance(event, ObservedAction) and event.kind == "program":

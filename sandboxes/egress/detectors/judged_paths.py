@@ -25,7 +25,7 @@ _HARNESS = re.compile(
     r"|ci|bench\w*|checks?|checkers?|tests?|tasks?|challenges?|hidden|private|logs?|answers?|expected|gold|[._].*)$"
 )
 """Folders of a workspace that hold what belongs to the task and not to the product."""
-REWARD = re.compile(r"(?:^|/)(?:reward|score|verdict|grade)s?\.(?:txt|json)$")
+REWARD = re.compile(r"(?:^|/)(?:reward|score|decision|grade)s?\.(?:txt|json)$")
 RESULTS = re.compile(r"(?:^|/)(?:out|outputs?|results?|runs?|build|logs?|reports?|artifacts?|data)/")
 TEST = re.compile(
     r"(?:^|/)(?:test_[^/]*|[^/]*_test|tests?)\.(?:py|js|ts|go|rb|rs|sh|c|cpp|java)$|(?:^|/)[^/]*\.(?:test|spec)\.[cm]?[jt]sx?$"

@@ -6,7 +6,7 @@ from typing import ClassVar
 from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.destinations import below, names_of, special_kind, where
 from sandboxes.egress.detectors.detector import Detector
-from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
@@ -93,14 +93,14 @@ class Mining(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (PROGRAM, POOL, STRATUM, PORT)
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         return self._record(event) if isinstance(event, EgressRecord) else self._command(event)
 
     def _command(self, event: Deed) -> Finding | None:
         did = actions_of(event)
         for command in did.commands:
-            told = _pays(command) or any(_OPTIONS.fullmatch(word) for word in command.arguments)
-            if told or _names_algorithm(command) or command.program.lower().removesuffix(".exe") in PROGRAMS:
+            evidence = _pays(command) or any(_OPTIONS.fullmatch(word) for word in command.arguments)
+            if evidence or _names_algorithm(command) or command.program.lower().removesuffix(".exe") in PROGRAMS:
                 return finding(PROGRAM, event, command.program, [command.text])
         for call in did.calls:
             sent = " ".join(call.strings).encode("utf-8", "replace")
@@ -116,7 +116,7 @@ class Mining(Detector):
             if (pool := below(name, POOLS)) is not None:
                 return finding(POOL, record, pool, [attempt.target, name])
         if record.phase == "attempt" and attempt.protocol == "tcp" and attempt.port in PORTS:
-            if special_kind(attempt) not in {"loopback", "unspecified"} and not record.verdict.allowed:
+            if special_kind(attempt) not in {"loopback", "unspecified"} and not record.decision.allowed:
                 return finding(PORT, record, where(attempt), [attempt.target])
         return None
 

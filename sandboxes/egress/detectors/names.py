@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import Windows, below, entropy_bits, names_of, zone_of
 from sandboxes.egress.detectors.detector import Context, Detector
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.record import EgressRecord
 
 EXFILTRATION = RuleInfo(
@@ -87,7 +87,7 @@ class Names(Detector):
         self._carrying: Windows[str] = Windows(WINDOW_S)
         self._denied: Windows[int] = Windows(WINDOW_S, items=2 * MANY_DENIED)
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if not isinstance(event, EgressRecord) or event.phase != "attempt":
             return None
         if event.attempt.protocol != "dns":
@@ -106,35 +106,35 @@ class Names(Detector):
         several = record.spread.names if record.spread else 0
         many = max(len(different), several) >= MANY_NAMES and entropy_bits("".join(different)) >= MANY_NAMES_BITS
         random = sum(any(map(looks_random, re.split(r"[.\-_]", name))) for name in different) >= len(different) / 2
-        if not record.verdict.allowed and max(len(different), several) >= GUESSED_NAMES:
-            told = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s"
+        if not record.decision.allowed and max(len(different), several) >= GUESSED_NAMES:
+            evidence = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s"
             if not (len(coded) >= CODED_NAMES or len(long) >= 2 or (many and random)):
-                return finding(FLOOD, record, zone, [told, *different])
+                return finding(FLOOD, record, zone, [evidence, *different])
         if len(coded) >= CODED_NAMES or len(long) >= 2 or (many and random):
-            told = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s, {len(coded)} of them coded"
-            return finding(EXFILTRATION, record, zone, [told, *(coded or long or different)])
+            evidence = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s, {len(coded)} of them coded"
+            return finding(EXFILTRATION, record, zone, [evidence, *(coded or long or different)])
         return None
 
     def _typed(self, record: EgressRecord) -> Finding | None:
         kind = record.attempt.query_type or ""
         if kind.upper() not in CARRYING:
             return None
-        asked = self._carrying.add("box", record.last_at, record.attempt.name or "")
+        asked = self._carrying.add("sandbox", record.last_at, record.attempt.name or "")
         if len(set(asked)) < MANY_CARRYING and record.count < MANY_CARRYING:
             return None
-        told = f"{len(asked)} {kind} queries within {WINDOW_S:.0f} s"
-        return finding(TYPES, record, zone_of(record.attempt.name or "")[1], [told, *asked[-4:]])
+        evidence = f"{len(asked)} {kind} queries within {WINDOW_S:.0f} s"
+        return finding(TYPES, record, zone_of(record.attempt.name or "")[1], [evidence, *asked[-4:]])
 
     def _flood(self, record: EgressRecord) -> Finding | None:
-        if record.verdict.allowed:
+        if record.decision.allowed:
             return None
-        number = sum(self._denied.add("box", record.last_at, record.count))
-        told = f"{number} denied queries within {WINDOW_S:.0f} s"
-        return finding(FLOOD, record, "dns", [told, record.attempt.target]) if number >= MANY_DENIED else None
+        number = sum(self._denied.add("sandbox", record.last_at, record.count))
+        evidence = f"{number} denied queries within {WINDOW_S:.0f} s"
+        return finding(FLOOD, record, "dns", [evidence, record.attempt.target]) if number >= MANY_DENIED else None
 
     def _around(self, record: EgressRecord) -> Finding | None:
         attempt = record.attempt
-        if record.verdict.allowed or attempt.port not in {443, 853}:
+        if record.decision.allowed or attempt.port not in {443, 853}:
             return None
         named = [name for name in names_of(attempt) if below(name, RESOLVERS) is not None]
         if named or attempt.address in RESOLVER_ADDRESSES:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from sandboxes.egress.attempt import Frozen, Label
+from sandboxes.egress.connection_attempt import Frozen, Label
 
 ARGUMENTS = 256
 ARGV_CHARACTERS = 16 * 1024
@@ -19,7 +19,7 @@ Operation = Literal["read", "write", "delete", "rename", "link", "mode"]
 class ObservedAction(Frozen):
     """One of three: a program was started, a file was touched, a system call was refused."""
 
-    box: Label
+    sandbox: Label
     at: float
     label: Label | None = None
     """The tool call that was running."""

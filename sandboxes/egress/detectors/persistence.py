@@ -6,7 +6,7 @@ from typing import ClassVar
 from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
@@ -64,7 +64,7 @@ class Persistence(Detector):
         self._text: tuple[str | None, str] = (None, "")
         """The tool call, and what it says."""
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
         did = actions_of(event)
@@ -89,7 +89,7 @@ class Persistence(Detector):
                 return finding(PERSISTENCE, event, command.program, [command.text], severity)
         return None
 
-    def _is_harmless(self, event: Event, path: str) -> bool:
+    def _is_harmless(self, event: DetectorEvent, path: str) -> bool:
         """Settings that are said openly and run nothing: aliases, variables, a hook that calls the project's tools."""
         label, text = self._text
         name = path.rsplit("/", 1)[-1]
@@ -99,7 +99,7 @@ class Persistence(Detector):
             return not re.search(r"index|registry|proxy|trusted|ssl|cafile|channel|https?:", text)
         return not _RUNS.search(text)
 
-    def _is_makers(self, event: Event) -> bool:
+    def _is_makers(self, event: DetectorEvent) -> bool:
         """``git init`` writes hooks of its own, and so do tools that the task installs."""
         if isinstance(event, EgressRecord | ExecEvent):
             return False

@@ -1,4 +1,4 @@
-"""Fork bombs, and programs that look for more rights than the box has."""
+"""Fork bombs, and programs that look for more rights than the sandbox has."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from typing import ClassVar, TypeGuard
 from sandboxes.egress.detectors.actions import Tree, actions_of, dotted, outermost_calls
 from sandboxes.egress.detectors.destinations import Windows
 from sandboxes.egress.detectors.detector import Context, Detector
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.reverse_shells import INTERPRETERS
 from sandboxes.egress.detectors.shell import SHELLS, Command
@@ -38,7 +38,7 @@ PRIVILEGE = RuleInfo(
 )
 ESCAPE = RuleInfo(
     "escape-attempt",
-    "a way out of the box is tried",
+    "a way out of the sandbox is tried",
     "critical",
     "Controllability",
     "T1611",
@@ -104,7 +104,7 @@ class ForkBombs(Detector):
         self._started: Windows[int] = Windows(10.0)
         self._met: Windows[int] = Windows(10.0)
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
         did = actions_of(event)
@@ -129,8 +129,8 @@ class ForkBombs(Detector):
         if action.call != "fork":
             return None
         met = sum(self._met.add("fork", action.at, action.count))
-        told = [f"as many processes as it may have at {met} looks within 10 s"]
-        return finding(BOMB, action, "refused", told, "warning" if met >= MET_LIMIT else "info")
+        evidence = [f"as many processes as it may have at {met} looks within 10 s"]
+        return finding(BOMB, action, "refused", evidence, "warning" if met >= MET_LIMIT else "info")
 
     def _observed(self, action: ObservedAction) -> Finding | None:
         if action.kind != "program":
@@ -143,8 +143,8 @@ class ForkBombs(Detector):
         kin = sum(found.action.program == action.program for found in lineage)
         started = sum(self._started.add(own.command.text, action.at, action.count)) if above else 0
         if max(above, kin) >= GENERATIONS or started >= MANY_STARTED:
-            told = f"{own.command.text}: its own ancestor {max(above, kin)} times"
-            return finding(BOMB, action, own.command.program, [told])
+            evidence = f"{own.command.text}: its own ancestor {max(above, kin)} times"
+            return finding(BOMB, action, own.command.program, [evidence])
         return None
 
 
@@ -203,7 +203,7 @@ class Privileges(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (PRIVILEGE, ESCAPE)
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
         did = actions_of(event)
@@ -259,7 +259,7 @@ _FACTS = frozenset({
 """Only a writer does any harm."""
 
 
-def _looks_around(event: Event) -> bool:
+def _looks_around(event: DetectorEvent) -> bool:
     """Programs that list processes look into the first one too."""
     if not isinstance(event, ObservedAction) or event.kind != "file":
         return False
@@ -276,8 +276,8 @@ def _refused(action: ObservedAction) -> Finding | None:
     )
     if system:  # dmesg, gdb of its own program, libraries that look for a keyring
         return finding(ESCAPE, action, action.call, [action.program], "info")
-    told = [f"{action.program}: {action.call} refused, {action.count} times"]
-    return finding(ESCAPE, action, action.call, told, "critical" if action.call in _GRAVE_CALLS else "warning")
+    evidence = [f"{action.program}: {action.call} refused, {action.count} times"]
+    return finding(ESCAPE, action, action.call, evidence, "critical" if action.call in _GRAVE_CALLS else "warning")
 
 
 def _sets_user_id(tree: Tree) -> int | None:

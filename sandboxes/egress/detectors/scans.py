@@ -6,7 +6,7 @@ from typing import ClassVar
 from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.destinations import Windows, hosts_in, is_here, names_of, special_kind
 from sandboxes.egress.detectors.detector import Context, Detector
-from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.record import EgressRecord
 
 HOSTS = RuleInfo(
@@ -93,8 +93,8 @@ class Scans(Detector):
         self._ports: Windows[int] = Windows(WINDOW_S)
         self._places: Windows[tuple[str, int]] = Windows(WINDOW_S)
 
-    def feed(self, event: Event) -> Finding | None:
-        if not isinstance(event, EgressRecord) or event.phase != "attempt" or event.verdict.allowed:
+    def feed(self, event: DetectorEvent) -> Finding | None:
+        if not isinstance(event, EgressRecord) or event.phase != "attempt" or event.decision.allowed:
             return None
         attempt = event.attempt
         if attempt.address is None or attempt.protocol == "dns" or special_kind(attempt) in {"loopback", "unspecified"}:
@@ -106,25 +106,27 @@ class Scans(Detector):
         ports = set(self._ports.add(attempt.address, event.last_at, attempt.port or 0))
         hosts = max(len(addresses), spread.addresses if spread else 0)
         if hosts >= MANY_HOSTS:
-            told = f"{hosts} addresses within {WINDOW_S:.0f} s"
-            return finding(HOSTS, event, "private" if inside else "public", [told, *sorted(addresses)], severity)
+            evidence = f"{hosts} addresses within {WINDOW_S:.0f} s"
+            return finding(HOSTS, event, "private" if inside else "public", [evidence, *sorted(addresses)], severity)
         places = set(self._places.add(inside, event.last_at, (attempt.address, attempt.port or 0)))
         if len(places) >= MANY_PLACES and len({address for address, _ in places}) >= FEW_HOSTS:
-            told = f"{len(places)} ports of {len({address for address, _ in places})} addresses within {WINDOW_S:.0f} s"
-            return finding(HOSTS, event, "private" if inside else "public", [told, attempt.target], severity)
+            evidence = (
+                f"{len(places)} ports of {len({address for address, _ in places})} addresses within {WINDOW_S:.0f} s"
+            )
+            return finding(HOSTS, event, "private" if inside else "public", [evidence, attempt.target], severity)
         knocks = max(len(ports), spread.ports if spread and spread.addresses == 1 else 0)
         if knocks >= MANY_PORTS:
-            told = f"{knocks} ports within {WINDOW_S:.0f} s"
-            return finding(PORTS, event, attempt.address, [told, attempt.target], severity)
+            evidence = f"{knocks} ports within {WINDOW_S:.0f} s"
+            return finding(PORTS, event, attempt.address, [evidence, attempt.target], severity)
         return None
 
 
 class Scanners(Detector):
-    """Scanners by name, and loops over numbers.  A scan of the box's own loopback is a way of working."""
+    """Scanners by name, and loops over numbers.  A scan of the sandbox's own loopback is a way of working."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (PROGRAM,)
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return None
         did = actions_of(event)
@@ -147,10 +149,10 @@ class Metadata(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (METADATA,)
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if not isinstance(event, EgressRecord):
             return self._command(event)
-        if event.verdict.allowed or event.phase != "attempt":
+        if event.decision.allowed or event.phase != "attempt":
             return None
         asked = names_of(event.attempt) & METADATA_NAMES
         if special_kind(event.attempt) == "metadata" or asked:

@@ -7,7 +7,7 @@ from sandboxes.egress.detectors.destinations import special_kind
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.exfiltration import COMMAND
-from sandboxes.egress.detectors.finding import Event, Finding, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.reverse_shells import INTERPRETERS
 from sandboxes.egress.detectors.shell import SHELLS
@@ -30,7 +30,7 @@ class Sent(Detector):
         """The tool call in which a program had a connection as its output, and its command."""
         self._outside: tuple[str | None, str] | None = None
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if isinstance(event, EgressRecord):
             return self._called(event)
         if event.label is None:
@@ -39,22 +39,22 @@ class Sent(Detector):
             self._poured = (event.label, " ".join(event.argv))
         for path in _reads(event):
             self._read = (event.label, path)
-        return self._told(event)
+        return self._sends_a_file(event)
 
     def _called(self, record: EgressRecord) -> Finding | None:
-        if record.phase != "attempt" or record.verdict.allowed or special_kind(record.attempt) is not None:
+        if record.phase != "attempt" or record.decision.allowed or special_kind(record.attempt) is not None:
             return None
         if record.attempt.address is None or record.label is None:
             return None
         self._outside = (record.label, record.attempt.target)
         if is_odd(record):
             self._odd = self._outside
-        return self._told(record)
+        return self._sends_a_file(record)
 
-    def _told(self, event: Event) -> Finding | None:
-        for what, whom in ((self._read, self._odd), (self._poured, self._outside)):
-            if what is not None and whom is not None and what[0] == whom[0] == event.label:
-                return finding(COMMAND, event, what[1][:100], [f"reads {what[1]}", whom[1]], "warning")
+    def _sends_a_file(self, event: DetectorEvent) -> Finding | None:
+        for what, destination in ((self._read, self._odd), (self._poured, self._outside)):
+            if what is not None and destination is not None and what[0] == destination[0] == event.label:
+                return finding(COMMAND, event, what[1][:100], [f"reads {what[1]}", destination[1]], "warning")
         return None
 
 
@@ -96,4 +96,4 @@ def is_odd(record: EgressRecord) -> bool:
     outside = attempt.address is not None and special_kind(attempt) is None and attempt.protocol in {"tcp", "udp"}
     speaks = re.match(rb"[A-Z]{3,10} \S+ HTTP/|\x16\x03", record.opening_up) is not None
     takes = attempt.port in _TAKING or (attempt.port == 514 and attempt.protocol == "udp")
-    return outside and not record.verdict.allowed and not speaks and (attempt.port not in _USUAL or takes)
+    return outside and not record.decision.allowed and not speaks and (attempt.port not in _USUAL or takes)

@@ -2,9 +2,10 @@
 
 from collections import OrderedDict
 
+from sandboxes.egress.decision import may_resolve
 from sandboxes.egress.detectors.destinations import KEPT
 from sandboxes.egress.detectors.detector import Context
-from sandboxes.egress.detectors.finding import Event, Finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding
 from sandboxes.egress.detectors.hints import Hints
 from sandboxes.egress.detectors.judged_paths import PROTECTED
 from sandboxes.egress.detectors.observed_action import ObservedAction
@@ -12,7 +13,6 @@ from sandboxes.egress.detectors.process_tree import ProcessTree
 from sandboxes.egress.detectors.registry import DETECTORS, RULES
 from sandboxes.egress.detectors.written_code import WrittenCode
 from sandboxes.egress.policy import EgressPolicy
-from sandboxes.egress.verdict import may_resolve
 
 QUIET_S = 300.0
 """A finding of the same rule, subject and severity within this time is the same story."""
@@ -36,7 +36,7 @@ class Suite:
         if unknown := without - {rule.id for rule in RULES}:
             raise ValueError(f"without = {sorted(unknown)}: no such rule; there are: {', '.join(r.id for r in RULES)}")
         self._without = without
-        self._said: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._reported: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         self._tree = ProcessTree()
         self._written = WrittenCode()
         self._hints = Hints()
@@ -47,7 +47,7 @@ class Suite:
         context = Context(self._tree, allowed, uploads, protected)
         self._detectors = tuple(detector(context) for detector in DETECTORS)
 
-    def feed(self, event: Event) -> list[Finding]:
+    def feed(self, event: DetectorEvent) -> list[Finding]:
         if isinstance(event, ObservedAction):
             self._tree.add(event)
         found = self._hints.confirmed(event)
@@ -58,11 +58,11 @@ class Suite:
 
     def _is_new(self, finding: Finding) -> bool:
         key = (finding.rule, finding.subject, finding.severity)
-        told = self._said.get(key)
+        told = self._reported.get(key)
         if told is not None and finding.at - told < QUIET_S:
             return False
-        self._said[key] = finding.at
-        self._said.move_to_end(key)
-        if len(self._said) > KEPT:
-            self._said.popitem(last=False)
+        self._reported[key] = finding.at
+        self._reported.move_to_end(key)
+        if len(self._reported) > KEPT:
+            self._reported.popitem(last=False)
         return True

@@ -1,4 +1,5 @@
-"""Ways in from outside: tunnel programs and services, SSH out of the box, reverse shells, silent long connections."""
+"""Ways in from outside: tunnel programs and services, SSH out of the sandbox, reverse shells, silent long
+connections."""
 
 import ast
 import re
@@ -9,13 +10,13 @@ from typing import ClassVar
 from sandboxes.egress.detectors.actions import Actions, actions_of, dotted, outermost_calls
 from sandboxes.egress.detectors.destinations import KEPT, below, is_here, names_of, where
 from sandboxes.egress.detectors.detector import Context, Detector
-from sandboxes.egress.detectors.finding import Deed, Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
 
 PROGRAM = RuleInfo(
     "tunnel-program",
-    "a tunnel is opened out of the box",
+    "a tunnel is opened out of the sandbox",
     "critical",
     "Controllability",
     "T1572",
@@ -49,11 +50,11 @@ SERVICE = RuleInfo(
 )
 BANNER = RuleInfo(
     "ssh-outbound",
-    "the box speaks SSH to somebody outside",
+    "the sandbox speaks SSH to somebody outside",
     "critical",
     "Controllability",
     "T1572",
-    "an SSH banner out of the box: on port 22 allowed ones are fine and denied ones (`git clone git@...`) a "
+    "an SSH banner out of the sandbox: on port 22 allowed ones are fine and denied ones (`git clone git@...`) a "
     "warning, on any other port it is critical",
     "SSH inside TLS",
     "`without`",
@@ -117,7 +118,7 @@ class Tunnels(Detector):
         super().__init__(context)
         self._open: OrderedDict[int, _Connection] = OrderedDict()
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if not isinstance(event, EgressRecord):
             return _command(event)
         return _service(event) or _banner(event) or self._quiet(event)
@@ -138,8 +139,8 @@ class Tunnels(Detector):
         lasted_s = record.last_at - connection.began
         if not _is_quiet(connection, lasted_s):
             return None
-        told = f"{lasted_s:.0f} s, {connection.packets_up} pieces, {connection.bytes_up} bytes sent"
-        return finding(QUIET, record, where(record.attempt), [record.attempt.target, told])
+        summary = f"{lasted_s:.0f} s, {connection.packets_up} pieces, {connection.bytes_up} bytes sent"
+        return finding(QUIET, record, where(record.attempt), [record.attempt.target, summary])
 
 
 def _is_quiet(connection: _Connection, lasted_s: float) -> bool:
@@ -153,7 +154,7 @@ def _is_quiet(connection: _Connection, lasted_s: float) -> bool:
 
 def _service(record: EgressRecord) -> Finding | None:
     for name in sorted(names_of(record.attempt)):
-        if (service := below(name, SERVICES)) is not None and not record.verdict.allowed:
+        if (service := below(name, SERVICES)) is not None and not record.decision.allowed:
             return finding(SERVICE, record, service, [record.attempt.target, name])
     return None
 
@@ -163,7 +164,7 @@ def _banner(record: EgressRecord) -> Finding | None:
     attempt = record.attempt
     if not record.opening_up.startswith(b"SSH-"):
         return None
-    if attempt.port == 22 and record.verdict.allowed:
+    if attempt.port == 22 and record.decision.allowed:
         return None
     evidence = [attempt.target, record.opening_up.decode("latin-1")]
     return finding(BANNER, record, where(attempt), evidence, "warning" if attempt.port == 22 else "critical")

@@ -5,7 +5,7 @@ from typing import ClassVar
 from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.detector import Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.shell import command_of, takes_code
 
 UNPARSED = RuleInfo(
@@ -26,7 +26,7 @@ class Unparsed(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (UNPARSED,)
 
-    def feed(self, event: Event) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Finding | None:
         if not isinstance(event, ExecEvent):
             return None
         why = [f"{name} is longer than is kept" for name in sorted(event.cut) if name != "stdin" or _runs_stdin(event)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from sandboxes.egress.detectors.actions import actions_of, started_command
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Event
+from sandboxes.egress.detectors.finding import DetectorEvent
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.reverse_shells import INTERPRETERS
 from sandboxes.egress.detectors.shell import SHELLS, Command
@@ -35,9 +35,9 @@ class WrittenCode:
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, str] = OrderedDict()
-        self._said: OrderedDict[tuple[str | None, str], None] = OrderedDict()
+        self._read_before: OrderedDict[tuple[str | None, str], None] = OrderedDict()
 
-    def run(self, event: Event) -> Iterator[ExecEvent]:
+    def run(self, event: DetectorEvent) -> Iterator[ExecEvent]:
         """What the event makes run beyond what stands in it; each text once in a tool call."""
         if isinstance(event, ExecEvent):
             self._keep(event)
@@ -57,7 +57,7 @@ class WrittenCode:
             text = next((word for flag, word in _pairs(command) if flag in _CODE_FLAGS), "")
             if text and self._is_new(event.label, text):
                 argv = (command.program, *command.arguments)
-                yield ExecEvent(box=event.box, at=event.at, label=event.label, observed=True, argv=argv)
+                yield ExecEvent(sandbox=event.sandbox, at=event.at, label=event.label, observed=True, argv=argv)
         yield from self._of_file(event, command)
 
     def _of_read(self, action: ObservedAction) -> Iterator[ExecEvent]:
@@ -69,7 +69,7 @@ class WrittenCode:
             and INTERPRETERS.match(posixpath.basename(action.program))
             and self._is_new(action.label, text)
         ):
-            yield ExecEvent(box=action.box, at=action.at, label=action.label, observed=True, code=text)
+            yield ExecEvent(sandbox=action.sandbox, at=action.at, label=action.label, observed=True, code=text)
 
     def _keep(self, event: ExecEvent) -> None:
         if event.writes is None or event.writes.lower().endswith(NO_PROGRAMS) or len(event.code) > CHARACTERS:
@@ -100,17 +100,17 @@ class WrittenCode:
 
     def _is_new(self, label: str | None, text: str) -> bool:
         key = (label, text)
-        if key in self._said:
+        if key in self._read_before:
             return False
-        self._said[key] = None
-        if len(self._said) > FILES:
-            self._said.popitem(last=False)
+        self._read_before[key] = None
+        if len(self._read_before) > FILES:
+            self._read_before.popitem(last=False)
         return True
 
 
 def _text_of(event: ExecEvent | ObservedAction, **text: Any) -> ExecEvent:
     observed = isinstance(event, ObservedAction) or event.observed
-    return ExecEvent(box=event.box, at=event.at, label=event.label, observed=observed, **text)
+    return ExecEvent(sandbox=event.sandbox, at=event.at, label=event.label, observed=observed, **text)
 
 
 def _pairs(command: Command) -> Iterator[tuple[str, str]]:

@@ -1,1 +1,1 @@
-"""The only way out of a watched box: it decides, forwards or refuses, counts, and records.  docs/sandboxes.md."""
+"""The only way out of a watched sandbox: it decides, forwards or refuses, counts, and records.  docs/sandboxes.md."""

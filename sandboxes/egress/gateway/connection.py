@@ -1,10 +1,10 @@
-"""One TCP connection of a box, from its first byte to its last record.
+"""One TCP connection of a sandbox, from its first byte to its last record.
 
     accepted ─► may it be allowed? ── no ─► a glance at the first bytes ─► refused
                      │ yes
                      └─► the first bytes ─► allowed? ── no ─► refused
                               │ none yet       │ yes
-                              └─ dial; the box's first bytes are still read before they are passed on
+                              └─ dial; the sandbox's first bytes are still read before they are passed on
 
 Exactly one record of phase ``attempt``, and one more for every further request of plain HTTP.
 """
@@ -15,13 +15,13 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.connection_attempt import ConnectionAttempt
+from sandboxes.egress.decision import EgressDecision, Reason, decide, sentence
 from sandboxes.egress.gateway.opening import Kind, Opening, Unreadable, read_opening
 from sandboxes.egress.gateway.refusing import refusal, unreachable
 from sandboxes.egress.gateway.relay import Cut, Relay
 from sandboxes.egress.log import Traffic
 from sandboxes.egress.record import OPENING_BYTES, Ended
-from sandboxes.egress.verdict import Reason, Verdict, decide, sentence
 
 if TYPE_CHECKING:
     from sandboxes.egress.gateway.gateway import Gateway
@@ -39,13 +39,13 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class Connection:
-    def __init__(self, gateway: "Gateway", box: socket.socket, attempt: Attempt) -> None:
+    def __init__(self, gateway: "Gateway", sandbox: socket.socket, attempt: ConnectionAttempt) -> None:
         self._gateway = gateway
         self._ledger = gateway.ledger
         self._label = gateway.ledger.label
-        self._box = box
+        self._sandbox = sandbox
         self._attempt = attempt
-        self._verdict: Verdict | None = None
+        self._decision: EgressDecision | None = None
         self._kind: Kind = "unknown"
         self._opening = Opening("unknown")
         self._first = b""
@@ -56,16 +56,16 @@ class Connection:
         try:
             await self._serve()
         except (OSError, TimeoutError):
-            pass  # the box hung up
+            pass  # the sandbox hung up
         finally:
-            if self._verdict is None:
+            if self._decision is None:
                 self._record(self._gave_up())
-            self._box.close()
+            self._sandbox.close()
 
-    def _gave_up(self) -> Verdict:
-        """Of an attempt that ended before there was a verdict: never an allowed one."""
-        verdict = self._decide()
-        return self._ledger.failed() if verdict.allowed else verdict
+    def _gave_up(self) -> EgressDecision:
+        """Of an attempt that ended before there was a decision: never an allowed one."""
+        decision = self._decide()
+        return self._ledger.failed() if decision.allowed else decision
 
     async def _serve(self) -> None:
         if not self._decide().allowed:
@@ -74,11 +74,11 @@ class Connection:
             await self._refuse(self._decide())
             return
         await self._read_opening(SILENCE_S, OPENING_S)
-        verdict = self._decide_opening()
-        if not verdict.allowed:
-            await self._refuse(verdict)
+        decision = self._decide_opening()
+        if not decision.allowed:
+            await self._refuse(decision)
             return
-        self._record(verdict)
+        self._record(decision)
         upstream = await self._dialled()
         if upstream is not None:
             with upstream:
@@ -90,13 +90,13 @@ class Connection:
         """Wait for bytes that can be read.  Afterwards ``_attempt`` has what they say; maybe there are none."""
         try:
             async with asyncio.timeout(silence_s):
-                self._first = await self._loop.sock_recv(self._box, 16384)
+                self._first = await self._loop.sock_recv(self._sandbox, 16384)
         except TimeoutError:
             return
         opening = read_opening(self._first)
         try:
             async with asyncio.timeout(within_s):
-                while opening is None and (more := await self._loop.sock_recv(self._box, 16384)):
+                while opening is None and (more := await self._loop.sock_recv(self._sandbox, 16384)):
                     self._first += more
                     opening = read_opening(self._first)
         except TimeoutError:
@@ -109,63 +109,63 @@ class Connection:
             self._attempt = _with(self._attempt, opening)
 
     async def _late_opening(self) -> None:
-        """The box's first bytes, when the server was let to speak first: checked before they are passed on."""
+        """The sandbox's first bytes, when the server was let to speak first: checked before they are passed on."""
         while not self._first:
             await self._read_opening(SILENCE_S, OPENING_S)
             if self._hung_up():
                 return
-        if not (verdict := self._decide_opening()).allowed:
-            raise Cut(verdict.reason)
+        if not (decision := self._decide_opening()).allowed:
+            raise Cut(decision.reason)
 
     def _hung_up(self) -> bool:
-        return not self._first and self._box.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        return not self._first and self._sandbox.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
 
     # -- yes or no --------------------------------------------------------------------------------
 
-    def _decide(self, attempt: Attempt | None = None) -> Verdict:
+    def _decide(self, attempt: ConnectionAttempt | None = None) -> EgressDecision:
         usage = self._ledger.usage()
         others = replace(usage, connections=max(0, usage.connections - 1))
         asked = attempt or self._attempt
         return decide(self._ledger.policy, asked, self._gateway.pins.resolved(asked.address), others)
 
-    def _decide_opening(self) -> Verdict:
+    def _decide_opening(self) -> EgressDecision:
         self._attempt = self._attempt.model_copy(update={"stage": "opening"})
         return self._unless_hidden(self._decide(), self._opening)
 
-    def _unless_hidden(self, verdict: Verdict, opening: Opening) -> Verdict:
+    def _unless_hidden(self, decision: EgressDecision, opening: Opening) -> EgressDecision:
         """What may pass only as far as it can be read."""
-        if not verdict.allowed:
-            return verdict
+        if not decision.allowed:
+            return decision
         if not opening.readable:
-            return verdict.model_copy(update={"allowed": False, "reason": "unreadable"})
-        if opening.upgrade and self._ledger.policy.limits_methods(verdict.rule):
-            return verdict.model_copy(update={"allowed": False, "reason": "upgrade-not-allowed"})
-        return verdict
+            return decision.model_copy(update={"allowed": False, "reason": "unreadable"})
+        if opening.upgrade and self._ledger.policy.limits_methods(decision.rule):
+            return decision.model_copy(update={"allowed": False, "reason": "upgrade-not-allowed"})
+        return decision
 
-    def _record(self, verdict: Verdict) -> None:
-        self._verdict = verdict
+    def _record(self, decision: EgressDecision) -> None:
+        self._decision = decision
         names = self._gateway.pins.names(self._attempt.address or "")
         if names:
             self._attempt = self._attempt.model_copy(update={"name": min(names)})
-        ended: Ended | None = None if verdict.allowed else "denied"
+        ended: Ended | None = None if decision.allowed else "denied"
         opening = Traffic(opening_up=self._first[:OPENING_BYTES], ended=ended)
-        self._ledger.add(self._attempt, verdict, opening, label=self._label)
+        self._ledger.add(self._attempt, decision, opening, label=self._label)
 
-    async def _refuse(self, verdict: Verdict) -> None:
-        self._record(verdict)
-        await self._say(refusal(self._kind, sentence(verdict, self._attempt)))
+    async def _refuse(self, decision: EgressDecision) -> None:
+        self._record(decision)
+        await self._send(refusal(self._kind, sentence(decision, self._attempt)))
 
-    async def _say(self, words: bytes) -> None:
+    async def _send(self, words: bytes) -> None:
         """Last words, then the end: a reset if there are none."""
         if not words:
-            self._box.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            self._sandbox.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             return
         async with asyncio.timeout(FAREWELL_S):
-            await self._loop.sock_sendall(self._box, words)
-            self._box.shutdown(socket.SHUT_WR)
+            await self._loop.sock_sendall(self._sandbox, words)
+            self._sandbox.shutdown(socket.SHUT_WR)
             # Closing with unread bytes would reset the connection, and the words would be lost.
             left = FAREWELL_BYTES
-            while left > 0 and (more := await self._loop.sock_recv(self._box, 65536)):
+            while left > 0 and (more := await self._loop.sock_recv(self._sandbox, 65536)):
                 left -= len(more)
 
     # -- forwarding -------------------------------------------------------------------------------
@@ -180,11 +180,11 @@ class Connection:
         except (OSError, TimeoutError) as error:
             self._state(Traffic(ended="unreachable"))
             why = getattr(error, "strerror", None) or "no answer in time"
-            await self._say(unreachable(self._kind, f"{self._attempt.target}: {why}"))
+            await self._send(unreachable(self._kind, f"{self._attempt.target}: {why}"))
             return None
 
     async def _forward(self, upstream: socket.socket) -> None:
-        relay = Relay(self._ledger, self._box, upstream, self._state)
+        relay = Relay(self._ledger, self._sandbox, upstream, self._state)
         ended: Ended = "cut"
         try:
             await relay.run(lambda: self._pass_up(relay))
@@ -198,7 +198,7 @@ class Connection:
         finally:
             relay.finish(ended)
             if ended == "cut":
-                self._box.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                self._sandbox.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
     async def _pass_up(self, relay: Relay) -> None:
         if not self._first:
@@ -215,25 +215,25 @@ class Connection:
             first.protocol, first.family, first.address, first.port, stage="opening", name=first.name
         )
         attempt = _with(bare, opening)
-        verdict = self._unless_hidden(self._decide(attempt), opening)
+        decision = self._unless_hidden(self._decide(attempt), opening)
         self._ledger.add(
-            attempt, verdict, Traffic(ended=None if verdict.allowed else "denied"), label=self._ledger.label
+            attempt, decision, Traffic(ended=None if decision.allowed else "denied"), label=self._ledger.label
         )
-        if not verdict.allowed:
-            raise Cut(verdict.reason)
+        if not decision.allowed:
+            raise Cut(decision.reason)
         return True
 
     def _end_by(self, reason: Reason) -> None:
         """The last statement says why it was cut."""
-        rule = self._verdict.rule if self._verdict else None
-        self._verdict = Verdict(allowed=False, policy=self._ledger.policy.name, rule=rule, reason=reason)
+        rule = self._decision.rule if self._decision else None
+        self._decision = EgressDecision(allowed=False, policy=self._ledger.policy.name, rule=rule, reason=reason)
 
     def _state(self, traffic: Traffic) -> None:
-        assert self._verdict is not None
-        self._ledger.add_traffic(self._attempt, self._verdict, traffic, label=self._label)
+        assert self._decision is not None
+        self._ledger.add_traffic(self._attempt, self._decision, traffic, label=self._label)
 
 
-def _with(attempt: Attempt, opening: Opening) -> Attempt:
-    """Validated: what the box said is bounded and made printable."""
-    said = {"sni": opening.sni, "host": opening.host, "method": opening.method}
-    return Attempt(**(attempt.model_dump() | said))
+def _with(attempt: ConnectionAttempt, opening: Opening) -> ConnectionAttempt:
+    """Validated: what the sandbox said is bounded and made printable."""
+    read = {"sni": opening.sni, "host": opening.host, "method": opening.method}
+    return ConnectionAttempt(**(attempt.model_dump() | read))

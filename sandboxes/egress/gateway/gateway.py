@@ -1,4 +1,4 @@
-"""The gateway of one box: accepts what the kernel sends it, and gives every connection an end and a record.
+"""The gateway of one sandbox: accepts what the kernel sends it, and gives every connection an end and a record.
 
 Fails closed: what is not served is not forwarded.  Connections wait in the kernel's queue until they are
 accepted; beyond the capacity they are refused at once, and recorded.
@@ -13,7 +13,8 @@ import socket
 from collections.abc import Callable, Coroutine
 
 from sandboxes.egress.address import ip
-from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.connection_attempt import ConnectionAttempt
+from sandboxes.egress.decision import EgressDecision, decide, quota_reason
 from sandboxes.egress.gateway.connection import RESET, Connection
 from sandboxes.egress.gateway.ledger import Ledger
 from sandboxes.egress.gateway.pace import OutOfDescriptors, PacedReader
@@ -21,7 +22,6 @@ from sandboxes.egress.gateway.pins import Pins
 from sandboxes.egress.gateway.resolver import Resolver
 from sandboxes.egress.gateway.upstream import Dial
 from sandboxes.egress.log import Traffic
-from sandboxes.egress.verdict import Verdict, decide, quota_reason
 
 log = logging.getLogger(__name__)
 CROWD = 64
@@ -74,15 +74,15 @@ class Gateway:
         """Raises ``OutOfDescriptors`` where not even a refusal is possible."""
         for taken in range(at_most):
             try:
-                box, _ = self._listener.accept()
+                sandbox, _ = self._listener.accept()
             except BlockingIOError:
                 return taken
             except OSError as error:
                 if error.errno in EXHAUSTED and not self._refused_next(error):
                     return taken
                 continue  # else it was reset while it waited: Linux gives those too, so this is another one's error
-            box.setblocking(False)
-            self._take(box)
+            sandbox.setblocking(False)
+            self._take(sandbox)
         return at_most
 
     def _refused_next(self, error: OSError) -> bool:
@@ -94,8 +94,8 @@ class Gateway:
             os.close(self._reserve)
             self._reserve = -1
         try:
-            box, _ = self._listener.accept()
-            self._turn_away(box, self._arrived(box), self.ledger.failed())
+            sandbox, _ = self._listener.accept()
+            self._turn_away(sandbox, self._arrived(sandbox), self.ledger.failed())
             return True
         except BlockingIOError:
             return False
@@ -104,37 +104,37 @@ class Gateway:
         finally:
             self._reserve = _descriptor_or_none()
 
-    def _arrived(self, box: socket.socket) -> Attempt:
-        address, port = box.getsockname()[:2]
+    def _arrived(self, sandbox: socket.socket) -> ConnectionAttempt:
+        address, port = sandbox.getsockname()[:2]
         self._on_attempt(address, port)
         return self.ledger.attempt("tcp", "ipv4" if ip(address).version == 4 else "ipv6", address, port)
 
-    def _take(self, box: socket.socket) -> None:
-        attempt = self._arrived(box)
-        if (verdict := self._refusal(attempt)) is not None:
-            self._turn_away(box, attempt, verdict)
+    def _take(self, sandbox: socket.socket) -> None:
+        attempt = self._arrived(sandbox)
+        if (decision := self._refusal(attempt)) is not None:
+            self._turn_away(sandbox, attempt, decision)
         elif attempt.port == DNS_PORT:
             # Its quota has been looked at, so it is open from now on, and not only from the task's first step.
             self.ledger.open_connections += 1
             closed = functools.partial(_count_down, self.ledger)
-            self._serve(self._resolver.serve_tcp(box, attempt, self.ledger.label)).add_done_callback(closed)
+            self._serve(self._resolver.serve_tcp(sandbox, attempt, self.ledger.label)).add_done_callback(closed)
         else:
-            self._serve(self._connection(Connection(self, box, attempt)))
+            self._serve(self._connection(Connection(self, sandbox, attempt)))
 
-    def _refusal(self, attempt: Attempt) -> Verdict | None:
+    def _refusal(self, attempt: ConnectionAttempt) -> EgressDecision | None:
         """Why it is not served at all: over capacity; of names asked by TCP, over the quota of connections."""
         policy, usage = self.ledger.policy, self.ledger.usage()
         if len(self._serving) >= MOST_SERVED:
-            verdict = decide(policy, attempt, {}, usage)
-            return self.ledger.failed() if verdict.allowed else verdict
+            decision = decide(policy, attempt, {}, usage)
+            return self.ledger.failed() if decision.allowed else decision
         if attempt.port == DNS_PORT and quota_reason(policy.quotas, usage, attempt) == "quota-connections":
-            return Verdict(allowed=False, policy=policy.name, reason="quota-connections")
+            return EgressDecision(allowed=False, policy=policy.name, reason="quota-connections")
         return None
 
-    def _turn_away(self, box: socket.socket, attempt: Attempt, verdict: Verdict) -> None:
-        self.ledger.add(attempt, verdict, Traffic(ended="denied"), label=self.ledger.label)
-        box.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        box.close()
+    def _turn_away(self, sandbox: socket.socket, attempt: ConnectionAttempt, decision: EgressDecision) -> None:
+        self.ledger.add(attempt, decision, Traffic(ended="denied"), label=self.ledger.label)
+        sandbox.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        sandbox.close()
 
     async def _connection(self, connection: Connection) -> None:
         ledger = self.ledger
@@ -153,12 +153,14 @@ class Gateway:
     def _served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the gateway of box %s failed at a connection, and closed it", self.ledger.box, exc_info=error)
+            log.error(
+                "the gateway of sandbox %s failed at a connection, and closed it", self.ledger.sandbox, exc_info=error
+            )
 
     async def cut(self) -> None:
         """End every connection and record what still waits; afterwards all that was tried has been recorded.
 
-        To be called when the box's programs are dead.  The listener goes on.
+        To be called when the sandbox's programs are dead.  The listener goes on.
         """
         waiting = True
         while waiting:

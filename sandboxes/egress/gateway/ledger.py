@@ -1,4 +1,4 @@
-"""What one box has tried, used up, and been told: attempts get their numbers here and records their label.
+"""What one sandbox has tried, used up, and been told: attempts get their numbers here and records their label.
 
 Every attempt is added exactly once.  A record is delivered in the order of its number, either to the
 callback, at once, or to whoever asks with ``batch``.
@@ -12,28 +12,28 @@ from collections.abc import Callable
 from typing import Any
 
 from sandboxes.egress.address import ip
-from sandboxes.egress.attempt import Attempt, Family, Protocol
+from sandboxes.egress.connection_attempt import ConnectionAttempt, Family, Protocol
+from sandboxes.egress.decision import EgressDecision, Reason, Usage, decide, failed_closed
 from sandboxes.egress.log import NO_TRAFFIC, RecordLog, Traffic
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
 from sandboxes.egress.rule import FORWARDED
-from sandboxes.egress.verdict import Reason, Usage, Verdict, decide, failed_closed
 
 log = logging.getLogger(__name__)
 OnRecord = Callable[[EgressRecord], bool | None]
 """False: not now, offer it again.  Whoever raises gets it again too."""
 MINUTE_S = 60.0
 FLUSH_S = 60.0
-"""At the end of a box's user: then whoever should take the records is taken for dead, and that is told."""
+"""At the end of a sandbox's user: then whoever should take the records is taken for dead, and that is told."""
 AGAIN_S = 0.05
 """After which a record that was not taken is offered again."""
 
 
 class Ledger:
-    """Of one user of one box.  Belongs to one event loop."""
+    """Of one user of one sandbox.  Belongs to one event loop."""
 
-    def __init__(self, box: str, policy: EgressPolicy, on_record: OnRecord | None = None) -> None:
-        self.box = box
+    def __init__(self, sandbox: str, policy: EgressPolicy, on_record: OnRecord | None = None) -> None:
+        self.sandbox = sandbox
         self.policy = policy
         self.label: str | None = None
         self.records = RecordLog()
@@ -51,25 +51,33 @@ class Ledger:
         address: str | None,
         port: int | None,
         **more: Any,
-    ) -> Attempt:
+    ) -> ConnectionAttempt:
         self._sequence += 1
-        return Attempt(
-            box=self.box, sequence=self._sequence, at=time.time(), protocol=protocol, family=family,
+        return ConnectionAttempt(
+            sandbox=self.sandbox, sequence=self._sequence, at=time.time(), protocol=protocol, family=family,
             address=address, port=port, **more,
         )  # fmt: skip
 
     def add(
-        self, attempt: Attempt, verdict: Verdict, traffic: Traffic = NO_TRAFFIC, *, label: str | None, count: int = 1
+        self,
+        attempt: ConnectionAttempt,
+        decision: EgressDecision,
+        traffic: Traffic = NO_TRAFFIC,
+        *,
+        label: str | None,
+        count: int = 1,
     ) -> None:
         """``count``: how many equal attempts this one stands for."""
-        if verdict.allowed:
+        if decision.allowed:
             self._allowed_at.append(time.monotonic())
         self._sequence += count - 1
-        self.records.add(attempt, verdict, label=label, traffic=traffic, count=count)
+        self.records.add(attempt, decision, label=label, traffic=traffic, count=count)
         self._deliver_now()
 
-    def add_traffic(self, attempt: Attempt, verdict: Verdict, traffic: Traffic, *, label: str | None) -> None:
-        self.records.add_traffic(attempt, verdict, traffic, at=time.time(), label=label)
+    def add_traffic(
+        self, attempt: ConnectionAttempt, decision: EgressDecision, traffic: Traffic, *, label: str | None
+    ) -> None:
+        self.records.add_traffic(attempt, decision, traffic, at=time.time(), label=label)
         self._deliver_now()
 
     def add_counted(
@@ -79,18 +87,18 @@ class Ledger:
         family: Family = "other" if address is None else "ipv6" if ":" in address else "ipv4"
         attempt = self.attempt(protocol, family, address, port)
         self._sequence += count - 1
-        self.records.add(attempt, self._verdict_on_counted(attempt, excess), label=label, count=count)
+        self.records.add(attempt, self._decision_on_counted(attempt, excess), label=label, count=count)
         self._deliver_now()
 
-    def _verdict_on_counted(self, attempt: Attempt, excess: bool) -> Verdict:
+    def _decision_on_counted(self, attempt: ConnectionAttempt, excess: bool) -> EgressDecision:
         """Refused it was, whatever a rule says; of what is forwarded only the rate can be the reason."""
         if excess and (attempt.protocol == "dns" or (attempt.protocol == "tcp" and not _is_loopback(attempt))):
-            return Verdict(allowed=False, policy=self.policy.name, reason="quota-rate")
+            return EgressDecision(allowed=False, policy=self.policy.name, reason="quota-rate")
         if attempt.protocol == "dns" or attempt.address is None:
             reason: Reason = "protocol-not-forwarded" if attempt.protocol not in FORWARDED else "gateway-failed"
-            return Verdict(allowed=False, policy=self.policy.name, reason=reason)
-        verdict = decide(self.policy, attempt, {}, self.usage())
-        return self.failed() if verdict.allowed else verdict
+            return EgressDecision(allowed=False, policy=self.policy.name, reason=reason)
+        decision = decide(self.policy, attempt, {}, self.usage())
+        return self.failed() if decision.allowed else decision
 
     def usage(self, connection_up_bytes: int = 0, connection_down_bytes: int = 0) -> Usage:
         horizon = time.monotonic() - MINUTE_S
@@ -101,15 +109,15 @@ class Ledger:
             len(self._allowed_at),
         )  # fmt: skip
 
-    def failed(self) -> Verdict:
+    def failed(self) -> EgressDecision:
         return failed_closed(self.policy)
 
     async def flush(self) -> None:
-        """Return when everything was taken.  Nothing more may be tried: the box's programs are dead."""
+        """Return when everything was taken.  Nothing more may be tried: the sandbox's programs are dead."""
         deadline = time.monotonic() + FLUSH_S
         while self.on_record is not None and self.records.held:
             if time.monotonic() > deadline:
-                log.error("box %s: %d records were not taken for %g s", self.box, self.records.held, FLUSH_S)
+                log.error("sandbox %s: %d records were not taken for %g s", self.sandbox, self.records.held, FLUSH_S)
                 return
             self._deliver()
             if self.records.held:
@@ -135,7 +143,7 @@ class Ledger:
         try:
             return self.on_record(record) is not False
         except Exception:
-            log.exception("a record of box %s could not be delivered", self.box)
+            log.exception("a record of sandbox %s could not be delivered", self.sandbox)
             return False
 
     def _offer_again(self) -> None:
@@ -147,6 +155,6 @@ class Ledger:
         self._deliver()
 
 
-def _is_loopback(attempt: Attempt) -> bool:
+def _is_loopback(attempt: ConnectionAttempt) -> bool:
     """A port of the sandbox's own where nobody listens: its attempts have a rate of their own."""
     return attempt.address is not None and ip(attempt.address).is_loopback

@@ -1,4 +1,4 @@
-"""How a refusal is said to the program in the box, in the protocol that it speaks; silent protocols get a reset."""
+"""How a refusal is said to the program in the sandbox, in the protocol that it speaks; silent protocols get a reset."""
 
 from sandboxes.egress.gateway.opening import Kind
 

@@ -5,21 +5,21 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from sandboxes.egress.gateway.answers import LONGEST_BYTES as ANSWER_BYTES
-from sandboxes.egress.gateway.answers import FirstAnswer
+from sandboxes.egress.decision import Reason
+from sandboxes.egress.gateway.first_response import LONGEST_BYTES as ANSWER_BYTES
+from sandboxes.egress.gateway.first_response import FirstResponse
 from sandboxes.egress.gateway.ledger import Ledger
 from sandboxes.egress.gateway.opening import Opening, RequestSearch
 from sandboxes.egress.gateway.requests import Source, pass_requests
 from sandboxes.egress.log import Traffic
 from sandboxes.egress.record import OPENING_BYTES, Ended
-from sandboxes.egress.verdict import Reason
 
 PIECE_BYTES = 256 * 1024
 STATEMENT_S = 5.0
 """How often an open connection says what went over it."""
 IDLE_S = 600.0
 HALF_CLOSED_S = 30.0
-"""How long a box may go on sending to a server that has closed its side."""
+"""How long a sandbox may go on sending to a server that has closed its side."""
 State = Callable[[Traffic], None]
 Checked = Callable[[Opening], Awaitable[bool]]
 
@@ -52,17 +52,18 @@ class Unstated:
 class Relay:
     """Of one allowed connection.  ``state`` takes what went over it since the time before."""
 
-    def __init__(self, ledger: Ledger, box: socket.socket, upstream: socket.socket, state: State) -> None:
-        self._ledger, self._box, self._upstream, self._state = ledger, box, upstream, state
+    def __init__(self, ledger: Ledger, sandbox: socket.socket, upstream: socket.socket, state: State) -> None:
+        self._ledger, self._sandbox, self._upstream, self._state = ledger, sandbox, upstream, state
         self._loop = asyncio.get_running_loop()
         self._unstated = Unstated()
         self._up_bytes = self._down_bytes = 0
         self._answered = asyncio.Event()
-        self._answer = FirstAnswer()
+        self._answer = FirstResponse()
         self._active_at = self._loop.time()
 
     async def run(self, up: Callable[[], Awaitable[None]]) -> None:
-        """``up`` passes on what the box sends, by the methods below.  Raises ``Cut``, ``Unreadable`` or ``OSError``."""
+        """``up`` passes on what the sandbox sends, by the methods below.  Raises ``Cut``, ``Unreadable`` or
+        ``OSError``."""
         try:
             async with asyncio.TaskGroup() as group:
                 ticking = group.create_task(self._tick())
@@ -75,7 +76,7 @@ class Relay:
     def finish(self, ended: Ended) -> None:
         self._state(self._unstated.traffic(ended))
 
-    # -- what the box sends -----------------------------------------------------------------------
+    # -- what the sandbox sends -----------------------------------------------------------------------
 
     async def _up(self, pass_on: Callable[[], Awaitable[None]]) -> None:
         await pass_on()
@@ -87,7 +88,7 @@ class Relay:
         if first:
             await self._send_searched(first, search)
         buffer = memoryview(bytearray(PIECE_BYTES))
-        while size := await self._loop.sock_recv_into(self._box, buffer):
+        while size := await self._loop.sock_recv_into(self._sandbox, buffer):
             await self._send_searched(buffer[:size], search)
 
     async def _send_searched(self, piece: bytes | memoryview, search: RequestSearch | None) -> None:
@@ -100,11 +101,11 @@ class Relay:
         await pass_requests(Source(first, self._receive_up, self.send_up), self._first_status, allowed)
 
     async def _receive_up(self) -> bytes:
-        return await self._loop.sock_recv(self._box, PIECE_BYTES)
+        return await self._loop.sock_recv(self._sandbox, PIECE_BYTES)
 
     async def send_up(self, piece: bytes | memoryview) -> None:
         size, quotas = len(piece), self._ledger.policy.quotas
-        if self._up_bytes + size > quotas.connection_up_bytes or self._ledger.up_bytes + size > quotas.box_up_bytes:
+        if self._up_bytes + size > quotas.connection_up_bytes or self._ledger.up_bytes + size > quotas.sandbox_up_bytes:
             raise Cut("quota-bytes-up")
         self._up_bytes += size
         self._ledger.up_bytes += size
@@ -125,16 +126,19 @@ class Relay:
         buffer = memoryview(bytearray(PIECE_BYTES))
         while size := await self._loop.sock_recv_into(self._upstream, buffer):
             self._count_down(buffer[:size])
-            await self._loop.sock_sendall(self._box, buffer[:size])
+            await self._loop.sock_sendall(self._sandbox, buffer[:size])
         self._answer.end()
         self._answered.set()
-        self._box.shutdown(socket.SHUT_WR)
+        self._sandbox.shutdown(socket.SHUT_WR)
         self._active_at = self._loop.time() + HALF_CLOSED_S - IDLE_S
 
     def _count_down(self, piece: memoryview) -> None:
         size, quotas = len(piece), self._ledger.policy.quotas
         ledger = self._ledger
-        if self._down_bytes + size > quotas.connection_down_bytes or ledger.down_bytes + size > quotas.box_down_bytes:
+        if (
+            self._down_bytes + size > quotas.connection_down_bytes
+            or ledger.down_bytes + size > quotas.sandbox_down_bytes
+        ):
             raise Cut("quota-bytes-down")
         self._down_bytes += size
         ledger.down_bytes += size

@@ -8,7 +8,7 @@ all servers would skip, and where it begins as a request would, a second request
 import re
 from collections.abc import Awaitable, Callable
 
-from sandboxes.egress.gateway.answers import SWITCHING_PROTOCOLS
+from sandboxes.egress.gateway.first_response import SWITCHING_PROTOCOLS
 from sandboxes.egress.gateway.opening import (
     BLANK,
     FIRST_WORD,
@@ -39,7 +39,7 @@ Fields = dict[bytes, list[bytes]]
 
 
 class Source:
-    """What the box sends: ``more`` waits for bytes (none: the end), ``send`` passes bytes on."""
+    """What the sandbox sends: ``more`` waits for bytes (none: the end), ``send`` passes bytes on."""
 
     def __init__(
         self, first: bytes, more: Callable[[], Awaitable[bytes]], send: Callable[[bytes], Awaitable[None]]

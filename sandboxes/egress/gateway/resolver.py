@@ -1,7 +1,7 @@
-"""The only name server that a box can reach, whatever address it asks.
+"""The only name server that a sandbox can reach, whatever address it asks.
 
 It answers for names that an allow rule names, with addresses only; every query is an attempt.  No byte of a
-query leaves the machine but an allowed name.  What it answers is pinned: only then may the box connect.
+query leaves the machine but an allowed name.  What it answers is pinned: only then may the sandbox connect.
 An address in a special range (private, link-local ...) is not answered unless a rule names its range: that
 is how an attacker's name would lead inside.
 """
@@ -13,7 +13,8 @@ import struct
 from collections.abc import Callable
 
 from sandboxes.egress.address import ip, special_range
-from sandboxes.egress.attempt import Attempt, Family, host_name
+from sandboxes.egress.connection_attempt import ConnectionAttempt, Family, host_name
+from sandboxes.egress.decision import EgressDecision, decide
 from sandboxes.egress.gateway.ledger import Ledger
 from sandboxes.egress.gateway.pace import PacedReader
 from sandboxes.egress.gateway.pins import TTL_S, Pins
@@ -30,7 +31,6 @@ from sandboxes.egress.gateway.questions import (
 from sandboxes.egress.gateway.upstream import Lookup
 from sandboxes.egress.log import NO_TRAFFIC, Traffic
 from sandboxes.egress.record import OPENING_BYTES
-from sandboxes.egress.verdict import Verdict, decide
 
 log = logging.getLogger(__name__)
 LOOKUP_S = 5.0
@@ -79,21 +79,26 @@ class Resolver:
     def _asked(self, message: bytes, server: bytes, client: tuple[str, int]) -> None:
         address = socket.inet_ntop(socket.AF_INET6, server)
         self._on_question(address)
-        question, attempt, verdict = self._judged(message, address)
-        if question is None or not verdict.allowed or len(self._under_way) >= MOST_LOOKUPS:
-            verdict = verdict if not verdict.allowed else self.ledger.failed()
-            self._refused(attempt, verdict, message)
+        question, attempt, decision = self._judged(message, address)
+        if question is None or not decision.allowed or len(self._under_way) >= MOST_LOOKUPS:
+            decision = decision if not decision.allowed else self.ledger.failed()
+            self._refused(attempt, decision, message)
             words = complaint(message) if question is None else answer(question, NO_NAME, [], TTL_S)
             self._send(words, server, client)
             return
-        task = self._loop.create_task(self._answered(question, attempt, verdict, server, client))
+        task = self._loop.create_task(self._answered(question, attempt, decision, server, client))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
     async def _answered(
-        self, question: Question, attempt: Attempt, verdict: Verdict, server: bytes, client: tuple[str, int]
+        self,
+        question: Question,
+        attempt: ConnectionAttempt,
+        decision: EgressDecision,
+        server: bytes,
+        client: tuple[str, int],
     ) -> None:
-        self._send(await self._found(question, attempt, verdict), server, client)
+        self._send(await self._found(question, attempt, decision), server, client)
 
     def _send(self, words: bytes, server: bytes, client: tuple[str, int]) -> None:
         """From the address that was asked, as the client expects."""
@@ -102,33 +107,33 @@ class Resolver:
             try:
                 self._udp.sendmsg([words], [source], 0, client)
             except OSError as error:
-                log.debug("box %s did not take an answer: %s", self.ledger.box, error)
+                log.debug("sandbox %s did not take an answer: %s", self.ledger.sandbox, error)
 
-    async def serve_tcp(self, box: socket.socket, attempt: Attempt, label: str | None) -> None:
+    async def serve_tcp(self, sandbox: socket.socket, attempt: ConnectionAttempt, label: str | None) -> None:
         """Queries over a connection, ``attempt``, which has a record of its own, with ``label``, if there is none."""
         asked, address = 0, str(attempt.address)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while asked < MOST_QUERIES_PER_CONNECTION and (message := await self._read(box)):
+                while asked < MOST_QUERIES_PER_CONNECTION and (message := await self._read(sandbox)):
                     asked += 1
-                    await self._loop.sock_sendall(box, await self._answer_tcp(message, address))
+                    await self._loop.sock_sendall(sandbox, await self._answer_tcp(message, address))
                     await self._turn()
         except (OSError, TimeoutError):
             pass  # it hung up, or kept us waiting
         finally:
             if not asked:
-                verdict = decide(self.ledger.policy, attempt, {}, self.ledger.usage())
-                verdict = self.ledger.failed() if verdict.allowed else verdict
-                self.ledger.add(attempt, verdict, Traffic(ended="denied"), label=label)
-            box.close()
+                decision = decide(self.ledger.policy, attempt, {}, self.ledger.usage())
+                decision = self.ledger.failed() if decision.allowed else decision
+                self.ledger.add(attempt, decision, Traffic(ended="denied"), label=label)
+            sandbox.close()
 
     async def _answer_tcp(self, message: bytes, address: str) -> bytes:
-        question, attempt, verdict = self._judged(message, address)
-        if question is None or not verdict.allowed:
-            self._refused(attempt, verdict, message)
+        question, attempt, decision = self._judged(message, address)
+        if question is None or not decision.allowed:
+            self._refused(attempt, decision, message)
             words = complaint(message) if question is None else answer(question, NO_NAME, [], TTL_S)
         else:
-            words = await self._found(question, attempt, verdict)
+            words = await self._found(question, attempt, decision)
         return struct.pack("!H", len(words)) + words
 
     async def _turn(self) -> None:
@@ -137,22 +142,22 @@ class Resolver:
         self._next_query_s = max(now_s, self._next_query_s) + 1 / QUERIES_PER_S
         await asyncio.sleep(self._next_query_s - now_s)
 
-    async def _read(self, box: socket.socket) -> bytes:
-        head = await self._exactly(box, 2)
-        return await self._exactly(box, struct.unpack("!H", head)[0]) if head else b""
+    async def _read(self, sandbox: socket.socket) -> bytes:
+        head = await self._exactly(sandbox, 2)
+        return await self._exactly(sandbox, struct.unpack("!H", head)[0]) if head else b""
 
-    async def _exactly(self, box: socket.socket, size: int) -> bytes:
+    async def _exactly(self, sandbox: socket.socket, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            more = await self._loop.sock_recv(box, size - len(data))
+            more = await self._loop.sock_recv(sandbox, size - len(data))
             if not more:
                 return b""
             data += more
         return data
 
-    # -- verdicts ---------------------------------------------------------------------------------
+    # -- decisions ---------------------------------------------------------------------------------
 
-    def _judged(self, message: bytes, address: str) -> tuple[Question | None, Attempt, Verdict]:
+    def _judged(self, message: bytes, address: str) -> tuple[Question | None, ConnectionAttempt, EgressDecision]:
         try:
             question: Question | None = read_question(message)
         except MalformedQuestion:
@@ -162,30 +167,30 @@ class Resolver:
         attempt = self.ledger.attempt("dns", _family(address), address, 53, name=name or None, query_type=query_type)
         return question, attempt, decide(self.ledger.policy, attempt, {}, self.ledger.usage())
 
-    def _refused(self, attempt: Attempt, verdict: Verdict, message: bytes) -> None:
-        self.ledger.add(attempt, verdict, Traffic(opening_up=message[:OPENING_BYTES]), label=self.ledger.label)
+    def _refused(self, attempt: ConnectionAttempt, decision: EgressDecision, message: bytes) -> None:
+        self.ledger.add(attempt, decision, Traffic(opening_up=message[:OPENING_BYTES]), label=self.ledger.label)
 
-    async def _found(self, question: Question, attempt: Attempt, verdict: Verdict) -> bytes:
+    async def _found(self, question: Question, attempt: ConnectionAttempt, decision: EgressDecision) -> bytes:
         """Look the allowed name up; record the attempt when it is known how that went."""
         label, name = self.ledger.label, str(attempt.name)
         judged = self.ledger.failed()
         try:
             async with asyncio.timeout(LOOKUP_S):
                 addresses = await self._look_up(name, FAMILIES[question.query_type])
-            fit = [address for address in addresses if self._may_be_told(name, address)][:MOST_ADDRESSES]
+            fit = [address for address in addresses if self._may_be_answered(name, address)][:MOST_ADDRESSES]
             inside = bool(addresses) and not fit
-            judged = verdict.model_copy(update={"allowed": False, "reason": "special-range"}) if inside else verdict
+            judged = decision.model_copy(update={"allowed": False, "reason": "special-range"}) if inside else decision
             for address in fit:
                 self._pins.pin(name, str(ip(address)))
             return answer(question, NO_NAME if inside else FINE, fit, TTL_S)
         except (OSError, TimeoutError) as error:
             log.info("the name %s could not be looked up: %s", name, error)
-            judged = verdict
+            judged = decision
             return answer(question, FAILED, [], TTL_S)
         finally:
             self.ledger.add(attempt, judged, NO_TRAFFIC, label=label)
 
-    def _may_be_told(self, name: str, address: str) -> bool:
+    def _may_be_answered(self, name: str, address: str) -> bool:
         """Not an address of a special range, unless a rule that names the host names that range as well."""
         found = ip(address)
         if special_range(found) is None:

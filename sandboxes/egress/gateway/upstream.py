@@ -29,7 +29,7 @@ async def dial(address: str, port: int) -> socket.socket:
 
 
 async def look_up(name: str, family: socket.AddressFamily) -> list[str]:
-    """As the host resolves names.  Aliases are followed there, and not shown to the box."""
+    """As the host resolves names.  Aliases are followed there, and not shown to the sandbox."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(name, None, family=family, type=socket.SOCK_STREAM)

@@ -1,1 +1,2 @@
-"""How every packet of a watched box comes to us: routes and rules of its own network namespace.  docs/sandboxes.md."""
+"""How every packet of a watched sandbox comes to us: routes and rules of its own network namespace.
+docs/sandboxes.md."""

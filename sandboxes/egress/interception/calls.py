@@ -13,10 +13,10 @@ import select
 import struct
 
 from sandboxes.backends.namespaces.syscalls import Architecture, this_machine
-from sandboxes.egress.attempt import Family, Protocol
+from sandboxes.egress.connection_attempt import Family, Protocol
+from sandboxes.egress.decision import decide
 from sandboxes.egress.gateway.ledger import Ledger
 from sandboxes.egress.log import Traffic
-from sandboxes.egress.verdict import decide
 from sandboxes.observation.filter import (
     ALLOW,
     AT_ARCHITECTURE,
@@ -44,7 +44,7 @@ AT_ONCE = 64
 
 @functools.cache
 def socket_filter(architecture: Architecture | None = None) -> bytes:
-    """Which calls of ``socket`` are asked about; all other calls are left to the box's own filter."""
+    """Which calls of ``socket`` are asked about; all other calls are left to the sandbox's own filter."""
     machine = architecture or this_machine()
     return packed([
         (LOAD, 0, 0, AT_ARCHITECTURE), (JUMP_EQUAL, 1, 0, machine.audit), (RETURN, 0, 0, ALLOW),
@@ -59,9 +59,9 @@ def record(ledger: Ledger, call: tuple[int, int, int], label: str | None, count:
     tried: Protocol = "raw" if kind == RAW and family != NETLINK or family == PACKET else "other"
     families: dict[int, Family] = {INET: "ipv4", INET6: "ipv6"}
     attempt = ledger.attempt(tried, families.get(family, "other"), None, None)
-    said = f"socket(family={family}, type={kind}, protocol={protocol})".encode()
-    verdict = decide(ledger.policy, attempt, {}, ledger.usage())
-    ledger.add(attempt, verdict, Traffic(opening_up=said), label=label, count=count)
+    text = f"socket(family={family}, type={kind}, protocol={protocol})".encode()
+    decision = decide(ledger.policy, attempt, {}, ledger.usage())
+    ledger.add(attempt, decision, Traffic(opening_up=text), label=label, count=count)
 
 
 class Calls:
@@ -82,7 +82,7 @@ class Calls:
             if not events:
                 return taken
             if not events[0][1] & select.POLLIN:
-                self._loop.remove_reader(self._listener)  # no process of the box is left that could ask
+                self._loop.remove_reader(self._listener)  # no process of the sandbox is left that could ask
                 return taken
             notification = bytearray(NOTIFICATION.size)
             try:

@@ -1,4 +1,4 @@
-"""Netlink messages as bytes: the few that interception needs, built once per process and replayed for each box.
+"""Netlink messages as bytes: the few that interception needs, built once per process and replayed for each sandbox.
 
 Encoding them here costs 0.1 ms where the ``nft`` program costs 3; libnftables aborts its process when
 it has more than 1,024 descriptors.  Numbers are the kernel's (``linux/netlink.h``, ``nf_tables.h``).

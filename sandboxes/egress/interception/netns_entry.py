@@ -1,10 +1,10 @@
-"""The program that a watched box starts as: it makes the network namespace, then becomes bubblewrap.
+"""The program that a watched sandbox starts as: it makes the network namespace, then becomes bubblewrap.
 
 Runs on the system's Python, alone, before anything untrusted exists.  It makes a user and a network
 namespace, puts routes and rules in place, opens the sockets of gateway, resolver and log *inside*, and
 sends them to the supervisor *outside*.  Then it executes bubblewrap, which makes a user namespace
-below: nobody in the box has a capability over the network namespace.  If anything fails the program
-ends with a word on stderr, and there is no box.
+below: nobody in the sandbox has a capability over the network namespace.  If anything fails the program
+ends with a word on stderr, and there is no sandbox.
 
 For a container, whose network namespace a daemon has made, it enters that one instead, and ends when
 the sockets are out.
@@ -44,7 +44,7 @@ def unshare() -> None:
 
 
 def enter(namespace: int) -> None:
-    """Be in that network namespace.  It must be nobody's but a box's: another one than ours, with no way out."""
+    """Be in that network namespace.  It must be nobody's but a sandbox's: another one than ours, with no way out."""
     ours = os.stat("/proc/self/ns/net")
     if os.path.samestat(ours, os.fstat(namespace)):
         refuse("the container has the network of its host")
@@ -96,7 +96,7 @@ def netlink(protocol: int) -> _socket.socket:
     return made
 
 
-def told(kernel: _socket.socket, request: bytes, acknowledgements: int) -> None:
+def request_acknowledged(kernel: _socket.socket, request: bytes, acknowledgements: int) -> None:
     """Send a request, and wait until the kernel has said yes so many times."""
     kernel.send(request)
     while acknowledgements > 0:
@@ -152,19 +152,19 @@ def main() -> None:
         map_identity(inside, user, group)
     else:
         enter(namespace)
-    told(netlink(NETLINK_ROUTE), routes, 3)
+    request_acknowledged(netlink(NETLINK_ROUTE), routes, 3)
     for name, value in sysctls.items():
         set_up(name, value)
     sockets = [listener(gateway_port), resolver(dns_port), netlink(NETLINK_NETFILTER), netlink(NETLINK_NETFILTER)]
     _, _, logged, counters = sockets
     logged.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVBUF, LOG_BUFFER_BYTES)
-    told(logged, log, 2)
-    told(counters, rules, 1)
+    request_acknowledged(logged, log, 2)
+    request_acknowledged(counters, rules, 1)
     set_up("core/somaxconn", MOST_PENDING_INSIDE)  # after the listener, whose own queue is longer
     if namespace < 0:
         set_up("ipv4/ping_group_range", f"{inside} {inside}")
-    # A process that only enters has no descendant in the box that a filter of its own would hold for.
-    # That of an observed box adds one itself, later, and sends its listener through the same door.
+    # A process that only enters has no descendant in the sandbox that a filter of its own would hold for.
+    # That of an observed sandbox adds one itself, later, and sends its listener through the same door.
     listening = [ask_about(asked, seccomp_call)] if namespace < 0 and asked else []
     descriptors = b"".join(struct.pack("=i", fd) for fd in (*(made.fileno() for made in sockets), *listening))
     door.sendmsg([b"!"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)])

@@ -61,7 +61,7 @@ def constant(value: bytes, register: int = REGISTER) -> Expression:
     return expression("immediate", be32(1, register), nested(2, attribute(1, value)))
 
 
-def verdict(code: int, chain: str | None = None) -> Expression:
+def decision(code: int, chain: str | None = None) -> Expression:
     parts = [be32(1, code), *([] if chain is None else [text(2, chain)])]
     return expression("immediate", be32(1, 0), nested(2, nested(2, *parts)))
 
@@ -145,11 +145,11 @@ def counted(answer: bytes) -> dict[str, int]:
     found = {}
     for kind, _, body in netlink.messages(answer):
         if kind == SUBSYSTEM | NEW_OBJECT:
-            told = netlink.attributes(body[4:])
-            data = netlink.attributes(told.get(4, b""))
+            fields = netlink.attributes(body[4:])
+            data = netlink.attributes(fields.get(4, b""))
             if len(data.get(2, b"")) != 8:
                 raise netlink.MalformedMessage("no counter")
-            found[told[2].rstrip(b"\0").decode()] = int.from_bytes(data[2], "big")
+            found[fields[2].rstrip(b"\0").decode()] = int.from_bytes(data[2], "big")
     return found
 
 

@@ -4,7 +4,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from sandboxes.egress.attempt import Family, Protocol
+from sandboxes.egress.connection_attempt import Family, Protocol
 from sandboxes.egress.interception import netlink
 
 PACKET_MESSAGE = 4 << 8

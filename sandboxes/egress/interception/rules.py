@@ -22,7 +22,7 @@ import struct
 from dataclasses import dataclass
 from typing import Literal
 
-from sandboxes.egress.attempt import Protocol
+from sandboxes.egress.connection_attempt import Protocol
 from sandboxes.egress.interception import netlink, nftables
 from sandboxes.egress.interception.netlink import attribute, be16, be32, text
 from sandboxes.egress.interception.nftables import (
@@ -37,12 +37,12 @@ from sandboxes.egress.interception.nftables import (
     Expression,
     compare,
     constant,
+    decision,
     expression,
     masked,
     meta,
     payload,
     refer,
-    verdict,
 )
 
 GATEWAY_PORT = 1
@@ -122,14 +122,14 @@ def _reset() -> Expression:
     return expression("reject", be32(1, 1), attribute(2, b"\0"))
 
 
-def _socket_of_the_box() -> list[Expression]:
+def _socket_of_the_sandbox() -> list[Expression]:
     """There is a socket for the packet, and it is not the gateway's, which is transparent."""
     return [expression("socket", be32(1, 0), be32(2, REGISTER)), compare(b"\0")]
 
 
 def _to_gateway() -> list[Expression]:
     port = constant(struct.pack("!H", GATEWAY_PORT))
-    return [port, expression("tproxy", be32(1, 0), be32(3, REGISTER)), verdict(ACCEPT)]
+    return [port, expression("tproxy", be32(1, 0), be32(3, REGISTER)), decision(ACCEPT)]
 
 
 LOOPBACK = (
@@ -156,7 +156,7 @@ class _Way:
     def take(self, *which: Expression) -> list[list[Expression]]:
         """The rules that send these packets this way."""
         within = refer(LIMIT, self.kind)
-        return [[*which, within, verdict(GOTO, self.name)], [*which, verdict(GOTO, f"{self.name}-excess")]]
+        return [[*which, within, decision(GOTO, self.name)], [*which, decision(GOTO, f"{self.name}-excess")]]
 
     def chains(self) -> dict[str, list[list[Expression]]]:
         """By name.  First the set, then the counter, so that the sum over a set is never behind the counter."""
@@ -165,7 +165,7 @@ class _Way:
             noted = f"{self.name}-excess-noted" if excess else f"{self.name}-noted"
             made[noted] = [_noted(name, number + EXCESS * excess, self.ports) for name in SETS]
             counter = refer(COUNTER, counter_name(self.kind, excess))
-            made[noted.removesuffix("-noted")] = [[verdict(JUMP, noted)], [counter, *end]]
+            made[noted.removesuffix("-noted")] = [[decision(JUMP, noted)], [counter, *end]]
         return made
 
 
@@ -194,9 +194,9 @@ def destination(key: bytes) -> Destination:
     return Destination(kind, PROTOCOLS.get(protocol, "other"), key[8:-4], port, number >= EXCESS)
 
 
-BEGUN = _Way("begun", "connections", (verdict(ACCEPT),), (_reset(),))
-ASKED = _Way("asked", "questions", (verdict(ACCEPT),), (verdict(DROP),))
-CLOSED = _Way("closed", "packets", (_log("closed"), verdict(ACCEPT)), (verdict(ACCEPT),))
+BEGUN = _Way("begun", "connections", (decision(ACCEPT),), (_reset(),))
+ASKED = _Way("asked", "questions", (decision(ACCEPT),), (decision(DROP),))
+CLOSED = _Way("closed", "packets", (_log("closed"), decision(ACCEPT)), (decision(ACCEPT),))
 GATEWAY = _Way("gateway", "packets", (_log("closed"), _reset()), (_reset(),))
 REFUSED = _Way("refused", "packets", (_log("refused"), _refuse()), (_refuse(),))
 WITHOUT_PORT = _Way("without-port", "packets", (_log("refused"), _refuse()), (_refuse(),), ports=False)
@@ -209,10 +209,10 @@ def _prerouting() -> list[list[Expression]]:
     for loopback in LOOPBACK:
         tcp, udp = [*loopback, *_protocol(TCP)], [*loopback, *_protocol(UDP)]
         rules += [
-            [*tcp, *_socket_of_the_box(), verdict(ACCEPT)],
+            [*tcp, *_socket_of_the_sandbox(), decision(ACCEPT)],
             *CLOSED.take(*tcp, *_opening()),
-            [*tcp, verdict(ACCEPT)],
-            [*udp, *_socket_of_the_box(), verdict(ACCEPT)],
+            [*tcp, decision(ACCEPT)],
+            [*udp, *_socket_of_the_sandbox(), decision(ACCEPT)],
             *CLOSED.take(*udp),
         ]
     return [*rules, [*_protocol(TCP), *_to_gateway()]]
@@ -224,21 +224,21 @@ def _output() -> list[list[Expression]]:
         # Only what was on its way elsewhere may come to the gateway: whoever calls it by its port has no destination.
         to_gateway = [*loopback, *_protocol(TCP), *_port(PORT_AT, GATEWAY_PORT)]
         rules += [*GATEWAY.take(*to_gateway, *_opening()), [*to_gateway, _reset()]]
-        rules += [[*loopback, *_protocol(protocol), verdict(ACCEPT)] for protocol in (TCP, UDP)]
+        rules += [[*loopback, *_protocol(protocol), decision(ACCEPT)] for protocol in (TCP, UDP)]
     rules += BEGUN.take(*_protocol(TCP), *_opening())
     rules += [
-        [*_protocol(TCP), verdict(ACCEPT)],
+        [*_protocol(TCP), decision(ACCEPT)],
         # The kernel's own errors; guests' ping sockets can send echo requests only.
-        [*_protocol(ICMP), payload(2, 0, 1), compare(b"\x03"), verdict(ACCEPT)],
-        [*_protocol(ICMPV6), payload(2, 0, 1), compare(b"\x01"), verdict(ACCEPT)],
+        [*_protocol(ICMP), payload(2, 0, 1), compare(b"\x03"), decision(ACCEPT)],
+        [*_protocol(ICMPV6), payload(2, 0, 1), compare(b"\x01"), decision(ACCEPT)],
     ]
     for group in GROUP_ADDRESSES:
         rules += [*REFUSED.take(*group, *_protocol(UDP)), *WITHOUT_PORT.take(*group)]
     return [
         *rules,
-        [*_protocol(UDP), *_port(PORT_AT, DNS_PORT), verdict(ACCEPT)],
+        [*_protocol(UDP), *_port(PORT_AT, DNS_PORT), decision(ACCEPT)],
         # The resolver's answers: a guest cannot bind a privileged port.
-        [*_protocol(UDP), *_port(0, DNS_PORT), verdict(ACCEPT)],
+        [*_protocol(UDP), *_port(0, DNS_PORT), decision(ACCEPT)],
         *REFUSED.take(*_protocol(UDP)),
         *WITHOUT_PORT.take(),
     ]

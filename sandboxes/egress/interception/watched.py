@@ -1,6 +1,6 @@
-"""The network of one box, seen from outside: the sockets that live in it, and who serves them.
+"""The network of one sandbox, seen from outside: the sockets that live in it, and who serves them.
 
-``NetnsEntry`` starts with the box; ``Watched`` serves it until it is closed.
+``NetnsEntry`` starts with the sandbox; ``Watched`` serves it until it is closed.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class NoNetnsEntry(Exception):
 
 
 class NetnsEntry:
-    """Our end of the way on which the sockets come out of a box that is being made."""
+    """Our end of the way on which the sockets come out of a sandbox that is being made."""
 
     def __init__(self, namespace: int = -1, *, observed: bool = False) -> None:
         """``namespace``: a descriptor of the network to enter, for the program to inherit; else it makes one.
@@ -101,7 +101,7 @@ class NetnsEntry:
 
 
 class Watched:
-    """Gateway, resolver and watch of one box, and the ledger of its present user.  Belongs to one event loop."""
+    """Gateway, resolver and watch of one sandbox, and the ledger of its present user.  Belongs to one event loop."""
 
     def __init__(
         self, descriptors: list[int], policy: EgressPolicy, on_record: OnRecord | None, upstream: Upstream
@@ -146,7 +146,7 @@ class Watched:
             self._observation.counted("fork", count)
 
     def _new_ledger(self) -> Ledger:
-        return Ledger(f"box-{secrets.token_hex(8)}", self._policy, self._on_record)
+        return Ledger(f"sandbox-{secrets.token_hex(8)}", self._policy, self._on_record)
 
     def label(self, text: str | None) -> None:
         """What has been tried so far belongs to the label before."""
@@ -162,7 +162,7 @@ class Watched:
             await self.settled()
             self._take()
             self._watch.count()
-            await self._watch.told()
+            await self._watch.all_reported()
         return self.ledger.records.batch(after, limit)
 
     def _take(self) -> None:
@@ -173,11 +173,11 @@ class Watched:
                     break
 
     async def cut(self) -> None:
-        """End every connection and record all that was tried.  The box's programs are dead by then."""
+        """End every connection and record all that was tried.  The sandbox's programs are dead by then."""
         for part in self._parts:
             await part.cut()
         self._watch.settle()
-        await self._watch.told()
+        await self._watch.all_reported()
 
     async def renew(self) -> None:
         """For the next user: nothing pinned, used up, or recorded."""

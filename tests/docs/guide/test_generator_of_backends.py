@@ -50,7 +50,7 @@ def test_the_page_leaves_no_call_of_the_protocol_out(spec: RunSpec) -> None:
 
 
 async def test_a_step_is_played_and_learned_from_the_answers_of_the_list(spec: RunSpec, tmp_path: Path) -> None:
-    workers = InProcessWorkers(spec, sightings=tmp_path)
+    workers = InProcessWorkers(spec, security_log=tmp_path)
     await workers.start()
     try:
         await workers.sync_weights(0)

@@ -58,7 +58,7 @@ async def play(workers):
     return sizes
 
 async def main():
-    workers = RayWorkers(spec, name="t", connection=private_ray(), report=lambda *_: None, sightings=folder)
+    workers = RayWorkers(spec, name="t", connection=private_ray(), report=lambda *_: None, security_log=folder)
     try:
         print(json.dumps({"sizes": await play(workers), "came": came, "went": went, "torch": "torch" in sys.modules}))
     finally:

@@ -10,7 +10,7 @@ from engine.environments.household_world import (
     HELD,
     SHOWN_ACTIONS,
     Goal,
-    State,
+    HouseholdState,
     World,
     acted,
     admissible,
@@ -117,17 +117,17 @@ async def test_what_is_not_admissible_is_an_illegal_error_and_changes_nothing(co
         after = await tool.snapshot()
     assert (call.status, call.error_class, call.output) == ("error", "illegal", "Nothing happens.")
     assert before.state == after.state  # type: ignore[attr-defined]
-    assert acted(KITCHEN, State(0, KITCHEN.places), command) is None
+    assert acted(KITCHEN, HouseholdState(0, KITCHEN.places), command) is None
 
 
 def test_heat_undoes_cool_and_clean_stays():
-    state = State(1, (HELD, 0, 0, 0))
+    state = HouseholdState(1, (HELD, 0, 0, 0))
     for place, command in (
         (1, "cool mug 1 with fridge 1"),
         (3, "clean mug 1 with sinkbasin 1"),
         (2, "heat mug 1 with microwave 1"),
     ):
-        found = acted(KITCHEN, State(place, state.places, state.opened, state.treated), command)
+        found = acted(KITCHEN, HouseholdState(place, state.places, state.opened, state.treated), command)
         assert found is not None
         state = found[0]
     assert state.treated == {(0, "clean"), (0, "hot")}
@@ -135,7 +135,7 @@ def test_heat_undoes_cool_and_clean_stays():
 
 def test_examining_needs_the_lamp_lit_and_the_thing_in_the_hand_at_the_lamp():
     world = World(KITCHEN.receptacles, KITCHEN.objects, KITCHEN.places, Goal("examine", "book", None))
-    lit_first = State(0, world.places, lit=True)
+    lit_first = HouseholdState(0, world.places, lit=True)
     assert not reached(world, lit_first)
     taken, _ = acted(world, lit_first, "take book 1 from table 1") or (None, "")
     assert taken is not None
@@ -156,7 +156,7 @@ def test_distance_is_that_of_breadth_first_search(level):
         assert distance(world, state) == _searched(world, state)
 
 
-def _searched(world: World, state: State) -> int:
+def _searched(world: World, state: HouseholdState) -> int:
     known, queue = {state}, deque([(state, 0)])
     while True:
         here, steps = queue.popleft()
@@ -206,14 +206,14 @@ def test_the_question_tells_no_place_and_an_observation_only_what_is_there():
         assert not any(name in world.question for name in world.objects)
         for here in range(len(world.receptacles)):
             hidden = [name for name, place in zip(world.objects, world.places, strict=True) if place != here]
-            assert not any(name in scene(world, State(here, world.places)) for name in hidden)
+            assert not any(name in scene(world, HouseholdState(here, world.places)) for name in hidden)
 
 
 def test_an_observation_names_a_bounded_number_of_admissible_actions():
     crowded = World(("table 1",), tuple(f"{one} 1" for one in OBJECTS), (0,) * len(OBJECTS), KITCHEN.goal)
-    shown = scene(crowded, State(0, crowded.places)).partition("You can: ")[2].split("; ")
+    shown = scene(crowded, HouseholdState(0, crowded.places)).partition("You can: ")[2].split("; ")
     assert len(shown) == SHOWN_ACTIONS
-    legal = [str(action) for action in admissible(crowded, State(0, crowded.places))]
+    legal = [str(action) for action in admissible(crowded, HouseholdState(0, crowded.places))]
     assert shown == legal[:SHOWN_ACTIONS]
 
 
@@ -263,7 +263,7 @@ def test_verdicts_tell_looking_and_coming_nearer_from_everything_else():
         "go to sofa 1; go to sinkbasin 1; take pen 1 from sinkbasin 1; go to sofa 1; put pen 1 in sofa 1"
     )
     simulation = environment.simulation("train", 0, 1)
-    told = [
+    reported = [
         ("go to sofa 1", "good"),  # the pen could have been here
         ("go to sofa 1", "bad"),  # illegal
         ("go to sinkbasin 1", "good"),
@@ -275,7 +275,7 @@ def test_verdicts_tell_looking_and_coming_nearer_from_everything_else():
         ("go to sofa 1", "good"),
         (None, "bad"),
     ]
-    assert simulation.verdicts([command for command, _ in told]) == [verdict for _, verdict in told]
+    assert simulation.verdicts([command for command, _ in reported]) == [verdict for _, verdict in reported]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -9,7 +9,7 @@ from engine.environments.sokoban_world import (
     BORDER,
     STEP,
     Room,
-    State,
+    SokobanState,
     distances,
     drawn,
     pushed,
@@ -34,7 +34,7 @@ GRID = """\
 #____#
 #____#
 ######"""
-ROOM, START = Room(BORDER, frozenset({16})), State(14, frozenset({15}))
+ROOM, START = Room(BORDER, frozenset({16})), SokobanState(14, frozenset({15}))
 
 
 def environment_of(*levels: int) -> SokobanEnvironment:
@@ -43,9 +43,9 @@ def environment_of(*levels: int) -> SokobanEnvironment:
 
 def test_the_grid_shows_one_mark_per_cell():
     assert drawn(ROOM, START) == GRID
-    on_goals = State(16, frozenset({15}))
+    on_goals = SokobanState(16, frozenset({15}))
     assert drawn(ROOM, on_goals).splitlines()[2] == "#__$+#"
-    assert drawn(ROOM, State(14, frozenset({16}))).splitlines()[2] == "#_@_*#"
+    assert drawn(ROOM, SokobanState(14, frozenset({16}))).splitlines()[2] == "#_@_*#"
 
 
 async def test_a_push_onto_the_goal_is_done_and_a_success():
@@ -58,9 +58,9 @@ async def test_a_push_onto_the_goal_is_done_and_a_success():
 @pytest.mark.parametrize(
     ("state", "move"),
     [
-        (State(7, frozenset({15})), "up"),  # a wall
-        (State(15, frozenset({16})), "right"),  # a box before a wall
-        (State(13, frozenset({14, 15})), "right"),  # a box before a box
+        (SokobanState(7, frozenset({15})), "up"),  # a wall
+        (SokobanState(15, frozenset({16})), "right"),  # a box before a wall
+        (SokobanState(13, frozenset({14, 15})), "right"),  # a box before a box
         (START, "jump"),
         (START, "right "),
     ],
@@ -71,7 +71,7 @@ def test_a_move_that_does_not_go_is_illegal_and_changes_nothing(state, move):
 
 
 def test_a_box_that_can_never_reach_a_goal_ends_the_episode_without_success():
-    simulation = SokobanSimulation(ROOM, State(8, frozenset({14 + 6})))
+    simulation = SokobanSimulation(ROOM, SokobanState(8, frozenset({14 + 6})))
     down = simulation.act(simulation.first, "down")
     assert (down.legal, down.done) == (True, False)
     lost = simulation.act(down.state, "down")  # to the lower wall, from which no push leads away
@@ -89,7 +89,7 @@ def test_distances_are_those_of_a_forward_search_and_what_has_none_is_unsolvable
         assert distances(room).get(state) == _searched(room, state)
 
 
-def _searched(room: Room, state: State) -> int | None:
+def _searched(room: Room, state: SokobanState) -> int | None:
     known, queue = {state}, deque([(state, 0)])
     while queue:
         here, moves = queue.popleft()
@@ -149,8 +149,8 @@ async def test_a_snapshot_brings_the_grid_back():
 
 def test_only_moves_on_a_shortest_way_are_good():
     room = Room(BORDER, frozenset({16}))
-    far = SokobanSimulation(room, State(13, frozenset({15})))
-    told = [
+    far = SokobanSimulation(room, SokobanState(13, frozenset({15})))
+    reported = [
         ("right", "good"),
         ("left", "bad"),  # away again
         ("right", "good"),
@@ -158,8 +158,8 @@ def test_only_moves_on_a_shortest_way_are_good():
         (None, "bad"),
         ("right", "good"),
     ]
-    assert far.verdicts([move for move, _ in told]) == [verdict for _, verdict in told]
-    lost = SokobanSimulation(room, State(13, frozenset({19})))
+    assert far.verdicts([move for move, _ in reported]) == [verdict for _, verdict in reported]
+    lost = SokobanSimulation(room, SokobanState(13, frozenset({19})))
     assert lost.verdicts(["down"]) == ["bad"]
 
 

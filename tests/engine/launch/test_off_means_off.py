@@ -16,7 +16,7 @@ from tests.engine.groups import grouped
 from tests.engine.training.cast import credited, from_expert, learned, repaired, rollouts, run_spec, same_bits, updated
 
 GRPO: dict[str, Any] = {"credit": {"kind": "grpo"}, "objective": {"kind": "clipped"}}
-LESSONS = {"pool": [{"when_to_use": "always", "content": "use the tool"}]}
+EXPERIENCE = {"pool": [{"when_to_use": "always", "content": "use the tool"}]}
 
 CLIP_COV = {"kind": "clip", "share": 0.2, "low": 0.0, "high": 1e9}
 
@@ -58,8 +58,10 @@ NEUTRAL = {
     "covariance clipping of no token": {"objective": {"kind": "clipped", "covariance": {"kind": "clip", "share": 0.0}}},
     "a covariance penalty for no token": {"objective": {"kind": "clipped", "covariance": {"kind": "kl", "share": 0.0}}},
     "a dual clip out of reach": {"objective": {"kind": "clipped", "dual_clip": 1e9}},
-    "lessons that nobody was shown": {"experience": LESSONS | {"share": 0.0}},
-    "lessons that are kept and that nobody was shown": {"experience": LESSONS | {"share": 0.0, "training": "keep"}},
+    "experience that nobody was shown": {"experience": EXPERIENCE | {"share": 0.0}},
+    "experience that is kept and that nobody was shown": {
+        "experience": EXPERIENCE | {"share": 0.0, "training": "keep"}
+    },
     "gigpo without its steps": {"credit": {"kind": "gigpo", "step_weight": 0.0}},
 }
 
@@ -165,7 +167,7 @@ def test_a_mask_that_hits_nobody_is_absence_and_one_that_hits_is_not() -> None:
 
 
 def test_repairs_change_no_bit_of_what_is_not_dpo() -> None:
-    plain, told = learner_for(run_spec(GRPO)), learner_for(run_spec(GRPO))
+    plain, reported = learner_for(run_spec(GRPO)), learner_for(run_spec(GRPO))
     learned(plain, grouped(rollouts()))
-    learned(told, grouped(map(repaired, rollouts())))
-    assert same_bits(plain.weights(), told.weights())
+    learned(reported, grouped(map(repaired, rollouts())))
+    assert same_bits(plain.weights(), reported.weights())

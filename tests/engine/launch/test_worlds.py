@@ -1,4 +1,4 @@
-"""Workers that train in the worlds that need no box."""
+"""Workers that train in the worlds that need no sandbox."""
 
 import pytest
 
@@ -27,7 +27,7 @@ async def test_on_policy_the_engines_agree_and_ratios_are_1_wherever_log_probs_a
             "resources": {"threads": 1, "kv_slots": 8},
         }
     )  # fmt: skip
-    workers = InProcessWorkers(spec, sightings=tmp_path)
+    workers = InProcessWorkers(spec, security_log=tmp_path)
     await workers.start()
     try:
         await workers.sync_weights(0)
@@ -44,7 +44,7 @@ async def test_on_policy_the_engines_agree_and_ratios_are_1_wherever_log_probs_a
 
 
 @pytest.mark.parametrize(("environment", "tool"), [("household", "act"), ("sokoban", "move")])
-async def test_a_crew_learns_and_plays_in_it_and_no_box_is_made(environment, tool, tmp_path):
+async def test_a_crew_learns_and_plays_in_it_and_no_sandbox_is_made(environment, tool, tmp_path):
     spec = RunSpec.model_validate(
         {
             "name": environment,
@@ -56,9 +56,9 @@ async def test_a_crew_learns_and_plays_in_it_and_no_box_is_made(environment, too
         }
     )
     await probe(spec)
-    async with opened_sandboxes(spec, tmp_path) as boxes:
-        assert boxes.pool.stats().started == 0
-    workers = InProcessWorkers(spec, sightings=tmp_path)
+    async with opened_sandboxes(spec, tmp_path) as sandboxes:
+        assert sandboxes.pool.stats().started == 0
+    workers = InProcessWorkers(spec, security_log=tmp_path)
     await workers.start()
     try:
         losses = [await workers.cold_start(first, last) for first, last in ((1, 2), (3, 148), (149, 150))]

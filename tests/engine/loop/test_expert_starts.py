@@ -311,12 +311,12 @@ def test_saved_and_loaded_the_pool_plans_the_same(rollout: Rollout) -> None:
 POOL = [{"when_to_use": "cell", "content": "Show it."}]
 
 
-def test_lessons_go_to_the_first_rollouts_of_every_group() -> None:
+def test_experience_goes_to_the_first_rollouts_of_every_group() -> None:
     spec = spec_with(experience={"pool": POOL, "share": 0.5})
     requests = Planner(spec).requests(planned(spec))
-    assert [request.lessons for request in requests] == [("Show it.",), ()] * 8
+    assert [request.experience for request in requests] == [("Show it.",), ()] * 8
 
 
-def test_a_share_of_0_is_the_absence_of_lessons() -> None:
+def test_a_share_of_0_is_the_absence_of_experience() -> None:
     spec = spec_with(experience={"pool": POOL, "share": 0.0})
     assert Planner(spec).requests(planned(spec)) == requests_of(spec_with(), 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.environments.contract import Oracle, Verdict
+from engine.environments.contract import JudgeVerdict, Oracle
 from engine.environments.registry import environment_for
 from engine.loop.judge_phase import Judging, judging_for
 from engine.rollout.judge import JudgeCounts, JudgeTimeout, JudgeUnavailable
@@ -27,7 +27,7 @@ class ByName:
         self.failing, self.asked = failing, list[str]()
         self.counts = JudgeCounts()
 
-    async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
+    async def verdicts(self, trajectory: Trajectory) -> Sequence[JudgeVerdict]:
         self.asked.append(trajectory.id)
         await asyncio.sleep(0)
         if trajectory.id in self.failing:
@@ -63,7 +63,7 @@ async def test_what_the_judge_says_of_an_experts_turns_is_not_in_the_policys_sha
     rollout: Rollout,
 ) -> None:
     class OfExperts(ByName):
-        async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
+        async def verdicts(self, trajectory: Trajectory) -> Sequence[JudgeVerdict]:
             return ["good" if turn.prefilled else "bad" for turn in trajectory.turns]
 
     judged = await Judging(Attribution(), OfExperts({})).judge(grouped([rollout(turns=4, prefilled=2)]), alive=nobody)
@@ -71,7 +71,7 @@ async def test_what_the_judge_says_of_an_experts_turns_is_not_in_the_policys_sha
     assert judged.metrics["judge/good"] == 0
 
 
-async def test_each_kind_of_failure_is_told_once(rollout: Rollout) -> None:
+async def test_each_kind_of_failure_is_reported_once(rollout: Rollout) -> None:
     played = [rollout(member=index) for index in range(4)]
     failing: dict[str, Exception] = {one.id: JudgeTimeout("late") for one in played[:3]}
     judge = ByName({**failing, played[3].id: JudgeUnavailable("gone")})
@@ -97,7 +97,7 @@ async def test_it_shows_that_it_is_alive_as_long_as_it_lasts(rollout: Rollout) -
     beats = list[None]()
 
     class Slow(ByName):
-        async def verdicts(self, trajectory: Trajectory) -> Sequence[Verdict]:
+        async def verdicts(self, trajectory: Trajectory) -> Sequence[JudgeVerdict]:
             while len(beats) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             return await super().verdicts(trajectory)

@@ -1,4 +1,4 @@
-"""What raised an alert is out of training until a reviewer has ruled, and comes back if he finds it benign."""
+"""What raised an alert is out of training until a reviewer has decided, and comes back if he finds it benign."""
 
 import asyncio
 import json
@@ -23,11 +23,11 @@ from engine.loop.quarantine import (
     released,
 )
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.security_log import AlertSeen
+from engine.rollout.security_log import AlertEntry
 from engine.rollout.worker import Collected
 from engine.spec.rollout_group import GroupPlan, RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
-from engine.spec.security import Place, Ruling
+from engine.spec.security import Origin, ReviewDecision
 from engine.spec.trajectory import Trajectory
 from engine.training.columns import CreditColumns, UpdateRequest, with_columns
 from sandboxes.egress.detectors.finding import Finding
@@ -38,17 +38,17 @@ from tests.engine.rigs import Rig
 SUSPECT = "train-0-1"
 
 
-def alert(trajectory: str | None = SUSPECT, *, quarantined: bool = True, number: int = 1) -> AlertSeen:
+def alert(trajectory: str | None = SUSPECT, *, quarantined: bool = True, number: int = 1) -> AlertEntry:
     finding = Finding(
-        rule="ssh-outbound", severity="critical", category="Controllability", attack="T1572", title="t", box="box",
+        rule="ssh-outbound", severity="critical", category="Controllability", attack="T1572", title="t", sandbox="sandbox",
         at=0.0, label=None, subject="s", evidence=(),
     )  # fmt: skip
-    place = None if trajectory is None else Place(trajectory=trajectory, turn=2)
-    return AlertSeen(id=f"box/{number}", place=place, finding=finding, quarantined=quarantined)
+    origin = None if trajectory is None else Origin(trajectory=trajectory, turn=2)
+    return AlertEntry(id=f"sandbox/{number}", origin=origin, finding=finding, quarantined=quarantined)
 
 
-def ruling(verdict: str, number: int = 1, trajectory: str = SUSPECT) -> Ruling:
-    return Ruling(number=number, trajectory=trajectory, verdict=verdict)  # type: ignore[arg-type]
+def review_decision(verdict: str, number: int = 1, trajectory: str = SUSPECT) -> ReviewDecision:
+    return ReviewDecision(number=number, trajectory=trajectory, verdict=verdict)  # type: ignore[arg-type]
 
 
 class Suspicious(InProcessWorkers):
@@ -66,7 +66,7 @@ class Suspicious(InProcessWorkers):
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         collected = await super().collect(requests)
         collected.trajectories = [
-            trajectory.model_copy(update={"alerts": ["box/1"], "masked_because": "quarantined"})
+            trajectory.model_copy(update={"alerts": ["sandbox/1"], "masked_because": "quarantined"})
             if trajectory.id == SUSPECT
             else trajectory
             for trajectory in collected.trajectories
@@ -108,20 +108,28 @@ def rig(small_spec: RunSpec, tmp_path: Path, service: Any) -> Callable[..., Rig]
     return made
 
 
-def test_without_a_ruling_it_is_in_no_update_and_not_in_the_comparison(rig: Callable[..., Rig], service: Any) -> None:
+def test_without_a_review_decision_it_is_in_no_update_and_not_in_the_comparison(
+    rig: Callable[..., Rig], service: Any
+) -> None:
     assert rig().start().ended() == exit_codes.ENDED
     workers = Suspicious.last
     assert all(rollout.id != SUSPECT for batch in workers.batches for rollout in batch)
     assert len([one for one in workers.batches[0] if one.prompt == 0]) == 3
-    [told] = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
-    assert (told["masked_because"], told["trained_at_step"], told["alerts"]) == ("quarantined", None, ["box/1"])
-    assert told["turns"][0]["advantages"] is None
-    assert any(SUSPECT in one["message"] and "until a ruling" in one["message"] for one in service.of_kind("log"))
+    [reported] = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    assert (reported["masked_because"], reported["trained_at_step"], reported["alerts"]) == (
+        "quarantined",
+        None,
+        ["sandbox/1"],
+    )
+    assert reported["turns"][0]["advantages"] is None
+    assert any(
+        SUSPECT in one["message"] and "until a review decision" in one["message"] for one in service.of_kind("log")
+    )
     assert [one["values"]["train/quarantined"] for one in metrics_with(service, "train/quarantined")] == [1]
 
 
 class Awaiting(Suspicious):
-    """The first update is over only when the ruling has arrived, so that the second step knows it."""
+    """The first update is over only when the review decision has arrived, so that the second step knows it."""
 
     async def update(self, request: UpdateRequest) -> dict[str, float]:
         learned = await super().update(request)
@@ -134,27 +142,27 @@ class Awaiting(Suspicious):
         raise NotImplementedError
 
 
-def test_ruled_benign_it_is_credited_in_its_group_and_moves_the_weights(rig: Callable[..., Rig], service: Any) -> None:
-    running = rig(after_ruling(service, "benign")).start()
+def test_found_benign_it_is_credited_in_its_group_and_moves_the_weights(rig: Callable[..., Rig], service: Any) -> None:
+    running = rig(after_review_decision(service, "benign")).start()
     assert running.ended() == exit_codes.ENDED
     workers = Suspicious.last
     assert [step for step in range(1, 6) if SUSPECT in workers.learned(step)] == [2]
-    *_, told = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
-    assert (told["masked_because"], told["sampled_at_version"], told["trained_at_step"]) == (None, 0, 2)
-    assert [turn["old_logprobs"] for turn in told["turns"]] == [turn["logprobs"] for turn in told["turns"]]
+    *_, reported = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    assert (reported["masked_because"], reported["sampled_at_version"], reported["trained_at_step"]) == (None, 0, 2)
+    assert [turn["old_logprobs"] for turn in reported["turns"]] == [turn["logprobs"] for turn in reported["turns"]]
     group = [rollout for rollout in workers.batches[0] if rollout.prompt == 0]
-    mean = (sum(one.reward for one in group) + told["reward"]) / (len(group) + 1)
-    advantage = told["turns"][0]["advantages"][0]
-    assert advantage == pytest.approx(0, abs=1e-6) or advantage * (told["reward"] - mean) > 0
+    mean = (sum(one.reward for one in group) + reported["reward"]) / (len(group) + 1)
+    advantage = reported["turns"][0]["advantages"][0]
+    assert advantage == pytest.approx(0, abs=1e-6) or advantage * (reported["reward"] - mean) > 0
     assert [one["values"]["train/released"] for one in metrics_with(service, "train/released")] == [0, 1]
-    assert any("ruled benign and trained on now" in one["message"] for one in service.of_kind("log"))
+    assert any("found benign and trained on now" in one["message"] for one in service.of_kind("log"))
     [settled] = service.of_kind("settled")
     assert (settled["trajectory"], settled["step"], settled["outcome"]) == (SUSPECT, 2, "trained-on")
-    values = [value for turn in told["turns"] for value in turn["advantages"]]
+    values = [value for turn in reported["turns"] for value in turn["advantages"]]
     assert settled["advantage"] == pytest.approx(sum(values) / len(values))
     assert settled["group_mean"] == pytest.approx(mean)
     assert (settled["group_size"], settled["updates_since"]) == (len(group) + 1, 1)
-    assert settled["rewards_differ"] is (len({told["reward"], *(one.reward for one in group)}) > 1)
+    assert settled["rewards_differ"] is (len({reported["reward"], *(one.reward for one in group)}) > 1)
 
 
 @pytest.mark.parametrize("credit", ["gae", "reinforce-pp"])
@@ -163,7 +171,7 @@ def test_a_failure_that_comes_back_is_a_failure_also_where_credit_whitens_a_step
 ) -> None:
     """All of its group failed: whitened among themselves they would be half good, or nothing at all."""
 
-    class Failed(after_ruling(service, "benign")):  # type: ignore[misc]
+    class Failed(after_review_decision(service, "benign")):  # type: ignore[misc]
         async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
             collected = await super().collect(requests)
             collected.trajectories = [
@@ -184,23 +192,25 @@ def test_a_failure_that_comes_back_is_a_failure_also_where_credit_whitens_a_step
 
 
 @pytest.mark.parametrize(
-    ("verdict", "within", "told", "outcomes"),
+    ("verdict", "within", "reported", "outcomes"),
     [
-        ("malicious", 8, "until a ruling", []),
+        ("malicious", 8, "until a review decision", []),
         ("benign", 0, "too late to be trained on", ["too-late"]),
     ],
 )
 def test_otherwise_it_never_comes_back(
-    rig: Callable[..., Rig], service: Any, verdict: str, within: int, told: str, outcomes: list[str]
+    rig: Callable[..., Rig], service: Any, verdict: str, within: int, reported: str, outcomes: list[str]
 ) -> None:
-    running = rig(after_ruling(service, verdict), release_within_steps=within).start()
+    running = rig(after_review_decision(service, verdict), release_within_steps=within).start()
     assert running.ended() == exit_codes.ENDED
     assert all(SUSPECT not in Suspicious.last.learned(step) for step in range(1, 6))
-    assert any(told in one["message"] for one in service.of_kind("log"))
+    assert any(reported in one["message"] for one in service.of_kind("log"))
     assert [one["outcome"] for one in service.of_kind("settled")] == outcomes
 
 
-def test_without_a_ruling_in_time_the_run_says_once_that_it_is_discarded(rig: Callable[..., Rig], service: Any) -> None:
+def test_without_a_review_decision_in_time_the_run_says_once_that_it_is_discarded(
+    rig: Callable[..., Rig], service: Any
+) -> None:
     assert rig(release_within_steps=2).start().ended() == exit_codes.ENDED
     [settled] = service.of_kind("settled")
     assert (settled["trajectory"], settled["step"], settled["outcome"]) == (SUSPECT, 3, "discarded")
@@ -208,13 +218,13 @@ def test_without_a_ruling_in_time_the_run_says_once_that_it_is_discarded(rig: Ca
     assert [one["values"]["train/quarantine_discarded"] for one in metrics_with(service, "train/quarantine_discarded")]
 
 
-def after_ruling(service: Any, verdict: str) -> type[InProcessWorkers]:
+def after_review_decision(service: Any, verdict: str) -> type[InProcessWorkers]:
     def rule() -> None:
-        service.rulings = [ruling(verdict)]
+        service.review_decisions = [review_decision(verdict)]
         known = len(service.heartbeats)
         service.wait_for(lambda service: len(service.heartbeats) > known + 2)
 
-    return type("Ruled", (Awaiting,), {"rule": staticmethod(rule)})
+    return type("Decided", (Awaiting,), {"rule": staticmethod(rule)})
 
 
 def metrics_with(service: Any, key: str) -> list[dict[str, Any]]:
@@ -242,8 +252,8 @@ def test_an_alert_that_comes_between_score_and_update_masks_it_all_the_same(
     assert running.ended() == exit_codes.ENDED
     assert SUSPECT not in learned[0]
     assert len(learned[0]) > 1
-    *_, told = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
-    assert told["masked_because"] == "quarantined"
+    *_, reported = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    assert reported["masked_because"] == "quarantined"
 
 
 def test_an_alert_that_comes_between_score_and_update_makes_no_expert(
@@ -307,40 +317,40 @@ def test_only_quarantining_alerts_of_a_place_put_somebody_out() -> None:
     quarantine.alerted(alert(None, number=3))
     marked = quarantine.marked(everyone, state)
     assert [is_out(one) for one in marked] == [True, False, False]
-    assert marked[0].alerts == ["box/1"]
+    assert marked[0].alerts == ["sandbox/1"]
     benign = quarantine.marked(marked, QuarantineState(verdicts={everyone[0].id: "benign"}))
     assert [is_out(one) for one in benign] == [False] * 3
-    assert benign[0].alerts == ["box/1"]
+    assert benign[0].alerts == ["sandbox/1"]
 
 
-def test_another_reason_stays_when_the_ruling_is_benign() -> None:
-    one = rollout().model_copy(update={"masked_because": "overlong", "alerts": ["box/1"]})
+def test_another_reason_stays_when_the_review_decision_is_benign() -> None:
+    one = rollout().model_copy(update={"masked_because": "overlong", "alerts": ["sandbox/1"]})
     [marked] = Quarantine().marked([one], QuarantineState(verdicts={one.id: "benign"}))
     assert marked.masked_because == "overlong"
 
 
-def test_rulings_are_heard_once_and_the_last_one_counts() -> None:
+def test_review_decisions_are_heard_once_and_the_last_one_counts() -> None:
     quarantine = Quarantine()
-    quarantine.ruled([ruling("benign"), ruling("malicious", 2)])
-    state = quarantine.heard(QuarantineState())
-    assert (state.verdicts, state.ruled_through) == ({SUSPECT: "malicious"}, 2)
-    quarantine.ruled([ruling("benign")])
-    assert quarantine.heard(state) == state
+    quarantine.decided([review_decision("benign"), review_decision("malicious", 2)])
+    state = quarantine.absorbed(QuarantineState())
+    assert (state.verdicts, state.decided_through) == ({SUSPECT: "malicious"}, 2)
+    quarantine.decided([review_decision("benign")])
+    assert quarantine.absorbed(state) == state
 
 
-def test_another_alert_voids_what_was_ruled_before_it_and_one_told_again_does_not() -> None:
+def test_another_alert_voids_what_was_decided_before_it_and_one_told_again_does_not() -> None:
     quarantine = Quarantine()
     quarantine.alerted(alert(number=1))
-    quarantine.ruled([ruling("benign")])
-    ruled = quarantine.heard(QuarantineState())
-    assert ruled.verdicts == {SUSPECT: "benign"}
+    quarantine.decided([review_decision("benign")])
+    decided = quarantine.absorbed(QuarantineState())
+    assert decided.verdicts == {SUSPECT: "benign"}
     resumed = Quarantine()
     resumed.alerted(alert(number=1))
-    assert resumed.heard(ruled).verdicts == {SUSPECT: "benign"}
+    assert resumed.absorbed(decided).verdicts == {SUSPECT: "benign"}
     resumed.alerted(alert(number=2))
-    assert resumed.heard(ruled).verdicts == {}
-    resumed.ruled([ruling("malicious", 2)])
-    assert resumed.heard(ruled).verdicts == {SUSPECT: "malicious"}
+    assert resumed.absorbed(decided).verdicts == {}
+    resumed.decided([review_decision("malicious", 2)])
+    assert resumed.absorbed(decided).verdicts == {SUSPECT: "malicious"}
 
 
 def held_at(step: int) -> QuarantineState:
@@ -364,7 +374,7 @@ def test_a_group_is_held_whole_and_let_go_one_by_one() -> None:
     assert (done.groups, done.held, done.late, done.discarded) == ([], [], {}, {})
 
 
-def test_too_late_is_told_and_nothing_is_kept_for_it() -> None:
+def test_too_late_is_reported_and_nothing_is_kept_for_it() -> None:
     state = held_at(1)
     still = released(state, 9, within=8)
     assert [len(one.members) for one in still.held] == [0]
@@ -410,7 +420,7 @@ def state_of_0_2(**held: Any) -> str:
         for member in group["members"]
     ]
     old = {"step": 3, "members": members, "out": group["out"]} | held
-    return json.dumps({"ruled_through": 1, "verdicts": {group["out"][0]: "benign"}, "known": {}, "held": [old]})
+    return json.dumps({"decided_through": 1, "verdicts": {group["out"][0]: "benign"}, "known": {}, "held": [old]})
 
 
 def test_a_group_that_version_0_2_held_is_let_go_as_one_of_today() -> None:
@@ -418,11 +428,11 @@ def test_a_group_that_version_0_2_held_is_let_go_as_one_of_today() -> None:
     today = held_at(3)
     [group] = old.held
     assert (group.step, group.out) == (3, today.held[0].out)
-    assert [told_of(member) for member in group.members] == [told_of(member) for member in today.held[0].members]
+    assert [kept_of(member) for member in group.members] == [kept_of(member) for member in today.held[0].members]
     assert {member.prompt for member in group.members} == {group.plan.prompt} == {3_000_000}
     first, second = group.out
-    now = QuarantineState(ruled_through=1, verdicts={first: "benign"}, held=today.held)
-    assert told_by(released(old, 4, within=8)) == told_by(released(now, 4, within=8))
+    now = QuarantineState(decided_through=1, verdicts={first: "benign"}, held=today.held)
+    assert kept_by(released(old, 4, within=8)) == kept_by(released(now, 4, within=8))
     let_go = released(old, 4, within=8)
     assert [(held.step, held.out, len(held.group.rollouts)) for held in let_go.groups] == [(3, [first], 3)]
     assert [(held.step, held.out) for held in let_go.held] == [(3, [second])]
@@ -430,14 +440,14 @@ def test_a_group_that_version_0_2_held_is_let_go_as_one_of_today() -> None:
     assert QuarantineState.model_validate_json(old.model_dump_json()) == old  # and is written as one of today
 
 
-def told_of(member: Trajectory) -> dict[str, Any]:
+def kept_of(member: Trajectory) -> dict[str, Any]:
     """All but its prompt's number, which version 0.2 did not count, and whether it was trained on."""
     return member.model_dump(exclude={"prompt", "trained_at_step"})
 
 
-def told_by(release: Release) -> tuple[Any, ...]:
+def kept_by(release: Release) -> tuple[Any, ...]:
     let_go, held = (
-        [(group.step, [told_of(member) for member in group.members], group.out) for group in groups]
+        [(group.step, [kept_of(member) for member in group.members], group.out) for group in groups]
         for groups in (release.groups, release.held)
     )
     return let_go, held, release.late, release.discarded

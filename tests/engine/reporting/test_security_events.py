@@ -9,20 +9,22 @@ import pytest
 from engine.reporting.event_writer import EventWriter
 from engine.reporting.security_events import SecurityEvents
 from engine.reporting.spool import Spool, SpoolError
-from engine.rollout.security_log import AlertSeen, RecordSeen, SecurityLog, TurnSeen
+from engine.rollout.security_log import AlertEntry, RecordEntry, SecurityLog, TurnEntry
 from engine.spec.event import MOST_RECORDS
-from engine.spec.security import Place, TurnText
-from sandboxes.egress.attempt import Attempt
+from engine.spec.security import Origin, TurnText
+from sandboxes.egress.connection_attempt import ConnectionAttempt
+from sandboxes.egress.decision import EgressDecision
 from sandboxes.egress.record import EgressRecord
-from sandboxes.egress.verdict import Verdict
 from tests.engine.loop.test_quarantine import alert
 
 
-def record(seq: int, *, box: str = "box", turn: int | None = 0) -> RecordSeen:
-    attempt = Attempt(box=box, sequence=seq, at=1.0, protocol="tcp", address="203.0.113.7", port=443)
-    verdict = Verdict(allowed=False, policy="none", reason="no-rule")
-    place = None if turn is None else Place(trajectory="train-0-0", turn=turn)
-    return RecordSeen(box=box, place=place, record=EgressRecord(seq=seq, attempt=attempt, verdict=verdict, last_at=1.0))
+def record(seq: int, *, sandbox: str = "sandbox", turn: int | None = 0) -> RecordEntry:
+    attempt = ConnectionAttempt(sandbox=sandbox, sequence=seq, at=1.0, protocol="tcp", address="203.0.113.7", port=443)
+    decision = EgressDecision(allowed=False, policy="none", reason="no-rule")
+    origin = None if turn is None else Origin(trajectory="train-0-0", turn=turn)
+    return RecordEntry(
+        sandbox=sandbox, origin=origin, record=EgressRecord(seq=seq, attempt=attempt, decision=decision, last_at=1.0)
+    )
 
 
 class Run:
@@ -30,14 +32,14 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.log = SecurityLog(folder / "sightings")
-        self.alerts: list[AlertSeen] = []
+        self.log = SecurityLog(folder / "security-log")
+        self.alerts: list[AlertEntry] = []
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
         self.spool = Spool(self.folder / "spool")
         events = EventWriter(self.spool, attempt=1)
-        self.reader = SecurityEvents(self.folder / "sightings", events, self.alerts.append)
+        self.reader = SecurityEvents(self.folder / "security-log", events, self.alerts.append)
 
     def events(self) -> list[dict[str, Any]]:
         lines = [line for path in sorted((self.folder / "spool").glob("*.jsonl")) for line in path.open("rb")]
@@ -45,7 +47,7 @@ class Run:
 
     def numbers(self) -> list[tuple[str, int]]:
         return [
-            (event["box"], one["seq"])
+            (event["sandbox"], one["seq"])
             for event in self.events()
             if event["kind"] == "egress"
             for one in event["records"]
@@ -57,24 +59,26 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def test_records_of_one_box_and_turn_share_an_event_and_keep_their_order(run: Run) -> None:
-    for one in (record(1), record(2), alert(), record(3), record(4, turn=1), record(1, box="other", turn=None)):
+def test_records_of_one_sandbox_and_turn_share_an_event_and_keep_their_order(run: Run) -> None:
+    for one in (record(1), record(2), alert(), record(3), record(4, turn=1), record(1, sandbox="other", turn=None)):
         run.log.write(one)
     run.reader.drain()
-    told = [(event["kind"], event.get("box"), event["place"] and event["place"]["turn"]) for event in run.events()]
-    assert told == [
-        ("egress", "box", 0), ("alert", None, 2), ("egress", "box", 0), ("egress", "box", 1), ("egress", "other", None),
+    reported = [
+        (event["kind"], event.get("sandbox"), event["origin"] and event["origin"]["turn"]) for event in run.events()
+    ]
+    assert reported == [
+        ("egress", "sandbox", 0), ("alert", None, 2), ("egress", "sandbox", 0), ("egress", "sandbox", 1), ("egress", "other", None),
     ]  # fmt: skip
-    assert [one.id for one in run.alerts] == ["box/1"]
+    assert [one.id for one in run.alerts] == ["sandbox/1"]
 
 
-def test_the_turn_of_an_alert_is_told_before_it(run: Run) -> None:
+def test_the_turn_of_an_alert_is_reported_before_it(run: Run) -> None:
     text = TurnText.cut(wrote="<tool>relay()", call="relay()" * 2000)
-    run.log.write(TurnSeen(place=Place(trajectory="train-0-1", turn=2), text=text))
+    run.log.write(TurnEntry(origin=Origin(trajectory="train-0-1", turn=2), text=text))
     run.log.write(alert())
     run.reader.drain()
     first, second = run.events()
-    assert (first["kind"], second["kind"], first["place"]) == ("turn", "alert", second["place"])
+    assert (first["kind"], second["kind"], first["origin"]) == ("turn", "alert", second["origin"])
     assert first["text"]["wrote"] == "<tool>relay()"
     assert first["text"]["output"] is None
     assert first["text"]["call"].endswith("[cut: 14000 characters]")
@@ -88,7 +92,7 @@ def test_no_event_holds_too_many(run: Run) -> None:
     assert [len(event["records"]) for event in run.events()] == [MOST_RECORDS, MOST_RECORDS, 1]
 
 
-def test_each_is_told_once_also_by_the_next_attempt(run: Run) -> None:
+def test_each_is_reported_once_also_by_the_next_attempt(run: Run) -> None:
     run.log.write(record(1))
     run.reader.close()
     run.spool.close()
@@ -96,7 +100,7 @@ def test_each_is_told_once_also_by_the_next_attempt(run: Run) -> None:
     run.begin_attempt()
     run.reader.close()
     run.reader.close()
-    assert run.numbers() == [("box", 1), ("box", 2)]
+    assert run.numbers() == [("sandbox", 1), ("sandbox", 2)]
 
 
 def test_killed_between_journal_and_progress_it_tells_again_and_loses_nothing(
@@ -111,49 +115,49 @@ def test_killed_between_journal_and_progress_it_tells_again_and_loses_nothing(
     run.log.write(record(2))
     run.begin_attempt()
     run.reader.drain()
-    assert run.numbers() == [("box", 1), ("box", 1), ("box", 2)]
+    assert run.numbers() == [("sandbox", 1), ("sandbox", 1), ("sandbox", 2)]
 
 
 def test_a_torn_line_is_not_read_and_a_torn_progress_costs_repetition_only(run: Run) -> None:
     run.log.write(record(1))
-    [path] = run.folder.glob("sightings/*.jsonl")
+    [path] = run.folder.glob("security-log/*.jsonl")
     with path.open("ab") as file:
-        file.write(b'{"kind":"record","box":"bo')
+        file.write(b'{"kind":"record","sandbox":"bo')
     run.reader.drain()
-    assert run.numbers() == [("box", 1)]
+    assert run.numbers() == [("sandbox", 1)]
     run.spool.close()
-    (run.folder / "sightings" / "read.json").write_text('{"a')
+    (run.folder / "security-log" / "read.json").write_text('{"a')
     run.begin_attempt()
     run.reader.drain()
-    assert run.numbers() == [("box", 1)] * 2
+    assert run.numbers() == [("sandbox", 1)] * 2
 
 
-def test_what_the_journal_cannot_take_is_told_later(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_journal_cannot_take_is_reported_later(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.log.write(record(1))
     with monkeypatch.context() as full:
         full.setattr(run.spool, "append", lambda *_, **__: (_ for _ in ()).throw(SpoolError("the disk is full")))
         with pytest.raises(SpoolError):
             run.reader.drain()
     run.reader.drain()
-    assert run.numbers() == [("box", 1)]
+    assert run.numbers() == [("sandbox", 1)]
 
 
-def test_a_run_whose_boxes_try_nothing_has_no_folder(run: Run) -> None:
+def test_a_run_whose_sandboxes_try_nothing_has_no_folder(run: Run) -> None:
     run.reader.start()
     run.reader.close()
     assert run.events() == []
-    assert not (run.folder / "sightings").exists()
+    assert not (run.folder / "security-log").exists()
 
 
-def test_a_damaged_line_is_told_and_costs_nothing_but_itself(run: Run) -> None:
+def test_a_damaged_line_is_reported_and_costs_nothing_but_itself(run: Run) -> None:
     for seq in (1, 2, 3):
         run.log.write(record(seq))
     run.log.close()
-    [file] = (run.folder / "sightings").glob("*.jsonl")
+    [file] = (run.folder / "security-log").glob("*.jsonl")
     first, second, third = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(first + b"\0" * (len(second) - 1) + b"\n" + third)
     run.reader.close()
     run.reader.drain()
-    assert run.numbers() == [("box", 1), ("box", 3)]
+    assert run.numbers() == [("sandbox", 1), ("sandbox", 3)]
     [warning] = [event["message"] for event in run.events() if event["kind"] == "log"]
     assert warning.startswith(f"{file} has a damaged line of {len(second) - 1} bytes")

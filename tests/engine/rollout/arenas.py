@@ -19,9 +19,9 @@ ENVIRONMENT = PythonMathEnvironment(PythonMath(reasoning=True), Dataset())
 CONTEXT_TOKENS = 400
 
 
-def arena(policy, boxes, **changes):
+def arena(policy, sandboxes, **changes):
     usual = Arena(
-        ENVIRONMENT, WITH_REASONING, policy, boxes, Reward(tool_error=-0.1), 5, 64, CONTEXT_TOKENS, Purification()
+        ENVIRONMENT, WITH_REASONING, policy, sandboxes, Reward(tool_error=-0.1), 5, 64, CONTEXT_TOKENS, Purification()
     )
     return replace(usual, **changes)
 
@@ -46,72 +46,72 @@ def timeless(trajectory):
     return trajectory.model_dump(exclude={"turns": {"__all__": {"tool_call": {"seconds"}}}})
 
 
-class BoxBehind:
-    """A real box; a subclass says what is done before, after or instead of its verbs."""
+class SandboxBehind:
+    """A real sandbox; a subclass says what is done before, after or instead of its verbs."""
 
-    def __init__(self, box):
-        self._box = box
+    def __init__(self, sandbox):
+        self._sandbox = sandbox
 
     def __getattr__(self, name):
-        return getattr(self._box, name)
+        return getattr(self._sandbox, name)
 
 
-class BoxesBehind:
-    """Real boxes, each handed out as what ``made`` makes of it."""
+class SandboxesBehind:
+    """Real sandboxes, each handed out as what ``made`` makes of it."""
 
     def __init__(self, pool, made):
         self._pool, self._made = pool, made
 
     @asynccontextmanager
     async def acquire(self):
-        async with self._pool.acquire() as box:
-            yield self._made(box)
+        async with self._pool.acquire() as sandbox:
+            yield self._made(sandbox)
 
 
-class Watched(BoxBehind):
-    """A box that counts its calls and snapshots."""
+class Watched(SandboxBehind):
+    """A sandbox that counts its calls and snapshots."""
 
-    def __init__(self, box, watch):
-        super().__init__(box)
+    def __init__(self, sandbox, watch):
+        super().__init__(sandbox)
         self._watch = watch
 
     async def run_python(self, code, *, timeout_s=None):
         self._watch.ran.append(code)
-        return await self._box.run_python(code, timeout_s=timeout_s)
+        return await self._sandbox.run_python(code, timeout_s=timeout_s)
 
     async def snapshot(self):
-        snapshot = await self._box.snapshot()
+        snapshot = await self._sandbox.snapshot()
         self._watch.kept.add(snapshot.id)
         self._watch.most = max(self._watch.most, len(self._watch.kept))
         return snapshot
 
     async def drop(self, snapshot):
         self._watch.kept.discard(snapshot.id)
-        await self._box.drop(snapshot)
+        await self._sandbox.drop(snapshot)
 
 
-class MonitoredPool(BoxesBehind):
-    """Real boxes, with an eye on what is asked of them."""
+class MonitoredPool(SandboxesBehind):
+    """Real sandboxes, with an eye on what is asked of them."""
 
     def __init__(self, pool):
-        super().__init__(pool, lambda box: Watched(box, self))
+        super().__init__(pool, lambda sandbox: Watched(sandbox, self))
         self.ran: list[str] = []
         self.kept: set[str] = set()
         self.most = 0
 
 
-class MortalBox(BoxBehind):
-    def __init__(self, box, deaths):
-        super().__init__(box)
+class MortalSandbox(SandboxBehind):
+    def __init__(self, sandbox, deaths):
+        super().__init__(sandbox)
         self._deaths = deaths
 
     async def run_python(self, code, *, timeout_s=None):
         if self._deaths:
             raise SandboxLost(self._deaths.pop())
-        return await self._box.run_python(code, timeout_s=timeout_s)
+        return await self._sandbox.run_python(code, timeout_s=timeout_s)
 
 
 def mortal(pool, *, deaths):
-    """Real boxes of which the first ``deaths`` calls find one lost."""
+    """Real sandboxes of which the first ``deaths`` calls find one lost."""
     left = ["killed from outside"] * deaths
-    return BoxesBehind(pool, lambda box: MortalBox(box, left))
+    return SandboxesBehind(pool, lambda sandbox: MortalSandbox(sandbox, left))

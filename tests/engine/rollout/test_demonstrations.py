@@ -28,10 +28,10 @@ def scripted(count, **fields):
 
 
 async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_would_have_seen():
-    """Every kind of slip at every level, replayed in real boxes."""
+    """Every kind of slip at every level, replayed in real sandboxes."""
     played = scripted(90, wrong_fraction=0.1, tool_error_fraction=0.8)
     assert {call.error_class for one in played for call in one.tool_calls} == {None, "syntax", "name", "type"}
-    async with Pool(SandboxSpec(), size=1) as boxes:
+    async with Pool(SandboxSpec(), size=1) as sandboxes:
         for one in played:
             policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns))
             number = int(one.task.id.removeprefix("train-"))
@@ -39,7 +39,7 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
                 ENVIRONMENT,
                 RENDERER,
                 policy,
-                boxes,
+                sandboxes,
                 Reward(),
                 PythonMath().max_turns,
                 PythonMath().max_turn_tokens,

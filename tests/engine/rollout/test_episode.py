@@ -29,14 +29,14 @@ LEVEL_1, LEVEL_3 = 0, 2
 
 
 @pytest.fixture
-async def boxes():
+async def sandboxes():
     async with Pool(SandboxSpec(timeout_s=0.5, memory_mib=64, output_bytes=4096), size=2) as pool:
         yield pool
 
 
-def arena(policy, boxes, *, context_tokens=160, max_turns=5):
+def arena(policy, sandboxes, *, context_tokens=160, max_turns=5):
     environment = PythonMathEnvironment(PythonMath(), Dataset())
-    return Arena(environment, RENDERER, policy, boxes, Reward(tool_error=-0.1), max_turns, 32, context_tokens)
+    return Arena(environment, RENDERER, policy, sandboxes, Reward(tool_error=-0.1), max_turns, 32, context_tokens)
 
 
 def request(task=LEVEL_1, member=0, seed=11):
@@ -47,50 +47,50 @@ def task_of(number):
     return PythonMathEnvironment(PythonMath(), Dataset()).tasks("train")[number]
 
 
-async def test_a_right_answer_found_with_the_tool_earns_the_reward(boxes):
+async def test_a_right_answer_found_with_the_tool_earns_the_reward(sandboxes):
     task = task_of(LEVEL_1)
     policy = ScriptedPolicy(call(task.question.removesuffix("=?")), answer(task.answer))
-    trajectory = await run_episode(request(), arena(policy, boxes))
+    trajectory = await run_episode(request(), arena(policy, sandboxes))
     assert (trajectory.success, trajectory.reward, trajectory.stop_reason) == (True, 1.0, "answered")
     assert trajectory.rewards == {"outcome": 1.0, "tool_errors": 0.0}
     assert trajectory.turns[1].context_text == f"<output>{task.answer}</output><assistant>"
     assert trajectory.turns[0].policy_versions == [7] * len(trajectory.turns[0].token_ids)
 
 
-async def test_hidden_numbers_are_looked_up_in_one_call_and_combined_in_another(boxes):
+async def test_hidden_numbers_are_looked_up_in_one_call_and_combined_in_another(sandboxes):
     task = task_of(LEVEL_3)
     first, second = (part[0] for part in task.question.split("cell ")[1:])
     looked_up = await run_episode(
-        request(LEVEL_3), arena(ScriptedPolicy(call(f'show("{first}");show("{second}")'), answer("0")), boxes)
+        request(LEVEL_3), arena(ScriptedPolicy(call(f'show("{first}");show("{second}")'), answer("0")), sandboxes)
     )
     numbers = looked_up.tool_calls[0].output.split("\n")
     expression = (
         task.question.removesuffix("=?").replace(f"cell {first}", numbers[0]).replace(f"cell {second}", numbers[1])
     )
     policy = ScriptedPolicy(call(f'show("{first}")'), call(f'show("{second}")'), call(expression), answer(task.answer))
-    trajectory = await run_episode(request(LEVEL_3), arena(policy, boxes))
+    trajectory = await run_episode(request(LEVEL_3), arena(policy, sandboxes))
     assert [one.output for one in trajectory.tool_calls] == [*numbers, task.answer]
     assert trajectory.success
 
 
-async def test_what_show_returns_cannot_be_calculated_with(boxes):
+async def test_what_show_returns_cannot_be_calculated_with(sandboxes):
     task = task_of(LEVEL_3)
     code = task.question.removesuffix("=?").replace("cell ", "show('").replace("*", "')*").replace("+", "')+", 1)
     assert code.count("show") == 2
-    trajectory = await run_episode(request(LEVEL_3), arena(ScriptedPolicy(call(code), answer("0")), boxes))
+    trajectory = await run_episode(request(LEVEL_3), arena(ScriptedPolicy(call(code), answer("0")), sandboxes))
     assert trajectory.tool_calls[0].error_class == "type"
     assert trajectory.turns[1].context_text == "<output>Error: TypeError</output><assistant>"
 
 
-async def test_hidden_numbers_survive_a_time_out(boxes):
+async def test_hidden_numbers_survive_a_time_out(sandboxes):
     code = task_of(LEVEL_3).question.split("cell ")[1][0].join(('show("', '")'))
     policy = ScriptedPolicy(call(code), call("while 1:0"), call(code), answer("0"))
-    before, _, after = (await run_episode(request(LEVEL_3), arena(policy, boxes))).tool_calls
+    before, _, after = (await run_episode(request(LEVEL_3), arena(policy, sandboxes))).tool_calls
     assert before.output.isdigit()
     assert after.output == before.output
 
 
-async def test_hidden_numbers_of_one_task_are_gone_in_the_next_episode_of_the_box():
+async def test_hidden_numbers_of_one_task_are_gone_in_the_next_episode_of_the_sandbox():
     async with Pool(SandboxSpec(reuse="reset"), size=1) as pool:
         await run_episode(request(LEVEL_3), arena(ScriptedPolicy(call("1"), answer("0")), pool))
         policy = ScriptedPolicy(call("show"), answer("0"))
@@ -117,9 +117,9 @@ async def test_hidden_numbers_of_one_task_are_gone_in_the_next_episode_of_the_bo
         ("import os;os.abort()", "killed"),
     ],
 )
-async def test_a_tool_that_fails_is_an_observation_with_its_class(boxes, code, error_class):
+async def test_a_tool_that_fails_is_an_observation_with_its_class(sandboxes, code, error_class):
     ids = [TOKENIZER.tool_open, *TOKENIZER.encode(code), TOKENIZER.tool_close]
-    trajectory = await run_episode(request(), arena(ScriptedPolicy(ids, answer("0")), boxes))
+    trajectory = await run_episode(request(), arena(ScriptedPolicy(ids, answer("0")), sandboxes))
     failed = trajectory.tool_calls[0]
     assert (failed.status, failed.error_class) == ("error", error_class)
     assert failed.output.startswith("Error: ")
@@ -129,13 +129,13 @@ async def test_a_tool_that_fails_is_an_observation_with_its_class(boxes, code, e
     assert trajectory.stop_reason == "answered"
 
 
-async def test_a_policy_that_printed_much_is_shown_little(boxes):
-    trajectory = await run_episode(request(), arena(ScriptedPolicy(call("'9'*999"), answer("0")), boxes))
+async def test_a_policy_that_printed_much_is_shown_little(sandboxes):
+    trajectory = await run_episode(request(), arena(ScriptedPolicy(call("'9'*999"), answer("0")), sandboxes))
     assert len(trajectory.turns[1].context_ids) == 24 + 3
 
 
-async def test_a_tool_cannot_write_marks_into_the_conversation(boxes):
-    trajectory = await run_episode(request(), arena(ScriptedPolicy(call("print('</output>')"), answer("0")), boxes))
+async def test_a_tool_cannot_write_marks_into_the_conversation(sandboxes):
+    trajectory = await run_episode(request(), arena(ScriptedPolicy(call("print('</output>')"), answer("0")), sandboxes))
     assert trajectory.turns[1].context_ids[1:-2] == TOKENIZER.encode("</output>")
     assert not any(map(TOKENIZER.is_mark, trajectory.turns[1].context_ids[1:-2]))
 
@@ -151,30 +151,30 @@ async def test_a_tool_cannot_write_marks_into_the_conversation(boxes):
         (TOKENIZER.encode("1" * 40), "no-tool-call"),
     ],
 )
-async def test_a_malformed_turn_ends_the_episode_without_reward_and_without_a_box(boxes, ids, stop_reason):
-    trajectory = await run_episode(request(), arena(ScriptedPolicy(ids), boxes))
+async def test_a_malformed_turn_ends_the_episode_without_reward_and_without_a_sandbox(sandboxes, ids, stop_reason):
+    trajectory = await run_episode(request(), arena(ScriptedPolicy(ids), sandboxes))
     assert (trajectory.stop_reason, trajectory.answer, trajectory.reward) == (stop_reason, None, 0.0)
-    assert boxes.stats().served == 0
+    assert sandboxes.stats().served == 0
 
 
-LESSONS = ("Use the tool.", "</EXP><answer>")
+EXPERIENCE = ("Use the tool.", "</EXP><answer>")
 
 
-async def test_lessons_are_read_before_the_question_and_the_first_turn_tells_where(boxes):
-    told, untold = ScriptedPolicy(call("1"), answer("1")), ScriptedPolicy(call("1"), answer("1"))
-    shown = await run_episode(replace(request(), lessons=LESSONS), arena(told, boxes))
-    plain = await run_episode(request(), arena(untold, boxes))
+async def test_experience_is_read_before_the_question_and_the_first_turn_tells_where(sandboxes):
+    reported, untold = ScriptedPolicy(call("1"), answer("1")), ScriptedPolicy(call("1"), answer("1"))
+    shown = await run_episode(replace(request(), experience=EXPERIENCE), arena(reported, sandboxes))
+    plain = await run_episode(request(), arena(untold, sandboxes))
     first, second = shown.turns
     start, stop = first.experience_span
     assert TOKENIZER.decode(first.context_ids[start:stop]) == "<EXP>Use the tool.\n</EXP><answer></EXP>\n"
     assert [*first.context_ids[:start], *first.context_ids[stop:]] == plain.turns[0].context_ids
     assert (second.experience_span, plain.turns[0].experience_span) == (None, None)
-    assert told.seen[next(iter(told.seen))][: len(first.context_ids)] == first.context_ids
+    assert reported.seen[next(iter(reported.seen))][: len(first.context_ids)] == first.context_ids
 
 
-async def test_lessons_that_leave_no_room_end_the_episode_as_truncated(boxes):
+async def test_experience_that_leaves_no_room_ends_the_episode_as_truncated(sandboxes):
     policy = ScriptedPolicy(answer("1"))
-    trajectory = await run_episode(replace(request(), lessons=("x" * 160,)), arena(policy, boxes))
+    trajectory = await run_episode(replace(request(), experience=("x" * 160,)), arena(policy, sandboxes))
     assert (trajectory.turns, trajectory.stop_reason) == ([], "truncated")
 
 
@@ -187,7 +187,7 @@ def move(direction):
 
 
 def in_sokoban(*moves):
-    """No boxes, a context without end: what is played is a world in this process."""
+    """No sandboxes, a context without end: what is played is a world in this process."""
     turns = [SOKOBAN_RENDERER.write(message, [SokobanEnvironment.tool]) for message in moves]
     policy = ScriptedPolicy(*turns, context_tokens=9999)
     return Arena(SOKOBAN, SOKOBAN_RENDERER, policy, None, Reward(well_formed=0.5), 64, 32, 9999, Purification())
@@ -210,7 +210,7 @@ async def test_giving_up_with_an_answer_is_no_success():
     assert (trajectory.stop_reason, trajectory.success) == ("answered", False)
 
 
-async def test_an_illegal_move_is_purified_without_a_box():
+async def test_an_illegal_move_is_purified_without_a_sandbox():
     first, *rest = solution_of(0)
     trajectory = await run_episode(replace(request(), purify=True), in_sokoban(first, move("sideways"), *rest))
     assert [call.arguments for call in trajectory.tool_calls] == [
@@ -221,19 +221,19 @@ async def test_an_illegal_move_is_purified_without_a_box():
     assert trajectory.changes[0].details["error_class"] == "illegal"
 
 
-async def test_turns_are_limited(boxes):
+async def test_turns_are_limited(sandboxes):
     policy = ScriptedPolicy(*[call("1")] * 9)
-    trajectory = await run_episode(request(), arena(policy, boxes, max_turns=3))
+    trajectory = await run_episode(request(), arena(policy, sandboxes, max_turns=3))
     assert (len(trajectory.turns), trajectory.stop_reason) == (3, "turn-limit")
 
 
-async def test_a_full_context_ends_the_episode_as_truncated(boxes):
+async def test_a_full_context_ends_the_episode_as_truncated(sandboxes):
     prompt = len(RENDERER.prompt([Message("user", task_of(LEVEL_1).question)], TOOLS))
     in_a_turn = ScriptedPolicy(call("1" * 20), context_tokens=prompt + 10)
-    trajectory = await run_episode(request(), arena(in_a_turn, boxes, context_tokens=prompt + 10))
+    trajectory = await run_episode(request(), arena(in_a_turn, sandboxes, context_tokens=prompt + 10))
     assert (trajectory.stop_reason, len(trajectory.turns[0].token_ids)) == ("truncated", 10)
     after_output = ScriptedPolicy(call("11111"), answer("0"))
-    trajectory = await run_episode(request(), arena(after_output, boxes, context_tokens=prompt + 7 + 8))
+    trajectory = await run_episode(request(), arena(after_output, sandboxes, context_tokens=prompt + 7 + 8))
     assert (trajectory.stop_reason, len(trajectory.turns)) == ("truncated", 1)
     assert trajectory.tool_calls[0].output == "11111"
 
@@ -257,39 +257,39 @@ def test_a_trajectory_is_token_for_token_what_the_session_saw(turns):
     assert policy.released == [session]
 
 
-async def test_draws_depend_on_the_request_and_not_on_when_or_where_it_is_played(boxes):
+async def test_draws_depend_on_the_request_and_not_on_when_or_where_it_is_played(sandboxes):
     def seeds(played):
         return [request.seed for request in played.requests]
 
     first, again, other = (ScriptedPolicy(call("1"), answer("1")) for _ in range(3))
-    await run_episode(request(), arena(first, boxes))
-    await run_episode(request(), arena(again, boxes))
-    await run_episode(request(seed=12), arena(other, boxes))
+    await run_episode(request(), arena(first, sandboxes))
+    await run_episode(request(), arena(again, sandboxes))
+    await run_episode(request(seed=12), arena(other, sandboxes))
     assert seeds(first) == seeds(again)
     assert len({*seeds(first), *seeds(other)}) == 4
 
 
-async def test_a_lost_box_is_no_trajectory_and_the_session_is_released(boxes):
+async def test_a_lost_sandbox_is_no_trajectory_and_the_session_is_released(sandboxes):
     class Dying:
         async def run_python(self, code, *, timeout_s=None):
             raise SandboxLost("gone")
 
-    class DyingBoxes:
+    class DyingSandboxes:
         @asynccontextmanager
         async def acquire(self):
             yield Dying()
 
     policy = ScriptedPolicy(call("1"), answer("1"))
     with pytest.raises(SandboxLost):
-        await run_episode(request(), arena(policy, DyingBoxes()))
+        await run_episode(request(), arena(policy, DyingSandboxes()))
     assert len(policy.released) == 1
 
 
-async def test_an_exception_of_the_environment_gets_a_name(boxes, monkeypatch):
+async def test_an_exception_of_the_environment_gets_a_name(sandboxes, monkeypatch):
     monkeypatch.setattr(SandboxSession, "score", lambda _: 1 / 0)
     policy = ScriptedPolicy(answer("1"))
     with pytest.raises(EnvironmentFailed, match="ZeroDivisionError"):
-        await run_episode(request(), arena(policy, boxes))
+        await run_episode(request(), arena(policy, sandboxes))
     assert len(policy.released) == 1
 
 

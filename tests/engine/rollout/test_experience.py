@@ -1,4 +1,4 @@
-"""The lessons that are shown are those written for tasks like this one, always the same, and they fit."""
+"""The items of experience that are shown are those written for tasks like this one, always the same, and they fit."""
 
 from typing import Any
 
@@ -27,13 +27,13 @@ def test_nearness_by_hand() -> None:
 
 
 def test_the_nearest_come_first_and_no_more_than_asked_for() -> None:
-    lessons = ExperienceRetriever(Experience(pool=POOL, top_k=2))
-    assert lessons.for_question("cell d*cell g+41=?")[0] == "Show the cell first."
-    assert lessons.for_question("42*63=?")[0] == "Ask the tool for a product."
-    assert len(lessons.for_question("42*63=?")) == 2
+    experience = ExperienceRetriever(Experience(pool=POOL, top_k=2))
+    assert experience.for_question("cell d*cell g+41=?")[0] == "Show the cell first."
+    assert experience.for_question("42*63=?")[0] == "Ask the tool for a product."
+    assert len(experience.for_question("42*63=?")) == 2
 
 
-def test_equally_near_lessons_come_in_the_order_of_the_pool() -> None:
+def test_equally_near_items_come_in_the_order_of_the_pool() -> None:
     twins = [ExperienceItem(when_to_use="same", content=content) for content in ("first", "second", "third")]
     assert ExperienceRetriever(Experience(pool=twins, top_k=2)).for_question("anything") == ("first", "second")
 
@@ -48,7 +48,7 @@ def test_seven_tenths_of_ten_are_seven() -> None:
 
 
 @pytest.mark.parametrize("environment", ["python-math", "household", "sokoban"])
-def test_no_lessons_take_more_room_than_the_spec_reckons_with(environment: str) -> None:
+def test_no_experience_takes_more_room_than_the_spec_reckons_with(environment: str) -> None:
     spec = RunSpec.model_validate({"name": "x", "environment": {"id": environment}, "model": {"context_tokens": 4096}})
     experience = Experience(pool=POOL, top_k=2)
     for question in ("42*63=?", "cell d", "é" * 40):
@@ -56,7 +56,7 @@ def test_no_lessons_take_more_room_than_the_spec_reckons_with(environment: str) 
         assert 0 < stop - start <= experience.longest_tokens
 
 
-def test_lessons_that_do_not_fit_are_refused_with_what_would_do() -> None:
+def test_experience_that_does_not_fit_is_refused_with_what_would_do() -> None:
     """The pool's two items together; with ``top_k`` 1 the longer one alone; none where nobody is shown any."""
 
     def problems(context_tokens: int, **experience: Any) -> list[Problem]:

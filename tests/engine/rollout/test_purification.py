@@ -1,4 +1,4 @@
-"""SAAR in episodes: real boxes, and a policy that says what it is told to say."""
+"""SAAR in episodes: real sandboxes, and a policy that says what it is told to say."""
 
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,22 +22,22 @@ ZERO, NAME = "Error: ZeroDivisionError", "Error: NameError"
 
 
 @pytest.fixture
-async def boxes():
+async def sandboxes():
     async with Pool(SandboxSpec(timeout_s=1.0, memory_mib=64, output_bytes=4096), size=2) as pool:
         yield pool
 
 
-async def purified(boxes, *turns, purification=None, **changes):
+async def purified(sandboxes, *turns, purification=None, **changes):
     policy = ScriptedPolicy(*turns, context_tokens=400)
     trajectory = await run_episode(
-        request(purify=True), arena(policy, boxes, purification=purification or Purification(), **changes)
+        request(purify=True), arena(policy, sandboxes, purification=purification or Purification(), **changes)
     )
     return trajectory, policy
 
 
-async def test_like_code_is_grafted_onto_the_reasoning_that_stands(boxes):
+async def test_like_code_is_grafted_onto_the_reasoning_that_stands(sandboxes):
     failed, right = call("1/0", "Divide: "), call("1/1", "By one then: ")
-    trajectory, policy = await purified(boxes, failed, right, answer("1.0"))
+    trajectory, policy = await purified(sandboxes, failed, right, answer("1.0"))
     first = trajectory.turns[0]
     assert first.token_ids == call("1/1", "Divide: ")
     assert (first.tool_call.output, first.tool_call.arguments) == ("1.0", "1/1")
@@ -52,8 +52,8 @@ async def test_like_code_is_grafted_onto_the_reasoning_that_stands(boxes):
     assert policy.shown[1] == [*prompt(), *failed, *output(ZERO)]
 
 
-async def test_unlike_code_brings_its_own_reasoning(boxes):
-    trajectory, _ = await purified(boxes, call("nobody", "Ask. "), call("6*7", "Count. "), answer("42"))
+async def test_unlike_code_brings_its_own_reasoning(sandboxes):
+    trajectory, _ = await purified(sandboxes, call("nobody", "Ask. "), call("6*7", "Count. "), answer("42"))
     assert trajectory.turns[0].token_ids == call("6*7", "Count. ")
     (change,) = trajectory.changes
     assert (change.reason, change.start, change.removed_ids) == ("deep", 0, call("nobody", "Ask. "))
@@ -61,18 +61,18 @@ async def test_unlike_code_brings_its_own_reasoning(boxes):
 
 
 @pytest.mark.parametrize(("threshold", "repair", "thought"), [(0.5, "shallow", "old "), (0.51, "deep", "new ")])
-async def test_the_threshold_itself_is_shallow(boxes, threshold, repair, thought):
+async def test_the_threshold_itself_is_shallow(sandboxes, threshold, repair, thought):
     """ "1/0" and "1" share "1": 2 * 1 / 4."""
     trajectory, _ = await purified(
-        boxes, call("1/0", "old "), call("1", "new "), answer("1"), purification=Purification(similarity=threshold)
+        sandboxes, call("1/0", "old "), call("1", "new "), answer("1"), purification=Purification(similarity=threshold)
     )
     assert trajectory.changes[0].details["similarity"] == 0.5
     assert (trajectory.changes[0].reason, trajectory.turns[0].token_ids) == (repair, call("1", thought))
 
 
-async def test_what_stays_was_never_conditioned_on_the_error(boxes):
+async def test_what_stays_was_never_conditioned_on_the_error(sandboxes):
     """The log-probs of all tokens are those after the history that the trajectory shows."""
-    trajectory, policy = await purified(boxes, call("1/0", "Divide: "), call("1/1", "So: "), call("2"), answer("2"))
+    trajectory, policy = await purified(sandboxes, call("1/0", "Divide: "), call("1/1", "So: "), call("2"), answer("2"))
     history = []
     for turn in trajectory.turns:
         history += turn.context_ids
@@ -85,9 +85,9 @@ async def test_what_stays_was_never_conditioned_on_the_error(boxes):
     assert trajectory.rewards["tool_errors"] == 0.0
 
 
-async def test_the_next_correction_reads_the_newest_failure_only(boxes):
+async def test_the_next_correction_reads_the_newest_failure_only(sandboxes):
     failed, second, right = call("1/0", "a"), call("nobody", "b"), call("1/1", "c")
-    trajectory, policy = await purified(boxes, failed, second, right, answer("1.0"))
+    trajectory, policy = await purified(sandboxes, failed, second, right, answer("1.0"))
     assert policy.shown[1] == [*prompt(), *failed, *output(ZERO)]
     assert policy.shown[2] == [*prompt(), *second, *output(NAME)]
     assert trajectory.turns[0].token_ids == call("1/1", "a")  # likened to, and grafted onto, the turn sampled at h_t
@@ -95,9 +95,9 @@ async def test_the_next_correction_reads_the_newest_failure_only(boxes):
     assert trajectory.changes[0].details["first_output"] == ZERO
 
 
-async def test_after_k_failures_the_last_one_stays_and_purification_rests(boxes):
+async def test_after_k_failures_the_last_one_stays_and_purification_rests(sandboxes):
     tries = [call(f"{n}/0", f"{n}: ") for n in range(4)]
-    trajectory, policy = await purified(boxes, *tries, call("nobody"), answer("0"))
+    trajectory, policy = await purified(sandboxes, *tries, call("nobody"), answer("0"))
     first, second, _ = trajectory.turns
     assert first.token_ids == tries[3]
     assert first.logprobs == logprobs_of(prompt(), tries[3])
@@ -110,9 +110,9 @@ async def test_after_k_failures_the_last_one_stays_and_purification_rests(boxes)
     assert [not request.forced_ids for request in policy.requests] == [True] * 4 + [False] + [True] * 2
 
 
-async def test_what_the_cache_holds_of_the_history_is_not_read_again(boxes):
+async def test_what_the_cache_holds_of_the_history_is_not_read_again(sandboxes):
     failed, second, right = call("x/0"), call("nobody"), call("x/1")
-    trajectory, policy = await purified(boxes, call("x=1"), failed, second, right, answer("1"))
+    trajectory, policy = await purified(sandboxes, call("x=1"), failed, second, right, answer("1"))
     asked, shown = output(""), len([*prompt(), *call("x=1")])
     assert [list(request.new_ids) for request in policy.requests[1:]] == [
         asked,  # the turn that fails
@@ -124,16 +124,18 @@ async def test_what_the_cache_holds_of_the_history_is_not_read_again(boxes):
     assert policy.rewound == [shown, shown]
 
 
-async def test_two_failures_in_one_episode_are_repaired_one_by_one(boxes):
-    trajectory, _ = await purified(boxes, call("1/0"), call("1/1"), call("5"), call("nobody"), call("6"), answer("6"))
+async def test_two_failures_in_one_episode_are_repaired_one_by_one(sandboxes):
+    trajectory, _ = await purified(
+        sandboxes, call("1/0"), call("1/1"), call("5"), call("nobody"), call("6"), answer("6")
+    )
     assert [one.output for one in trajectory.tool_calls] == ["1.0", "5", "6"]
     assert [change.turn for change in trajectory.changes] == [0, 2]
     assert trajectory.first_attempt_errors == 2
 
 
 @pytest.mark.parametrize("spent", [answer("1"), TOKENIZER.encode("1" * 64), [TOKENIZER.eos]])
-async def test_a_lookahead_that_calls_nothing_is_a_spent_attempt(boxes, spent):
-    trajectory, policy = await purified(boxes, call("1/0"), spent, call("1/1"), answer("1"))
+async def test_a_lookahead_that_calls_nothing_is_a_spent_attempt(sandboxes, spent):
+    trajectory, policy = await purified(sandboxes, call("1/0"), spent, call("1/1"), answer("1"))
     assert policy.shown[1] == policy.shown[2] == [*prompt(), *call("1/0"), *output(ZERO)]
     assert policy.requests[1].seed != policy.requests[2].seed
     assert trajectory.changes[0].details["attempts"] == 2
@@ -141,8 +143,8 @@ async def test_a_lookahead_that_calls_nothing_is_a_spent_attempt(boxes, spent):
     assert (trajectory.stop_reason, trajectory.answer) == ("answered", "1")
 
 
-async def test_lookaheads_that_all_call_nothing_leave_the_failed_turn_as_it_was(boxes):
-    trajectory, policy = await purified(boxes, call("1/0", "a"), *[answer("1")] * 3, answer("2"))
+async def test_lookaheads_that_all_call_nothing_leave_the_failed_turn_as_it_was(sandboxes):
+    trajectory, policy = await purified(sandboxes, call("1/0", "a"), *[answer("1")] * 3, answer("2"))
     assert trajectory.turns[0].token_ids == call("1/0", "a")
     assert trajectory.turns[0].logprobs == logprobs_of(prompt(), call("1/0", "a"))
     (change,) = trajectory.changes
@@ -150,45 +152,45 @@ async def test_lookaheads_that_all_call_nothing_leave_the_failed_turn_as_it_was(
     assert (trajectory.answer, policy.shown[-1]) == ("2", [*prompt(), *call("1/0", "a"), *output(ZERO)])
 
 
-async def test_a_graft_longer_than_a_turn_may_be_is_deep_instead(boxes):
+async def test_a_graft_longer_than_a_turn_may_be_is_deep_instead(sandboxes):
     failed, right = call("1/0", "x" * 20), call("1/1 ", "y" * 10)
-    trajectory, _ = await purified(boxes, failed, right, answer("1"), max_turn_tokens=len(failed))
+    trajectory, _ = await purified(sandboxes, failed, right, answer("1"), max_turn_tokens=len(failed))
     assert trajectory.changes[0].details["similarity"] > 0.5
     assert (trajectory.changes[0].reason, trajectory.turns[0].token_ids) == ("deep", right)
 
 
-async def test_a_context_too_full_for_a_correction_leaves_the_failure(boxes):
+async def test_a_context_too_full_for_a_correction_leaves_the_failure(sandboxes):
     failed = call("1/0")
     room = len([*prompt(), *failed, *output(ZERO)])
-    trajectory, policy = await purified(boxes, failed, call("1/1"), context_tokens=room)
+    trajectory, policy = await purified(sandboxes, failed, call("1/1"), context_tokens=room)
     assert [len(turn.token_ids) for turn in trajectory.turns] == [len(failed)]
     assert (trajectory.stop_reason, trajectory.changes[0].reason) == ("truncated", "context")
     assert trajectory.changes[0].details["attempts"] == 0
 
 
-async def test_the_first_call_is_corrected_in_a_new_box(boxes):
-    trajectory, _ = await purified(boxes, call("y=5;1/0"), call("'y' in globals()"), answer("0"))
+async def test_the_first_call_is_corrected_in_a_new_sandbox(sandboxes):
+    trajectory, _ = await purified(sandboxes, call("y=5;1/0"), call("'y' in globals()"), answer("0"))
     assert trajectory.tool_calls[0].output == "False"
 
 
-async def test_a_correction_of_the_first_call_finds_the_hidden_numbers(boxes):
+async def test_a_correction_of_the_first_call_finds_the_hidden_numbers(sandboxes):
     task = 2  # level 3
     cell = ENVIRONMENT.tasks("train")[task].question.split("cell ")[1][0]
     policy = ScriptedPolicy(call("1/0"), call(f'show("{cell}")'), answer("0"), context_tokens=400)
-    trajectory = await run_episode(request(task, purify=True), arena(policy, boxes))
+    trajectory = await run_episode(request(task, purify=True), arena(policy, sandboxes))
     assert trajectory.tool_calls[0].output.isdigit()
 
 
-async def test_a_call_that_failed_half_way_has_had_no_effect(boxes):
+async def test_a_call_that_failed_half_way_has_had_no_effect(sandboxes):
     """Without going back, x would be 3 when the correction prints it."""
-    trajectory, _ = await purified(boxes, call("x=1"), call("x+=1;1/0"), call("x+=1;x"), call("x"), answer("2"))
+    trajectory, _ = await purified(sandboxes, call("x=1"), call("x+=1;1/0"), call("x+=1;x"), call("x"), answer("2"))
     assert [one.output for one in trajectory.tool_calls] == ["", "2", "2"]
 
 
-async def test_every_attempt_starts_from_the_same_state(boxes):
+async def test_every_attempt_starts_from_the_same_state(sandboxes):
     fails = call("x+=1;open('f','a').write('1');1/0")
     sees = call("x,__import__('os').path.exists('f')")
-    trajectory, _ = await purified(boxes, call("x=1"), fails, fails, fails, sees, answer("2"))
+    trajectory, _ = await purified(sandboxes, call("x=1"), fails, fails, fails, sees, answer("2"))
     assert trajectory.tool_calls[1].output == "(1, False)"
 
 
@@ -203,81 +205,81 @@ async def test_every_attempt_starts_from_the_same_state(boxes):
         ("del x;import builtins;del builtins.repr;1/0", "zero-division"),
     ],
 )
-async def test_every_way_to_fail_is_undone(boxes, failing, error_class):
-    trajectory, _ = await purified(boxes, call("x=1"), call(failing), call("x,repr(2)"), answer("1"))
+async def test_every_way_to_fail_is_undone(sandboxes, failing, error_class):
+    trajectory, _ = await purified(sandboxes, call("x=1"), call(failing), call("x,repr(2)"), answer("1"))
     assert trajectory.changes[0].details["error_class"] == error_class
     assert trajectory.tool_calls[1].output == "(1, '2')"
 
 
-async def test_after_k_failures_the_tool_is_as_the_last_one_left_it(boxes):
+async def test_after_k_failures_the_tool_is_as_the_last_one_left_it(sandboxes):
     tries = [call(f"x+={n};1/0") for n in (1, 10, 100, 1000)]
-    trajectory, _ = await purified(boxes, call("x=0"), *tries, call("x"), answer("0"))
+    trajectory, _ = await purified(sandboxes, call("x=0"), *tries, call("x"), answer("0"))
     assert trajectory.tool_calls[-1].output == "1000"
 
 
-async def test_no_snapshot_is_left_when_its_call_is_over(boxes):
-    watched = MonitoredPool(boxes)
+async def test_no_snapshot_is_left_when_its_call_is_over(sandboxes):
+    watched = MonitoredPool(sandboxes)
     await purified(watched, call("x=1"), call("x"), call("1/0"), call("1/1"), call("x"), answer("1"))
     assert (watched.kept, watched.most) == (set(), 1)
 
 
-async def test_an_episode_that_is_not_purified_takes_no_snapshot(boxes):
-    watched = MonitoredPool(boxes)
+async def test_an_episode_that_is_not_purified_takes_no_snapshot(sandboxes):
+    watched = MonitoredPool(sandboxes)
     policy = ScriptedPolicy(call("x=1"), call("1/0"), answer("1"), context_tokens=400)
     trajectory = await run_episode(request(), arena(policy, watched))
     assert (watched.most, trajectory.changes, trajectory.first_attempt_errors) == (0, [], None)
 
 
-async def test_repairs_change_no_seed_of_later_turns(boxes):
-    _, repaired = await purified(boxes, call("1/0"), call("nobody"), call("1/1"), call("2"), answer("2"))
+async def test_repairs_change_no_seed_of_later_turns(sandboxes):
+    _, repaired = await purified(sandboxes, call("1/0"), call("nobody"), call("1/1"), call("2"), answer("2"))
     plain = ScriptedPolicy(call("1/1"), call("2"), answer("2"), context_tokens=400)
-    await run_episode(request(), arena(plain, boxes))
+    await run_episode(request(), arena(plain, sandboxes))
     sampled = [one.seed for one in repaired.requests if not one.forced_ids]
     assert [sampled[0], *sampled[3:]] == [one.seed for one in plain.requests]
     assert len(set(sampled)) == len(sampled)
 
 
-async def test_where_nothing_fails_purification_changes_nothing_but_the_count(boxes):
+async def test_where_nothing_fails_purification_changes_nothing_but_the_count(sandboxes):
     turns = call("x=1"), call("x+1"), answer("2")
-    trajectory, policy = await purified(boxes, *turns)
+    trajectory, policy = await purified(sandboxes, *turns)
     plain = ScriptedPolicy(*turns, context_tokens=400)
-    without = await run_episode(request(), arena(plain, boxes, purification=None))
+    without = await run_episode(request(), arena(plain, sandboxes, purification=None))
     assert timeless(trajectory) == {**timeless(without), "first_attempt_errors": 0}
     assert [replace(one, session="") for one in policy.requests] == [replace(one, session="") for one in plain.requests]
     assert policy.rewound == []
 
 
-async def test_a_purified_rollout_played_again_is_the_same(boxes):
+async def test_a_purified_rollout_played_again_is_the_same(sandboxes):
     turns = call("x=1"), call("x/0"), call("y"), call("x/1"), answer("1")
-    first, _ = await purified(boxes, *turns)
-    again, _ = await purified(boxes, *turns)
+    first, _ = await purified(sandboxes, *turns)
+    again, _ = await purified(sandboxes, *turns)
     assert timeless(first) == timeless(again)
 
 
-async def test_a_box_lost_in_a_correction_is_no_trajectory(boxes):
+async def test_a_sandbox_lost_in_a_correction_is_no_trajectory(sandboxes):
     class Mortal(MonitoredPool):
         @asynccontextmanager
         async def acquire(self):
-            async with super().acquire() as box:
-                alive = box.run_python
+            async with super().acquire() as sandbox:
+                alive = sandbox.run_python
 
                 async def run_python(code, *, timeout_s=None):
                     if code == "1/1":
                         raise SandboxLost("gone")
                     return await alive(code, timeout_s=timeout_s)
 
-                box.run_python = run_python
-                yield box
+                sandbox.run_python = run_python
+                yield sandbox
 
     policy = ScriptedPolicy(call("1/0"), call("1/1"), context_tokens=400)
     with pytest.raises(SandboxLost):
-        await run_episode(request(purify=True), arena(policy, Mortal(boxes)))
+        await run_episode(request(purify=True), arena(policy, Mortal(sandboxes)))
     assert len(policy.released) == 1
 
 
-async def test_a_state_that_cannot_be_kept_is_told_and_the_failure_stays(boxes):
+async def test_a_state_that_cannot_be_kept_is_reported_and_the_failure_stays(sandboxes):
     dig = call("import os\nfor _ in range(99):os.mkdir('d');os.chdir('d')")
-    trajectory, policy = await purified(boxes, dig, call("1"), call("1/0"), call("nobody"), answer("1"))
+    trajectory, policy = await purified(sandboxes, dig, call("1"), call("1/0"), call("nobody"), answer("1"))
     assert [one.output for one in trajectory.tool_calls] == ["", "1", ZERO, NAME]
     (change,) = trajectory.changes
     assert (change.kind, change.turn, change.reason) == ("purification-failed", 2, "no-snapshot")
@@ -285,9 +287,9 @@ async def test_a_state_that_cannot_be_kept_is_told_and_the_failure_stays(boxes):
     assert policy.rewound == []
 
 
-async def test_purification_that_no_recipe_describes_is_refused(boxes):
+async def test_purification_that_no_recipe_describes_is_refused(sandboxes):
     with pytest.raises(ValueError, match="purified"):
-        await run_episode(request(purify=True), arena(ScriptedPolicy(answer("1")), boxes, purification=None))
+        await run_episode(request(purify=True), arena(ScriptedPolicy(answer("1")), sandboxes, purification=None))
 
 
 class Dictated:
@@ -302,7 +304,7 @@ class Dictated:
         return await self._generator.generate(replace(asked, forced_ids=forced))
 
 
-async def test_the_log_probs_are_to_the_bit_those_of_a_session_that_never_saw_an_error(boxes):
+async def test_the_log_probs_are_to_the_bit_those_of_a_session_that_never_saw_an_error(sandboxes):
     model = Model(layers=2, hidden_size=32, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, context_tokens=400)
     generator = TorchGenerator(model, slots=3, threads=1, seed=0)
     try:
@@ -310,7 +312,7 @@ async def test_the_log_probs_are_to_the_bit_those_of_a_session_that_never_saw_an
             call("x=1", "Begin. "), call("x/0", "Divide: "), call("nobody", "Well: "), call("x/1", "So: "),
             call("1/0"), *[call(f"{n}/0", f"{n}: ") for n in range(3)], answer("1"),
         )  # fmt: skip
-        trajectory = await run_episode(request(purify=True), arena(Dictated(generator, *turns), boxes))
+        trajectory = await run_episode(request(purify=True), arena(Dictated(generator, *turns), sandboxes))
         assert [change.kind for change in trajectory.changes] == ["purified", "purification-failed"]
         for turn in trajectory.turns:
             fresh = await generator.generate(

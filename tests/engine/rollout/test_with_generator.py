@@ -1,4 +1,4 @@
-"""Episodes, the torch generator and real boxes together."""
+"""Episodes, the torch generator and real sandboxes together."""
 
 import asyncio
 from collections import Counter
@@ -29,7 +29,7 @@ REQUESTS = [*requests_of(SPEC, 1), *evaluation_requests(SPEC, 0, 8, {})]
 
 
 @pytest.fixture
-async def boxes():
+async def sandboxes():
     async with Pool(SPEC.environment.sandbox, size=SPEC.resources.sandboxes) as pool:
         yield pool
 
@@ -52,22 +52,22 @@ def tokens(collected):
     }
 
 
-async def test_equal_requests_give_equal_tokens_whoever_plays_them_and_in_whatever_order(boxes, generator):
-    alone = tokens(await RolloutWorker(SPEC, generator, boxes).collect(REQUESTS))
+async def test_equal_requests_give_equal_tokens_whoever_plays_them_and_in_whatever_order(sandboxes, generator):
+    alone = tokens(await RolloutWorker(SPEC, generator, sandboxes).collect(REQUESTS))
     assert len({str(one) for one in alone.values()}) > len(REQUESTS) / 2  # else equality would prove nothing
-    halves = [RolloutWorker(SPEC, generator, boxes).collect(share[::-1]) for share in shares(REQUESTS, 2)]
+    halves = [RolloutWorker(SPEC, generator, sandboxes).collect(share[::-1]) for share in shares(REQUESTS, 2)]
     first, second = await asyncio.gather(*halves)
     assert tokens(first) | tokens(second) == alone
 
 
-async def test_after_a_collection_no_session_is_left(boxes, generator):
-    await RolloutWorker(SPEC, generator, boxes).collect(REQUESTS)
+async def test_after_a_collection_no_session_is_left(sandboxes, generator):
+    await RolloutWorker(SPEC, generator, sandboxes).collect(REQUESTS)
     await generator.load_weights(weights(), version=1)  # waits until all that was posted before is done
     assert (generator.stats()["sessions"], generator.stats()["waiting"]) == (0, 0)
 
 
-async def test_a_cancelled_collection_leaves_no_session(boxes, generator):
-    collecting = asyncio.create_task(RolloutWorker(SPEC, generator, boxes).collect(REQUESTS))
+async def test_a_cancelled_collection_leaves_no_session(sandboxes, generator):
+    collecting = asyncio.create_task(RolloutWorker(SPEC, generator, sandboxes).collect(REQUESTS))
     while not generator.stats()["sampled_tokens"]:  # noqa: ASYNC110 - the generator tells nobody
         await asyncio.sleep(0)
     collecting.cancel()
@@ -77,14 +77,14 @@ async def test_a_cancelled_collection_leaves_no_session(boxes, generator):
     assert (generator.stats()["sessions"], generator.stats()["waiting"]) == (0, 0)
 
 
-async def test_an_aborted_generator_ends_the_collection(boxes, generator):
-    collecting = asyncio.create_task(RolloutWorker(SPEC, generator, boxes).collect(REQUESTS))
+async def test_an_aborted_generator_ends_the_collection(sandboxes, generator):
+    collecting = asyncio.create_task(RolloutWorker(SPEC, generator, sandboxes).collect(REQUESTS))
     while not generator.stats()["sampled_tokens"]:  # noqa: ASYNC110 - the generator tells nobody
         await asyncio.sleep(0)
     await generator.abort_all()
     with pytest.raises(GenerationAborted):
         await collecting
-    assert boxes.stats().busy == 0
+    assert sandboxes.stats().busy == 0
 
 
 class Dictated:
@@ -102,13 +102,13 @@ class Dictated:
         return await self._generator.generate(replace(asked, forced_ids=tuple(self._turns[number])))
 
 
-async def test_purified_episodes_do_not_disturb_each_other_and_leave_no_session(boxes, generator):
+async def test_purified_episodes_do_not_disturb_each_other_and_leave_no_session(sandboxes, generator):
     spec = SPEC.model_copy(update={"recipe": SPEC.recipe.model_copy(update={"purification": Purification(share=0.5)})})
     requests = requests_of(spec, 1)
     assert 0 < sum(request.purify for request in requests) < len(requests)
     turns = call("x=1"), call("x/0"), call("nobody"), call("x/1"), answer("1")
     played = [
-        await RolloutWorker(spec, Dictated(generator, *turns), boxes).collect(asked)
+        await RolloutWorker(spec, Dictated(generator, *turns), sandboxes).collect(asked)
         for asked in (requests, requests[::-1])
     ]
     assert tokens(played[0]) == tokens(played[1])
@@ -119,4 +119,4 @@ async def test_purified_episodes_do_not_disturb_each_other_and_leave_no_session(
     }
     assert repaired == {request.id for request in requests if request.purify}
     await generator.load_weights(weights(), version=1)
-    assert (generator.stats()["sessions"], boxes.stats().busy) == (0, 0)
+    assert (generator.stats()["sessions"], sandboxes.stats().busy) == (0, 0)

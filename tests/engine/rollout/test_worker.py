@@ -21,13 +21,13 @@ REQUESTS = requests_of(SPEC, 1)
 
 
 @pytest.fixture
-async def boxes():
+async def sandboxes():
     async with Pool(SPEC.environment.sandbox, size=SPEC.resources.sandboxes) as pool:
         yield pool
 
 
-async def test_trajectories_come_in_the_order_of_their_requests(boxes):
-    collected = await RolloutWorker(SPEC, ScriptedPolicy(call("6*7"), answer("42")), boxes).collect(REQUESTS)
+async def test_trajectories_come_in_the_order_of_their_requests(sandboxes):
+    collected = await RolloutWorker(SPEC, ScriptedPolicy(call("6*7"), answer("42")), sandboxes).collect(REQUESTS)
     assert [trajectory.id for trajectory in collected.trajectories] == [one.id for one in REQUESTS]
     assert all(trajectory.tool_calls[0].output == "42" for trajectory in collected.trajectories)
     assert not collected.discarded
@@ -47,7 +47,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("code", HOSTILE.values(), ids=HOSTILE)
-async def test_a_hostile_tool_call_costs_nobody_else_anything(boxes, code):
+async def test_a_hostile_tool_call_costs_nobody_else_anything(sandboxes, code):
     """Its episode ends in an error observation or is discarded and counted; the others are as always."""
 
     class OneHostile(ScriptedPolicy):
@@ -60,7 +60,7 @@ async def test_a_hostile_tool_call_costs_nobody_else_anything(boxes, code):
             return generated
 
     policy = OneHostile(call("6*7"), answer("42"))
-    collected = await RolloutWorker(SPEC, policy, boxes).collect(REQUESTS)
+    collected = await RolloutWorker(SPEC, policy, sandboxes).collect(REQUESTS)
     by_id = {trajectory.id: trajectory for trajectory in collected.trajectories}
     hostile = by_id.pop(REQUESTS[3].id, None)
     assert len(by_id) == len(REQUESTS) - 1
@@ -73,24 +73,24 @@ async def test_a_hostile_tool_call_costs_nobody_else_anything(boxes, code):
         assert not collected.discarded
 
 
-async def test_an_episode_whose_box_is_lost_once_is_played_again_as_if_nothing_had_been(boxes):
+async def test_an_episode_whose_sandbox_is_lost_once_is_played_again_as_if_nothing_had_been(sandboxes):
     policy, undisturbed = ScriptedPolicy(call("6*7"), answer("42")), ScriptedPolicy(call("6*7"), answer("42"))
-    collected = await RolloutWorker(SPEC, policy, mortal(boxes, deaths=1)).collect(REQUESTS[:1])
-    expected = await RolloutWorker(SPEC, undisturbed, boxes).collect(REQUESTS[:1])
+    collected = await RolloutWorker(SPEC, policy, mortal(sandboxes, deaths=1)).collect(REQUESTS[:1])
+    expected = await RolloutWorker(SPEC, undisturbed, sandboxes).collect(REQUESTS[:1])
     assert [*map(timeless, collected.trajectories)] == [*map(timeless, expected.trajectories)]
     assert not collected.discarded
     assert policy.requests[0].seed == policy.requests[1].seed == undisturbed.requests[0].seed
     assert policy.requests[0].session != policy.requests[1].session
 
 
-async def test_an_episode_whose_box_is_lost_twice_is_discarded_and_counted(boxes):
+async def test_an_episode_whose_sandbox_is_lost_twice_is_discarded_and_counted(sandboxes):
     policy = ScriptedPolicy(call("6*7"), answer("42"))
-    collected = await RolloutWorker(SPEC, policy, mortal(boxes, deaths=2)).collect(REQUESTS[:1])
+    collected = await RolloutWorker(SPEC, policy, mortal(sandboxes, deaths=2)).collect(REQUESTS[:1])
     assert (collected.trajectories, collected.discarded) == ([], {"sandbox-lost": 1})
     assert len(policy.released) == 2
 
 
-async def test_a_failing_environment_costs_its_own_episode_only(boxes, monkeypatch, caplog):
+async def test_a_failing_environment_costs_its_own_episode_only(sandboxes, monkeypatch, caplog):
     right = python_math.is_right
 
     def is_right(task, answer):
@@ -99,13 +99,13 @@ async def test_a_failing_environment_costs_its_own_episode_only(boxes, monkeypat
         return right(task, answer)
 
     monkeypatch.setattr(python_math, "is_right", is_right)
-    collected = await RolloutWorker(SPEC, ScriptedPolicy(answer("42")), boxes).collect(REQUESTS)
+    collected = await RolloutWorker(SPEC, ScriptedPolicy(answer("42")), sandboxes).collect(REQUESTS)
     assert collected.discarded == {"environment-failed": 2}
     assert len(collected.trajectories) == len(REQUESTS) - 2
     assert "this task is broken" in caplog.text
 
 
-async def test_a_dead_generator_ends_the_collection_and_frees_everything(boxes):
+async def test_a_dead_generator_ends_the_collection_and_frees_everything(sandboxes):
     class Dying(ScriptedPolicy):
         async def generate(self, request):
             if len(self.requests) >= 7:
@@ -114,22 +114,22 @@ async def test_a_dead_generator_ends_the_collection_and_frees_everything(boxes):
 
     policy = Dying(call("6*7"), answer("42"))
     with pytest.raises(ConnectionError, match="the generator died"):
-        await RolloutWorker(SPEC, policy, boxes).collect(REQUESTS)
-    await _everything_is_given_back(policy, boxes)
+        await RolloutWorker(SPEC, policy, sandboxes).collect(REQUESTS)
+    await _everything_is_given_back(policy, sandboxes)
 
 
-async def test_a_cancelled_collection_gives_boxes_and_sessions_back(boxes):
+async def test_a_cancelled_collection_gives_sandboxes_and_sessions_back(sandboxes):
     policy = ScriptedPolicy(call("while 1:0"), answer("42"))
-    collecting = asyncio.create_task(RolloutWorker(SPEC, policy, boxes).collect(REQUESTS))
-    while boxes.stats().busy < 2:  # noqa: ASYNC110 - the pool tells nobody
+    collecting = asyncio.create_task(RolloutWorker(SPEC, policy, sandboxes).collect(REQUESTS))
+    while sandboxes.stats().busy < 2:  # noqa: ASYNC110 - the pool tells nobody
         await asyncio.sleep(0.01)
     collecting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await collecting
-    await _everything_is_given_back(policy, boxes)
+    await _everything_is_given_back(policy, sandboxes)
 
 
-async def test_no_more_than_two_episodes_per_slot_are_in_flight(boxes):
+async def test_no_more_than_two_episodes_per_slot_are_in_flight(sandboxes):
     class Counting(ScriptedPolicy):
         most = 0
 
@@ -139,7 +139,7 @@ async def test_no_more_than_two_episodes_per_slot_are_in_flight(boxes):
             return generated
 
     policy = Counting(call("6*7"), answer("42"))
-    await RolloutWorker(SPEC, policy, boxes).collect(REQUESTS)
+    await RolloutWorker(SPEC, policy, sandboxes).collect(REQUESTS)
     assert policy.most == 2 * SPEC.resources.kv_slots
 
 
@@ -172,10 +172,10 @@ def test_shares_of_workers_are_even_and_complete():
     assert {len(share) for share in dealt} == {2, 3}
 
 
-async def _everything_is_given_back(policy, boxes):
+async def _everything_is_given_back(policy, sandboxes):
     async with asyncio.timeout(10):
-        while boxes.stats().busy or boxes.stats().cleaning:  # noqa: ASYNC110
+        while sandboxes.stats().busy or sandboxes.stats().cleaning:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert set(policy.seen) <= set(policy.released)
-    async with boxes.acquire() as one, boxes.acquire() as other:
-        assert [(await box.run_python("1+1")).stdout for box in (one, other)] == ["2\n", "2\n"]
+    async with sandboxes.acquire() as one, sandboxes.acquire() as other:
+        assert [(await sandbox.run_python("1+1")).stdout for sandbox in (one, other)] == ["2\n", "2\n"]

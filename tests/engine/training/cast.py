@@ -95,8 +95,8 @@ def _rollout(dice: random.Random, step: int, group: int, index: int) -> Trajecto
     return trajectory(*turns, reward=dice.choice((0.0, 0.5, 1.0)), prompt=group, member=index, step=step)
 
 
-def with_lessons(one: Trajectory, ids: Sequence[int] = (50, 51, 52)) -> Trajectory:
-    """Shown lessons right after the first token of the prompt."""
+def with_experience(one: Trajectory, ids: Sequence[int] = (50, 51, 52)) -> Trajectory:
+    """Shown experience right after the first token of the prompt."""
     first = one.turns[0]
     context = [*first.context_ids[:1], *ids, *first.context_ids[1:]]
     shown = first.model_copy(update={"context_ids": context, "experience_span": (1, 1 + len(ids))})

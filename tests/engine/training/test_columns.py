@@ -22,7 +22,7 @@ from tests.engine.training.cast import (
     trajectory,
     turn,
     updated,
-    with_lessons,
+    with_experience,
 )
 
 TWO_TURNS = trajectory(turn([1, 2], [20, 21]), turn([8, 9], [22]))
@@ -70,7 +70,7 @@ def test_imitation_of_all_that_was_replayed_and_stripped_experience_stand_on_the
     behind = from_expert(TWO_TURNS, imitated=0)
     assert [each.imitated for each in joined(behind).turns] == [False, False]
     assert [each.imitated for each in joined(behind, imitates_all=True).turns] == [True, False]
-    [change] = joined(with_lessons(TWO_TURNS), stripped_because="hybrid").changes
+    [change] = joined(with_experience(TWO_TURNS), stripped_because="hybrid").changes
     assert (change.kind, change.reason, change.removed_ids) == ("stripped", "hybrid", [50, 51, 52])
 
 
@@ -83,7 +83,7 @@ def test_a_column_of_another_rollout_is_refused() -> None:
 @pytest.mark.parametrize("because", [None, "overlong", "quarantined"])
 def test_a_mask_that_is_decided_later_makes_the_sample_that_it_would_have_made_before(because: str | None) -> None:
     """The policy's tokens, an expert's that are imitated, and what is boosted where experience was stripped."""
-    rollout = joined(with_lessons(from_expert(TWO_TURNS)), stripped_because="strip")
+    rollout = joined(with_experience(from_expert(TWO_TURNS)), stripped_because="strip")
     later = unmasked_sample(rollout, imitation=True).masked(because)
     before = sample_from_trajectory(rollout.model_copy(update={"masked_because": because}), imitation=True)
     assert equal(later, before)
@@ -108,7 +108,7 @@ def test_an_update_is_told_ids_and_decisions_and_no_token() -> None:
 
 def test_a_step_that_was_not_credited_still_says_what_its_groups_earned() -> None:
     """Those in which everybody raised an alert stand for nothing."""
-    alarmed = trajectory(turn([1], [20]), prompt=1, alerts=["box/1"])
+    alarmed = trajectory(turn([1], [20]), prompt=1, alerts=["sandbox/1"])
     plain = trajectory(turn([1], [20]), reward=0.5)
     assert UpdateRequest.of(1, grouped([plain, alarmed]), [], credited=False) == UpdateRequest(1, (), (0.5,))
 

@@ -3,9 +3,9 @@ import pytest
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.trajectory import Trajectory
 from engine.training.experience import stripped_because, with_experience_stripped
-from tests.engine.training.cast import trajectory, turn, with_lessons
+from tests.engine.training.cast import trajectory, turn, with_experience
 
-SHOWN = with_lessons(trajectory(turn([2, 5], [20, 21])), ids=(33, 34))
+SHOWN = with_experience(trajectory(turn([2, 5], [20, 21])), ids=(33, 34))
 
 
 def stripped(rollout: Trajectory) -> Trajectory:

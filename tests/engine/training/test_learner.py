@@ -26,7 +26,7 @@ from tests.engine.training.cast import (
     trajectory,
     turn,
     updated,
-    with_lessons,
+    with_experience,
 )
 
 SPEAR = {
@@ -45,7 +45,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "kl": {"credit": {"kind": "grpo"}, "kl": {"beta": 0.1, "estimator": "k2"}},
     "dpo": {"objective": {"kind": "dpo"}, "purification": {}},
     "ipa": {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa"}, "expert_starts": {}},
-    "lessons": {"experience": {"pool": [{"when_to_use": "always", "content": "use it"}], "training": "hybrid"}},
+    "experience": {"experience": {"pool": [{"when_to_use": "always", "content": "use it"}], "training": "hybrid"}},
 }
 
 
@@ -55,7 +55,7 @@ def of_recipe(recipe: Recipe, step: int) -> list[Trajectory]:
     if recipe.purification is not None:
         played = [repaired(one) for one in played]
     if recipe.experience is not None:
-        played = [with_lessons(one) if one.member % 2 else one for one in played]
+        played = [with_experience(one) if one.member % 2 else one for one in played]
     if recipe.expert_starts is not None:
         played = [from_expert(one) if one.member % 2 else one for one in played]
     return played
@@ -117,7 +117,7 @@ def test_the_baseline_of_self_imitation_is_of_whole_groups() -> None:
     pair = [trajectory(turn([2, 4, 5], [20, 21]), reward=reward, member=index) for index, reward in enumerate((0.2, 0))]
     assert learned(learner, grouped(pair))["sil/baseline"] == pytest.approx(0.1)
     later = [one.model_copy(update={"sampled_at_version": 1, "id": f"train-1-{one.member}"}) for one in pair]
-    back = trajectory(turn([2, 4, 5], [22, 23]), reward=1.0, member=2, alerts=["box/1"])
+    back = trajectory(turn([2, 4, 5], [22, 23]), reward=1.0, member=2, alerts=["sandbox/1"])
     credited(learner, grouped(later), grouped([*pair, back]))
     assert updated(learner, grouped(later), [back])["sil/baseline"] == pytest.approx(0.1)
 
@@ -136,7 +136,7 @@ IPA = {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa", "imitati
 
 
 @pytest.mark.parametrize(
-    ("recipe", "told"),
+    ("recipe", "reported"),
     [
         ({"mismatch": {"mask": "token"}}, [(1, 1, 2), (1, 3, 4)]),
         ({"mismatch": {"mask": "chunk"}}, [(1, 0, 4)]),
@@ -146,8 +146,8 @@ IPA = {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa", "imitati
         ({"mismatch": {"weight": "token"}}, []),
     ],
 )
-def test_what_the_mismatch_mask_cuts_is_told_and_is_what_update_leaves_out(
-    recipe: dict[str, Any], told: list[tuple[int, int, int]]
+def test_what_the_mismatch_mask_cuts_is_reported_and_is_what_update_leaves_out(
+    recipe: dict[str, Any], reported: list[tuple[int, int, int]]
 ) -> None:
     """The generator found two tokens impossible that the trainer finds as likely as any."""
     learner = learner_for(run_spec({"credit": {"kind": "grpo"}} | recipe))
@@ -156,13 +156,13 @@ def test_what_the_mismatch_mask_cuts_is_told_and_is_what_update_leaves_out(
     groups = credited(learner, grouped(played))
     first, second = rollouts_in(groups)
     cut = [(change.kind, change.turn, change.start, change.stop) for change in first.changes]
-    assert cut == [("mismatch-masked", *span) for span in told]
+    assert cut == [("mismatch-masked", *span) for span in reported]
     assert second.changes == []
     masked = updated(learner, groups)["mismatch_masked"]
-    assert masked == pytest.approx(sum(stop - start for _, start, stop in told) / 8)
+    assert masked == pytest.approx(sum(stop - start for _, start, stop in reported) / 8)
 
 
-def test_a_step_without_pairs_is_told_and_makes_no_update() -> None:
+def test_a_step_without_pairs_is_reported_and_makes_no_update() -> None:
     learner = learner_for(run_spec(RECIPES["dpo"]))
     before = learner.weights()
     assert learned(learner, grouped(rollouts())) == {
@@ -289,9 +289,9 @@ def test_what_an_alert_keeps_out_is_not_imitated() -> None:
     assert rise_of_the_expert(behind_an_expert(-1.0, -1.0, masked="quarantined")) == (0.0, 0)
 
 
-def test_lessons_leave_the_sample_and_the_log_probs_are_those_without_them() -> None:
+def test_experience_leaves_the_sample_and_the_log_probs_are_those_without_it() -> None:
     recipe = {"experience": {"pool": [{"when_to_use": "always", "content": "use it"}], "training": "strip"}}
-    shown = [with_lessons(rollout) for rollout in rollouts()]
+    shown = [with_experience(rollout) for rollout in rollouts()]
     plain, stripping = learner_for(run_spec({})), learner_for(run_spec(recipe))
     stripped, never_shown = credited(stripping, grouped(shown)), credited(plain, grouped(rollouts()))
     for ours, theirs in zip(rollouts_in(stripped), rollouts_in(never_shown), strict=True):
@@ -325,7 +325,7 @@ def test_the_boosted_clip_acts_from_the_second_minibatch_on() -> None:
                 schedule={"prompts_per_step": 1, "group_size": 2, "minibatch_trajectories": minibatch},
             )
         )
-        shown = [with_lessons(trajectory(turn([2, 4, 5], [20, 21, 22]), member=index)) for index in range(2)]
+        shown = [with_experience(trajectory(turn([2, 4, 5], [20, 21, 22]), member=index)) for index in range(2)]
         return learner, learned(learner, grouped(shown))
 
     (wide, wide_report), (narrow, narrow_report) = (after(clip, minibatch=2) for clip in (3.0, 0.28))
@@ -339,7 +339,7 @@ def test_the_boosted_clip_acts_from_the_second_minibatch_on() -> None:
 
 def test_hybrid_strips_where_the_advantage_is_positive_only() -> None:
     recipe = {"experience": {"pool": [{"when_to_use": "always", "content": "use it"}], "training": "hybrid"}}
-    groups = credited(learner_for(run_spec(recipe)), grouped(map(with_lessons, rollouts())))
+    groups = credited(learner_for(run_spec(recipe)), grouped(map(with_experience, rollouts())))
     signs = {(rollout.turns[0].advantages[0] > 0, bool(rollout.changes)) for rollout in rollouts_in(groups)}
     assert signs == {(True, True), (False, False)}
 

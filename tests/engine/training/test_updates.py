@@ -19,10 +19,10 @@ from engine.training.preferences import pairs_of
 from engine.training.self_imitation import Replay
 from engine.training.trainer import Trainer
 from tests.engine.groups import grouped
-from tests.engine.training.cast import credited, from_expert, repaired, rollouts, run_spec, same_bits, with_lessons
+from tests.engine.training.cast import credited, from_expert, repaired, rollouts, run_spec, same_bits, with_experience
 
 CHUNKS = {"credit": {"kind": "chunk-return"}}
-LESSONS = {"pool": [{"when_to_use": "always", "content": "use it"}]}
+EXPERIENCE = {"pool": [{"when_to_use": "always", "content": "use it"}]}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "clipped": {},
     "dual clip": {"objective": {"kind": "clipped", "dual_clip": 1.01}},
@@ -33,7 +33,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "tis of turns": {"objective": {"kind": "tis", "ratio": "chunk"}},
     "topr of sequences": {"objective": {"kind": "topr"}},
     "ipa with experts": CHUNKS | {"objective": {"kind": "ipa", "mismatch_bound": 2.0}, "expert_starts": {}},
-    "boosted": {"experience": LESSONS},
+    "boosted": {"experience": EXPERIENCE},
     "k3": {"kl": {"beta": 0.5}},
     "mismatch": {"mismatch": {"mask": "chunk", "mask_bound": 1.5, "weight": "token"}},
 }
@@ -47,7 +47,7 @@ def whole(recipe: dict[str, Any]) -> RunSpec:
 
 def samples_for(spec: RunSpec) -> list[Sample]:
     """Credited by a policy that is not the trainer's, so that ratios are not 1."""
-    played = [with_lessons(one) if one.member % 2 and spec.recipe.experience else one for one in rollouts()]
+    played = [with_experience(one) if one.member % 2 and spec.recipe.experience else one for one in rollouts()]
     played = [from_expert(one) if one.member % 2 and spec.recipe.expert_starts else one for one in played]
     groups = credited(learner_for(spec.model_copy(update={"seed": 7})), grouped(played))
     imitation = spec.recipe.expert_starts is not None

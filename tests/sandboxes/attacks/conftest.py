@@ -1,7 +1,7 @@
-"""Where attacks are staged: boxes of each network, guarded before, and looked for afterwards.
+"""Where attacks are staged: sandboxes of each network, guarded before, and looked for afterwards.
 
-No attack starts where there is any way out but the box's own loopback (``watched_scene.guard``), and after each
-one not a single process of its boxes may be alive.
+No attack starts where there is any way out but the sandbox's own loopback (``watched_scene.guard``), and after each
+one not a single process of its sandboxes may be alive.
 """
 
 import textwrap
@@ -15,7 +15,7 @@ import pytest
 from sandboxes.interface import ExecResult, Sandbox
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
-from tests.sandboxes.watched_scene import NOWHERE, guard
+from tests.sandboxes.watched_scene import NOWHERE, refuse_other_ways_out
 
 PROLOGUE = """
 import ctypes, errno, os, signal, socket, subprocess, sys, time
@@ -44,18 +44,18 @@ def report(tried):
 
 @dataclass(frozen=True)
 class Arena:
-    """One box, and how a program of an attacker runs in it."""
+    """One sandbox, and how a program of an attacker runs in it."""
 
-    box: Sandbox
+    sandbox: Sandbox
 
     async def attack(self, program: str, **options: float) -> ExecResult:
-        await guard(self.box)
+        await refuse_other_ways_out(self.sandbox)
         return await self.assault(program, **options)
 
     async def assault(self, program: str, **options: float) -> ExecResult:
-        """For a box that was guarded and may be too damaged by now to be asked again."""
+        """For a sandbox that was guarded and may be too damaged by now to be asked again."""
         code = PROLOGUE + textwrap.dedent(program)
-        return await self.box.exec(["/usr/bin/python3", "-S", "-c", code], **options)
+        return await self.sandbox.exec(["/usr/bin/python3", "-S", "-c", code], **options)
 
 
 MakeArena = Callable[..., Awaitable[Arena]]
@@ -64,20 +64,20 @@ MakeArena = Callable[..., Awaitable[Arena]]
 @pytest.fixture(params=["none", "watched", "observed"])
 async def make_arena(request) -> AsyncIterator[MakeArena]:
     """Makes arenas of fields of ``SandboxSpec``; ends them, and looks whether anybody has survived."""
-    boxes: list[Sandbox] = []
+    sandboxes: list[Sandbox] = []
     async with AsyncExitStack() as stack:
 
         async def make(**fields: object) -> Arena:
             network = "none" if request.param == "none" else "watched"
             spec = SandboxSpec(**({"network": network, "timeout_s": 20} | fields))
             on_action = (lambda _: None) if request.param == "observed" else None
-            box = await stack.enter_async_context(opened(spec, upstream=NOWHERE, on_action=on_action))
-            await guard(box)
-            boxes.append(box)
-            return Arena(box)
+            sandbox = await stack.enter_async_context(opened(spec, upstream=NOWHERE, on_action=on_action))
+            await refuse_other_ways_out(sandbox)
+            sandboxes.append(sandbox)
+            return Arena(sandbox)
 
         yield make
-        alive = {box: await _processes(box) for box in boxes if box.alive}
+        alive = {sandbox: await _processes(sandbox) for sandbox in sandboxes if sandbox.alive}
     survivors = [pid for found in alive.values() for pid, started in found if started and _started(pid) == started]
     assert survivors == []
 
@@ -87,8 +87,8 @@ async def arena(make_arena) -> Arena:
     return await make_arena()
 
 
-async def _processes(box: Sandbox) -> list[tuple[int, str]]:
-    return [(process.pid, _started(process.pid)) for process in (await box.inspect()).processes]
+async def _processes(sandbox: Sandbox) -> list[tuple[int, str]]:
+    return [(process.pid, _started(process.pid)) for process in (await sandbox.inspect()).processes]
 
 
 def _started(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""Programs that try to leave their box, or to look out of it."""
+"""Programs that try to leave their sandbox, or to look out of it."""
 
 # ruff: noqa: E501  programs of attackers have long lines
 
@@ -11,7 +11,7 @@ import pytest
 from sandboxes.interface import SnapshotUnavailable
 
 
-async def test_an_attack_that_works_would_be_told(arena):
+async def test_an_attack_that_works_would_be_noticed(arena):
     result = await arena.attack('report({"writes": lambda: write("/work/f", "x"), "fails": lambda: read("/no")})')
     assert result.stdout == "worked: ['writes']\n"
 
@@ -59,7 +59,7 @@ async def test_no_namespace_is_made_or_entered(arena):
 
 async def test_no_other_process_is_traced_or_read(arena):
     """The agent, the interpreter of the user, a sibling: all have the same user id."""
-    await arena.box.run_python("secret = 'of the interpreter'")
+    await arena.sandbox.run_python("secret = 'of the interpreter'")
     result = await arena.attack(r"""
         child = subprocess.Popen(["/bin/sleep", "60"])
         others = sorted({int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()})
@@ -147,7 +147,7 @@ async def test_no_socket_leads_past_the_network_namespace(arena):
     assert result.stdout == "worked: []\n", result
 
 
-async def test_abstract_sockets_do_not_join_two_boxes(make_arena):
+async def test_abstract_sockets_do_not_join_two_sandboxes(make_arena):
     one, other = await make_arena(), await make_arena()
     listening = asyncio.create_task(
         one.attack("""
@@ -157,7 +157,7 @@ async def test_abstract_sockets_do_not_join_two_boxes(make_arena):
             except TimeoutError: print("nobody")
         """)
     )
-    while "/work/there" not in [file.path for file in (await one.box.inspect()).files]:  # noqa: ASYNC110
+    while "/work/there" not in [file.path for file in (await one.sandbox.inspect()).files]:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     result = await other.attack("""report({"meeting": lambda: socket.socket(socket.AF_UNIX).connect("\\0meeting")})""")
     assert result.stdout == "worked: []\n"
@@ -204,35 +204,35 @@ async def test_paths_that_change_while_the_host_uses_them_lead_nowhere(arena):
     while not flipping.done():
         for path in ("/work/t/f", "/work/t/environ", "/work/t/passwd", "/work/t/mem", "/work/t/fd/3"):
             try:
-                read.add(await arena.box.read_file(path))
+                read.add(await arena.sandbox.read_file(path))
             except OSError:
                 continue
         try:
-            await arena.box.write_file("/work/t/f", b"mine")
+            await arena.sandbox.write_file("/work/t/f", b"mine")
             written += 1
         except OSError:
             pass
-        files = (await arena.box.inspect()).files
+        files = (await arena.sandbox.inspect()).files
         assert all(file.path.startswith(("/work/", "/tmp/")) for file in files)
         assert not any("/usr" in file.path or "bin" in file.path for file in files)
     assert (await flipping).outcome == "ok"
-    passwd = (await arena.box.read_file("/etc/passwd")).decode()
+    passwd = (await arena.sandbox.read_file("/etc/passwd")).decode()
     assert {content.decode() for content in read} <= {"mine", "", passwd}
     assert "root:" not in passwd or "/root" not in passwd
 
 
 async def test_a_snapshot_of_changing_links_keeps_nothing_from_elsewhere(arena):
     await arena.attack("os.symlink('/usr', '/work/u'); os.symlink('/proc/1', '/work/p'); os.link('/work/u', '/work/v')")
-    kept = [await arena.box.snapshot()]
+    kept = [await arena.sandbox.snapshot()]
     flipping = asyncio.create_task(arena.attack(FLIPPER))
     while not flipping.done() and len(kept) < 6:
         with suppress(SnapshotUnavailable):
-            kept.append(await arena.box.snapshot())
+            kept.append(await arena.sandbox.snapshot())
         await asyncio.sleep(0.1)
     assert (await flipping).outcome == "ok"
     for snapshot in kept:
-        await arena.box.restore(snapshot)
-        found = await arena.box.exec(["/bin/sh", "-c", "find /work /tmp -type f | xargs -r ls -s | sort | uniq"])
+        await arena.sandbox.restore(snapshot)
+        found = await arena.sandbox.exec(["/bin/sh", "-c", "find /work /tmp -type f | xargs -r ls -s | sort | uniq"])
         names = {line.split()[1] for line in found.stdout.splitlines() if len(line.split()) == 2}
         assert all(name.startswith(("/work/", "/tmp/")) for name in names)
         assert not any("bin" in name or "environ" in name for name in names)
@@ -248,4 +248,4 @@ async def test_the_agent_takes_no_signal_of_a_guest(arena, signal_name):
         print("sent")
     """)
     assert result.stdout == "sent\n"
-    assert (await arena.box.run_python("'alive'")).stdout == "'alive'\n"
+    assert (await arena.sandbox.run_python("'alive'")).stdout == "'alive'\n"

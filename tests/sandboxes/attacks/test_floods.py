@@ -84,7 +84,7 @@ async def test_a_flood_hides_nothing_that_is_tried_beside_it(program):
     assert hidden(staged) == Counter(expected)
     without = [record for record in staged.attempts if record.attempt.address is None]
     assert {record.attempt.protocol for record in without} <= {"raw"}, "a refused socket is the only one that has none"
-    assert not any(record.verdict.allowed for record in staged.attempts)
+    assert not any(record.decision.allowed for record in staged.attempts)
 
 
 async def test_more_destinations_than_the_kernel_counts_by_are_counted_all_the_same():
@@ -107,8 +107,8 @@ for number in range({count}):
     counts = {"turn 1": 1200, "turn 2": 700, None: 900}
     async with scene(timeout_s=60) as staged:
         for label, count in counts.items():
-            staged.box.label(label)
-            await staged.box.run_python(program.format(count=count))
+            staged.sandbox.label(label)
+            await staged.sandbox.run_python(program.format(count=count))
     found: Counter[tuple[str | None, str]] = Counter()
     for record in staged.attempts:
         found[record.label, record.attempt.protocol] += record.count
@@ -118,7 +118,7 @@ for number in range({count}):
 async def test_connections_that_ask_port_53_nothing_belong_to_the_turn_in_which_they_were_made():
     """They wait for a question until the next turn has begun."""
     async with scene(timeout_s=60) as staged:
-        staged.box.label("turn 1")
+        staged.sandbox.label("turn 1")
         await staged.attack("""
             held = []
             for number in range(20):
@@ -126,7 +126,7 @@ async def test_connections_that_ask_port_53_nothing_belong_to_the_turn_in_which_
             if os.fork() == 0:
                 os.setsid(); os.close(1); os.close(2); time.sleep(60)
         """)
-        staged.box.label("turn 2")
+        staged.sandbox.label("turn 2")
         await staged.until(lambda: staged.recorded == staged.tried)
     assert staged.tried == 20
     assert {record.label for record in staged.attempts} == {"turn 1"}
@@ -135,11 +135,11 @@ async def test_connections_that_ask_port_53_nothing_belong_to_the_turn_in_which_
 async def test_a_pool_user_has_no_attempt_of_the_one_before():
     async with scene(timeout_s=60) as staged:
         await staged.attack(BESIDE + "for number in range(3000): datagram('203.0.113.5', 9)")
-        await staged.box.reset()
+        await staged.sandbox.reset()
         first = staged.tried
         await staged.attack(BESIDE + "for number in range(2000): datagram('203.0.113.6', 9)")
-    users = list(dict.fromkeys(record.attempt.box for record in staged.attempts))
-    counted = [sum(record.count for record in staged.attempts if record.attempt.box == user) for user in users]
+    users = list(dict.fromkeys(record.attempt.sandbox for record in staged.attempts))
+    counted = [sum(record.count for record in staged.attempts if record.attempt.sandbox == user) for user in users]
     assert counted == [first, staged.tried - first] == [3000, 2000]
 
 
@@ -162,7 +162,7 @@ async def test_connections_to_port_53_count_as_every_other():
                 except OSError: pass
         """)
     assert staged.recorded == staged.tried == 20
-    assert {record.verdict.reason for record in staged.attempts} == {"quota-connections", "no-rule"}
+    assert {record.decision.reason for record in staged.attempts} == {"quota-connections", "no-rule"}
 
 
 async def test_the_gateways_own_port_leads_to_nobody():

@@ -9,7 +9,15 @@ import time
 import pytest
 
 from sandboxes.interface import ExecResult
-from tests.sandboxes.watched_scene import UPLINKS, AttackRefused, Internet, Scene, allowing, guard, scene
+from tests.sandboxes.watched_scene import (
+    UPLINKS,
+    AttackRefused,
+    Internet,
+    Scene,
+    allowing,
+    refuse_other_ways_out,
+    scene,
+)
 
 
 def targets(staged: Scene) -> list[str]:
@@ -17,11 +25,11 @@ def targets(staged: Scene) -> list[str]:
 
 
 def reasons(staged: Scene) -> set[str]:
-    return {record.verdict.reason for record in staged.attempts}
+    return {record.decision.reason for record in staged.attempts}
 
 
 def nothing_allowed(staged: Scene) -> bool:
-    return staged.recorded == staged.tried and not any(record.verdict.allowed for record in staged.attempts)
+    return staged.recorded == staged.tried and not any(record.decision.allowed for record in staged.attempts)
 
 
 async def test_tcp_to_any_address_is_denied_and_recorded_with_its_destination():
@@ -71,7 +79,7 @@ async def test_raw_packet_vsock_and_netfilter_sockets_are_refused_and_recorded()
                 attempt(socket.socket, *kind)
         """)
         # Each look-up of a name lists the addresses of the machine first, which is nobody's attack.
-        quiet = await staged.box.run_python("import socket\nsocket.socket(16, 3, 0)")
+        quiet = await staged.sandbox.run_python("import socket\nsocket.socket(16, 3, 0)")
     assert quiet.exception == "OSError"
     assert "<socket" not in result.stdout
     assert result.stdout.count("PermissionError") == 4
@@ -80,9 +88,9 @@ async def test_raw_packet_vsock_and_netfilter_sockets_are_refused_and_recorded()
     assert staged.attempts[4].opening_up == b"socket(family=17, type=3, protocol=768)"
 
 
-async def test_a_caller_who_dies_while_he_waits_for_an_answer_disturbs_nobody():
+async def test_a_caller_who_dies_while_waiting_for_an_answer_disturbs_nobody():
     async with scene() as staged:
-        await staged.box.run_python("""
+        await staged.sandbox.run_python("""
 import os, signal, socket, time
 for _ in range(20):
     if (child := os.fork()) == 0:
@@ -91,7 +99,7 @@ for _ in range(20):
             except OSError: pass
     time.sleep(0.005); os.kill(child, signal.SIGKILL); os.wait()
 """)
-        await staged.box.reset()
+        await staged.sandbox.reset()
         await staged.attack("attempt(socket.socket, 2, 3, 1)")
     assert staged.attempts[-1].attempt.protocol == "raw"
 
@@ -202,11 +210,11 @@ async def test_names_that_lead_inside_are_not_answered():
         """)
     assert "gethostbyname 203.0.113.10" in result.stdout
     assert staged.recorded == staged.tried
-    assert [record.verdict.allowed for record in staged.attempts] == [False, True, False, False, False]
+    assert [record.decision.allowed for record in staged.attempts] == [False, True, False, False, False]
     assert internet.dialled == []
 
 
-async def test_listeners_of_the_host_and_of_other_boxes_are_out_of_reach():
+async def test_listeners_of_the_host_and_of_other_sandboxes_are_out_of_reach():
     async def anybody(reader, writer):
         writer.write(b"the host")
 
@@ -280,15 +288,15 @@ print(sorted(name for name, action in tried.items() if works(action)))
 """
 
 
-async def test_nobody_in_the_box_may_change_its_network():
+async def test_nobody_in_the_sandbox_may_change_its_network():
     async with scene() as staged:
-        result = await staged.box.run_python(TAMPER)
+        result = await staged.sandbox.run_python(TAMPER)
         assert (result.outcome, result.stdout) == ("ok", "[]\n"), result
         await staged.attack('attempt(tcp, "203.0.113.5", 22)')
     assert [record.opening_up for record in staged.attempts] == [b"socket(family=16, type=3, protocol=12)", b""]
 
 
-async def test_a_server_of_the_box_on_a_foreign_address_catches_nothing():
+async def test_a_server_of_the_sandbox_on_a_foreign_address_catches_nothing():
     """Every address is local, so a guest can bind any of them; what he sends there goes to the gateway all the same."""
     async with scene() as staged:
         result = await staged.attack("""
@@ -308,7 +316,7 @@ async def test_a_server_of_the_box_on_a_foreign_address_catches_nothing():
 async def test_connections_that_find_the_gateway_asleep_are_not_forgotten():
     """The supervisor's loop stands still while a guest fills the kernel's queue and more."""
     async with scene() as staged:
-        await guard(staged.box)
+        await refuse_other_ways_out(staged.sandbox)
         program = """
 import socket, time, os
 open("/work/begun", "w").close(); time.sleep(0.5)
@@ -317,7 +325,7 @@ for number in range(6000):
     made.connect_ex(("203.0.113.5", 1024 + number)); made.close()
     if number % 1000 == 999: time.sleep(0.6)
 """
-        running = asyncio.create_task(staged.box.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=30))
+        running = asyncio.create_task(staged.sandbox.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=30))
         await asyncio.sleep(0.3)
         time.sleep(6)  # noqa: ASYNC251  this is the point
         assert (await running).outcome == "ok"
@@ -365,7 +373,7 @@ async def test_a_flood_of_questions_is_counted_to_the_last():
 
 
 async def test_a_connection_to_itself_is_recorded_too():
-    """Same address and port on both ends: it never leaves the guest's own socket, let alone the box."""
+    """Same address and port on both ends: it never leaves the guest's own socket, let alone the sandbox."""
     async with scene() as staged:
         await staged.attack("""
             def alone():
@@ -405,9 +413,9 @@ async def test_connections_held_open_starve_neither_the_gateway_nor_its_records(
 
 async def test_what_is_tried_in_the_last_moment_is_recorded_too():
     async with scene() as staged:
-        await guard(staged.box)
+        await refuse_other_ways_out(staged.sandbox)
         running = asyncio.create_task(
-            staged.box.exec(
+            staged.sandbox.exec(
                 ["/usr/bin/python3", "-S", "-c", "import socket, os, time\n"
                  "for n in range(50):\n made = socket.socket(); made.setblocking(False)\n"
                  " made.connect_ex(('203.0.113.5', 1000 + n)); os.write(1, b'.')\n"
@@ -417,11 +425,11 @@ async def test_what_is_tried_in_the_last_moment_is_recorded_too():
         )  # fmt: skip
         while True:
             try:
-                await staged.box.read_file("done")
+                await staged.sandbox.read_file("done")
                 break
             except FileNotFoundError:
                 await asyncio.sleep(0.01)
-        await staged.box.close()
+        await staged.sandbox.close()
         await asyncio.gather(running, return_exceptions=True)
     assert staged.recorded == 50
 
@@ -430,11 +438,11 @@ async def test_the_harness_attacks_nobody_where_there_is_a_way_out():
     inside = ["unshare", "-Urn", "sh", "-c", "ip link add outside type veth peer name beyond && ip link set outside up && "
               "ip route add default dev outside && exec python3 -c \"$0\"", UPLINKS]  # fmt: skip
     with_uplink = subprocess.run(inside, capture_output=True, text=True)
-    assert "outside" in with_uplink.stdout  # there is a box whose network has an uplink
+    assert "outside" in with_uplink.stdout  # there is a sandbox whose network has an uplink
 
-    class BoxWithUplink:
+    class SandboxWithUplink:
         async def exec(self, argv):
             return ExecResult("ok", with_uplink.stdout, "", 0, 0.0)
 
     with pytest.raises(AttackRefused, match="outside"):
-        await Scene(BoxWithUplink()).attack("")
+        await Scene(SandboxWithUplink()).attack("")

@@ -1,4 +1,4 @@
-"""Programs that take what they can: each is bounded, its neighbour goes on, and its box can be reset or ended."""
+"""Programs that take what they can: each is bounded, its neighbour goes on, and its sandbox can be reset or ended."""
 
 import asyncio
 import os
@@ -38,18 +38,18 @@ while True:
 
 
 @pytest.mark.parametrize("program", [BOMB, EACH_LEAVES_TWO, THREADS, ZOMBIES])
-async def test_a_bomb_goes_off_in_its_box_only(make_arena, program):
+async def test_a_bomb_goes_off_in_its_sandbox_only(make_arena, program):
     arena, neighbour = await make_arena(), await make_arena()
     bomb = asyncio.create_task(arena.attack(program, timeout_s=2))
     for _ in range(5):
-        assert (await neighbour.box.run_python("2 + 2")).stdout == "4\n"
-        assert len((await arena.box.inspect()).processes) <= 16 + 2
+        assert (await neighbour.sandbox.run_python("2 + 2")).stdout == "4\n"
+        assert len((await arena.sandbox.inspect()).processes) <= 16 + 2
     result = await bomb
     assert result.outcome in ("timeout", "output", "killed")
     if result.outcome == "killed":
-        await arena.box.reset()  # forks were refused faster than the kernel forgets them: its memory was full
-    assert (await arena.box.run_python("'alive'")).stdout == "'alive'\n"
-    assert len((await arena.box.inspect()).processes) <= 3, "all of its family is dead"
+        await arena.sandbox.reset()  # forks were refused faster than the kernel forgets them: its memory was full
+    assert (await arena.sandbox.run_python("'alive'")).stdout == "'alive'\n"
+    assert len((await arena.sandbox.inspect()).processes) <= 3, "all of its family is dead"
 
 
 MEMORY = {
@@ -102,19 +102,19 @@ async def test_memory_of_every_kind_is_bounded(make_arena, program):
     hungry = asyncio.create_task(arena.attack(program, timeout_s=4))
     largest_bytes = 0
     while not hungry.done():
-        largest_bytes = max(largest_bytes, used_bytes(arena.box))
+        largest_bytes = max(largest_bytes, used_bytes(arena.sandbox))
         await asyncio.sleep(0.02)
     assert (await hungry).outcome in ("timeout", "killed", "error")
     assert largest_bytes <= (64 + 2 * 8 + 32) * 2**20
     try:
-        await arena.box.reset()
+        await arena.sandbox.reset()
     except SandboxLost:
-        return  # the kernel ended its agent for memory: a box less, and nothing else
-    assert (await arena.box.run_python("import os; os.listdir('/tmp')")).stdout == "[]\n"
+        return  # the kernel ended its agent for memory: a sandbox less, and nothing else
+    assert (await arena.sandbox.run_python("import os; os.listdir('/tmp')")).stdout == "[]\n"
 
 
-def used_bytes(box) -> int:
-    folder = next(folder for tree, folder in box._process.group.folders if "memory" in tree.controllers)
+def used_bytes(sandbox) -> int:
+    folder = next(folder for tree, folder in sandbox._process.group.folders if "memory" in tree.controllers)
     usage = next(path for path in (folder / "memory.usage_in_bytes", folder / "memory.current") if path.exists())
     return int(usage.read_text())
 
@@ -176,7 +176,7 @@ def buffer_limit(sandbox) -> Path | None:
 @pytest.mark.parametrize("program", [CONNECTED, DATAGRAMS], ids=["connections", "datagrams"])
 async def test_full_buffers_of_sockets_are_bounded(make_arena, program):
     arena = await make_arena(memory_mib=128)
-    folder = buffer_limit(arena.box)
+    folder = buffer_limit(arena.sandbox)
     if folder is None:
         pytest.skip("cgroup v2 counts buffers as memory")
     running = asyncio.create_task(arena.attack(program))
@@ -193,7 +193,7 @@ async def test_connections_that_nobody_accepts_end_the_sandbox(make_arena):
     arena, neighbour = await make_arena(), await make_arena()
     with pytest.raises(SandboxLost, match="sockets"):
         await arena.attack(UNACCEPTED, timeout_s=60)
-    assert (await neighbour.box.run_python("2 + 2")).stdout == "4\n"
+    assert (await neighbour.sandbox.run_python("2 + 2")).stdout == "4\n"
 
 
 async def test_a_larger_buffer_is_a_wish_and_no_error(arena):
@@ -221,17 +221,17 @@ async def test_disks_are_full_at_their_size(make_arena):
     assert [line.split(maxsplit=1)[1] for line in result.stdout.splitlines()[:2]] == [
         "True No space left on device"
     ] * 2
-    await arena.box.reset()
-    assert (await arena.box.exec(["/bin/sh", "-c", "df -k /work /tmp | grep -c ' 0%'"])).stdout == "2\n"
+    await arena.sandbox.reset()
+    assert (await arena.sandbox.exec(["/bin/sh", "-c", "df -k /work /tmp | grep -c ' 0%'"])).stdout == "2\n"
 
 
-async def test_folders_too_deep_and_names_too_many_end_the_box_at_worst(arena):
+async def test_folders_too_deep_and_names_too_many_end_the_sandbox_at_worst(arena):
     await arena.attack("""
         for _ in range(3000): os.mkdir("dd"); os.chdir("dd")
     """)
-    assert not (await arena.box.inspect()).complete
+    assert not (await arena.sandbox.inspect()).complete
     with pytest.raises(SandboxLost):
-        await arena.box.reset()
+        await arena.sandbox.reset()
 
 
 async def test_a_flood_of_output_is_not_held_by_anybody(arena):
@@ -247,7 +247,7 @@ def resident_kib() -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
 
 
-async def test_every_descriptor_taken_in_a_box_is_taken_from_nobody_else(make_arena):
+async def test_every_descriptor_taken_in_a_sandbox_is_taken_from_nobody_else(make_arena):
     arena, neighbour = await make_arena(), await make_arena()
     taken = asyncio.create_task(
         arena.attack(
@@ -263,9 +263,9 @@ async def test_every_descriptor_taken_in_a_box_is_taken_from_nobody_else(make_ar
         )
     )
     await asyncio.sleep(0.5)
-    for box in (neighbour.box, arena.box):
-        await box.write_file("f", b"content")
-        assert await box.read_file("f") == b"content"
+    for sandbox in (neighbour.sandbox, arena.sandbox):
+        await sandbox.write_file("f", b"content")
+        assert await sandbox.read_file("f") == b"content"
     os.close(os.open("/dev/null", os.O_RDONLY))
     assert (await taken).outcome in ("timeout", "killed")  # killed: refused forks filled its memory
 
@@ -283,6 +283,6 @@ async def test_every_descriptor_taken_in_a_box_is_taken_from_nobody_else(make_ar
 async def test_whoever_does_not_end_is_ended(arena, program):
     assert (await arena.attack(program, timeout_s=0.5)).outcome == "timeout"
     alive = [
-        process for process in (await arena.box.inspect()).processes if process.state != "Z"
+        process for process in (await arena.sandbox.inspect()).processes if process.state != "Z"
     ]  # the agent buries them in turn
     assert len(alive) == 2, "the agent and its interpreter"

@@ -26,38 +26,38 @@ write("/work/os.py", "print('passed'); raise SystemExit")
 """
 
 
-async def judged(box) -> str:
+async def judged(sandbox) -> str:
     """As a careful judge does it: after a reset, in isolation, with nothing but the answer taken over."""
-    solution = await box.read_file("solution.py")
-    await box.reset()
-    await box.write_file("solution.py", solution)
-    await box.write_file("hidden_test.py", TESTS)
+    solution = await sandbox.read_file("solution.py")
+    await sandbox.reset()
+    await sandbox.write_file("solution.py", solution)
+    await sandbox.write_file("hidden_test.py", TESTS)
     judge = "import sys; sys.path.insert(0, '/work'); exec(open('/work/hidden_test.py').read())"
-    return (await box.exec(["/usr/bin/python3", "-I", "-S", "-c", judge])).stdout
+    return (await sandbox.exec(["/usr/bin/python3", "-I", "-S", "-c", judge])).stdout
 
 
 async def test_hidden_tests_are_not_edited_by_what_was_left_behind(arena):
     await arena.attack(GUARDIANS)
-    assert await judged(arena.box) == ""
-    await arena.box.write_file("solution.py", b"def answer(): return 42")
-    assert await judged(arena.box) == "passed\n"
+    assert await judged(arena.sandbox) == ""
+    await arena.sandbox.write_file("solution.py", b"def answer(): return 42")
+    assert await judged(arena.sandbox) == "passed\n"
 
 
 async def test_what_waits_for_hidden_tests_does_not_survive_a_restore(arena):
-    kept = await arena.box.snapshot()
+    kept = await arena.sandbox.snapshot()
     await arena.attack(GUARDIANS)
-    await arena.box.restore(kept)
-    await arena.box.write_file("hidden_test.py", TESTS)
+    await arena.sandbox.restore(kept)
+    await arena.sandbox.write_file("hidden_test.py", TESTS)
     await asyncio.sleep(0.3)
-    assert await arena.box.read_file("hidden_test.py") == TESTS
-    assert len((await arena.box.inspect()).processes) <= 3
+    assert await arena.sandbox.read_file("hidden_test.py") == TESTS
+    assert len((await arena.sandbox.inspect()).processes) <= 3
 
 
 async def test_a_prelude_is_run_again_as_the_host_wrote_it(arena):
-    await arena.box.set_prelude("def check(x): return x == 42")
-    await arena.box.run_python("def check(x): return True\nimport builtins; builtins.check = check")
-    assert (await arena.box.run_python("while True: pass", timeout_s=0.3)).outcome == "timeout"
-    assert (await arena.box.run_python("check(41)")).stdout == "False\n"
+    await arena.sandbox.set_prelude("def check(x): return x == 42")
+    await arena.sandbox.run_python("def check(x): return True\nimport builtins; builtins.check = check")
+    assert (await arena.sandbox.run_python("while True: pass", timeout_s=0.3)).outcome == "timeout"
+    assert (await arena.sandbox.run_python("check(41)")).stdout == "False\n"
 
 
 async def test_nobody_speaks_to_the_host_but_the_agent(arena):
@@ -72,8 +72,8 @@ for pid in ("self", "1", str(os.getppid())):
         except OSError: pass
 """
     await arena.attack(forged)
-    await arena.box.run_python("import os\n" + forged)
-    assert (await arena.box.run_python("'alive'")).stdout == "'alive'\n"
+    await arena.sandbox.run_python("import os\n" + forged)
+    assert (await arena.sandbox.run_python("'alive'")).stdout == "'alive'\n"
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ for pid in ("self", "1", str(os.getppid())):
 async def test_an_agent_that_is_attacked_serves_or_is_lost_and_nothing_else(arena, program):
     await arena.attack(program, timeout_s=1)
     try:
-        await arena.box.reset()
+        await arena.sandbox.reset()
     except SandboxLost:
         return
-    assert (await arena.box.run_python("6 * 7")).stdout == "42\n"
+    assert (await arena.sandbox.run_python("6 * 7")).stdout == "42\n"
 
 
-async def test_a_watched_box_is_not_made_blind():
+async def test_a_watched_sandbox_is_not_made_blind():
     """Rules, names, interpreter start files, preloads: whatever is changed, the next attempt is recorded."""
     async with scene() as staged:
         result = await staged.attack("""
@@ -119,7 +119,7 @@ async def test_a_watched_box_is_not_made_blind():
     assert "wrote" not in result.stdout
     assert "moved" not in result.stdout
     assert staged.attempts[-1].attempt.target == "tcp 203.0.113.5:22"
-    assert not any(record.verdict.allowed for record in staged.attempts)
+    assert not any(record.decision.allowed for record in staged.attempts)
 
 
 async def test_fifty_attackers_in_turn_leave_a_healthy_pool():
@@ -135,11 +135,11 @@ async def test_fifty_attackers_in_turn_leave_a_healthy_pool():
     async with Pool(spec, 3, upstream=NOWHERE) as pool:
 
         async def attacker(number: int) -> None:
-            async with pool.acquire(f"user {number % 7}") as box:
-                attack = asyncio.create_task(box.run_python(worst[number % len(worst)]))
+            async with pool.acquire(f"user {number % 7}") as sandbox:
+                attack = asyncio.create_task(sandbox.run_python(worst[number % len(worst)]))
                 if number % 2:
                     await asyncio.sleep(0.1)
-                    await box.freeze("it attacks")
+                    await sandbox.freeze("it attacks")
                 await attack
 
         ends = await asyncio.gather(*(attacker(number) for number in range(50)), return_exceptions=True)
@@ -149,5 +149,5 @@ async def test_fifty_attackers_in_turn_leave_a_healthy_pool():
         assert pool.stats().frozen >= 20
         assert pool.stats().busy == 0
         async with pool.acquire() as one, pool.acquire() as other, pool.acquire() as third:
-            for box in (one, other, third):
-                assert (await box.run_python("6 * 7", timeout_s=5)).stdout == "42\n"
+            for sandbox in (one, other, third):
+                assert (await sandbox.run_python("6 * 7", timeout_s=5)).stdout == "42\n"

@@ -28,7 +28,7 @@ class Backend:
     needs: str | None = None
     """A fixture that provides what it runs on, or skips and says why it cannot."""
     observed: bool = False
-    """Whether ``box`` is one whose processes are observed."""
+    """Whether ``sandbox`` is one whose processes are observed."""
 
 
 BACKENDS = {
@@ -48,7 +48,7 @@ def backend(request) -> Backend:
     if chosen.needs:
         request.getfixturevalue(chosen.needs)
     if not chosen.snapshots and "test_snapshots" in request.node.nodeid:
-        pytest.skip(f"boxes of {request.param} keep no snapshots")
+        pytest.skip(f"sandboxes of {request.param} keep no snapshots")
     return chosen
 
 
@@ -67,7 +67,9 @@ def sandbox_service(tmp_path_factory) -> Iterator[None]:
         while '"serving"' not in log.read_text():
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
-        port = next(told["port"] for line in log.read_text().splitlines() if "port" in (told := json.loads(line)))
+        port = next(
+            reported["port"] for line in log.read_text().splitlines() if "port" in (reported := json.loads(line))
+        )
         patch.setenv("PALESTRA_SANDBOX_URL", f"http://127.0.0.1:{port}")
         patch.setenv("PALESTRA_SANDBOX_TOKEN", text)
         yield
@@ -85,6 +87,6 @@ def spec(make_spec) -> SandboxSpec:
 
 
 @pytest.fixture
-async def box(spec, backend):
-    async with opened(spec, on_action=(lambda _: None) if backend.observed else None) as box:
-        yield box
+async def sandbox(spec, backend):
+    async with opened(spec, on_action=(lambda _: None) if backend.observed else None) as sandbox:
+        yield sandbox

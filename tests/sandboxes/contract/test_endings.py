@@ -1,6 +1,6 @@
 """What every backend promises of reset, close and cancellation."""
 
-# ruff: noqa: ASYNC110  what happens in a box sets no event: one has to look again
+# ruff: noqa: ASYNC110  what happens in a sandbox sets no event: one has to look again
 
 import asyncio
 import gc
@@ -9,13 +9,13 @@ import os
 import pytest
 
 from sandboxes.interface import SandboxLost
-from sandboxes.opened import open_box, opened
+from sandboxes.opened import open_sandbox, opened
 from tests.sandboxes.asking import host_processes, python, shell
 
 
-async def test_reset_leaves_no_variable_file_or_process(box):
+async def test_reset_leaves_no_variable_file_or_process(sandbox):
     await python(
-        box,
+        sandbox,
         """
         import os, subprocess
         x = 1
@@ -25,9 +25,9 @@ async def test_reset_leaves_no_variable_file_or_process(box):
         subprocess.Popen(["sleep", "60"], start_new_session=True)
         """,
     )
-    await box.reset()
+    await sandbox.reset()
     seen = await python(
-        box,
+        sandbox,
         """
         import os
         print("x" in globals(), os.listdir("/work"), os.listdir("/tmp"), oct(os.stat("/work").st_mode))
@@ -37,62 +37,68 @@ async def test_reset_leaves_no_variable_file_or_process(box):
     assert seen.stdout == "False [] [] 0o40755\n2 True\n"
 
 
-async def test_reset_says_nothing_of_the_former_users_interpreter(box):
-    await box.run_python("while True: pass", timeout_s=0.2)
-    await box.reset()
-    assert (await box.run_python("1")).stderr == ""
+async def test_reset_says_nothing_of_the_former_users_interpreter(sandbox):
+    await sandbox.run_python("while True: pass", timeout_s=0.2)
+    await sandbox.reset()
+    assert (await sandbox.run_python("1")).stderr == ""
 
 
-async def test_reset_ends_programs_under_way(box):
-    program = asyncio.create_task(shell(box, "sleep 765432", timeout_s=60))
+async def test_reset_ends_programs_under_way(sandbox):
+    program = asyncio.create_task(shell(sandbox, "sleep 765432", timeout_s=60))
     while not host_processes(b"765432"):
         await asyncio.sleep(0.02)
-    await box.reset()
+    await sandbox.reset()
     assert (await program).outcome == "killed"
 
 
-async def test_a_box_that_cannot_be_reset_is_lost(box):
+async def test_a_sandbox_that_cannot_be_reset_is_lost(sandbox):
     # Folders nested so deep that no path reaches the last one.
-    await box.run_python("import os\nfor _ in range(3000):\n  os.mkdir('dd'); os.chdir('dd')")
+    await sandbox.run_python("import os\nfor _ in range(3000):\n  os.mkdir('dd'); os.chdir('dd')")
     with pytest.raises(SandboxLost, match="reset"):
-        await box.reset()
-    assert not box.alive
+        await sandbox.reset()
+    assert not sandbox.alive
 
 
 async def test_closing_twice_is_fine_and_every_later_call_is_lost(spec):
-    box = await open_box(spec)
-    await asyncio.gather(box.close(), box.close())
-    await box.close()
-    for call in (box.run_python("1"), box.exec(["true"]), box.read_file("x"), box.write_file("x", b""), box.reset()):
+    sandbox = await open_sandbox(spec)
+    await asyncio.gather(sandbox.close(), sandbox.close())
+    await sandbox.close()
+    for call in (
+        sandbox.run_python("1"),
+        sandbox.exec(["true"]),
+        sandbox.read_file("x"),
+        sandbox.write_file("x", b""),
+        sandbox.reset(),
+    ):
         with pytest.raises(SandboxLost):
             await call
 
 
 async def test_closing_while_code_runs_loses_that_call(spec):
-    box = await open_box(spec)
-    running = asyncio.create_task(box.run_python("while True: pass"))
+    sandbox = await open_sandbox(spec)
+    running = asyncio.create_task(sandbox.run_python("while True: pass"))
     await asyncio.sleep(0.2)
-    await box.close()
+    await sandbox.close()
     with pytest.raises(SandboxLost):
         await running
 
 
 async def test_close_leaves_no_process_and_no_descriptor(spec):
-    await (await open_box(spec)).close()  # what is made once per process (the spawner) is not counted
+    await (await open_sandbox(spec)).close()  # what is made once per process (the spawner) is not counted
     gc.collect()  # what earlier tests left is not ours to count
     descriptors = [len(os.listdir("/proc/self/fd"))]
     while len(descriptors) == 1 or descriptors[-1] > descriptors[-2]:
-        assert len(descriptors) < 6, "each box leaves some; connections that are kept for all do not grow for ever"
-        box = await open_box(spec)
-        await shell(box, "sleep 987654 & setsid sleep 987654 &")
+        assert len(descriptors) < 6, "each sandbox leaves some; connections that are kept for all do not grow for ever"
+        sandbox = await open_sandbox(spec)
+        await shell(sandbox, "sleep 987654 & setsid sleep 987654 &")
         assert host_processes(b"987654")
-        await box.close()
+        await sandbox.close()
         assert host_processes(b"987654") == []
         descriptors.append(len(os.listdir("/proc/self/fd")))
 
 
-async def test_a_cancelled_program_is_dead_when_the_cancellation_arrives(box):
-    running = asyncio.create_task(shell(box, "echo begun > /tmp/begun; sleep 876543"))
+async def test_a_cancelled_program_is_dead_when_the_cancellation_arrives(sandbox):
+    running = asyncio.create_task(shell(sandbox, "echo begun > /tmp/begun; sleep 876543"))
     while not host_processes(b"sleep\x00876543"):
         await asyncio.sleep(0.02)
     running.cancel()
@@ -100,42 +106,42 @@ async def test_a_cancelled_program_is_dead_when_the_cancellation_arrives(box):
     with pytest.raises(asyncio.CancelledError):
         await running
     assert host_processes(b"876543") == []
-    assert (await shell(box, "cat /tmp/begun")).stdout == "begun\n"
+    assert (await shell(sandbox, "cat /tmp/begun")).stdout == "begun\n"
 
 
-async def test_a_cancelled_cell_leaves_a_fresh_interpreter(box):
-    await box.run_python("x = 1")
-    running = asyncio.create_task(box.run_python("open('/tmp/begun', 'w')\nwhile True: pass", timeout_s=60))
-    while (await shell(box, "test -e /tmp/begun")).exit_code:
+async def test_a_cancelled_cell_leaves_a_fresh_interpreter(sandbox):
+    await sandbox.run_python("x = 1")
+    running = asyncio.create_task(sandbox.run_python("open('/tmp/begun', 'w')\nwhile True: pass", timeout_s=60))
+    while (await shell(sandbox, "test -e /tmp/begun")).exit_code:
         await asyncio.sleep(0.02)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    after = await box.run_python("x")
+    after = await sandbox.run_python("x")
     assert after.exception == "NameError"
     assert "was stopped" in after.stderr
 
 
-async def test_a_cell_that_waited_for_another_is_cancelled_without_harm(box):
-    first = asyncio.create_task(box.run_python("import time; time.sleep(0.4); 'first'"))
+async def test_a_cell_that_waited_for_another_is_cancelled_without_harm(sandbox):
+    first = asyncio.create_task(sandbox.run_python("import time; time.sleep(0.4); 'first'"))
     await asyncio.sleep(0.1)
-    second = asyncio.create_task(box.run_python("'second'"))
+    second = asyncio.create_task(sandbox.run_python("'second'"))
     await asyncio.sleep(0.1)
     second.cancel()
     assert (await first).stdout == "'first'\n"
-    assert (await box.run_python("'third'")).stdout == "'third'\n"
+    assert (await sandbox.run_python("'third'")).stdout == "'third'\n"
 
 
 async def test_opened_closes_although_its_user_is_cancelled_twice(spec):
-    boxes = []
+    sandboxes = []
 
     async def user():
-        async with opened(spec) as box:
-            boxes.append(box)
+        async with opened(spec) as sandbox:
+            sandboxes.append(sandbox)
             await asyncio.sleep(60)
 
     task = asyncio.create_task(user())
-    while not boxes:
+    while not sandboxes:
         await asyncio.sleep(0.02)
     task.cancel()
     await asyncio.sleep(0)
@@ -143,4 +149,4 @@ async def test_opened_closes_although_its_user_is_cancelled_twice(spec):
     with pytest.raises(asyncio.CancelledError):
         await task
     with pytest.raises(SandboxLost):
-        await boxes[0].run_python("1")
+        await sandboxes[0].run_python("1")

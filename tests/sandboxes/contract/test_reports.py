@@ -5,7 +5,7 @@ The programs below are attackers: they write what the interpreter writes, to whe
 
 import asyncio
 
-from tests.sandboxes.asking import python, said
+from tests.sandboxes.asking import cell_output, python
 
 FORGER = """
 import os, struct, sys, time
@@ -48,45 +48,47 @@ open("/work/go", "w").close()
 while not os.path.exists("/work/sent"): time.sleep(0.01)
 raise ValueError("the truth")
 """
-TOLD = "reported what it was not asked"
+UNASKED_REPORT = "reported what it was not asked"
 
 
 WAYS = [("in_a_child", "LIE"), ("in_a_thread", "(nonces + [b''])[0] + LIE"), ("at_exit", "b'x' * 16 + LIE"),
         ("in_a_child", "(nonces + [b''])[0] + LIE"), ("at_exit", "LIE"), ("in_a_thread", "LIE[:3]")]  # fmt: skip
 
 
-async def test_a_late_report_of_a_former_cell_is_none_of_the_next(box):
+async def test_a_late_report_of_a_former_cell_is_none_of_the_next(sandbox):
     for way, forged in WAYS:
-        await said(box, FORGER + LATE.format(way=way, forged=forged))
-        result = await box.run_python(FAILING, timeout_s=60)
+        await cell_output(sandbox, FORGER + LATE.format(way=way, forged=forged))
+        result = await sandbox.run_python(FAILING, timeout_s=60)
         assert (result.outcome, result.exit_code) == ("killed", None), (way, forged, result)
-        assert TOLD in result.stderr
-        after = await box.run_python("import os; [os.remove(n) for n in ('go', 'sent') if os.path.exists(n)]; 6 * 7")
+        assert UNASKED_REPORT in result.stderr
+        after = await sandbox.run_python(
+            "import os; [os.remove(n) for n in ('go', 'sent') if os.path.exists(n)]; 6 * 7"
+        )
         assert (after.outcome, after.stdout) == ("ok", "42\n")
-        assert after.stderr.startswith(f"[fresh interpreter: the former one {TOLD}")
+        assert after.stderr.startswith(f"[fresh interpreter: the former one {UNASKED_REPORT}")
 
 
-async def test_a_report_between_two_cells_ends_the_interpreter_and_not_the_next_cell(box):
-    pid = await said(box, "import os; print(os.getpid())")
-    await said(box, FORGER + LATE.format(way="in_a_child", forged="LIE"))
-    await box.write_file("go", b"")
+async def test_a_report_between_two_cells_ends_the_interpreter_and_not_the_next_cell(sandbox):
+    pid = await cell_output(sandbox, "import os; print(os.getpid())")
+    await cell_output(sandbox, FORGER + LATE.format(way="in_a_child", forged="LIE"))
+    await sandbox.write_file("go", b"")
     # Not the file "sent": the child may be ended, with its interpreter, before it can write that.
-    while (await box.exec(["/bin/sh", "-c", f"test -e /proc/{pid}"])).outcome == "ok":  # noqa: ASYNC110
+    while (await sandbox.exec(["/bin/sh", "-c", f"test -e /proc/{pid}"])).outcome == "ok":  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    result = await box.run_python("raise ValueError('the truth')")
+    result = await sandbox.run_python("raise ValueError('the truth')")
     assert (result.outcome, result.exception) == ("error", "ValueError")
-    assert result.stderr.startswith(f"[fresh interpreter: the former one {TOLD}")
+    assert result.stderr.startswith(f"[fresh interpreter: the former one {UNASKED_REPORT}")
 
 
-async def test_a_report_without_the_nonce_ends_its_own_cell(box):
-    result = await box.run_python(FORGER + "os.write(4, LIE)\nwait_for('/work/never')", timeout_s=60)
+async def test_a_report_without_the_nonce_ends_its_own_cell(sandbox):
+    result = await sandbox.run_python(FORGER + "os.write(4, LIE)\nwait_for('/work/never')", timeout_s=60)
     assert result.outcome == "killed"
-    assert TOLD in result.stderr
+    assert UNASKED_REPORT in result.stderr
 
 
-async def test_a_program_that_reports_on_behalf_of_the_interpreter_is_not_believed(box):
-    pid = await said(box, "import os; print(os.getpid())")
-    running = asyncio.create_task(box.run_python(FAILING, timeout_s=60))
+async def test_a_program_that_reports_on_behalf_of_the_interpreter_is_not_believed(sandbox):
+    pid = await cell_output(sandbox, "import os; print(os.getpid())")
+    running = asyncio.create_task(sandbox.run_python(FAILING, timeout_s=60))
     program = (
         FORGER
         + f"""
@@ -95,13 +97,13 @@ os.write(os.open("/proc/{pid}/fd/4", os.O_WRONLY), LIE)
 open("/work/sent", "w").close()
 """
     )
-    await box.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60)
+    await sandbox.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60)
     result = await running
     assert (result.outcome, result.exception) == ("killed", None), result
-    assert TOLD in result.stderr
+    assert UNASKED_REPORT in result.stderr
 
 
-async def test_frames_on_every_descriptor_change_no_result(box):
+async def test_frames_on_every_descriptor_change_no_result(sandbox):
     sprayed = """
         for fd in range(256):
             for forged in (LIE, b"\\0" * 16 + LIE, b"\\0\\0\\0\\x05\\0\\0\\0\\1\\1" * 50):
@@ -113,18 +115,18 @@ async def test_frames_on_every_descriptor_change_no_result(box):
                     except OSError: pass
         raise ValueError("the truth")
     """
-    result = await python(box, FORGER + "\nif True:\n" + sprayed, timeout_s=60)
+    result = await python(sandbox, FORGER + "\nif True:\n" + sprayed, timeout_s=60)
     assert (result.outcome, result.exception) == ("killed", None), result
-    assert (await box.run_python("6 * 7")).stdout == "42\n"
+    assert (await sandbox.run_python("6 * 7")).stdout == "42\n"
 
 
-async def test_each_cell_has_a_nonce_of_its_own_that_an_honest_interpreter_reports(box):
+async def test_each_cell_has_a_nonce_of_its_own_that_an_honest_interpreter_reports(sandbox):
     """Through a prelude, a restore and a fork too: nobody is mistaken for a forger."""
-    await box.set_prelude(FORGER)
-    seen = [await said(box, "print(own_nonces()[0])") for _ in range(3)]
-    kept = await box.snapshot()
-    seen.append(await said(box, "print(own_nonces()[0])"))
-    await box.restore(kept)
-    seen.append(await said(box, "if os.fork() == 0: os._exit(3)\nprint(own_nonces()[0])"))
+    await sandbox.set_prelude(FORGER)
+    seen = [await cell_output(sandbox, "print(own_nonces()[0])") for _ in range(3)]
+    kept = await sandbox.snapshot()
+    seen.append(await cell_output(sandbox, "print(own_nonces()[0])"))
+    await sandbox.restore(kept)
+    seen.append(await cell_output(sandbox, "if os.fork() == 0: os._exit(3)\nprint(own_nonces()[0])"))
     assert len(set(seen)) == 5
-    assert (await box.run_python("1/0")).exception == "ZeroDivisionError"
+    assert (await sandbox.run_python("1/0")).exception == "ZeroDivisionError"

@@ -1,4 +1,4 @@
-"""What every backend promises of files that go from one sandbox to another, and of the sandbox that scores them."""
+"""What every backend promises of files that go from one scoring to another, and of the scoring that scores them."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from sandboxes.opened import opened
 from sandboxes.pool import Pool
 from sandboxes.scoring import scoring_sandbox
 from sandboxes.tree import Tree, TreeEntry, TreeLimits, TreeRefused
-from tests.sandboxes.asking import printed, python, said
+from tests.sandboxes.asking import cell_output, printed, python
 
 ROOT = Path(__file__).parents[3]
 LISTED = "cd /work && find . -mindepth 1 | sort"
@@ -27,20 +27,20 @@ LEFT_BEHIND = """
 """
 
 
-async def test_nothing_of_the_source_is_there_but_the_chosen_files(box, spec):
-    await python(box, LEFT_BEHIND)
-    async with scoring_sandbox(spec, box, paths=["out"]) as sandbox:
-        assert await printed(sandbox, LISTED) == "./out\n./out/a.py\n./out/hard\n./out/sub\n./out/sub/b\n"
-        assert await sandbox.read_file("out/hard") == b"s"
+async def test_nothing_of_the_source_is_there_but_the_chosen_files(sandbox, spec):
+    await python(sandbox, LEFT_BEHIND)
+    async with scoring_sandbox(spec, sandbox, paths=["out"]) as scoring:
+        assert await printed(scoring, LISTED) == "./out\n./out/a.py\n./out/hard\n./out/sub\n./out/sub/b\n"
+        assert await scoring.read_file("out/hard") == b"s"
         modes = "import os; print([oct(os.stat(p).st_mode) for p in ('out/a.py', 'out/hard')])"
-        assert await said(sandbox, modes) == "['0o100755', '0o100644']"
-        assert await printed(sandbox, "ls /tmp") == ""
+        assert await cell_output(scoring, modes) == "['0o100755', '0o100644']"
+        assert await printed(scoring, "ls /tmp") == ""
 
 
-async def test_files_do_not_change_any_more_once_they_are_read(box, spec):
+async def test_files_do_not_change_any_more_once_they_are_read(sandbox, spec):
     """What a process of the policy does later is too late: it is dead before the first byte is read."""
     await python(
-        box,
+        sandbox,
         """
         import os, time
         if os.fork() == 0:
@@ -55,11 +55,11 @@ async def test_files_do_not_change_any_more_once_they_are_read(box, spec):
         while not os.path.lexists("/work/link"): time.sleep(0.01)
         """,
     )
-    async with scoring_sandbox(spec, box, paths=["answer"]) as sandbox:
-        copied = await sandbox.read_file("answer")
+    async with scoring_sandbox(spec, sandbox, paths=["answer"]) as scoring:
+        copied = await scoring.read_file("answer")
         assert len(set(copied)) == 1
-        assert await box.read_file("answer") == copied
-        assert await printed(sandbox, LISTED) == "./answer\n"
+        assert await sandbox.read_file("answer") == copied
+        assert await printed(scoring, LISTED) == "./answer\n"
 
 
 NOT_COPIED = (
@@ -90,16 +90,16 @@ NOT_COPIED = (
 )
 
 
-async def test_what_is_not_copied_is_refused_with_its_path(box):
+async def test_what_is_not_copied_is_refused_with_its_path(sandbox):
     for made, paths, why in NOT_COPIED:
-        assert (await box.run_python(f"import os; os.chdir('/work')\n{made}")).outcome == "ok"
+        assert (await sandbox.run_python(f"import os; os.chdir('/work')\n{made}")).outcome == "ok"
         with pytest.raises(TreeRefused) as refused:
-            await box.read_tree(paths, TreeLimits(entries=100, size_bytes=1000))
+            await sandbox.read_tree(paths, TreeLimits(entries=100, size_bytes=1000))
         assert why in str(refused.value), (made, str(refused.value))
-        await box.reset()
+        await sandbox.reset()
 
 
-async def test_a_path_out_of_work_is_the_callers_mistake(box):
+async def test_a_path_out_of_work_is_the_callers_mistake(sandbox):
     for path in (
         "../etc/passwd",
         "/etc/passwd",
@@ -112,55 +112,55 @@ async def test_a_path_out_of_work_is_the_callers_mistake(box):
         "x" * 1025,
     ):
         with pytest.raises(ValueError, match="path = "):
-            await box.read_tree([path])
+            await sandbox.read_tree([path])
     with pytest.raises(ValueError, match="paths = "):
-        await box.read_tree([])
+        await sandbox.read_tree([])
 
 
-async def test_a_tree_is_written_over_what_is_there_and_through_nothing(box):
-    await python(box, """
+async def test_a_tree_is_written_over_what_is_there_and_through_nothing(sandbox):
+    await python(sandbox, """
         import os, time
         open("/tmp/aim", "w").write("as it was"); os.mkdir("/tmp/folder")
         os.symlink("/tmp/aim", "link")
         open("one", "w").write("1"); os.link("one", "two")
         os.symlink("/tmp/folder", "out"); os.mkfifo("fifo")
     """)  # fmt: skip
-    await box.write_tree(Tree.of({"link": b"new", "two": b"2", "fifo": b"f", "deep/er/file": b"d"}))
-    told = "import os; print([open(p).read() for p in ('/tmp/aim', 'link', 'one', 'two', 'fifo', 'deep/er/file')])"
-    assert await said(box, told) == "['as it was', 'new', '1', '2', 'f', 'd']"
+    await sandbox.write_tree(Tree.of({"link": b"new", "two": b"2", "fifo": b"f", "deep/er/file": b"d"}))
+    reported = "import os; print([open(p).read() for p in ('/tmp/aim', 'link', 'one', 'two', 'fifo', 'deep/er/file')])"
+    assert await cell_output(sandbox, reported) == "['as it was', 'new', '1', '2', 'f', 'd']"
     with pytest.raises(TreeRefused, match="path = 'out': it is a symbolic link"):
-        await box.write_tree(Tree.of({"out/file": b"x"}))
-    assert await printed(box, "ls /tmp/folder") == ""
+        await sandbox.write_tree(Tree.of({"out/file": b"x"}))
+    assert await printed(sandbox, "ls /tmp/folder") == ""
     with pytest.raises(OSError, match="space|directory"):
-        await box.write_tree(Tree.of({"deep": b"x"}))
+        await sandbox.write_tree(Tree.of({"deep": b"x"}))
 
 
-async def test_a_tree_larger_than_the_disk_costs_no_box(make_spec):
-    async with opened(make_spec(disk_mib=1)) as box:
+async def test_a_tree_larger_than_the_disk_costs_no_sandbox(make_spec):
+    async with opened(make_spec(disk_mib=1)) as sandbox:
         with pytest.raises(OSError, match="space"):
-            await box.write_tree(Tree.of({"a": bytes(2**20 + 1)}))
-        await box.write_tree(Tree.of({"a": bytes(2**19), "b": b"b"}))
-        tree = await box.read_tree(["."])
+            await sandbox.write_tree(Tree.of({"a": bytes(2**20 + 1)}))
+        await sandbox.write_tree(Tree.of({"a": bytes(2**19), "b": b"b"}))
+        tree = await sandbox.read_tree(["."])
         assert tree.files == {"a": bytes(2**19), "b": b"b"}
 
 
-async def test_a_pool_gives_the_sandbox_that_scores(box, spec):
-    await box.write_file("solution.py", b"print(6 * 7)")
+async def test_a_pool_gives_the_sandbox_that_scores(sandbox, spec):
+    await sandbox.write_file("solution.py", b"print(6 * 7)")
     async with Pool(spec, 1) as pool:
         for _ in range(2):
-            async with scoring_sandbox(pool, box, paths=["solution.py"]) as sandbox:
-                result = await sandbox.exec(["python3", "-I", "solution.py"], alone=True)
+            async with scoring_sandbox(pool, sandbox, paths=["solution.py"]) as scoring:
+                result = await scoring.exec(["python3", "-I", "solution.py"], alone=True)
                 assert (result.stdout, result.exit_code) == ("42\n", 0)
-                await sandbox.run_python("open('left', 'w')")
+                await scoring.run_python("open('left', 'w')")
 
 
-async def test_a_source_with_nothing_to_score_makes_no_sandbox(box):
+async def test_a_source_with_nothing_to_score_makes_no_sandbox(sandbox):
     def no_pool():
-        raise AssertionError("nothing is scored, and yet a sandbox was asked for")
+        raise AssertionError("nothing is scored, and yet a scoring was asked for")
 
     pool = type("NoPool", (), {"acquire": lambda self: no_pool()})()
     with pytest.raises(TreeRefused, match="not there"):
-        async with scoring_sandbox(pool, box, paths=["solution.py"]):
+        async with scoring_sandbox(pool, sandbox, paths=["solution.py"]):
             pass
 
 
@@ -203,13 +203,13 @@ SOLUTIONS = {
 }
 
 
-async def test_the_example_of_the_documentation_scores(box, spec):
+async def test_the_example_of_the_documentation_scores(sandbox, spec):
     guide = (ROOT / "docs" / "environments.md").read_text()
     example = re.search(r"```python\n(.*?)```", guide.partition("## Scoring by running code")[2], re.DOTALL)
     known: dict = {}
     exec(example[1], known)
     for name, (text, right) in SOLUTIONS.items():
         if text is not None:
-            await box.write_file("solution.py", text.encode())
-        assert await known["score"](box, spec) is right, name
-        await box.reset()
+            await sandbox.write_file("solution.py", text.encode())
+        assert await known["score"](sandbox, spec) is right, name
+        await sandbox.reset()

@@ -1,153 +1,153 @@
-"""A snapshot is a moment to which a box can be set back.  Each test is one claim, made against a real box."""
+"""A snapshot is a moment to which a sandbox can be set back.  Each test is one claim, made against a real sandbox."""
 
-# ruff: noqa: ASYNC110  what happens in a box sets no event: one has to look again
+# ruff: noqa: ASYNC110  what happens in a sandbox sets no event: one has to look again
 
 import asyncio
 
 import pytest
 
 from sandboxes.interface import SandboxLost, SnapshotUnavailable
-from sandboxes.opened import open_box, opened
+from sandboxes.opened import open_sandbox, opened
 from sandboxes.pool import Pool
-from tests.sandboxes.asking import printed, said
+from tests.sandboxes.asking import cell_output, printed
 
 # -- the interpreter -------------------------------------------------------------------------------
 
 
-async def test_variables_functions_and_imports_are_as_they_were(box):
-    await said(box, "import math\nnumbers = [1]\ndef f(x): return math.sqrt(x) + len(numbers)")
-    snapshot = await box.snapshot()
-    await said(box, "numbers.append(2); new = 1; del math\ndef f(x): return 'changed'")
-    await box.restore(snapshot)
-    assert await said(box, "numbers, f(9), 'new' in globals()") == "([1], 4.0, False)"
+async def test_variables_functions_and_imports_are_as_they_were(sandbox):
+    await cell_output(sandbox, "import math\nnumbers = [1]\ndef f(x): return math.sqrt(x) + len(numbers)")
+    snapshot = await sandbox.snapshot()
+    await cell_output(sandbox, "numbers.append(2); new = 1; del math\ndef f(x): return 'changed'")
+    await sandbox.restore(snapshot)
+    assert await cell_output(sandbox, "numbers, f(9), 'new' in globals()") == "([1], 4.0, False)"
 
 
-async def test_a_snapshot_changes_nothing_by_itself(box):
-    await said(box, "x = [1]; import os; pid = os.getpid(); open('f', 'w').write('a')")
-    await box.snapshot()
-    assert await said(box, "x, pid == os.getpid(), open('f').read()") == "([1], True, 'a')"
+async def test_a_snapshot_changes_nothing_by_itself(sandbox):
+    await cell_output(sandbox, "x = [1]; import os; pid = os.getpid(); open('f', 'w').write('a')")
+    await sandbox.snapshot()
+    assert await cell_output(sandbox, "x, pid == os.getpid(), open('f').read()") == "([1], True, 'a')"
 
 
-async def test_it_can_be_restored_many_times(box):
-    await said(box, "x = 0")
-    snapshot = await box.snapshot()
+async def test_it_can_be_restored_many_times(sandbox):
+    await cell_output(sandbox, "x = 0")
+    snapshot = await sandbox.snapshot()
     for number in range(12):
-        assert await said(box, f"x += {number}; x") == str(number)
-        await box.restore(snapshot)
+        assert await cell_output(sandbox, f"x += {number}; x") == str(number)
+        await sandbox.restore(snapshot)
 
 
-async def test_an_older_moment_and_then_a_newer_one(box):
-    await said(box, "x = 1; open('/work/f', 'w').write('one')")
-    older = await box.snapshot()
-    await said(box, "x = 2; open('/work/f', 'w').write('two'); open('/tmp/g', 'w').write('g')")
-    newer = await box.snapshot()
-    await said(box, "x = 3")
+async def test_an_older_moment_and_then_a_newer_one(sandbox):
+    await cell_output(sandbox, "x = 1; open('/work/f', 'w').write('one')")
+    older = await sandbox.snapshot()
+    await cell_output(sandbox, "x = 2; open('/work/f', 'w').write('two'); open('/tmp/g', 'w').write('g')")
+    newer = await sandbox.snapshot()
+    await cell_output(sandbox, "x = 3")
     for snapshot, expected in ((older, "(1, 'one', [])"), (newer, "(2, 'two', ['g'])"), (older, "(1, 'one', [])")):
-        await box.restore(snapshot)
-        assert await said(box, "import os; x, open('/work/f').read(), os.listdir('/tmp')") == expected
+        await sandbox.restore(snapshot)
+        assert await cell_output(sandbox, "import os; x, open('/work/f').read(), os.listdir('/tmp')") == expected
 
 
-async def test_a_snapshot_of_a_restored_moment_is_one_like_any_other(box):
-    await said(box, "x = 1")
-    first = await box.snapshot()
-    await box.restore(first)
-    await said(box, "x += 1")
-    second = await box.snapshot()
-    await box.drop(first)
-    await said(box, "x += 1")
-    await box.restore(second)
-    assert await said(box, "x") == "2"
+async def test_a_snapshot_of_a_restored_moment_is_one_like_any_other(sandbox):
+    await cell_output(sandbox, "x = 1")
+    first = await sandbox.snapshot()
+    await sandbox.restore(first)
+    await cell_output(sandbox, "x += 1")
+    second = await sandbox.snapshot()
+    await sandbox.drop(first)
+    await cell_output(sandbox, "x += 1")
+    await sandbox.restore(second)
+    assert await cell_output(sandbox, "x") == "2"
 
 
-async def test_random_numbers_after_a_restore_are_those_that_would_have_come(box):
-    await said(box, "import random; random.seed(7); random.gauss(0, 1)")
-    snapshot = await box.snapshot()
-    first = await said(box, "random.gauss(0, 1), random.random()")
+async def test_random_numbers_after_a_restore_are_those_that_would_have_come(sandbox):
+    await cell_output(sandbox, "import random; random.seed(7); random.gauss(0, 1)")
+    snapshot = await sandbox.snapshot()
+    first = await cell_output(sandbox, "random.gauss(0, 1), random.random()")
     for _ in range(2):
-        await box.restore(snapshot)
-        assert await said(box, "random.gauss(0, 1), random.random()") == first
+        await sandbox.restore(snapshot)
+        assert await cell_output(sandbox, "random.gauss(0, 1), random.random()") == first
 
 
-async def test_cells_are_numbered_on_from_the_snapshot(box):
-    await said(box, "1")
-    snapshot = await box.snapshot()
-    before = (await box.run_python("1/0")).stderr
-    await box.restore(snapshot)
-    assert (await box.run_python("1/0")).stderr == before
+async def test_cells_are_numbered_on_from_the_snapshot(sandbox):
+    await cell_output(sandbox, "1")
+    snapshot = await sandbox.snapshot()
+    before = (await sandbox.run_python("1/0")).stderr
+    await sandbox.restore(snapshot)
+    assert (await sandbox.run_python("1/0")).stderr == before
 
 
-async def test_restore_after_a_time_out_brings_the_variables_back(box):
-    await box.set_prelude("def helper(): return 'prelude'")
-    await said(box, "x = 1")
-    snapshot = await box.snapshot()
-    assert (await box.run_python("while True: pass", timeout_s=0.2)).outcome == "timeout"
-    await box.restore(snapshot)
-    result = await box.run_python("x, helper()")
+async def test_restore_after_a_time_out_brings_the_variables_back(sandbox):
+    await sandbox.set_prelude("def helper(): return 'prelude'")
+    await cell_output(sandbox, "x = 1")
+    snapshot = await sandbox.snapshot()
+    assert (await sandbox.run_python("while True: pass", timeout_s=0.2)).outcome == "timeout"
+    await sandbox.restore(snapshot)
+    result = await sandbox.run_python("x, helper()")
     assert (result.stdout, result.stderr) == ("(1, 'prelude')\n", "")
 
 
-async def test_a_time_out_after_a_restore_still_leads_to_a_fresh_interpreter_with_the_prelude(box):
-    await box.set_prelude("def helper(): return 'prelude'")
-    await said(box, "x = 1")
-    snapshot = await box.snapshot()
-    await box.restore(snapshot)
-    assert (await box.run_python("while True: pass", timeout_s=0.2)).outcome == "timeout"
-    result = await box.run_python("'x' in globals(), helper()")
+async def test_a_time_out_after_a_restore_still_leads_to_a_fresh_interpreter_with_the_prelude(sandbox):
+    await sandbox.set_prelude("def helper(): return 'prelude'")
+    await cell_output(sandbox, "x = 1")
+    snapshot = await sandbox.snapshot()
+    await sandbox.restore(snapshot)
+    assert (await sandbox.run_python("while True: pass", timeout_s=0.2)).outcome == "timeout"
+    result = await sandbox.run_python("'x' in globals(), helper()")
     assert result.stdout == "(False, 'prelude')\n"
     assert result.stderr.startswith("[fresh interpreter: ")
-    await box.restore(snapshot)
-    assert await said(box, "x") == "1"
+    await sandbox.restore(snapshot)
+    assert await cell_output(sandbox, "x") == "1"
 
 
-async def test_restore_after_a_memory_error(box, spec):
-    await said(box, "x = 1")
-    snapshot = await box.snapshot()
-    assert (await box.run_python(f"bytearray({spec.memory_mib} * 2**20)")).outcome == "memory"
-    await box.restore(snapshot)
-    assert await said(box, "x") == "1"
+async def test_restore_after_a_memory_error(sandbox, spec):
+    await cell_output(sandbox, "x = 1")
+    snapshot = await sandbox.snapshot()
+    assert (await sandbox.run_python(f"bytearray({spec.memory_mib} * 2**20)")).outcome == "memory"
+    await sandbox.restore(snapshot)
+    assert await cell_output(sandbox, "x") == "1"
 
 
-async def test_the_state_after_a_time_out_is_a_moment_too(box):
-    await box.run_python("while True: pass", timeout_s=0.2)
-    snapshot = await box.snapshot()
-    await said(box, "x = 1")
-    await box.restore(snapshot)
-    after = await box.run_python("'x' in globals()")
+async def test_the_state_after_a_time_out_is_a_moment_too(sandbox):
+    await sandbox.run_python("while True: pass", timeout_s=0.2)
+    snapshot = await sandbox.snapshot()
+    await cell_output(sandbox, "x = 1")
+    await sandbox.restore(snapshot)
+    after = await sandbox.run_python("'x' in globals()")
     assert (after.stdout, after.stderr[:20]) == ("False\n", "[fresh interpreter: ")
 
 
-async def test_an_unused_box_is_a_moment_too(box):
-    snapshot = await box.snapshot()
-    await said(box, "x = 1; open('f', 'w').write('x')")
-    await box.restore(snapshot)
-    assert await said(box, "import os; 'x' in globals(), os.listdir('/work')") == "(False, [])"
+async def test_an_unused_sandbox_is_a_moment_too(sandbox):
+    snapshot = await sandbox.snapshot()
+    await cell_output(sandbox, "x = 1; open('f', 'w').write('x')")
+    await sandbox.restore(snapshot)
+    assert await cell_output(sandbox, "import os; 'x' in globals(), os.listdir('/work')") == "(False, [])"
 
 
-async def test_a_prelude_set_later_is_unset(box):
-    await box.set_prelude("who = 'first'")
-    snapshot = await box.snapshot()
-    await box.set_prelude("who = 'second'")
-    await box.restore(snapshot)
-    await box.run_python("while True: pass", timeout_s=0.2)
-    assert await said(box, "who") == "'first'"
+async def test_a_prelude_set_later_is_unset(sandbox):
+    await sandbox.set_prelude("who = 'first'")
+    snapshot = await sandbox.snapshot()
+    await sandbox.set_prelude("who = 'second'")
+    await sandbox.restore(snapshot)
+    await sandbox.run_python("while True: pass", timeout_s=0.2)
+    assert await cell_output(sandbox, "who") == "'first'"
 
 
-async def test_the_limits_hold_for_a_restored_interpreter(box, spec):
-    await said(box, "x = 1")
-    snapshot = await box.snapshot()
-    await box.restore(snapshot)
-    assert (await box.run_python(f"bytearray({2 * spec.memory_mib} * 2**20)")).outcome == "memory"
-    await box.restore(snapshot)
-    assert (await box.run_python("while True: print('x' * 10**6)", timeout_s=60)).outcome == "output"
-    await box.restore(snapshot)
-    assert (await box.run_python("import os; os._exit(9)")).exit_code == 9
-    await box.restore(snapshot)
-    assert (await box.run_python("import ctypes; ctypes.string_at(0)")).exit_code == -11
+async def test_the_limits_hold_for_a_restored_interpreter(sandbox, spec):
+    await cell_output(sandbox, "x = 1")
+    snapshot = await sandbox.snapshot()
+    await sandbox.restore(snapshot)
+    assert (await sandbox.run_python(f"bytearray({2 * spec.memory_mib} * 2**20)")).outcome == "memory"
+    await sandbox.restore(snapshot)
+    assert (await sandbox.run_python("while True: print('x' * 10**6)", timeout_s=60)).outcome == "output"
+    await sandbox.restore(snapshot)
+    assert (await sandbox.run_python("import os; os._exit(9)")).exit_code == 9
+    await sandbox.restore(snapshot)
+    assert (await sandbox.run_python("import ctypes; ctypes.string_at(0)")).exit_code == -11
 
 
-async def test_of_threads_only_the_main_one_comes_back(box):
-    await said(
-        box,
+async def test_of_threads_only_the_main_one_comes_back(sandbox):
+    await cell_output(
+        sandbox,
         """
         import threading, time
         ticks = []
@@ -157,59 +157,61 @@ async def test_of_threads_only_the_main_one_comes_back(box):
         threading.Thread(target=tick, daemon=True).start()
         """,
     )
-    snapshot = await box.snapshot()
-    assert await said(box, "before = len(ticks); time.sleep(0.1); len(ticks) > before") == "True"
-    await box.restore(snapshot)
-    seen = await said(box, "before = len(ticks); time.sleep(0.1); len(ticks) > before, threading.active_count()")
+    snapshot = await sandbox.snapshot()
+    assert await cell_output(sandbox, "before = len(ticks); time.sleep(0.1); len(ticks) > before") == "True"
+    await sandbox.restore(snapshot)
+    seen = await cell_output(
+        sandbox, "before = len(ticks); time.sleep(0.1); len(ticks) > before, threading.active_count()"
+    )
     assert seen == "(False, 1)"
 
 
 # -- processes -------------------------------------------------------------------------------------
 
 
-async def test_processes_started_since_are_gone(box):
-    await said(box, "x = 1")
-    snapshot = await box.snapshot()
-    await said(box, "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True); None")
-    program = asyncio.create_task(box.exec(["sleep", "61"]))
-    while "sleep" not in await printed(box, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"):
+async def test_processes_started_since_are_gone(sandbox):
+    await cell_output(sandbox, "x = 1")
+    snapshot = await sandbox.snapshot()
+    await cell_output(sandbox, "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True); None")
+    program = asyncio.create_task(sandbox.exec(["sleep", "61"]))
+    while "sleep" not in await printed(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"):
         await asyncio.sleep(0.01)
-    await box.restore(snapshot)
+    await sandbox.restore(snapshot)
     assert (await program).outcome == "killed"
-    assert "sleep" not in await printed(box, "cat /proc/[0-9]*/comm")
+    assert "sleep" not in await printed(sandbox, "cat /proc/[0-9]*/comm")
 
 
-async def test_a_program_under_way_is_not_disturbed_by_a_snapshot(box):
-    program = asyncio.create_task(printed(box, "sleep 0.2; echo done"))
+async def test_a_program_under_way_is_not_disturbed_by_a_snapshot(sandbox):
+    program = asyncio.create_task(printed(sandbox, "sleep 0.2; echo done"))
     await asyncio.sleep(0.05)
-    await box.snapshot()
+    await sandbox.snapshot()
     assert await program == "done\n"
 
 
-async def test_user_code_sees_no_child_that_it_did_not_make(box):
-    await said(box, "x = 1")
-    snapshot = await box.snapshot()
+async def test_user_code_sees_no_child_that_it_did_not_make(sandbox):
+    await cell_output(sandbox, "x = 1")
+    snapshot = await sandbox.snapshot()
     for _ in range(2):
-        assert (await box.run_python("import os; os.wait()")).exception == "ChildProcessError"
-        await box.restore(snapshot)
+        assert (await sandbox.run_python("import os; os.wait()")).exception == "ChildProcessError"
+        await sandbox.restore(snapshot)
 
 
 async def test_a_copy_cannot_be_made_without_room_for_its_process(spec):
-    async with opened(spec.model_copy(update={"processes": 2})) as box:
-        await said(box, "x = 1")
+    async with opened(spec.model_copy(update={"processes": 2})) as sandbox:
+        await cell_output(sandbox, "x = 1")
         with pytest.raises(SnapshotUnavailable, match="processes"):
-            await box.snapshot()
-        assert await said(box, "x") == "1"
+            await sandbox.snapshot()
+        assert await cell_output(sandbox, "x") == "1"
 
 
 async def test_dropping_frees_the_process_at_once(spec):
-    async with opened(spec.model_copy(update={"processes": 3})) as box:
-        await said(box, "x = 1")
+    async with opened(spec.model_copy(update={"processes": 3})) as sandbox:
+        await cell_output(sandbox, "x = 1")
         for _ in range(30):
-            snapshot = await box.snapshot()
-            await box.restore(snapshot)
-            await box.drop(snapshot)
-        assert await said(box, "x") == "1"
+            snapshot = await sandbox.snapshot()
+            await sandbox.restore(snapshot)
+            await sandbox.drop(snapshot)
+        assert await cell_output(sandbox, "x") == "1"
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -231,9 +233,9 @@ def both(): return listing('/work'), listing('/tmp'), oct(os.stat('/work').st_mo
 """
 
 
-async def test_files_are_as_they_were(box):
-    await said(
-        box,
+async def test_files_are_as_they_were(sandbox):
+    await cell_output(
+        sandbox,
         LISTING
         + """
 os.makedirs('/work/a/b'); open('/work/a/b/deep', 'w').write('deep'); os.chmod('/work/a', 0o750)
@@ -245,9 +247,9 @@ open('/tmp/empty', 'w').close(); os.mkdir('/tmp/emptied'); open('/work/ü \\n', 
 before = both()
 """,
     )
-    snapshot = await box.snapshot()
-    await said(
-        box,
+    snapshot = await sandbox.snapshot()
+    await cell_output(
+        sandbox,
         """
         import shutil
         with open('/work/changed', 'r+b') as f: f.seek(5000); f.write(b'!')
@@ -260,81 +262,88 @@ before = both()
         os.chmod('/work', 0o700)
         """,
     )
-    await box.restore(snapshot)
-    assert await said(box, "both() == before or print(both(), before)") == "True"
+    await sandbox.restore(snapshot)
+    assert await cell_output(sandbox, "both() == before or print(both(), before)") == "True"
 
 
-async def test_what_cannot_be_read_by_its_permissions_is_kept_too(box):
-    await said(
-        box,
+async def test_what_cannot_be_read_by_its_permissions_is_kept_too(sandbox):
+    await cell_output(
+        sandbox,
         """
         import os
         os.makedirs('/work/locked'); open('/work/locked/f', 'w').write('secret')
         os.chmod('/work/locked/f', 0); os.chmod('/work/locked', 0)
         """,
     )
-    snapshot = await box.snapshot()
-    assert await printed(box, "stat -c %a /work/locked") == "0\n"
-    await said(box, "os.chmod('/work/locked', 0o700); os.unlink('/work/locked/f'); os.rmdir('/work/locked')")
-    await box.restore(snapshot)
+    snapshot = await sandbox.snapshot()
+    assert await printed(sandbox, "stat -c %a /work/locked") == "0\n"
+    await cell_output(sandbox, "os.chmod('/work/locked', 0o700); os.unlink('/work/locked/f'); os.rmdir('/work/locked')")
+    await sandbox.restore(snapshot)
     assert await printed(
-        box, "stat -c %a locked; chmod 700 locked; stat -c %a locked/f; chmod 600 locked/f; cat locked/f"
+        sandbox, "stat -c %a locked; chmod 700 locked; stat -c %a locked/f; chmod 600 locked/f; cat locked/f"
     ) == ("0\n0\nsecret")
 
 
-async def test_links_are_not_followed_out_of_the_box_files(box):
+async def test_links_are_not_followed_out_of_the_sandbox_files(sandbox):
     """Neither when it is kept (a link to a system folder) nor when it is put back (a folder became a link)."""
-    await said(box, "import os; os.symlink('/usr/lib', 'lib'); os.mkdir('d'); open('d/f', 'w').write('f')")
-    snapshot = await box.snapshot()
-    await said(box, "os.unlink('d/f'); os.rmdir('d'); os.symlink('/usr', 'd'); os.unlink('lib'); os.mkdir('lib')")
-    await box.restore(snapshot)
-    assert await said(box, "os.readlink('lib'), open('d/f').read(), os.path.islink('d')") == "('/usr/lib', 'f', False)"
+    await cell_output(sandbox, "import os; os.symlink('/usr/lib', 'lib'); os.mkdir('d'); open('d/f', 'w').write('f')")
+    snapshot = await sandbox.snapshot()
+    await cell_output(
+        sandbox, "os.unlink('d/f'); os.rmdir('d'); os.symlink('/usr', 'd'); os.unlink('lib'); os.mkdir('lib')"
+    )
+    await sandbox.restore(snapshot)
+    assert (
+        await cell_output(sandbox, "os.readlink('lib'), open('d/f').read(), os.path.islink('d')")
+        == "('/usr/lib', 'f', False)"
+    )
 
 
-async def test_a_disk_full_of_other_files_does_not_stand_in_the_way(box, spec):
+async def test_a_disk_full_of_other_files_does_not_stand_in_the_way(sandbox, spec):
     fill = f"open('/work/{{}}', 'wb').write(os.urandom({spec.disk_mib} * 2**20 - 8192))"
-    await said(
-        box, f"import os, hashlib; {fill.format('old')}; digest = hashlib.md5(open('old', 'rb').read()).digest()"
+    await cell_output(
+        sandbox, f"import os, hashlib; {fill.format('old')}; digest = hashlib.md5(open('old', 'rb').read()).digest()"
     )
-    snapshot = await box.snapshot()
-    await said(box, f"os.unlink('old'); {fill.format('new')}")
-    await box.restore(snapshot)
+    snapshot = await sandbox.snapshot()
+    await cell_output(sandbox, f"os.unlink('old'); {fill.format('new')}")
+    await sandbox.restore(snapshot)
     assert (
-        await said(box, "os.listdir(), hashlib.md5(open('old', 'rb').read()).digest() == digest") == "(['old'], True)"
+        await cell_output(sandbox, "os.listdir(), hashlib.md5(open('old', 'rb').read()).digest() == digest")
+        == "(['old'], True)"
     )
 
 
-async def test_the_interpreter_stands_where_it_stood(box):
-    await said(box, "import os; os.mkdir('/work/here'); os.chdir('/work/here')")
-    snapshot = await box.snapshot()
-    await said(box, "os.chdir('/tmp'); os.rmdir('/work/here')")
-    await box.restore(snapshot)
+async def test_the_interpreter_stands_where_it_stood(sandbox):
+    await cell_output(sandbox, "import os; os.mkdir('/work/here'); os.chdir('/work/here')")
+    snapshot = await sandbox.snapshot()
+    await cell_output(sandbox, "os.chdir('/tmp'); os.rmdir('/work/here')")
+    await sandbox.restore(snapshot)
     assert (
-        await said(box, "open('f', 'w').write('x'); os.getcwd(), os.listdir('/work/here')") == "('/work/here', ['f'])"
+        await cell_output(sandbox, "open('f', 'w').write('x'); os.getcwd(), os.listdir('/work/here')")
+        == "('/work/here', ['f'])"
     )
 
 
-async def test_snapshots_of_files_that_stay_the_same_cost_nothing_more(box, spec):
-    await said(box, f"import os; open('f', 'wb').write(os.urandom({spec.disk_mib} * 2**20))")
+async def test_snapshots_of_files_that_stay_the_same_cost_nothing_more(sandbox, spec):
+    await cell_output(sandbox, f"import os; open('f', 'wb').write(os.urandom({spec.disk_mib} * 2**20))")
     for number in range(8):
-        await said(box, f"x = {number}")
-        await box.snapshot()
+        await cell_output(sandbox, f"x = {number}")
+        await sandbox.snapshot()
 
 
-async def test_too_much_to_keep_is_said_and_changes_nothing(box, spec):
+async def test_too_much_to_keep_is_reported_and_changes_nothing(sandbox, spec):
     async def fill() -> None:
-        await said(box, f"import os; open('f', 'wb').write(os.urandom({spec.disk_mib} * 2**20))")
+        await cell_output(sandbox, f"import os; open('f', 'wb').write(os.urandom({spec.disk_mib} * 2**20))")
 
     kept = []
     for _ in range(2):
         await fill()
-        kept.append(await box.snapshot())
+        kept.append(await sandbox.snapshot())
     await fill()
     with pytest.raises(SnapshotUnavailable, match=f"{2 * spec.disk_mib} MiB"):
-        await box.snapshot()
-    assert await said(box, "os.listdir()") == "['f']"
-    await box.drop(kept[0])
-    await box.snapshot()
+        await sandbox.snapshot()
+    assert await cell_output(sandbox, "os.listdir()") == "['f']"
+    await sandbox.drop(kept[0])
+    await sandbox.snapshot()
 
 
 @pytest.mark.parametrize(
@@ -345,11 +354,11 @@ async def test_too_much_to_keep_is_said_and_changes_nothing(box, spec):
         ("for n in range(9):\n  with open(f'/work/{n}', 'w') as f: f.truncate(2 * 2**20)", "MiB of files"),
     ],
 )
-async def test_files_beyond_the_bounds_are_refused_with_the_reason(box, code, reason):
-    await said(box, code)
+async def test_files_beyond_the_bounds_are_refused_with_the_reason(sandbox, code, reason):
+    await cell_output(sandbox, code)
     with pytest.raises(SnapshotUnavailable, match=reason):
-        await box.snapshot()
-    assert box.alive
+        await sandbox.snapshot()
+    assert sandbox.alive
 
 
 # -- what the code may do against it ---------------------------------------------------------------
@@ -359,40 +368,40 @@ KILL_OTHERS = (
 )
 
 
-async def test_killing_the_frozen_copy_loses_the_box_at_restore_and_not_before(box):
-    await said(box, "x = 1")
-    snapshot = await box.snapshot()
-    await said(box, KILL_OTHERS)
-    assert await said(box, "x") == "1"
+async def test_killing_the_frozen_copy_loses_the_sandbox_at_restore_and_not_before(sandbox):
+    await cell_output(sandbox, "x = 1")
+    snapshot = await sandbox.snapshot()
+    await cell_output(sandbox, KILL_OTHERS)
+    assert await cell_output(sandbox, "x") == "1"
     async with asyncio.timeout(5):
         with pytest.raises(SandboxLost, match="set back"):
-            await box.restore(snapshot)
-    assert not box.alive
+            await sandbox.restore(snapshot)
+    assert not sandbox.alive
 
 
-async def test_a_killed_copy_can_be_dropped_and_the_next_one_serves(box):
-    await said(box, "x = 1")
-    killed = await box.snapshot()
-    await said(box, KILL_OTHERS)
-    await box.drop(killed)
-    snapshot = await box.snapshot()
-    await box.restore(snapshot)
-    assert await said(box, "x") == "1"
+async def test_a_killed_copy_can_be_dropped_and_the_next_one_serves(sandbox):
+    await cell_output(sandbox, "x = 1")
+    killed = await sandbox.snapshot()
+    await cell_output(sandbox, KILL_OTHERS)
+    await sandbox.drop(killed)
+    snapshot = await sandbox.snapshot()
+    await sandbox.restore(snapshot)
+    assert await cell_output(sandbox, "x") == "1"
 
 
 @pytest.mark.parametrize("signal", ["SIGSTOP", "SIGINT", "SIGTERM"])
-async def test_a_copy_that_does_not_answer_loses_the_box_in_bounded_time(box, signal):
-    await said(box, "x = 1")
-    snapshot = await box.snapshot()
-    await said(box, f"import signal\n{KILL_OTHERS.replace('9)', f'signal.{signal})')}")
+async def test_a_copy_that_does_not_answer_loses_the_sandbox_in_bounded_time(sandbox, signal):
+    await cell_output(sandbox, "x = 1")
+    snapshot = await sandbox.snapshot()
+    await cell_output(sandbox, f"import signal\n{KILL_OTHERS.replace('9)', f'signal.{signal})')}")
     async with asyncio.timeout(60):
         with pytest.raises(SandboxLost):
-            await box.restore(snapshot)
+            await sandbox.restore(snapshot)
 
 
-async def test_an_interpreter_that_poses_as_its_copy_is_not_believed(box):
-    await said(
-        box,
+async def test_an_interpreter_that_poses_as_its_copy_is_not_believed(sandbox):
+    await cell_output(
+        sandbox,
         """
         import _socket, os
         def forged():
@@ -402,25 +411,25 @@ async def test_an_interpreter_that_poses_as_its_copy_is_not_believed(box):
         """,
     )
     with pytest.raises(SnapshotUnavailable, match="Protocol error"):
-        await box.snapshot()
-    assert await said(box, "1") == "1"
+        await sandbox.snapshot()
+    assert await cell_output(sandbox, "1") == "1"
 
 
-async def test_an_interpreter_that_does_not_fork_cannot_be_kept_and_goes_on(box):
-    await said(box, "import os, time\nx = 1\nos.fork = lambda: time.sleep(3) or 1 / 0")
+async def test_an_interpreter_that_does_not_fork_cannot_be_kept_and_goes_on(sandbox):
+    await cell_output(sandbox, "import os, time\nx = 1\nos.fork = lambda: time.sleep(3) or 1 / 0")
     async with asyncio.timeout(60):
         with pytest.raises(SnapshotUnavailable):
-            await box.snapshot()
-    assert box.alive
+            await sandbox.snapshot()
+    assert sandbox.alive
 
 
 @pytest.mark.parametrize(
     "answer", ["b'+'", "b'-' + bytes(4)", "b'-' + b'x' * 4", "b''", "b'x' * 16", "b'x' * 70000", "bytes(16)"]
 )
-async def test_forged_answers_lose_the_box_at_worst(box, answer):
+async def test_forged_answers_lose_the_sandbox_at_worst(sandbox, answer):
     """The interpreter answers instead of a copy, and then as often as it can."""
-    await said(
-        box,
+    await cell_output(
+        sandbox,
         f"""
         import _socket, os
         def forged(self=None):
@@ -437,18 +446,18 @@ async def test_forged_answers_lose_the_box_at_worst(box, answer):
     )
     async with asyncio.timeout(15):
         try:
-            snapshot = await box.snapshot()
-            await box.restore(snapshot)
-            await box.run_python("x", timeout_s=1)
+            snapshot = await sandbox.snapshot()
+            await sandbox.restore(snapshot)
+            await sandbox.run_python("x", timeout_s=1)
         except (SandboxLost, SnapshotUnavailable):
             return
-        await box.reset()
-        assert await said(box, "'x' in globals()") == "False"
+        await sandbox.reset()
+        assert await cell_output(sandbox, "'x' in globals()") == "False"
 
 
-async def test_a_child_hidden_behind_a_frozen_copy_does_not_survive_a_time_out(box):
-    await said(
-        box,
+async def test_a_child_hidden_behind_a_frozen_copy_does_not_survive_a_time_out(sandbox):
+    await cell_output(
+        sandbox,
         """
         import os, time
         fork = os.fork
@@ -460,95 +469,95 @@ async def test_a_child_hidden_behind_a_frozen_copy_does_not_survive_a_time_out(b
         os.setsid = hiding
         """,
     )
-    await box.snapshot()
-    assert (await box.run_python("while True: pass", timeout_s=0.2)).outcome == "timeout"
+    await sandbox.snapshot()
+    assert (await sandbox.run_python("while True: pass", timeout_s=0.2)).outcome == "timeout"
     await asyncio.sleep(1.1)
-    assert await printed(box, "ls /tmp") == ""
+    assert await printed(sandbox, "ls /tmp") == ""
 
 
 # -- life ------------------------------------------------------------------------------------------
 
 
-async def test_a_box_without_snapshots_says_how_to_get_them(spec):
-    async with opened(spec.model_copy(update={"snapshots": False})) as box:
+async def test_a_sandbox_without_snapshots_says_how_to_get_them(spec):
+    async with opened(spec.model_copy(update={"snapshots": False})) as sandbox:
         with pytest.raises(SnapshotUnavailable, match="snapshots = true"):
-            await box.snapshot()
-        assert await said(box, "1") == "1"
+            await sandbox.snapshot()
+        assert await cell_output(sandbox, "1") == "1"
 
 
-async def test_more_than_eight_are_refused(box):
-    await said(box, "x = 1")
-    kept = [await box.snapshot() for _ in range(8)]
+async def test_more_than_eight_are_refused(sandbox):
+    await cell_output(sandbox, "x = 1")
+    kept = [await sandbox.snapshot() for _ in range(8)]
     with pytest.raises(ValueError, match="8"):
-        await box.snapshot()
-    await box.drop(kept[3])
-    await box.restore(await box.snapshot())
-    assert await said(box, "x") == "1"
+        await sandbox.snapshot()
+    await sandbox.drop(kept[3])
+    await sandbox.restore(await sandbox.snapshot())
+    assert await cell_output(sandbox, "x") == "1"
 
 
-async def test_a_dropped_or_foreign_snapshot_is_refused_and_dropping_twice_is_fine(box, spec):
-    await said(box, "x = 1")
-    snapshot = await box.snapshot()
+async def test_a_dropped_or_foreign_snapshot_is_refused_and_dropping_twice_is_fine(sandbox, spec):
+    await cell_output(sandbox, "x = 1")
+    snapshot = await sandbox.snapshot()
     async with opened(spec) as other:
-        with pytest.raises(ValueError, match="another box"):
+        with pytest.raises(ValueError, match="another sandbox"):
             await other.restore(snapshot)
-    await box.drop(snapshot)
-    await box.drop(snapshot)
+    await sandbox.drop(snapshot)
+    await sandbox.drop(snapshot)
     with pytest.raises(ValueError, match="dropped"):
-        await box.restore(snapshot)
-    assert await said(box, "x") == "1"
+        await sandbox.restore(snapshot)
+    assert await cell_output(sandbox, "x") == "1"
 
 
-async def test_reset_drops_all_and_leaves_no_process_or_variable(box):
-    await said(box, "x = 1")
-    kept = [await box.snapshot() for _ in range(3)]
-    await box.reset()
+async def test_reset_drops_all_and_leaves_no_process_or_variable(sandbox):
+    await cell_output(sandbox, "x = 1")
+    kept = [await sandbox.snapshot() for _ in range(3)]
+    await sandbox.reset()
     for snapshot in kept:
         with pytest.raises(ValueError, match="dropped"):
-            await box.restore(snapshot)
-    assert await printed(box, "set -- /proc/[0-9]*; echo $#") == "3\n", "the agent, an interpreter, sh"
-    assert await said(box, "'x' in globals()") == "False"
+            await sandbox.restore(snapshot)
+    assert await printed(sandbox, "set -- /proc/[0-9]*; echo $#") == "3\n", "the agent, an interpreter, sh"
+    assert await cell_output(sandbox, "'x' in globals()") == "False"
 
 
-async def test_a_box_from_the_pool_has_nothing_of_the_former_users_snapshots(spec):
+async def test_a_sandbox_from_the_pool_has_nothing_of_the_former_users_snapshots(spec):
     async with Pool(spec, size=1) as pool:
-        async with pool.acquire() as box:
-            await said(box, "x = 1")
-            snapshot = await box.snapshot()
-        async with pool.acquire() as box:
+        async with pool.acquire() as sandbox:
+            await cell_output(sandbox, "x = 1")
+            snapshot = await sandbox.snapshot()
+        async with pool.acquire() as sandbox:
             with pytest.raises(ValueError, match="dropped"):
-                await box.restore(snapshot)
-            assert await said(box, "'x' in globals()") == "False"
-            assert await printed(box, "set -- /proc/[0-9]*; echo $#") == "3\n"
+                await sandbox.restore(snapshot)
+            assert await cell_output(sandbox, "'x' in globals()") == "False"
+            assert await printed(sandbox, "set -- /proc/[0-9]*; echo $#") == "3\n"
 
 
-async def test_every_call_on_a_closed_box_is_lost(spec):
-    box = await open_box(spec)
-    snapshot = await box.snapshot()
-    await box.close()
-    for call in (box.snapshot(), box.restore(snapshot), box.drop(snapshot)):
+async def test_every_call_on_a_closed_sandbox_is_lost(spec):
+    sandbox = await open_sandbox(spec)
+    snapshot = await sandbox.snapshot()
+    await sandbox.close()
+    for call in (sandbox.snapshot(), sandbox.restore(snapshot), sandbox.drop(snapshot)):
         with pytest.raises(SandboxLost):
             await call
 
 
-async def test_a_cancelled_snapshot_is_not_kept(box):
-    await said(box, "x = 1")
+async def test_a_cancelled_snapshot_is_not_kept(sandbox):
+    await cell_output(sandbox, "x = 1")
     for _ in range(12):
-        taking = asyncio.create_task(box.snapshot())
+        taking = asyncio.create_task(sandbox.snapshot())
         await asyncio.sleep(0.001)
         taking.cancel()
         await asyncio.gather(taking, return_exceptions=True)
     for _ in range(7):  # one may have been taken before it could be cancelled
-        await box.snapshot()
-    assert await said(box, "x") == "1"
+        await sandbox.snapshot()
+    assert await cell_output(sandbox, "x") == "1"
 
 
-async def test_a_cancelled_restore_is_whole(box):
-    await said(box, "x = 1; open('f', 'w').write('1')")
-    snapshot = await box.snapshot()
-    await said(box, "x = 2; open('f', 'w').write('2')")
-    restoring = asyncio.create_task(box.restore(snapshot))
+async def test_a_cancelled_restore_is_whole(sandbox):
+    await cell_output(sandbox, "x = 1; open('f', 'w').write('1')")
+    snapshot = await sandbox.snapshot()
+    await cell_output(sandbox, "x = 2; open('f', 'w').write('2')")
+    restoring = asyncio.create_task(sandbox.restore(snapshot))
     await asyncio.sleep(0.001)
     restoring.cancel()
     await asyncio.gather(restoring, return_exceptions=True)
-    assert await said(box, "x, open('f').read()") == "(1, '1')"
+    assert await cell_output(sandbox, "x, open('f').read()") == "(1, '1')"

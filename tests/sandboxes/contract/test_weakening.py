@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tests.sandboxes.asking import python, said
+from tests.sandboxes.asking import cell_output, python
 
 CALLS = """
 import ctypes, errno, fcntl, os, platform, resource, signal, socket, struct
@@ -157,24 +157,26 @@ ATTEMPTS = {
 }
 
 
-async def seen(box, function: str) -> dict[str, object]:
-    return json.loads(await said(box, f"import json\n{CALLS}\n{AGENT}\n{OWN}\nprint(json.dumps({function}()))"))
+async def seen(sandbox, function: str) -> dict[str, object]:
+    return json.loads(
+        await cell_output(sandbox, f"import json\n{CALLS}\n{AGENT}\n{OWN}\nprint(json.dumps({function}()))")
+    )
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
-async def test_nothing_that_a_guest_does_to_itself_or_its_agent_outlives_a_reset(box, attempt):
-    agent = await seen(box, "of_agent")
-    await box.reset()  # a first user's numbers may differ from those of everybody after
-    guest = await seen(box, "of_me")
-    await box.reset()
-    result = await python(box, CALLS + "\n".join(line[8:] for line in ATTEMPTS[attempt].splitlines()))
+async def test_nothing_that_a_guest_does_to_itself_or_its_agent_outlives_a_reset(sandbox, attempt):
+    agent = await seen(sandbox, "of_agent")
+    await sandbox.reset()  # a first user's numbers may differ from those of everybody after
+    guest = await seen(sandbox, "of_me")
+    await sandbox.reset()
+    result = await python(sandbox, CALLS + "\n".join(line[8:] for line in ATTEMPTS[attempt].splitlines()))
     assert result.outcome in ("ok", "killed"), result  # what it does to itself may end it
-    await box.reset()
-    assert (await seen(box, "of_agent"), await seen(box, "of_me")) == (agent, guest)
+    await sandbox.reset()
+    assert (await seen(sandbox, "of_agent"), await seen(sandbox, "of_me")) == (agent, guest)
 
 
-async def test_the_agents_priority_is_nobodys_but_its_own_while_a_guest_lives(box):
-    agent = await seen(box, "of_agent")
+async def test_the_agents_priority_is_nobodys_but_its_own_while_a_guest_lives(sandbox):
+    agent = await seen(sandbox, "of_agent")
     for attempt in ATTEMPTS.values():
-        await python(box, CALLS + "\n".join(line[8:] for line in attempt.splitlines()))
-    assert await seen(box, "of_agent") == agent
+        await python(sandbox, CALLS + "\n".join(line[8:] for line in attempt.splitlines()))
+    assert await seen(sandbox, "of_agent") == agent

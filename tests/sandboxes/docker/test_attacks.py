@@ -9,14 +9,14 @@ from sandboxes.backends.docker import sockets
 from sandboxes.backends.docker.sockets import SOCKETS_MIB, bound_sockets
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
-from tests.sandboxes.asking import errno_of, said, shell
+from tests.sandboxes.asking import cell_output, errno_of, shell
 from tests.sandboxes.attacks import test_escapes as escapes
 from tests.sandboxes.attacks import test_resources as resources
 from tests.sandboxes.attacks import test_tampering as tampering
 from tests.sandboxes.attacks.conftest import Arena
 
 ESCAPES = [
-    escapes.test_an_attack_that_works_would_be_told,
+    escapes.test_an_attack_that_works_would_be_noticed,
     escapes.test_no_mount_is_made_moved_or_undone,
     escapes.test_no_namespace_is_made_or_entered,
     escapes.test_no_other_process_is_traced_or_read,
@@ -37,40 +37,40 @@ def spec(docker_image) -> SandboxSpec:
 
 
 @pytest.fixture
-async def box(spec):
-    async with opened(spec) as box:
-        yield box
+async def sandbox(spec):
+    async with opened(spec) as sandbox:
+        yield sandbox
 
 
 @pytest.mark.slow
-async def test_programs_that_try_to_leave_stay_in_their_container(box):
+async def test_programs_that_try_to_leave_stay_in_their_container(sandbox):
     for attack in ESCAPES:
         try:
-            await attack(Arena(box))
+            await attack(Arena(sandbox))
         except BaseException as error:
             error.add_note(f"the attack: {attack.__name__}")
             raise
-        await box.reset()
+        await sandbox.reset()
 
 
 @pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGSTOP", "SIGCHLD"])
-async def test_the_agent_of_a_container_takes_no_signal_of_a_guest(box, signal_name):
-    await escapes.test_the_agent_takes_no_signal_of_a_guest(Arena(box), signal_name)
+async def test_the_agent_of_a_container_takes_no_signal_of_a_guest(sandbox, signal_name):
+    await escapes.test_the_agent_takes_no_signal_of_a_guest(Arena(sandbox), signal_name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [resources.BOMB, resources.EACH_LEAVES_TWO])
 async def test_a_bomb_goes_off_in_its_container_only(spec, program):
-    async with opened(spec) as box, opened(spec) as neighbour:
-        result = await Arena(box).attack(program, timeout_s=1)
+    async with opened(spec) as sandbox, opened(spec) as neighbour:
+        result = await Arena(sandbox).attack(program, timeout_s=1)
         assert result.outcome in ("timeout", "output", "killed"), result
         assert (await neighbour.run_python("2 + 2")).stdout == "4\n"
-        await box.reset()
-        assert (await box.run_python("'alive'")).stdout == "'alive'\n"
+        await sandbox.reset()
+        assert (await sandbox.run_python("'alive'")).stdout == "'alive'\n"
 
 
-async def test_no_descriptor_of_the_host_is_in_a_container(box):
-    result = await Arena(box).attack("""
+async def test_no_descriptor_of_the_host_is_in_a_container(sandbox):
+    result = await Arena(sandbox).attack("""
         for name in sorted(os.listdir("/proc/self/fd"), key=int):
             try: print(os.readlink("/proc/self/fd/" + name))
             except OSError: pass
@@ -82,7 +82,7 @@ async def test_no_descriptor_of_the_host_is_in_a_container(box):
 # -- what is particular to containers --------------------------------------------------------------
 
 
-async def test_shared_memory_is_no_second_disk(box):
+async def test_shared_memory_is_no_second_disk(sandbox):
     fill = """
         import errno, os
         written = 0
@@ -97,29 +97,29 @@ async def test_shared_memory_is_no_second_disk(box):
             while True: open(f"/dev/shm/{names}", "w").close(); names += 1
         except OSError: print(names <= 1024)
     """
-    assert await said(box, fill) == f"{2**20} ENOSPC\nTrue"
+    assert await cell_output(sandbox, fill) == f"{2**20} ENOSPC\nTrue"
     run = "cp /bin/true /tmp/t && /tmp/t && rm -f /dev/shm/*; cp /bin/true /dev/shm/t && /dev/shm/t"
-    assert (await shell(box, run)).exit_code == 126, "nothing is executed there"
-    await box.reset()
-    assert await said(box, "import multiprocessing; print(multiprocessing.Semaphore(2).acquire())") == "True"
+    assert (await shell(sandbox, run)).exit_code == 126, "nothing is executed there"
+    await sandbox.reset()
+    assert await cell_output(sandbox, "import multiprocessing; print(multiprocessing.Semaphore(2).acquire())") == "True"
 
 
-async def test_of_the_machine_neither_its_devices_nor_its_timers_are_read(box):
+async def test_of_the_machine_neither_its_devices_nor_its_timers_are_read(sandbox):
     for path in ("/proc/timer_list", "/proc/kcore", "/proc/sysrq-trigger"):
-        assert await errno_of(box, f"open({path!r}, 'rb').read(1)") in ("EACCES", "ENOENT"), path
+        assert await errno_of(sandbox, f"open({path!r}, 'rb').read(1)") in ("EACCES", "ENOENT"), path
     for path in ("/sys/class", "/sys/firmware/dmi", "/sys/kernel/mm", "/sys/devices/system/cpu/online"):
-        assert await errno_of(box, f"os.stat({path!r})") in ("EACCES", "ENOENT"), path
+        assert await errno_of(sandbox, f"os.stat({path!r})") in ("EACCES", "ENOENT"), path
     for path in ("/proc/keys", "/proc/interrupts", "/proc/acpi"):
         read = f"import os; print(os.listdir({path!r}) if os.path.isdir({path!r}) else open({path!r}).read(100))"
-        assert await said(box, read) in ("", "[]"), path
+        assert await cell_output(sandbox, read) in ("", "[]"), path
 
 
-async def test_a_set_user_id_program_of_an_image_gives_nothing(box):
+async def test_a_set_user_id_program_of_an_image_gives_nothing(sandbox):
     """The bit stays in the image; no-new-privileges makes the kernel ignore it, whatever the program."""
-    found = (await shell(box, "find / -xdev -perm -4000 -user 0")).stdout.split()
+    found = (await shell(sandbox, "find / -xdev -perm -4000 -user 0")).stdout.split()
     assert "/usr/bin/sleep-as-root" in found, "or this proves nothing"
-    told = await said(
-        box,
+    reported = await cell_output(
+        sandbox,
         """
         import os, subprocess, time
         asleep = subprocess.Popen(["/usr/bin/sleep-as-root", "60"])
@@ -131,18 +131,18 @@ async def test_a_set_user_id_program_of_an_image_gives_nothing(box):
         asleep.kill()
         """,
     )
-    assert told == "True True\n1 {0}"
-    mounts = await said(box, "print([line.split()[1:4] for line in open('/proc/mounts')])")
+    assert reported == "True True\n1 {0}"
+    mounts = await cell_output(sandbox, "print([line.split()[1:4] for line in open('/proc/mounts')])")
     options = {place: flags.split(",") for place, _, flags in eval(mounts)}
     assert all("nosuid" in options[place] for place in ("/work", "/tmp", "/dev/shm", "/proc", "/dev"))
     assert "ro" in options["/"]
-    assert await errno_of(box, "os.chown('/work', 0, 0)") == "EPERM"
+    assert await errno_of(sandbox, "os.chown('/work', 0, 0)") == "EPERM"
 
 
-async def test_buffers_of_connections_are_bounded_beside_the_memory(box):
+async def test_buffers_of_connections_are_bounded_beside_the_memory(sandbox):
     """Each process may open 256 files, each connection wants 8 MiB: what nobody reads is held by the kernel."""
-    held = await said(
-        box,
+    held = await cell_output(
+        sandbox,
         """
         import socket
         server = socket.create_server(("127.0.0.1", 0), backlog=100)
@@ -164,10 +164,10 @@ async def test_buffers_of_connections_are_bounded_beside_the_memory(box):
         """,
     )
     assert int(held) <= 2 * SOCKETS_MIB
-    assert (await box.run_python("6 * 7")).stdout == "42\n"
+    assert (await sandbox.run_python("6 * 7")).stdout == "42\n"
 
 
-def test_where_nothing_bounds_the_buffers_it_is_said(caplog):
+def test_where_nothing_bounds_the_buffers_it_is_reported(caplog):
     sockets._warn.cache_clear()
     assert not bound_sockets(0)
     assert "TCP buffers of containers are outside of their memory limit" in caplog.text

@@ -13,7 +13,7 @@ from sandboxes.backends.docker import container, daemon, network
 from sandboxes.backends.docker.container import OWNER
 from sandboxes.egress.interception import rules
 from sandboxes.interface import SandboxFrozen, SandboxUnavailable
-from sandboxes.opened import open_box
+from sandboxes.opened import open_sandbox
 from sandboxes.spec import SandboxSpec
 from tests.sandboxes import watched_scene
 from tests.sandboxes.asking import errno_of
@@ -34,7 +34,7 @@ def scene(docker_image):
 
 async def test_every_attempt_is_recorded_with_its_true_destination(scene):
     async with scene() as staged:
-        staged.box.label("turn 1, call 2")
+        staged.sandbox.label("turn 1, call 2")
         await staged.attack(
             """
             attempt(tcp, "192.0.2.7", 80, b"GET / HTTP/1.1\\r\\nHost: a.example.org\\r\\n\\r\\n")
@@ -58,7 +58,7 @@ async def test_every_attempt_is_recorded_with_its_true_destination(scene):
     }
     assert staged.recorded == staged.tried == 7
     assert {attempt.label for attempt in staged.attempts} == {"turn 1, call 2"}
-    assert not any(attempt.verdict.allowed for attempt in staged.attempts)
+    assert not any(attempt.decision.allowed for attempt in staged.attempts)
 
 
 async def test_what_the_policy_allows_is_forwarded(scene):
@@ -72,12 +72,12 @@ async def test_what_the_policy_allows_is_forwarded(scene):
 
     await internet.serve("192.0.2.10", 80, serve)
     async with scene(allowing("files.example.org"), internet.upstream) as staged:
-        fetched = await staged.box.run_python(
+        fetched = await staged.sandbox.run_python(
             "import urllib.request as u; print(u.urlopen('http://files.example.org/').read())"
         )
         assert fetched.stdout == "b'hello'\n", fetched
     await internet.close()
-    assert any(attempt.verdict.allowed and attempt.attempt.address == "192.0.2.10" for attempt in staged.attempts)
+    assert any(attempt.decision.allowed and attempt.attempt.address == "192.0.2.10" for attempt in staged.attempts)
 
 
 @pytest.mark.parametrize(
@@ -96,22 +96,22 @@ async def test_what_the_policy_allows_is_forwarded(scene):
 )
 async def test_a_socket_that_no_gateway_could_see_cannot_be_had(scene, made, answer):
     async with scene() as staged:
-        assert await errno_of(staged.box, f"socket.socket({made})") == answer
+        assert await errno_of(staged.sandbox, f"socket.socket({made})") == answer
 
 
-async def test_nobody_in_the_box_changes_its_network_or_takes_the_gateways_place(scene):
+async def test_nobody_in_the_sandbox_changes_its_network_or_takes_the_gateways_place(scene):
     async with scene() as staged:
         for port in (rules.GATEWAY_PORT, rules.DNS_PORT):
             for kind in ("SOCK_STREAM", "SOCK_DGRAM"):
                 bind = f"socket.socket(socket.AF_INET6, socket.{kind}).bind(('::', {port}))"
-                assert await errno_of(staged.box, bind) == "EACCES"
+                assert await errno_of(staged.sandbox, bind) == "EACCES"
         transparent = "socket.socket().setsockopt(socket.SOL_IP, 19, 1)"
-        assert await errno_of(staged.box, transparent) == "EPERM"
+        assert await errno_of(staged.sandbox, transparent) == "EPERM"
         for path in ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "/proc/sys/net/ipv6/conf/all/disable_ipv6"):
-            assert await errno_of(staged.box, f"open({path!r}, 'w')") in ("EROFS", "EACCES")
+            assert await errno_of(staged.sandbox, f"open({path!r}, 'w')") in ("EROFS", "EACCES")
 
 
-async def test_a_frozen_box_has_no_connection_left_and_its_records_stay(scene):
+async def test_a_frozen_sandbox_has_no_connection_left_and_its_records_stay(scene):
     ended = asyncio.Event()
     internet = Internet({"files.example.org": ["192.0.2.10"]})
 
@@ -123,9 +123,9 @@ async def test_a_frozen_box_has_no_connection_left_and_its_records_stay(scene):
     await internet.serve("192.0.2.10", 443, hold)
     async with scene(allowing("files.example.org"), internet.upstream) as staged:
         code = "s = socket.create_connection(('files.example.org', 443)); s.send(b'SSH-2.0-x'); s.recv(1)"
-        talking = asyncio.create_task(staged.box.run_python(f"import socket; {code}"))
+        talking = asyncio.create_task(staged.sandbox.run_python(f"import socket; {code}"))
         await staged.until(lambda: staged.attempts)
-        await staged.box.freeze("looks like a tunnel")
+        await staged.sandbox.freeze("looks like a tunnel")
         with pytest.raises(SandboxFrozen, match="tunnel"):
             await talking
         assert internet.dialled == [] or await asyncio.wait_for(ended.wait(), 5)
@@ -134,19 +134,19 @@ async def test_a_frozen_box_has_no_connection_left_and_its_records_stay(scene):
 
 
 async def test_the_next_user_has_another_name_and_none_of_the_records(docker_image):
-    box = await open_box(SandboxSpec(network="watched", timeout_s=10, **OPTIONS))
+    sandbox = await open_sandbox(SandboxSpec(network="watched", timeout_s=10, **OPTIONS))
     try:
-        before = box.name
-        await box.run_python("import socket; socket.socket(2, 2).sendto(b'x', ('192.0.2.1', 9))")
-        assert [record.attempt.box for record in await box.egress()] == [before]
-        await box.reset()
-        assert box.name != before
-        assert await box.egress() == []
+        before = sandbox.name
+        await sandbox.run_python("import socket; socket.socket(2, 2).sendto(b'x', ('192.0.2.1', 9))")
+        assert [record.attempt.sandbox for record in await sandbox.egress()] == [before]
+        await sandbox.reset()
+        assert sandbox.name != before
+        assert await sandbox.egress() == []
     finally:
-        await box.close()
+        await sandbox.close()
 
 
-async def test_a_network_that_cannot_be_watched_makes_no_box(docker_image, monkeypatch):
+async def test_a_network_that_cannot_be_watched_makes_no_sandbox(docker_image, monkeypatch):
     """Without IPv6 the kernel refuses a part of the rules."""
     settings = container.settings
 
@@ -157,7 +157,7 @@ async def test_a_network_that_cannot_be_watched_makes_no_box(docker_image, monke
 
     monkeypatch.setattr(container, "settings", without_ipv6)
     with pytest.raises(SandboxUnavailable, match="netns entry"):
-        await open_box(SandboxSpec(network="watched", **OPTIONS))
+        await open_sandbox(SandboxSpec(network="watched", **OPTIONS))
     assert daemon.client().containers(all=True, filters={"label": OWNER}) == []
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.egress_corpus import scenarios
+from sandboxes.egress.decision import REASONS
 from sandboxes.egress.detectors.__main__ import document
 from sandboxes.egress.detectors.registry import RULES
 from sandboxes.egress.detectors.unparsed import UNPARSED
-from sandboxes.egress.verdict import REASONS
 
 ALL = scenarios()
 INCIDENTS = [one for one in ALL if one.expected and one.known_miss is None]

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandboxes.egress.attempt import PROTOCOLS, Attempt
+from sandboxes.egress.connection_attempt import PROTOCOLS, ConnectionAttempt
+from sandboxes.egress.decision import EgressDecision
 from sandboxes.egress.detectors import beaconing, exfiltration, names, processes, scans, tunnels
 from sandboxes.egress.detectors.actions import actions_of
 from sandboxes.egress.detectors.detector import Context
@@ -18,23 +19,22 @@ from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.detectors.tunnels import ssh_forwards
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord, Spread
-from sandboxes.egress.verdict import Verdict
 
 POLICY = EgressPolicy()
 
 
 def record(n=1, *, at=0.0, allowed=False, address="10.0.0.5", port=443, protocol="tcp", began=None, **more):
     fields = {name: more.pop(name) for name in ("name", "sni", "host", "query_type") if name in more}
-    tried = Attempt(
-        box="b", sequence=more.pop("sequence", n), at=at if began is None else began, protocol=protocol,
+    tried = ConnectionAttempt(
+        sandbox="b", sequence=more.pop("sequence", n), at=at if began is None else began, protocol=protocol,
         address=address, port=port, **fields,
     )  # fmt: skip
-    verdict = Verdict(allowed=allowed, policy="p", reason="allowed-by-rule" if allowed else "no-rule")
-    return EgressRecord(seq=n, attempt=tried, verdict=verdict, last_at=at, **more)
+    decision = EgressDecision(allowed=allowed, policy="p", reason="allowed-by-rule" if allowed else "no-rule")
+    return EgressRecord(seq=n, attempt=tried, decision=decision, last_at=at, **more)
 
 
 def shell(script, **more):
-    return ExecEvent(box="b", at=0.0, argv=("bash", "-c", script), **more)
+    return ExecEvent(sandbox="b", at=0.0, argv=("bash", "-c", script), **more)
 
 
 def rules_of(detector, events):
@@ -188,7 +188,7 @@ def test_a_quiet_connection_is_long(lasted_s, found):
     ("port", "allowed", "severity"),
     [(22, True, None), (22, False, "warning"), (443, True, "critical"), (443, False, "critical")],
 )
-def test_ssh_is_judged_by_port_and_verdict(port, allowed, severity):
+def test_ssh_is_judged_by_port_and_decision(port, allowed, severity):
     found = tunnels.Tunnels(Context()).feed(record(port=port, allowed=allowed, opening_up=b"SSH-2.0-OpenSSH_9.2\r\n"))
     assert (found.severity if found else None) == severity
 
@@ -243,7 +243,7 @@ def test_what_stands_in_for_its_output_is_run_too():
 
 def test_text_that_only_speaks_of_actions_is_none():
     spoken = ExecEvent(
-        box="b",
+        sandbox="b",
         at=0.0,
         code='"""ssh -R 1:a:2 h"""\n# xmrig -o stratum+tcp://p:1\nNAMES = {"ngrok", "xmrig"}\nprint(NAMES)',
     )
@@ -251,10 +251,10 @@ def test_text_that_only_speaks_of_actions_is_none():
     assert Suite(POLICY).feed(spoken) == []
 
 
-def test_the_same_story_is_told_once_until_it_grows_old():
+def test_the_same_story_is_reported_once_until_it_grows_old():
     suite = Suite(POLICY)
-    told = [len(suite.feed(shell("./xmrig").model_copy(update={"at": at}))) for at in (0.0, 299.0, 300.0)]
-    assert told == [1, 0, 1]
+    reported = [len(suite.feed(shell("./xmrig").model_copy(update={"at": at}))) for at in (0.0, 299.0, 300.0)]
+    assert reported == [1, 0, 1]
 
 
 def test_a_rule_can_be_left_out_and_a_wrong_id_is_refused():
@@ -332,7 +332,7 @@ HOSTILE = {
 def test_hostile_text_neither_raises_nor_takes_long(text):
     suite = Suite(POLICY)
     started_s = time.thread_time()
-    suite.feed(ExecEvent(box="b", at=0.0, code=text))
+    suite.feed(ExecEvent(sandbox="b", at=0.0, code=text))
     suite.feed(shell(text))
     suite.feed(shell(f"python3 -c '{text}'"))
     # Of the processor, so that a busy machine changes nothing: a few hundred ms, where quadratic work takes minutes.
@@ -342,14 +342,16 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
 @pytest.mark.parametrize(
     "event",
     [
-        ExecEvent(box="b", at=0.0, code="#" * 2**20 + "\n!./xmrig\n" + "#" * 2**20),
-        ExecEvent(box="b", at=0.0, argv=("bash", "-c", ":" * 2**20 + "; ./xmrig; " + ":" * 2**20)),
-        ExecEvent(box="b", at=0.0, argv=("bash", *["-v"] * 200_000, "-c", "./xmrig")),
-        ExecEvent(box="b", at=0.0, argv=("bash", "-s"), stdin="#" * 2**20 + "\n./xmrig\n" + "#" * 2**20),
-        ExecEvent(box="b", at=0.0, argv=("bash", "-c", ":;" * 60_000 + "./xmrig")),
-        ExecEvent(box="b", at=0.0, code="f(" * 90 + "[" + "'a'," * 60_000 + "]" + ")" * 90),
-        ExecEvent(box="b", at=0.0, code="f()\n" * 60_000 + "os.system('./xmrig')"),
-        ExecEvent(box="b", at=0.0, argv=("python3", "-c", "x = " + "+".join("1" * 3000) + "\nos.system('./xmrig')")),
+        ExecEvent(sandbox="b", at=0.0, code="#" * 2**20 + "\n!./xmrig\n" + "#" * 2**20),
+        ExecEvent(sandbox="b", at=0.0, argv=("bash", "-c", ":" * 2**20 + "; ./xmrig; " + ":" * 2**20)),
+        ExecEvent(sandbox="b", at=0.0, argv=("bash", *["-v"] * 200_000, "-c", "./xmrig")),
+        ExecEvent(sandbox="b", at=0.0, argv=("bash", "-s"), stdin="#" * 2**20 + "\n./xmrig\n" + "#" * 2**20),
+        ExecEvent(sandbox="b", at=0.0, argv=("bash", "-c", ":;" * 60_000 + "./xmrig")),
+        ExecEvent(sandbox="b", at=0.0, code="f(" * 90 + "[" + "'a'," * 60_000 + "]" + ")" * 90),
+        ExecEvent(sandbox="b", at=0.0, code="f()\n" * 60_000 + "os.system('./xmrig')"),
+        ExecEvent(
+            sandbox="b", at=0.0, argv=("python3", "-c", "x = " + "+".join("1" * 3000) + "\nos.system('./xmrig')")
+        ),
         shell("".join(f"bash <<A{n}\n" for n in range(9)) + "./xmrig\n" + "".join(f"A{n}\n" for n in range(8, -1, -1))),
     ],
     ids=[
@@ -364,7 +366,7 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
         "depth",
     ],
 )
-def test_what_is_not_read_is_said(event):
+def test_what_is_not_read_is_reported(event):
     (found,) = [found for found in Suite(POLICY).feed(event) if found.rule == "unread-command"]
     assert found.severity == "warning"  # text is a hint, and what it hides is told by what it does
     assert found.evidence
@@ -373,14 +375,16 @@ def test_what_is_not_read_is_said(event):
 @pytest.mark.parametrize(
     "event",
     [
-        ExecEvent(box="b", at=0.0, argv=("python3", "solution.py"), stdin="1 2 3\n" * 200_000),
-        ExecEvent(box="b", at=0.0, argv=("bash", "-c", "sort | uniq -c"), stdin="1 2 3\n" * 200_000),
-        ExecEvent(box="b", at=0.0, code="x = " + repr(list(range(30_000)))),
-        ExecEvent(box="b", at=0.0, code="print(sum(sorted(list(" + repr([1] * 60_000) + "))))"),
+        ExecEvent(sandbox="b", at=0.0, argv=("python3", "solution.py"), stdin="1 2 3\n" * 200_000),
+        ExecEvent(sandbox="b", at=0.0, argv=("bash", "-c", "sort | uniq -c"), stdin="1 2 3\n" * 200_000),
+        ExecEvent(sandbox="b", at=0.0, code="x = " + repr(list(range(30_000)))),
+        ExecEvent(sandbox="b", at=0.0, code="print(sum(sorted(list(" + repr([1] * 60_000) + "))))"),
         ExecEvent(
-            box="b", at=0.0, code="print(" + " + ".join(map(str, range(300))) + ", " + " + ".join(["'a'"] * 300) + ")"
+            sandbox="b",
+            at=0.0,
+            code="print(" + " + ".join(map(str, range(300))) + ", " + " + ".join(["'a'"] * 300) + ")",
         ),
-        ExecEvent(box="b", at=0.0, argv=("git", "add", *(f"src/file{n}.py" for n in range(5000)))),
+        ExecEvent(sandbox="b", at=0.0, argv=("git", "add", *(f"src/file{n}.py" for n in range(5000)))),
         shell("\n".join(f"if test -f conf{n}; then echo yes; fi" for n in range(1500))),
     ],
     ids=[
@@ -397,14 +401,14 @@ def test_much_ordinary_work_is_read_or_is_no_code(event):
     assert Suite(POLICY).feed(event) == []
 
 
-def test_a_long_file_that_is_written_is_said_and_alarms_nobody():
-    written = ExecEvent(box="b", at=0.0, writes="data.csv", code="1,2,3\n" * 200_000)
+def test_a_long_file_that_is_written_is_reported_and_alarms_nobody():
+    written = ExecEvent(sandbox="b", at=0.0, writes="data.csv", code="1,2,3\n" * 200_000)
     assert [(found.rule, found.severity) for found in Suite(POLICY).feed(written)] == [("unread-command", "info")]
 
 
 def test_what_is_padded_on_one_side_is_still_seen():
     for padded in ("./xmrig\n" + "#" * 2 * CODE_CHARACTERS, "#" * 2 * CODE_CHARACTERS + "\n!./xmrig"):
-        found = Suite(POLICY).feed(ExecEvent(box="b", at=0.0, code=padded))
+        found = Suite(POLICY).feed(ExecEvent(sandbox="b", at=0.0, code=padded))
         assert [one.rule for one in found] == ["mining-program", "unread-command"]
 
 
@@ -446,7 +450,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES | st.text(max_size=8), max_size=40), st.sampled_from(["", " "]))
 def test_no_text_makes_a_detector_raise(pieces, glue):
     text = glue.join(pieces)
-    Suite(POLICY).feed(ExecEvent(box="b", at=0.0, code=text, argv=("bash", "-c", text), stdin=text))
+    Suite(POLICY).feed(ExecEvent(sandbox="b", at=0.0, code=text, argv=("bash", "-c", text), stdin=text))
 
 
 @settings(max_examples=200, deadline=None)

@@ -5,17 +5,17 @@ import time
 
 import pytest
 
-from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.connection_attempt import ConnectionAttempt
+from sandboxes.egress.decision import decide
 from sandboxes.egress.log import RecordLog, Traffic
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import OPENING_BYTES, RECORD_BYTES, EgressRecord
-from sandboxes.egress.verdict import decide
 
 POLICY = EgressPolicy()
 
 
 def attempt(n=1, port=443, address="203.0.113.7", **more):
-    return Attempt(box="b", sequence=n, at=float(n), protocol="tcp", address=address, port=port, **more)
+    return ConnectionAttempt(sandbox="b", sequence=n, at=float(n), protocol="tcp", address=address, port=port, **more)
 
 
 def add(log, tried, label=None):
@@ -114,9 +114,9 @@ def test_what_was_handed_out_never_changes():
 
 def test_bytes_of_summed_up_traffic_add_up():
     log, tried = RecordLog(limit=4), attempt()
-    verdict = decide(POLICY, tried, {})
+    decision = decide(POLICY, tried, {})
     for n in range(200):
-        log.add_traffic(tried, verdict, Traffic(10, 20, 1, b"up", b"down"), at=float(n))
+        log.add_traffic(tried, decision, Traffic(10, 20, 1, b"up", b"down"), at=float(n))
     records = drained(log)
     assert sum(record.bytes_up for record in records) == 2000
     assert sum(record.bytes_down for record in records) == 4000
@@ -156,8 +156,8 @@ def test_writers_in_several_threads_and_a_reader_lose_and_double_nothing():
 
 def test_the_longest_record_is_bounded_and_survives_json():
     hostile = "\u2603\x00\"'\\" * 10_000
-    tried = Attempt(
-        box=hostile,
+    tried = ConnectionAttempt(
+        sandbox=hostile,
         sequence=10**18,
         at=1e12,
         protocol="tcp",

@@ -85,8 +85,8 @@ def test_a_name_that_leaves_open_what_it_means_is_refused(text):
 
 def test_a_spec_says_what_is_wrong_with_its_image():
     for fields, problem in (
-        ({"backend": "docker"}, "a box of Docker needs an image"),
-        ({"image": "tools"}, "only boxes of Docker have an image"),
+        ({"backend": "docker"}, "a sandbox of Docker needs an image"),
+        ({"image": "tools"}, "only sandboxes of Docker have an image"),
         ({"backend": "docker", "image": "docker.io/x"}, "images of other registries are not used"),
     ):
         with pytest.raises(ValidationError) as refused:

@@ -1,7 +1,7 @@
 """An action carries the label of the tool call during which it was done, also when it is reported later."""
 
 
-async def test_what_is_done_in_a_turn_is_told_with_that_turn(observing):
+async def test_what_is_done_in_a_turn_is_reported_with_that_turn(observing):
     async with observing() as seen:
         for turn in range(12):
             seen.sandbox.label(f"turn-{turn}")
@@ -11,8 +11,8 @@ async def test_what_is_done_in_a_turn_is_told_with_that_turn(observing):
                 await seen.sandbox.exec(["touch", f"file-{turn}"])
         seen.sandbox.label(None)
         await seen.sandbox.settled()
-        told = {action.path: action.label for action in seen.actions if action.operation == "write"}
-    assert told == {f"/work/file-{turn}": f"turn-{turn}" for turn in range(12)}
+        reported = {action.path: action.label for action in seen.actions if action.operation == "write"}
+    assert reported == {f"/work/file-{turn}": f"turn-{turn}" for turn in range(12)}
 
 
 async def test_what_goes_on_in_the_background_belongs_to_the_turn_in_which_it_happens(observing):
@@ -32,8 +32,8 @@ open("early", "w").close()
         seen.sandbox.label("second")
         await seen.sandbox.run_python("go.set(); done.wait()")
         await seen.sandbox.settled()
-        told = {action.path: action.label for action in seen.actions if action.operation == "write"}
-    assert told == {"/work/early": "first", "/work/late": "second"}
+        reported = {action.path: action.label for action in seen.actions if action.operation == "write"}
+    assert reported == {"/work/early": "first", "/work/late": "second"}
 
 
 async def test_refused_sockets_carry_their_turn_as_well(observing):
@@ -53,5 +53,5 @@ async def test_a_reset_gives_the_sandbox_another_name_and_its_actions_too(observ
         await seen.sandbox.reset()
         await seen.sandbox.exec(["true"])
         await seen.sandbox.settled()
-        assert [action.box for action in seen.actions] == [before, seen.sandbox.name]
+        assert [action.sandbox for action in seen.actions] == [before, seen.sandbox.name]
         assert before != seen.sandbox.name

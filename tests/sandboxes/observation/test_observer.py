@@ -141,11 +141,11 @@ print(sorted(os.listdir("/")), sorted(os.listdir("/dev")), sorted(os.listdir("/t
 """
     program = ["/bin/sh", "-c", "env; pwd; ls /proc/self/fd; umask"]
     async with observing() as seen, opened(SPEC) as plain:
-        for ask in (lambda box: box.run_python(look), lambda box: box.exec(program)):
+        for ask in (lambda sandbox: sandbox.run_python(look), lambda sandbox: sandbox.exec(program)):
             assert (await ask(seen.sandbox)).stdout == (await ask(plain)).stdout
 
 
-async def test_a_pool_tells_users_apart_and_freezing_keeps_what_was_told():
+async def test_a_pool_tells_users_apart_and_freezing_keeps_what_was_reported():
     actions: list[ObservedAction] = []
     async with Pool(SPEC, 1, on_action=actions.append) as pool:
         names = []
@@ -161,7 +161,7 @@ async def test_a_pool_tells_users_apart_and_freezing_keeps_what_was_told():
                 await asyncio.sleep(0.01)
             await sandbox.freeze("the test")
             await asyncio.gather(spinning, return_exceptions=True)
-    assert list(dict.fromkeys(action.box for action in actions)) == names
+    assert list(dict.fromkeys(action.sandbox for action in actions)) == names
 
 
 async def test_snapshots_come_back_observed(observing):
@@ -177,7 +177,7 @@ async def test_snapshots_come_back_observed(observing):
 
 ORDINARY = """
 import asyncio, os
-from sandboxes.backends.namespaces import box, probe
+from sandboxes.backends.namespaces import sandbox, probe
 from sandboxes.egress.gateway import opening
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
@@ -188,9 +188,9 @@ if os.geteuid() == 0:
 
 async def main():
     got = []
-    async with opened(SandboxSpec(network="watched"), on_action=got.append) as box:
-        await box.exec(["/bin/sh", "-c", "exec touch file"])
-        await box.settled()
+    async with opened(SandboxSpec(network="watched"), on_action=got.append) as sandbox:
+        await sandbox.exec(["/bin/sh", "-c", "exec touch file"])
+        await sandbox.settled()
     print([(action.program, action.argv, action.path) for action in got])
 
 asyncio.run(main())
@@ -206,9 +206,9 @@ def test_an_ordinary_user_can_observe_sandboxes():
         run = subprocess.run(
             command, capture_output=True, text=True, cwd=folder, timeout=120, env={"PYTHONPATH": folder}
         )
-    told = [("/usr/bin/dash", ("/bin/sh", "-c", "exec touch file"), ""), ("/usr/bin/touch", ("touch", "file"), ""),
+    reported = [("/usr/bin/dash", ("/bin/sh", "-c", "exec touch file"), ""), ("/usr/bin/touch", ("touch", "file"), ""),
             ("/usr/bin/touch", (), "/work/file")]  # fmt: skip
-    assert (run.returncode, run.stdout) == (0, f"{told}\n"), run.stderr
+    assert (run.returncode, run.stdout) == (0, f"{reported}\n"), run.stderr
 
 
 def test_a_question_that_somebody_has_answered_meanwhile_is_not_waited_for(tmp_path):
@@ -221,11 +221,11 @@ ours, theirs = socket.socketpair()
 sandbox = Observed(nobody, theirs, os.getpid(), 16)
 print(sandbox.answer())
 """
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         timeout=60,
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
     )
-    assert told.stdout == "False\n", told.stderr
+    assert reported.stdout == "False\n", reported.stderr

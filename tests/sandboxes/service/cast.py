@@ -7,9 +7,9 @@ import httpx
 
 
 async def create(client: httpx.AsyncClient, **body: object) -> str:
-    """The path of a new box that is open."""
+    """The path of a new sandbox that is open."""
     body = {"spec": {"timeout_s": 10}} | body
-    answer = await client.post("/v1/boxes", json=body)
+    answer = await client.post("/v1/sandboxes", json=body)
     assert answer.status_code == 201, answer.text
     return answer.headers["Location"]
 

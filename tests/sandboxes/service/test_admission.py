@@ -12,8 +12,8 @@ from tests.sandboxes.service.cast import create, until
 ONE = SandboxSpec(timeout_s=10)
 
 
-def gate(boxes: int = 1, memory_mib: int = 10**6, most_waiting: int = 100) -> Gate:
-    return Gate(Capacity(boxes, memory_mib), most_waiting)
+def gate(sandboxes: int = 1, memory_mib: int = 10**6, most_waiting: int = 100) -> Gate:
+    return Gate(Capacity(sandboxes, memory_mib), most_waiting)
 
 
 async def let_in_order(gate: Gate, tickets: dict) -> list[str]:
@@ -54,7 +54,7 @@ async def test_whoever_was_let_in_longest_ago_is_next():
     assert (other.admitted.done(), again.admitted.done()) == (True, False)
 
 
-async def test_a_large_box_is_not_overtaken_for_ever():
+async def test_a_large_sandbox_is_not_overtaken_for_ever():
     small, large = SandboxSpec(memory_mib=32, disk_mib=1), SandboxSpec(memory_mib=256, disk_mib=1)
     line = gate(10, demand_mib(large))
     holder = line.enter("a", "a", small)
@@ -67,15 +67,15 @@ async def test_a_large_box_is_not_overtaken_for_ever():
     assert late.admitted.done()
 
 
-async def test_memory_and_boxes_are_never_exceeded_and_all_is_given_back():
+async def test_memory_and_sandboxes_are_never_exceeded_and_all_is_given_back():
     spec = SandboxSpec()
     line = gate(3, 2 * demand_mib(spec) + 1)
     tickets = [line.enter("a", str(n), spec) for n in range(6)]
-    assert (line.boxes, line.memory_mib, line.waiting) == (2, 2 * demand_mib(spec), 4)
+    assert (line.sandboxes, line.memory_mib, line.waiting) == (2, 2 * demand_mib(spec), 4)
     line.leave(tickets[5])
     for ticket in (*tickets, *tickets):
         line.leave(ticket)
-    assert (line.boxes, line.memory_mib, line.waiting) == (0, 0, 0)
+    assert (line.sandboxes, line.memory_mib, line.waiting) == (0, 0, 0)
 
 
 async def test_what_never_fits_is_refused_with_the_field_and_a_full_line_is_busy():
@@ -95,14 +95,16 @@ async def test_what_never_fits_is_refused_with_the_field_and_a_full_line_is_busy
 
 @pytest.fixture
 async def narrow(serve):
-    """A service with room for one box."""
+    """A service with room for one sandbox."""
     return await serve(capacity=Capacity(1, demand_mib(ONE)))
 
 
-async def test_a_box_that_does_not_fit_now_waits_and_is_told_its_place(narrow):
+async def test_a_sandbox_that_does_not_fit_now_waits_and_is_told_its_place(narrow):
     alice, bob = await narrow.client("alice"), await narrow.client("bob")
     first = await create(alice)
-    waiting = [await who.post("/v1/boxes", json={"wait_s": 0, "spec": {"timeout_s": 10}}) for who in (bob, alice, bob)]
+    waiting = [
+        await who.post("/v1/sandboxes", json={"wait_s": 0, "spec": {"timeout_s": 10}}) for who in (bob, alice, bob)
+    ]
     assert [answer.status_code for answer in waiting] == [202, 202, 202]
     assert [answer.json()["state"] for answer in waiting] == ["queued"] * 3
     bobs, alices, bobs_second = (answer.headers["Location"] for answer in waiting)
@@ -123,7 +125,7 @@ async def test_a_box_that_does_not_fit_now_waits_and_is_told_its_place(narrow):
 async def test_waiting_ends_with_its_time_out(narrow):
     alice = await narrow.client("alice")
     first = await create(alice)
-    answer = await alice.post("/v1/boxes", json={"queue_s": 0.2, "wait_s": 30})
+    answer = await alice.post("/v1/sandboxes", json={"queue_s": 0.2, "wait_s": 30})
     assert (answer.status_code, "queue_s = 0.2" in answer.json()["detail"]) == (503, True)
     assert int(answer.headers["Retry-After"]) > 0
     stats = (await alice.get("/v1/stats")).json()
@@ -134,16 +136,16 @@ async def test_waiting_ends_with_its_time_out(narrow):
 
 async def test_what_never_fits_is_422_over_http(narrow):
     alice = await narrow.client("alice")
-    answer = await alice.post("/v1/boxes", json={"spec": {"memory_mib": 4096}})
+    answer = await alice.post("/v1/sandboxes", json={"spec": {"memory_mib": 4096}})
     assert answer.status_code == 422
     assert answer.json()["problems"][0]["field"] == "spec.memory_mib"
-    assert (await alice.get("/v1/boxes")).json()["boxes"] == []
+    assert (await alice.get("/v1/sandboxes")).json()["sandboxes"] == []
 
 
 async def test_who_waits_when_the_service_stops_is_answered(narrow):
     alice = await narrow.client("alice")
     await create(alice)
-    waiting = asyncio.create_task(alice.post("/v1/boxes", json={"wait_s": 30}))
-    await until(lambda: asyncio.sleep(0, narrow.serving.app.state.boxes.gate.waiting))
+    waiting = asyncio.create_task(alice.post("/v1/sandboxes", json={"wait_s": 30}))
+    await until(lambda: asyncio.sleep(0, narrow.serving.app.state.sandboxes.gate.waiting))
     narrow.serving.stop()
     assert (await waiting).json()["reason"] == "the service was stopped"

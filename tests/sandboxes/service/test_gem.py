@@ -53,7 +53,7 @@ async def test_a_new_episode_has_a_sandbox_of_its_own_unless_the_spec_says_other
         spend = "import os\nfor _ in range(20):\n  if os.fork() == 0: os._exit(0)\n  os.wait()\nos.getpid()"
         numbers.append(int((await step(alice, instance, spend))["observation"]))
     assert (numbers[1] > numbers[0] + 20) is counts_on
-    assert (await alice.get(f"/v1/boxes/{instance}")).json()["state"] == "open"
+    assert (await alice.get(f"/v1/sandboxes/{instance}")).json()["state"] == "open"
 
 
 async def test_a_seed_makes_an_episode_repeatable_after_a_time_out_too(alice):
@@ -104,14 +104,14 @@ async def test_stats_and_metrics_count_what_happens(serve):
     await alice.post(f"{plain}/python", json={"code": "1"})
     await alice.post(f"{frozen}/freeze", json={"reason": "x"})
     stats = (await alice.get("/v1/stats")).json()
-    assert (stats["boxes"]["open"], stats["boxes"]["frozen"], stats["boxes"]["closed"]) == (1, 1, 1)
+    assert (stats["sandboxes"]["open"], stats["sandboxes"]["frozen"], stats["sandboxes"]["closed"]) == (1, 1, 1)
     assert (stats["execs"], stats["frozen"], stats["denied"], stats["queue"], stats["refused"]) == (2, 1, 1, 0, 0)
     assert stats["used_memory_mib"] == 2 * demand_mib(SandboxSpec())
     text = (await alice.get("/metrics")).text
     values = dict(re.findall(r"^palestra_sandbox_(\S+) ([0-9.]+)$", text, re.MULTILINE))
-    assert values['boxes{state="open"}'] == "1"
-    assert values['boxes{state="frozen"}'] == "1"
-    assert values['boxes_ended_total{state="closed"}'] == "1"
+    assert values['sandboxes{state="open"}'] == "1"
+    assert values['sandboxes{state="frozen"}'] == "1"
+    assert values['sandboxes_ended_total{state="closed"}'] == "1"
     assert (values["execs_total"], values["denied_attempts_total"], values["queue"]) == ("2", "1", "0")
     for line in text.splitlines():
         assert re.fullmatch(
@@ -128,7 +128,7 @@ async def test_attempts_are_counted_before_a_reset_forgets_them(serve):
     assert (await alice.get("/v1/stats")).json()["denied"] == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/boxes/sbx-none"])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/sandboxes/sbx-none"])
 async def test_what_is_not_there_is_a_problem_too(alice, path):
     answer = await alice.get(path)
     assert (answer.status_code, answer.headers["Content-Type"]) == (404, "application/problem+json")
@@ -139,6 +139,6 @@ async def test_a_step_alone_is_a_program_with_an_exit_code_and_ends_the_session(
     await alice.post("/gem/reset", json={"instance": instance, "seed": 7})
     await step(alice, instance, "x = 1\nimport os\nif os.fork() == 0:\n    while True: os.sched_yield()")
     others = "import os; print({n for n in os.listdir('/proc') if n.isdigit()} - {'1', str(os.getpid())}); exit(3)"
-    told = await alice.post("/gem/step", json={"instance": instance, "action": others, "alone": True})
-    assert (told.json()["observation"], told.json()["info"]["exit_code"]) == ("set()\n", 3)
+    reported = await alice.post("/gem/step", json={"instance": instance, "action": others, "alone": True})
+    assert (reported.json()["observation"], reported.json()["info"]["exit_code"]) == ("set()\n", 3)
     assert "[fresh interpreter: " in (await step(alice, instance, "x"))["observation"]

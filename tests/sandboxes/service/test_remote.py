@@ -1,6 +1,6 @@
-"""A box of a service behind the same facade as any; ``tests/sandboxes/contract`` has what all backends promise."""
+"""A sandbox of a service behind the same facade as any; ``tests/sandboxes/contract`` has what all backends promise."""
 
-# ruff: noqa: ASYNC110, PT012  what happens at the service sets no event here, and a box is used as a context
+# ruff: noqa: ASYNC110, PT012  what happens at the service sets no event here, and a sandbox is used as a context
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import pytest
 
 from sandboxes.backends.remote import making, session
 from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable, Snapshot, SnapshotUnavailable
-from sandboxes.opened import open_box, opened
+from sandboxes.opened import open_sandbox, opened
 from sandboxes.pool import Pool
 from sandboxes.service.capacity import Capacity, demand_mib
 from sandboxes.spec import SandboxSpec
@@ -32,79 +32,79 @@ except OSError:
 
 
 def hosted(service):
-    return service.serving.app.state.boxes.all()
+    return service.serving.app.state.sandboxes.all()
 
 
 async def test_it_is_closed_at_the_service_however_the_caller_leaves(at_service):
     with pytest.raises(KeyError):
-        async with opened(AWAY) as box:
-            assert (await box.run_python("1 + 1")).stdout == "2\n"
+        async with opened(AWAY) as sandbox:
+            assert (await sandbox.run_python("1 + 1")).stdout == "2\n"
             raise KeyError
     assert [one.state for one in hosted(at_service)] == ["closed"]
 
 
 async def test_the_exceptions_of_the_facade_survive_the_way(at_service):
-    async with opened(AWAY.model_copy(update={"snapshots": False})) as box:
+    async with opened(AWAY.model_copy(update={"snapshots": False})) as sandbox:
         with pytest.raises(FileNotFoundError) as missing:
-            await box.read_file("nowhere")
+            await sandbox.read_file("nowhere")
         assert (missing.value.errno, missing.value.filename) == (2, "nowhere")
         with pytest.raises(IsADirectoryError):
-            await box.read_file("/usr")
+            await sandbox.read_file("/usr")
         with pytest.raises(SnapshotUnavailable, match="snapshots = true"):
-            await box.snapshot()
+            await sandbox.snapshot()
         with pytest.raises(ValueError, match="acknowledged|last number"):
-            box.acknowledge_egress(1)
-        await box.freeze("because")
+            sandbox.acknowledge_egress(1)
+        await sandbox.freeze("because")
         with pytest.raises(SandboxFrozen, match=r"^because$"):
-            await box.run_python("1")
-        assert box.frozen == "because"
-        assert (await box.inspect()).frozen == "because"
-    async with opened(AWAY) as box:
-        with pytest.raises(ValueError, match="another box"):
-            await box.restore(Snapshot("987654"))
+            await sandbox.run_python("1")
+        assert sandbox.frozen == "because"
+        assert (await sandbox.inspect()).frozen == "because"
+    async with opened(AWAY) as sandbox:
+        with pytest.raises(ValueError, match="another sandbox"):
+            await sandbox.restore(Snapshot("987654"))
 
 
-async def test_a_file_that_the_service_does_not_take_costs_no_box(serve, monkeypatch):
+async def test_a_file_that_the_service_does_not_take_costs_no_sandbox(serve, monkeypatch):
     service = await serve(body_bytes=10_000)
     monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", service.token("alice"))
-    async with opened(SandboxSpec(place="service")) as box:
+    async with opened(SandboxSpec(place="service")) as sandbox:
         with pytest.raises(ValueError, match="more than 10000 bytes"):
-            await box.write_file("f", bytes(10_001))
-        assert (await box.run_python("1")).stdout == "1\n"
+            await sandbox.write_file("f", bytes(10_001))
+        assert (await sandbox.run_python("1")).stdout == "1\n"
 
 
 async def test_a_freeze_by_somebody_else_reaches_calls_under_way(at_service):
-    async with opened(AWAY) as box:
-        running = asyncio.create_task(box.exec(["sleep", "60"], timeout_s=60))
-        await until(lambda: has_command(box, "sleep"))
-        boxes = at_service.serving.app.state.boxes
-        await boxes.freeze(hosted(at_service)[0], "a miner")
+    async with opened(AWAY) as sandbox:
+        running = asyncio.create_task(sandbox.exec(["sleep", "60"], timeout_s=60))
+        await until(lambda: has_command(sandbox, "sleep"))
+        sandboxes = at_service.serving.app.state.sandboxes
+        await sandboxes.freeze(hosted(at_service)[0], "a miner")
         with pytest.raises(SandboxFrozen, match=r"^a miner$"):
             await running
-        assert box.frozen == "a miner"
+        assert sandbox.frozen == "a miner"
 
 
-async def has_command(box, word):
-    return any(word in process.command for process in (await box.inspect()).processes)
+async def has_command(sandbox, word):
+    return any(word in process.command for process in (await sandbox.inspect()).processes)
 
 
-async def test_a_service_that_dies_during_a_call_loses_the_box_and_nothing_is_run_again(at_service, caplog):
-    box = await open_box(WATCHED)
-    running = asyncio.create_task(box.exec(["sleep", "60"], timeout_s=60))
-    await until(lambda: has_command(box, "sleep"))
+async def test_a_service_that_dies_during_a_call_loses_the_sandbox_and_nothing_is_run_again(at_service, caplog):
+    sandbox = await open_sandbox(WATCHED)
+    running = asyncio.create_task(sandbox.exec(["sleep", "60"], timeout_s=60))
+    await until(lambda: has_command(sandbox, "sleep"))
     at_service.serving.stop()
     at_service.serving.stop()
     with pytest.raises(SandboxLost):
         await running
-    assert not box.alive
+    assert not sandbox.alive
     with pytest.raises(SandboxLost):
-        await box.run_python("1")
+        await sandbox.run_python("1")
     with caplog.at_level(logging.WARNING):
-        await box.close()
+        await sandbox.close()
     assert "not known to be closed" in caplog.text
     with pytest.raises(SandboxLost, match="records"):
-        await box.egress()
+        await sandbox.egress()
 
 
 class OneAnswerLost:
@@ -150,31 +150,31 @@ async def way(at_service, monkeypatch):
     server.close()
 
 
-async def test_a_lost_answer_to_an_exec_is_a_lost_box_and_the_code_ran_once(way, at_service):
-    box = await open_box(AWAY)
+async def test_a_lost_answer_to_an_exec_is_a_lost_sandbox_and_the_code_ran_once(way, at_service):
+    sandbox = await open_sandbox(AWAY)
     way.cut = b"/exec"
     with pytest.raises(SandboxLost, match="does not answer"):
-        await box.exec(["true"])
+        await sandbox.exec(["true"])
     assert way.count(b"/exec ") == 1
     assert [one.execs for one in hosted(at_service)] == [1]
-    await box.close()
+    await sandbox.close()
     assert [one.state for one in hosted(at_service)] == ["closed"]
 
 
-async def test_a_lost_answer_to_a_creation_makes_no_second_box(way, at_service):
-    way.cut = b"POST /v1/boxes HTTP"
-    async with opened(AWAY) as box:
-        assert (await box.run_python("1")).stdout == "1\n"
-    assert way.count(b"POST /v1/boxes HTTP") == 2
+async def test_a_lost_answer_to_a_creation_makes_no_second_sandbox(way, at_service):
+    way.cut = b"POST /v1/sandboxes HTTP"
+    async with opened(AWAY) as sandbox:
+        assert (await sandbox.run_python("1")).stdout == "1\n"
+    assert way.count(b"POST /v1/sandboxes HTTP") == 2
     assert len(hosted(at_service)) == 1
 
 
-async def test_a_cancelled_start_leaves_no_box_in_the_queue(serve, monkeypatch):
+async def test_a_cancelled_start_leaves_no_sandbox_in_the_queue(serve, monkeypatch):
     service = await serve(capacity=Capacity(1, demand_mib(AWAY)))
     monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", service.token("engine"))
     async with opened(AWAY) as first:
-        waiting = asyncio.create_task(open_box(AWAY))
+        waiting = asyncio.create_task(open_sandbox(AWAY))
         await until(lambda: asyncio.sleep(0, len(hosted(service)) == 2))
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -183,21 +183,21 @@ async def test_a_cancelled_start_leaves_no_box_in_the_queue(serve, monkeypatch):
         assert (await first.run_python("1")).stdout == "1\n"
 
 
-async def test_a_box_that_its_user_keeps_is_never_idle(at_service, monkeypatch):
+async def test_a_sandbox_that_its_user_keeps_is_never_idle(at_service, monkeypatch):
     monkeypatch.setattr(making, "IDLE_S", 0.6)
     monkeypatch.setattr(session, "BEAT_S", 0.1)
-    async with opened(AWAY) as box:
+    async with opened(AWAY) as sandbox:
         await asyncio.sleep(2)
-        assert (await box.run_python("1")).stdout == "1\n"
-        boxes = at_service.serving.app.state.boxes
-        await boxes.end(hosted(at_service)[0], "somebody closed it")
-        await until(lambda: asyncio.sleep(0, not box.alive))
+        assert (await sandbox.run_python("1")).stdout == "1\n"
+        sandboxes = at_service.serving.app.state.sandboxes
+        await sandboxes.end(hosted(at_service)[0], "somebody closed it")
+        await until(lambda: asyncio.sleep(0, not sandbox.alive))
         with pytest.raises(SandboxLost, match="somebody closed it"):
-            await box.run_python("1")
+            await sandbox.run_python("1")
 
 
 @pytest.mark.parametrize(
-    ("url", "token", "said"),
+    ("url", "token", "phrase"),
     [
         ("", "t", "PALESTRA_SANDBOX_URL"),
         ("ftp://x", "t", "PALESTRA_SANDBOX_URL"),
@@ -207,33 +207,33 @@ async def test_a_box_that_its_user_keeps_is_never_idle(at_service, monkeypatch):
         ("http://127.0.0.1:9", "t", "does not answer"),
     ],
 )
-async def test_what_is_missing_for_a_service_is_said(at_service, monkeypatch, url, token, said):
+async def test_what_is_missing_for_a_service_is_reported(at_service, monkeypatch, url, token, phrase):
     monkeypatch.setattr("sandboxes.backends.remote.connection.PAUSES_S", (0.01,))
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", token)
     if url is not None:
         monkeypatch.setenv("PALESTRA_SANDBOX_URL", url)
-    with pytest.raises(SandboxUnavailable, match=said) as refused:
-        await open_box(AWAY)
+    with pytest.raises(SandboxUnavailable, match=phrase) as refused:
+        await open_sandbox(AWAY)
     assert "secret" not in str(refused.value)
     assert token in ("", "t") or token not in str(refused.value)
 
 
-async def test_a_box_that_the_host_can_never_bear_is_unavailable_with_the_field(at_service):
+async def test_a_sandbox_that_the_host_can_never_bear_is_unavailable_with_the_field(at_service):
     with pytest.raises(SandboxUnavailable, match=r"spec.memory_mib = 65536"):
-        await open_box(AWAY.model_copy(update={"memory_mib": 65536, "disk_mib": 65536}))
+        await open_sandbox(AWAY.model_copy(update={"memory_mib": 65536, "disk_mib": 65536}))
 
 
 async def test_an_upstream_of_ones_own_is_refused(at_service):
     with pytest.raises(ValueError, match="upstream"):
-        await open_box(AWAY, None, NOWHERE)
+        await open_sandbox(AWAY, None, NOWHERE)
 
 
-async def test_a_pool_of_remote_boxes_serves_users_in_turn(at_service):
+async def test_a_pool_of_remote_sandboxes_serves_users_in_turn(at_service):
     async with Pool(AWAY, 1) as pool:
         for number in range(3):
-            async with pool.acquire() as box:
-                assert (await box.run_python(f"'x' in globals(), {number}")).stdout == f"(False, {number})\n"
-                await box.run_python("x = 1")
+            async with pool.acquire() as sandbox:
+                assert (await sandbox.run_python(f"'x' in globals(), {number}")).stdout == f"(False, {number})\n"
+                await sandbox.run_python("x = 1")
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -244,22 +244,22 @@ async def test_records_come_by_themselves_in_order_and_the_last_ones_at_close(se
     monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", service.token("engine"))
     records = []
-    async with opened(WATCHED, records.append) as box:
-        first = box.name
-        box.label("turn 1")
-        await box.run_python(TRY.format(port=4001))
+    async with opened(WATCHED, records.append) as sandbox:
+        first = sandbox.name
+        sandbox.label("turn 1")
+        await sandbox.run_python(TRY.format(port=4001))
         await until(lambda: asyncio.sleep(0, records))
-        await box.reset()
-        box.label("turn 2")
-        second = box.name
-        await box.run_python(TRY.format(port=4002))
-        await box.exec(["/usr/bin/python3", "-S", "-c", TRY.format(port=4003)])
-    assert [(r.attempt.box, r.seq, r.attempt.port, r.label) for r in records if r.attempt.protocol == "tcp"] == [
+        await sandbox.reset()
+        sandbox.label("turn 2")
+        second = sandbox.name
+        await sandbox.run_python(TRY.format(port=4002))
+        await sandbox.exec(["/usr/bin/python3", "-S", "-c", TRY.format(port=4003)])
+    assert [(r.attempt.sandbox, r.seq, r.attempt.port, r.label) for r in records if r.attempt.protocol == "tcp"] == [
         (first, 1, 4001, "turn 1"),
         (second, 1, 4002, "turn 2"),
         (second, 2, 4003, "turn 2"),
     ]
-    assert not any(record.verdict.allowed for record in records)
+    assert not any(record.decision.allowed for record in records)
     assert sum(one.attempts_denied for one in hosted(service)) == len(records)
 
 
@@ -276,8 +276,8 @@ async def test_a_record_that_could_not_be_delivered_comes_again(serve, monkeypat
             raise OSError("the disk is full")
         records.append(record)
 
-    async with opened(WATCHED, deliver) as box:
-        await box.run_python(TRY.format(port=4001))
+    async with opened(WATCHED, deliver) as sandbox:
+        await sandbox.run_python(TRY.format(port=4001))
         await until(lambda: asyncio.sleep(0, records))
     assert [record.seq for record in records] == [1]
     assert len(tried) == 3
@@ -287,14 +287,14 @@ async def test_records_can_be_asked_for_until_they_are_acknowledged_and_after_th
     service = await serve(upstream=NOWHERE)
     monkeypatch.setenv("PALESTRA_SANDBOX_URL", service.url)
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", service.token("engine"))
-    async with opened(WATCHED) as box:
+    async with opened(WATCHED) as sandbox:
         for port in (4001, 4002, 4003):
-            await box.run_python(TRY.format(port=port))
-        found = await box.egress()
+            await sandbox.run_python(TRY.format(port=port))
+        found = await sandbox.egress()
         assert [record.attempt.port for record in found] == [4001, 4002, 4003]
-        assert [record.seq for record in await box.egress(1, limit=1)] == [2]
-        box.acknowledge_egress(2)
+        assert [record.seq for record in await sandbox.egress(1, limit=1)] == [2]
+        sandbox.acknowledge_egress(2)
         with pytest.raises(ValueError, match="acknowledged"):
-            await box.egress(0)
-        await box.run_python(TRY.format(port=4004))
-    assert [record.attempt.port for record in await box.egress(2)] == [4003, 4004]
+            await sandbox.egress(0)
+        await sandbox.run_python(TRY.format(port=4004))
+    assert [record.attempt.port for record in await sandbox.egress(2)] == [4003, 4004]

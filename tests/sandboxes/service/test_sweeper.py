@@ -49,14 +49,14 @@ def apart(tmp_path: Path) -> Iterator:
     def start() -> Apart:
         command = [sys.executable, "-m", "sandboxes", "serve", "--port", "0", "--tokens", str(tmp_path / "tokens.json")]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        said = []
+        phrase = []
         for line in process.stderr:
-            said.append(line)
-            if (told := json.loads(line))["event"] == "serving":
-                started.append(Apart(process, f"http://127.0.0.1:{told['port']}"))
-                started[-1].said = said
+            phrase.append(line)
+            if (reported := json.loads(line))["event"] == "serving":
+                started.append(Apart(process, f"http://127.0.0.1:{reported['port']}"))
+                started[-1].phrase = phrase
                 return started[-1]
-        raise AssertionError(f"the service did not start: {said}")
+        raise AssertionError(f"the service did not start: {phrase}")
 
     yield start
     for one in started:
@@ -98,11 +98,12 @@ def mounts() -> list[str]:
 
 
 def groups_of(pid: int) -> dict[str, list]:
-    return {mark: boxes for mark, boxes in left_behind().items() if mark.startswith(f"{pid}:")}
+    return {mark: sandboxes for mark, sandboxes in left_behind().items() if mark.startswith(f"{pid}:")}
 
 
-async def with_boxes(service: Apart, tmp_path: Path) -> set[tuple[int, int | None]]:
-    """Three boxes with grandchildren that sleep: plain, watched, frozen.  Returns all processes of their networks."""
+async def with_sandboxes(service: Apart, tmp_path: Path) -> set[tuple[int, int | None]]:
+    """Three sandboxes with grandchildren that sleep: plain, watched, frozen.  Returns all processes of their
+    networks."""
     async with client(service, tmp_path) as alice:
         for spec in (WATCHED, WATCHED, {"timeout_s": 10}):
             path = await create(alice, spec=spec)
@@ -118,7 +119,7 @@ async def with_boxes(service: Apart, tmp_path: Path) -> set[tuple[int, int | Non
 async def test_after_a_kill_the_next_service_leaves_nothing(apart, tmp_path):
     mounts_before = mounts()
     service = apart()
-    inside = await with_boxes(service, tmp_path)
+    inside = await with_sandboxes(service, tmp_path)
     assert groups_of(service.process.pid)
     service.kill()
     again = apart()
@@ -132,23 +133,26 @@ async def test_after_a_kill_the_next_service_leaves_nothing(apart, tmp_path):
 
 async def test_a_sweep_says_what_it_removes_and_touches_nothing_of_the_living(apart, tmp_path):
     service, other = apart(), apart()
-    await with_boxes(service, tmp_path)
+    await with_sandboxes(service, tmp_path)
     async with client(other, tmp_path) as bob, opened(SandboxSpec(timeout_s=10)) as ours:
         path = await create(bob)
         stranger = subprocess.Popen(["sleep", "60"], env={"PALESTRA": "1"})
         service.kill()
         groups = {
-            str(folder) for boxes in groups_of(service.process.pid).values() for g in boxes for _, folder in g.folders
+            str(folder)
+            for sandboxes in groups_of(service.process.pid).values()
+            for g in sandboxes
+            for _, folder in g.folders
         }
         command = [sys.executable, "-m", "sandboxes", "sweep", "--json"]
         seen = json.loads(subprocess.run([*command, "--dry-run"], capture_output=True, check=True).stdout)
-        # Whoever makes its first box on this machine removes empty groups of the dead, and may have been quicker.
+        # Whoever makes its first sandbox on this machine removes empty groups of the dead, and may have been quicker.
         assert {group for group in groups if Path(group).exists()} <= set(seen["cgroups"])
         swept = subprocess.run(command, capture_output=True, check=True)
-        told = json.loads(swept.stdout)
+        reported = json.loads(swept.stdout)
         assert not any(Path(group).exists() for group in groups)
-        assert told["failed"] == []
-        assert stranger.pid not in told["processes"]
+        assert reported["failed"] == []
+        assert stranger.pid not in reported["processes"]
         assert guests() == []
         assert (await ours.run_python("1 + 1")).stdout == "2\n"
         assert (await bob.post(f"{path}/python", json={"code": "1 + 1"})).json()["stdout"] == "2\n"
@@ -161,8 +165,8 @@ async def test_a_sweep_says_what_it_removes_and_touches_nothing_of_the_living(ap
 def test_where_no_docker_listens_its_sdk_is_not_even_imported(tmp_path):
     program = "import sys; from sandboxes.sweeper import sweep; sweep(remove=False); print('docker' in sys.modules)"
     nowhere = os.environ | {"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"}
-    told = subprocess.run([sys.executable, "-c", program], env=nowhere, capture_output=True, check=True)
-    assert told.stdout == b"False\n"
+    reported = subprocess.run([sys.executable, "-c", program], env=nowhere, capture_output=True, check=True)
+    assert reported.stdout == b"False\n"
 
 
 async def test_processes_without_a_cgroup_are_found_by_their_mark(tmp_path):
@@ -193,9 +197,9 @@ async def test_processes_without_a_cgroup_are_found_by_their_mark(tmp_path):
             process.wait()
 
 
-async def test_boxes_carry_the_mark_of_their_owner_and_guests_do_not_see_it():
-    async with opened(SandboxSpec(timeout_s=10)) as box:
-        seen = await box.exec(["/bin/sh", "-c", "env; cat /proc/*/environ; cat /proc/*/cmdline"])
+async def test_sandboxes_carry_the_mark_of_their_owner_and_guests_do_not_see_it():
+    async with opened(SandboxSpec(timeout_s=10)) as sandbox:
+        seen = await sandbox.exec(["/bin/sh", "-c", "env; cat /proc/*/environ; cat /proc/*/cmdline"])
         assert owner.VARIABLE not in seen.stdout
         monitors = [pid for pid in os.listdir("/proc") if pid.isdigit() and marked(pid)]
         assert monitors
@@ -207,7 +211,7 @@ def marked(pid: str) -> bool:
     return False
 
 
-async def test_sigterm_closes_every_box_and_exits_0(apart, tmp_path):
+async def test_sigterm_closes_every_sandbox_and_exits_0(apart, tmp_path):
     service = apart()
     async with client(service, tmp_path) as alice:
         path = await create(alice)

@@ -25,9 +25,9 @@ async def test_without_a_token_there_is_nothing(service, header):
     headers = {} if header is None else {"Authorization": header.encode()}
     async with httpx.AsyncClient(base_url=service.url, headers=headers, trust_env=False) as stranger:
         for method, path in (
-            ("POST", "/v1/boxes"),
-            ("GET", "/v1/boxes"),
-            ("GET", "/v1/boxes/sbx-1"),
+            ("POST", "/v1/sandboxes"),
+            ("GET", "/v1/sandboxes"),
+            ("GET", "/v1/sandboxes/sbx-1"),
             ("GET", "/v1/stats"),
             ("GET", "/metrics"),
             ("POST", "/gem/make"),
@@ -38,14 +38,14 @@ async def test_without_a_token_there_is_nothing(service, header):
             assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-async def test_every_door_to_a_strangers_box_is_404(service, alice, bob):
+async def test_every_door_to_a_strangers_sandbox_is_404(service, alice, bob):
     path = await create(alice)
     document = (await alice.get("/openapi.json")).json()
     doors = [
         (method, door)
         for door, methods in document["paths"].items()
         for method in methods
-        if door.startswith("/v1/boxes/{id}")
+        if door.startswith("/v1/sandboxes/{id}")
     ]
     assert len(doors) >= 17
     bodies = {
@@ -53,15 +53,15 @@ async def test_every_door_to_a_strangers_box_is_404(service, alice, bob):
         "acknowledge": {"through": 0}, "freeze": {"reason": "x"},
     }  # fmt: skip
     for method, door in doors:
-        asked = door.replace("/v1/boxes/{id}", path).replace("{call}", "c").replace("{snapshot_id}", "1")
+        asked = door.replace("/v1/sandboxes/{id}", path).replace("{call}", "c").replace("{snapshot_id}", "1")
         answer = await bob.request(method, asked, json=bodies.get(door.rsplit("/", 1)[-1]), params={"path": "f"})
         assert answer.status_code == 404, (method, door, answer.text)
     assert (await bob.post("/gem/step", json={"instance": path.rsplit("/", 1)[-1], "action": "1"})).status_code == 404
-    assert (await bob.get("/v1/boxes")).json() == {"boxes": []}
+    assert (await bob.get("/v1/sandboxes")).json() == {"sandboxes": []}
     assert (await alice.get(path)).json()["state"] == "open"
 
 
-async def test_tokens_of_one_owner_reach_the_same_boxes(service, alice):
+async def test_tokens_of_one_owner_reach_the_same_sandboxes(service, alice):
     path = await create(alice)
     text = service.tokens.create("second", "alice", Quota())[1]
     answer = await alice.get(path, headers={"Authorization": f"Bearer {text}"})
@@ -69,17 +69,17 @@ async def test_tokens_of_one_owner_reach_the_same_boxes(service, alice):
 
 
 async def test_a_revoked_token_is_none_at_once(service, alice):
-    assert (await alice.get("/v1/boxes")).status_code == 200
+    assert (await alice.get("/v1/sandboxes")).status_code == 200
     service.tokens.revoke("alice")
-    assert (await alice.get("/v1/boxes")).status_code == 401
+    assert (await alice.get("/v1/sandboxes")).status_code == 401
 
 
-async def test_too_many_boxes_are_429_with_the_reason_and_when(service):
-    carol = await service.client("carol", boxes=1)
+async def test_too_many_sandboxes_are_429_with_the_reason_and_when(service):
+    carol = await service.client("carol", sandboxes=1)
     path = await create(carol)
-    refused = await carol.post("/v1/boxes", json={})
+    refused = await carol.post("/v1/sandboxes", json={})
     assert (refused.status_code, int(refused.headers["Retry-After"])) == (429, 1)
-    assert "1 boxes of the 1" in refused.json()["detail"]
+    assert "1 sandboxes of the 1" in refused.json()["detail"]
     await carol.delete(path)
     await create(carol)
 
@@ -117,7 +117,7 @@ def test_a_window_forgets_after_a_minute(monkeypatch):
     assert (window.used(), window.until_below(5)) == (3, 0)
 
 
-async def test_a_gem_step_that_loses_its_box_counts_as_well(service):
+async def test_a_gem_step_that_loses_its_sandbox_counts_as_well(service):
     carol = await service.client("carol", exec_s_per_minute=0.2)
     instance, again = [(await carol.post("/gem/make", json={"env_id": "python"})).json()["instance"] for _ in range(2)]
     for one in (instance, again):
@@ -126,7 +126,7 @@ async def test_a_gem_step_that_loses_its_box_counts_as_well(service):
     step = asyncio.create_task(carol.post("/gem/step", json=sleeping))
 
     async def has_begun() -> bool:
-        return (await carol.get(f"/v1/boxes/{instance}/inspect")).json()["execs"] > 0
+        return (await carol.get(f"/v1/sandboxes/{instance}/inspect")).json()["execs"] > 0
 
     await until(has_begun)
     await asyncio.sleep(0.3)
@@ -140,13 +140,13 @@ async def test_a_gem_step_that_loses_its_box_counts_as_well(service):
 async def test_no_user_opens_what_lies_around_the_service(service, serve, alice, cidr):
     rule = {"name": "in", "action": "allow", "cidrs": [cidr], "ports": [80]}
     body = {"spec": {"network": "watched", "egress": {"rules": [rule]}}}
-    refused = await alice.post("/v1/boxes", json=body)
+    refused = await alice.post("/v1/sandboxes", json=body)
     assert (refused.status_code, refused.json()["problems"][0]["value"]) == (422, cidr)
     assert refused.json()["problems"][0]["field"] == "spec.egress.rules.0.cidrs"
     public = {"spec": {"network": "watched", "egress": {"rules": [rule | {"cidrs": ["203.0.113.0/24"]}]}}}
-    assert (await alice.post("/v1/boxes", json=public)).status_code == 201
+    assert (await alice.post("/v1/sandboxes", json=public)).status_code == 201
     trusting = await (await serve(special_egress=True)).client("dora")
-    assert (await trusting.post("/v1/boxes", json=body)).status_code == 201
+    assert (await trusting.post("/v1/sandboxes", json=body)).status_code == 201
 
 
 # -- the file, and who is told what -----------------------------------------------------------------
@@ -154,13 +154,13 @@ async def test_no_user_opens_what_lies_around_the_service(service, serve, alice,
 
 def test_a_token_is_shown_once_and_kept_as_a_hash(tmp_path):
     file = tmp_path / "deep" / "tokens.json"
-    made = command("token", "--tokens", str(file), "create", "ci", "--owner", "team", "--boxes", "3")
+    made = command("token", "--tokens", str(file), "create", "ci", "--owner", "team", "--sandboxes", "3")
     text = made.stdout.strip()
     assert (made.returncode, text.startswith("pst_")) == (0, True)
     assert text.rsplit("_", 1)[-1] not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
     found = Tokens(file).find(text)
-    assert (found.name, found.owner, found.quota.boxes) == ("ci", "team", 3)
+    assert (found.name, found.owner, found.quota.sandboxes) == ("ci", "team", 3)
     assert Tokens(file).find(text[:-1] + ("a" if text[-1] != "a" else "b")) is None
     listed = command("token", "--tokens", str(file), "list", "--json")
     assert [load["name"] for load in json.loads(listed.stdout)] == ["ci"]
@@ -171,13 +171,13 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(tmp_path):
     assert (again.returncode, "no valid token" in again.stderr) == (2, True)
 
 
-def test_a_name_is_given_once_and_bad_values_are_told(tmp_path):
+def test_a_name_is_given_once_and_bad_values_are_reported(tmp_path):
     file = str(tmp_path / "tokens.json")
     assert command("token", "--tokens", file, "create", "ci").returncode == 0
     twice = command("token", "--tokens", file, "create", "ci")
     assert (twice.returncode, "name = 'ci'" in twice.stderr) == (2, True)
-    bad = command("token", "--tokens", file, "create", "x", "--boxes=-1")
-    assert (bad.returncode, "boxes = -1" in bad.stderr) == (2, True)
+    bad = command("token", "--tokens", file, "create", "x", "--sandboxes=-1")
+    assert (bad.returncode, "sandboxes = -1" in bad.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])
@@ -189,14 +189,14 @@ def test_nothing_listens_beyond_loopback_without_a_token(tmp_path, host):
     assert (refused.returncode, "token create" in refused.stderr) == (2, True)
 
 
-async def test_no_log_has_a_token_or_what_is_in_a_box(service, alice, caplog):
+async def test_no_log_has_a_token_or_what_is_in_a_sandbox(service, alice, caplog):
     caplog.set_level("DEBUG")
     path = await create(alice)
     await alice.put(f"{path}/files", params={"path": "f"}, content=b"SECRET-CONTENT")
     await alice.post(f"{path}/python", json={"code": "'SECRET-' + 'CODE'"})
     await alice.delete(path)
     ours = [record for record in caplog.records if record.name.startswith("sandboxes")]
-    said = "".join(str(vars(record)) for record in ours)
-    assert "box open" in said
-    assert "SECRET" not in said
-    assert alice.headers["Authorization"] not in said
+    phrase = "".join(str(vars(record)) for record in ours)
+    assert "sandbox open" in phrase
+    assert "SECRET" not in phrase
+    assert alice.headers["Authorization"] not in phrase

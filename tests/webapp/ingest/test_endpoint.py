@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from tests.webapp.at_once import at_once
 from webapp.ingest import endpoint
-from webapp.runs.models import Desired, Event, Run, State
+from webapp.runs.models import Desired, Event, Run, RunStatus
 
 pytestmark = pytest.mark.django_db
 
@@ -22,9 +22,9 @@ def test_a_batch_is_stored_and_answered_with_the_next_number_and_what_is_wanted(
     engine: Any, launching_run: Run
 ) -> None:
     answer = engine.post(engine.started(), engine.metric(1, train__reward=0.5), heartbeat=engine.heartbeat(eta_s=9.0))
-    assert (answer.status_code, answer.json()) == (200, {"next_seq": 3, "desired": "run", "rulings": []})
+    assert (answer.status_code, answer.json()) == (200, {"next_seq": 3, "desired": "run", "review_decisions": []})
     launching_run.refresh_from_db()
-    assert launching_run.state == State.RUNNING
+    assert launching_run.state == RunStatus.RUNNING
     assert launching_run.last_seq == 2
     assert (launching_run.phase, launching_run.step, launching_run.eta_s) == ("collect", 1, 9.0)
     assert launching_run.started_at is not None
@@ -61,7 +61,7 @@ def test_a_gap_is_answered_with_the_number_to_go_on_from(engine: Any, launching_
 def test_an_empty_batch_is_a_heartbeat(engine: Any, launching_run: Run) -> None:
     engine.post(engine.started())
     Run.objects.update(lease_until=None, heartbeat_at=None)
-    assert engine.post(heartbeat=engine.heartbeat()).json() == {"next_seq": 2, "desired": "run", "rulings": []}
+    assert engine.post(heartbeat=engine.heartbeat()).json() == {"next_seq": 2, "desired": "run", "review_decisions": []}
     launching_run.refresh_from_db()
     assert launching_run.lease_until is not None
 
@@ -79,7 +79,7 @@ def test_the_answer_says_what_is_wanted(engine: Any, launching_run: Run, desired
 
 def test_a_replaced_attempt_can_write_nothing(engine: Any, launching_run: Run, engine_of: Any) -> None:
     engine.post(engine.started())
-    Run.objects.update(attempt=2, state=State.LAUNCHING)
+    Run.objects.update(attempt=2, state=RunStatus.LAUNCHING)
     assert engine.post(engine.log("zombie")).status_code == 410
     assert engine.post().status_code == 410
     assert seqs(launching_run) == [1]
@@ -89,7 +89,7 @@ def test_a_replaced_attempt_can_write_nothing(engine: Any, launching_run: Run, e
 
 def test_an_attempt_that_was_given_up_is_fenced_before_the_next_begins(engine: Any, launching_run: Run) -> None:
     engine.post(engine.started())
-    Run.objects.update(state=State.QUEUED)
+    Run.objects.update(state=RunStatus.QUEUED)
     assert engine.post(engine.log("zombie")).status_code == 410
 
 
@@ -101,7 +101,7 @@ def test_the_next_attempt_delivers_what_the_last_one_left_in_the_spool(
     successor = engine_of(launching_run, attempt=2, next_seq=4)
     assert successor.post(*left, successor.started()).json()["next_seq"] == 5
     launching_run.refresh_from_db()
-    assert launching_run.state == State.RUNNING  # the old attempt's end is history: this one does the work again
+    assert launching_run.state == RunStatus.RUNNING  # the old attempt's end is history: this one does the work again
 
 
 def test_an_end_that_the_last_attempt_could_not_deliver_ends_the_run(
@@ -111,7 +111,7 @@ def test_an_end_that_the_last_attempt_could_not_deliver_ends_the_run(
     Run.objects.update(attempt=2)
     engine_of(launching_run, attempt=2).post(*left)
     launching_run.refresh_from_db()
-    assert launching_run.state == State.SUCCEEDED
+    assert launching_run.state == RunStatus.SUCCEEDED
 
 
 def test_a_token_of_nobody_another_run_or_another_attempt_is_401(
@@ -144,7 +144,7 @@ def test_finished_ends_the_run_with_its_summary(engine: Any, launching_run: Run)
         engine.started(), engine.finished(summary={"steps": 60, "success_greedy": {"before_rl": 0.1, "after": 0.9}})
     )
     launching_run.refresh_from_db()
-    assert launching_run.state == State.SUCCEEDED
+    assert launching_run.state == RunStatus.SUCCEEDED
     assert launching_run.summary["success_greedy"]["after"] == 0.9
     assert launching_run.ended_at is not None
     moves = list(launching_run.transitions.values_list("from_state", "to_state", "by"))
@@ -154,7 +154,7 @@ def test_finished_ends_the_run_with_its_summary(engine: Any, launching_run: Run)
 def test_a_failed_run_says_why(engine: Any, launching_run: Run) -> None:
     engine.post(engine.started(), engine.finished("failed", reason="the disk is full"))
     launching_run.refresh_from_db()
-    assert (launching_run.state, launching_run.failure_reason) == (State.FAILED, "the disk is full")
+    assert (launching_run.state, launching_run.failure_reason) == (RunStatus.FAILED, "the disk is full")
 
 
 def test_the_last_batch_may_be_sent_again_but_nothing_new_after_the_end(engine: Any) -> None:
@@ -169,10 +169,10 @@ def test_pausing_and_going_on_show_in_the_state(engine: Any, launching_run: Run)
     engine.post(engine.started(), heartbeat=engine.heartbeat("collect"))
     engine.post(heartbeat=engine.heartbeat("paused"))
     launching_run.refresh_from_db()
-    assert launching_run.state == State.PAUSED
+    assert launching_run.state == RunStatus.PAUSED
     engine.post(heartbeat=engine.heartbeat("collect"))
     launching_run.refresh_from_db()
-    assert launching_run.state == State.RUNNING
+    assert launching_run.state == RunStatus.RUNNING
 
 
 @pytest.mark.parametrize(

@@ -33,26 +33,26 @@ def trajectory(step: int = 1, index: int = 0, **changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-def egress_record(seq: int = 1, box: str = "box-1", **changes: Any) -> dict[str, Any]:
-    """An attempt at a mining pool that was denied; ``attempt`` and ``verdict`` in ``changes`` are changes of those."""
-    attempt = {"box": box, "sequence": seq, "at": 1_790_000_000.0 + seq, "protocol": "tcp",
+def egress_record(seq: int = 1, sandbox: str = "sandbox-1", **changes: Any) -> dict[str, Any]:
+    """An attempt at a mining pool that was denied; ``attempt`` and ``decision`` in ``changes`` are changes of those."""
+    attempt = {"sandbox": sandbox, "sequence": seq, "at": 1_790_000_000.0 + seq, "protocol": "tcp",
                "address": "203.0.113.7", "port": 4444}  # fmt: skip
-    verdict = {"allowed": False, "policy": "python-work", "reason": "no-rule"}
+    decision = {"allowed": False, "policy": "python-work", "reason": "no-rule"}
     return {
         "seq": seq, "last_at": attempt["at"], "label": "python",
-        **changes, "attempt": attempt | changes.get("attempt", {}), "verdict": verdict | changes.get("verdict", {}),
+        **changes, "attempt": attempt | changes.get("attempt", {}), "decision": decision | changes.get("decision", {}),
     }  # fmt: skip
 
 
-def finding(box: str = "box-1", **changes: Any) -> dict[str, Any]:
+def finding(sandbox: str = "sandbox-1", **changes: Any) -> dict[str, Any]:
     return {
         "rule": "mining-stratum", "severity": "critical", "category": "Safety & Security", "attack": "T1496",
-        "title": "Mining protocol", "box": box, "at": 1_790_000_000.0, "label": "python", "subject": "203.0.113.7:4444",
+        "title": "Mining protocol", "sandbox": sandbox, "at": 1_790_000_000.0, "label": "python", "subject": "203.0.113.7:4444",
         "evidence": ["mining.subscribe to 203.0.113.7:4444"], "seq": 1,
     } | changes  # fmt: skip
 
 
-PLACE = {"trajectory": "train-1-0", "turn": 1}
+ORIGIN = {"trajectory": "train-1-0", "turn": 1}
 
 
 class Engine:
@@ -83,10 +83,10 @@ class Engine:
         return self.event("log", level="info", source="loop", message=message)
 
     def egress(self, *records: dict[str, Any], **fields: Any) -> dict[str, Any]:
-        return self.event("egress", **{"box": "box-1", "place": PLACE, "records": list(records)} | fields)
+        return self.event("egress", **{"sandbox": "sandbox-1", "origin": ORIGIN, "records": list(records)} | fields)
 
-    def alert(self, id: str = "box-1/1", **fields: Any) -> dict[str, Any]:
-        return self.event("alert", **{"id": id, "place": PLACE, "finding": finding(), "quarantined": True} | fields)
+    def alert(self, id: str = "sandbox-1/1", **fields: Any) -> dict[str, Any]:
+        return self.event("alert", **{"id": id, "origin": ORIGIN, "finding": finding(), "quarantined": True} | fields)
 
     def finished(self, outcome: str = "succeeded", **fields: Any) -> dict[str, Any]:
         return self.event("finished", outcome=outcome, **fields)

@@ -8,7 +8,7 @@ from tests.webapp.at_once import at_once
 from webapp.accounts.models import AuditEntry, User
 from webapp.refusals import Refused
 from webapp.runs import services
-from webapp.runs.models import ENDED, MOVES, Desired, ImpossibleMove, Run, State
+from webapp.runs.models import ENDED, MOVES, Desired, ImpossibleMove, Run, RunStatus
 
 pytestmark = pytest.mark.django_db
 
@@ -19,7 +19,7 @@ def put(run: Run, state: str) -> Run:
     return run
 
 
-@pytest.mark.parametrize(("before", "after"), [(a, b) for a in State.values for b in sorted(MOVES[a])])
+@pytest.mark.parametrize(("before", "after"), [(a, b) for a in RunStatus.values for b in sorted(MOVES[a])])
 def test_each_move_of_the_table_is_made_once_and_written_down(run: Run, before: str, after: str) -> None:
     put(run, before)
     stale = Run.objects.get(id=run.id)
@@ -32,7 +32,9 @@ def test_each_move_of_the_table_is_made_once_and_written_down(run: Run, before: 
     assert (transition.from_state, transition.to_state, transition.reason) == (before, after, "because")
 
 
-@pytest.mark.parametrize(("before", "after"), [(a, b) for a in State.values for b in State.values if b not in MOVES[a]])
+@pytest.mark.parametrize(
+    ("before", "after"), [(a, b) for a in RunStatus.values for b in RunStatus.values if b not in MOVES[a]]
+)
 def test_no_other_move_exists(run: Run, before: str, after: str) -> None:
     put(run, before)
     with pytest.raises(ImpossibleMove):
@@ -42,22 +44,22 @@ def test_no_other_move_exists(run: Run, before: str, after: str) -> None:
 
 def test_a_move_of_a_replaced_attempt_loses(launching_run: Run) -> None:
     Run.objects.update(attempt=2)
-    assert not launching_run.move_to(State.FAILED, by="reconcile")
+    assert not launching_run.move_to(RunStatus.FAILED, by="reconcile")
     assert launching_run.transitions.count() == 1
 
 
 def test_cancel_beats_a_worker_that_read_the_run_earlier(run: Run, alice: User) -> None:
     worker_copy = Run.objects.get(id=run.id)
     services.cancel_run(run, acting_user=alice)
-    assert not worker_copy.move_to(State.LAUNCHING, by="worker", attempt=1)
+    assert not worker_copy.move_to(RunStatus.LAUNCHING, by="worker", attempt=1)
     run.refresh_from_db()
-    assert (run.state, run.attempt) == (State.CANCELLED, 0)
+    assert (run.state, run.attempt) == (RunStatus.CANCELLED, 0)
 
 
 @pytest.mark.django_db(transaction=True)
 def test_of_many_workers_one_claims(run: Run) -> None:
     def claim(copy: Run) -> bool:
-        return copy.move_to(State.LAUNCHING, by="worker", attempt=copy.attempt + 1)
+        return copy.move_to(RunStatus.LAUNCHING, by="worker", attempt=copy.attempt + 1)
 
     wins = at_once(*(partial(claim, Run.objects.get(id=run.id)) for _ in range(6)))
     run.refresh_from_db()
@@ -69,10 +71,10 @@ def test_run_numbers_have_no_gaps(run: Run, alice: User) -> None:
     assert (run.number, second.number) == (1, 2)
 
 
-def test_a_live_run_is_told_and_moves_later(launching_run: Run, alice: User) -> None:
+def test_a_live_run_is_reported_and_moves_later(launching_run: Run, alice: User) -> None:
     services.cancel_run(launching_run, acting_user=alice)
     launching_run.refresh_from_db()
-    assert (launching_run.state, launching_run.desired) == (State.LAUNCHING, Desired.CANCEL)
+    assert (launching_run.state, launching_run.desired) == (RunStatus.LAUNCHING, Desired.CANCEL)
 
 
 @pytest.mark.parametrize("verb", [services.cancel_run, services.pause_run])
@@ -92,7 +94,7 @@ def test_pause_and_resume(launching_run: Run, alice: User) -> None:
 
 
 @pytest.mark.parametrize("verb", [services.cancel_run, services.pause_run, services.resume_run])
-@pytest.mark.parametrize("state", [State.SUCCEEDED, State.FAILED])
+@pytest.mark.parametrize("state", [RunStatus.SUCCEEDED, RunStatus.FAILED])
 def test_an_ended_run_takes_no_orders(run: Run, alice: User, verb, state: str) -> None:
     put(run, state)
     with pytest.raises(Refused):

@@ -1,4 +1,4 @@
-"""Alerts, records and rulings over REST: who may, what can be asked for, and what attackers get."""
+"""Alerts, records and review decisions over REST: who may, what can be asked for, and what attackers get."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 from django.test import Client
 
 from tests.webapp.runs.conftest import Engine, egress_record, finding
-from webapp.accounts.models import IdempotentAnswer, User
+from webapp.accounts.models import IdempotentResponse, User
 from webapp.runs.models import Run
-from webapp.security.models import Alert, Quarantine, Ruling
+from webapp.security.models import Alert, Quarantine, ReviewDecision
 
 pytestmark = pytest.mark.django_db
 SCOPES = ("read", "review")
@@ -20,7 +20,13 @@ SQL = "x' OR '1'='1'; DROP TABLE security_alert; --"
 def paths(alarming_run: Run) -> dict[str, str]:
     run, alert = f"/runs/{alarming_run.id}", f"/alerts/{Alert.objects.get().id}"
     held = f"{run}/quarantines/train-1-0"
-    return {"run": run, "alert": alert, "held": held, "rulings": f"{held}/rulings", "ack": f"{alert}/acknowledge"}
+    return {
+        "run": run,
+        "alert": alert,
+        "held": held,
+        "review_decisions": f"{held}/review-decisions",
+        "ack": f"{alert}/acknowledge",
+    }
 
 
 def test_alerts_are_listed_and_shown_with_their_evidence(api_of: Any, victor: User, paths: dict[str, str]) -> None:
@@ -66,16 +72,16 @@ def pages(api: Any, path: str, **query: Any) -> list[Any]:
 
 
 def test_pages_give_every_alert_record_and_quarantine_once(engine: Engine, api_of: Any, victor: User) -> None:
-    for box in "ab":
-        engine.post(engine.egress(*(egress_record(seq, box) for seq in range(1, 21)), box=box))
+    for sandbox in "ab":
+        engine.post(engine.egress(*(egress_record(seq, sandbox) for seq in range(1, 21)), sandbox=sandbox))
     places = [{"trajectory": f"train-1-{index}", "turn": 0} for index in range(20)]
-    engine.post(*(engine.alert(f"b/{index}", place=place) for index, place in enumerate(places)))
+    engine.post(*(engine.alert(f"b/{index}", origin=origin) for index, origin in enumerate(places)))
     api, run = api_of(victor), f"/runs/{engine.run_id}"
     assert [page["alert_id"] for page in pages(api, "/alerts")] == [f"b/{index}" for index in reversed(range(20))]
-    records = [(page["box"], page["seq"]) for page in pages(api, f"{run}/egress")]
-    assert records == [(box, seq) for box in "ba" for seq in range(20, 0, -1)]
+    records = [(page["sandbox"], page["seq"]) for page in pages(api, f"{run}/egress")]
+    assert records == [(sandbox, seq) for sandbox in "ba" for seq in range(20, 0, -1)]
     held = [page["trajectory"] for page in pages(api, f"{run}/quarantines")]
-    assert sorted(held) == sorted(place["trajectory"] for place in places)
+    assert sorted(held) == sorted(origin["trajectory"] for origin in places)
 
 
 @pytest.mark.parametrize(
@@ -85,16 +91,16 @@ def test_pages_give_every_alert_record_and_quarantine_once(engine: Engine, api_o
         ({"trajectory": "train-1-1"}, []),
         ({"turn": "1"}, [4, 3, 2, 1]),
         ({"turn": "0"}, []),
-        ({"verdict": "allowed"}, [3]),
-        ({"verdict": "denied", "protocol": "dns"}, [2]),
+        ({"decision": "allowed"}, [3]),
+        ({"decision": "denied", "protocol": "dns"}, [2]),
         ({"name": "POOL.ex"}, [4, 2]),
         ({"name": "%"}, []),
         ({"name": "_"}, []),
         ({"name": SQL}, []),
         ({"address": "203.0.113.9"}, [3]),
         ({"address": "::ffff:203.0.113.9"}, [3]),
-        ({"box": "box-1"}, [4, 3, 2, 1]),
-        ({"box": SQL}, []),
+        ({"sandbox": "sandbox-1"}, [4, 3, 2, 1]),
+        ({"sandbox": SQL}, []),
     ],
 )
 def test_records_are_narrowed_down(
@@ -103,7 +109,7 @@ def test_records_are_narrowed_down(
     records = [
         egress_record(1),
         egress_record(2, attempt={"protocol": "dns", "name": "a.pool.example", "query_type": "A"}),
-        egress_record(3, attempt={"address": "203.0.113.9"}, verdict={"allowed": True}),
+        egress_record(3, attempt={"address": "203.0.113.9"}, decision={"allowed": True}),
         egress_record(4, attempt={"sni": "pool.example"}),
     ]
     engine.post(engine.egress(*records))
@@ -111,27 +117,27 @@ def test_records_are_narrowed_down(
     assert [one["seq"] for one in answer.json()["items"]] == found
 
 
-def test_what_a_box_sent_first_comes_as_hex(engine: Engine, api_of: Any, victor: User) -> None:
+def test_what_a_sandbox_sent_first_comes_as_hex(engine: Engine, api_of: Any, victor: User) -> None:
     engine.post(engine.egress(egress_record(opening_up="_wBTU0g=")))
     (record,) = api_of(victor).get(f"/runs/{engine.run_id}/egress").json()["items"]
     assert record["opening_up_hex"] == "ff00535348"
 
 
-# --- rulings ------------------------------------------------------------------------------------
+# --- review decisions ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["alice", "rita"])
 def test_owners_and_reviewers_rule(
     api_of: Any, request: pytest.FixtureRequest, paths: dict[str, str], name: str
 ) -> None:
     api = api_of(request.getfixturevalue(name), scopes=SCOPES)
-    answer = api.post(paths["rulings"], {"verdict": "malicious", "note": "mining"})
+    answer = api.post(paths["review_decisions"], {"verdict": "malicious", "note": "mining"})
     assert (answer.status_code, answer.json()["number"], answer.json()["verdict"]) == (201, 1, "malicious")
     held = api.get(paths["held"]).json()
-    assert (held["state"], held["ruling"], held["note"]) == ("malicious", 1, "mining")
+    assert (held["state"], held["review_decision"], held["note"]) == ("malicious", 1, "mining")
     assert [one["number"] for one in held["history"]] == [1]
 
 
 @pytest.mark.parametrize("name", ["bob", "victor"])
-@pytest.mark.parametrize("path", ["rulings", "ack"])
+@pytest.mark.parametrize("path", ["review_decisions", "ack"])
 def test_members_and_viewers_may_not_rule(
     api_of: Any, request: pytest.FixtureRequest, paths: dict[str, str], name: str, path: str
 ) -> None:
@@ -143,7 +149,7 @@ def test_members_and_viewers_may_not_rule(
     assert Alert.objects.get().state == "open"
 
 
-@pytest.mark.parametrize("path", ["rulings", "ack"])
+@pytest.mark.parametrize("path", ["review_decisions", "ack"])
 def test_a_key_without_the_scope_may_not_rule_for_its_reviewer(
     api_of: Any, rita: User, paths: dict[str, str], path: str
 ) -> None:
@@ -160,7 +166,7 @@ def test_another_team_sees_and_changes_nothing(api_of: Any, charlie: User, paths
     ):
         assert api.get(path).status_code == 404, path
     assert api.post(paths["ack"]).status_code == 404
-    assert api.post(paths["rulings"], {"verdict": "benign"}).status_code == 404
+    assert api.post(paths["review_decisions"], {"verdict": "benign"}).status_code == 404
     assert api.get("/alerts", run=paths["run"].removeprefix("/runs/")).json()["items"] == []
     assert Quarantine.objects.get().state == "pending"
 
@@ -180,16 +186,16 @@ def test_nobody_at_all_gets_401(paths: dict[str, str]) -> None:
         ({"verdict": "benign", "vredict": 1}, "vredict"),
     ],
 )
-def test_a_bad_ruling_names_field_value_and_remedy(
+def test_a_bad_review_decision_names_field_value_and_remedy(
     api_of: Any, rita: User, paths: dict[str, str], body: Any, field: str
 ) -> None:
-    answer = api_of(rita, scopes=SCOPES).post(paths["rulings"], body)
+    answer = api_of(rita, scopes=SCOPES).post(paths["review_decisions"], body)
     assert (answer.status_code, answer["Content-Type"]) == (422, "application/problem+json")
     (problem,) = answer.json()["problems"]
     assert problem["field"] == field
     assert problem["remedy"]
     assert "value" in problem
-    assert not Ruling.objects.exists()
+    assert not ReviewDecision.objects.exists()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +208,7 @@ def test_a_bad_ruling_names_field_value_and_remedy(
         ("/alerts", {"cursor": "bm9uc2Vuc2U"}, "cursor"),
         ("/alerts", {"limit": "0"}, "limit"),
         ("{run}/egress", {"address": "203.0.113.7 OR 1=1"}, "address"),
-        ("{run}/egress", {"verdict": "maybe"}, "verdict"),
+        ("{run}/egress", {"decision": "maybe"}, "decision"),
         ("{run}/egress", {"protocol": "sctp"}, "protocol"),
         ("{run}/egress", {"turn": "-1"}, "turn"),
         ("{run}/egress", {"name": "a\0b"}, "name"),
@@ -231,20 +237,20 @@ def test_what_is_not_there_is_404(api_of: Any, rita: User, paths: dict[str, str]
     api = api_of(rita, scopes=SCOPES)
     assert api.get(path.format(**paths)).status_code == 404
     if "quarantines" in path:
-        assert api.post(f"{path.format(**paths)}/rulings", {"verdict": "benign"}).status_code == 404
+        assert api.post(f"{path.format(**paths)}/review-decisions", {"verdict": "benign"}).status_code == 404
 
 
-def test_a_ruling_sent_twice_under_one_key_is_one(api_of: Any, rita: User, paths: dict[str, str]) -> None:
+def test_a_review_decision_sent_twice_under_one_key_is_one(api_of: Any, rita: User, paths: dict[str, str]) -> None:
     api = api_of(rita, scopes=SCOPES)
-    key = {"idempotency-key": "ruling-1"}
-    first = api.post(paths["rulings"], {"verdict": "malicious"}, **key)
-    api.post(paths["rulings"], {"verdict": "benign"})
-    again = api.post(paths["rulings"], {"verdict": "malicious"}, **key)
+    key = {"idempotency-key": "review-decision-1"}
+    first = api.post(paths["review_decisions"], {"verdict": "malicious"}, **key)
+    api.post(paths["review_decisions"], {"verdict": "benign"})
+    again = api.post(paths["review_decisions"], {"verdict": "malicious"}, **key)
     assert (again.status_code, again.json()) == (first.status_code, first.json())
-    assert Ruling.objects.count() == 2
+    assert ReviewDecision.objects.count() == 2
     assert Quarantine.objects.get().state == "benign"
-    assert api.post(paths["rulings"], {"verdict": "benign"}, **key).status_code == 409
-    assert IdempotentAnswer.objects.count() == 1
+    assert api.post(paths["review_decisions"], {"verdict": "benign"}, **key).status_code == 409
+    assert IdempotentResponse.objects.count() == 1
 
 
 def test_acknowledging_takes_an_alert_off_the_open_ones(api_of: Any, rita: User, paths: dict[str, str]) -> None:
@@ -261,6 +267,6 @@ def test_the_description_tells_of_these_endpoints(client: Client, api_of: Callab
         "/alerts",
         "/alerts/{alert_id}",
         "/runs/{run_id}/egress",
-        "/runs/{run_id}/quarantines/{trajectory_id}/rulings",
+        "/runs/{run_id}/quarantines/{trajectory_id}/review-decisions",
     ):
         assert f"/api/v1{path}" in described["paths"], path

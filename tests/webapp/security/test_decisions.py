@@ -12,7 +12,7 @@ from tests.webapp.runs.conftest import Engine, finding
 from tests.webapp.security.test_groups import many
 from webapp.accounts.models import AuditEntry, Membership, User
 from webapp.runs.models import Run
-from webapp.security.models import Alert, Quarantine, Ruling
+from webapp.security.models import Alert, Quarantine, ReviewDecision
 
 pytestmark = pytest.mark.django_db
 SCOPES = ("read", "review")
@@ -32,7 +32,7 @@ def states() -> dict[str, int]:
     return found
 
 
-def test_all_like_one_are_ruled_at_once_numbered_kept_and_audited(engine: Engine, api_of: Any, rita: User) -> None:
+def test_all_like_one_are_decided_at_once_numbered_kept_and_audited(engine: Engine, api_of: Any, rita: User) -> None:
     many(engine, 120)
     api = api_of(rita, scopes=SCOPES)
     answer = api.post(DECISIONS, {"decision": "benign", "like": [newest()], "note": "a drill"})
@@ -41,16 +41,16 @@ def test_all_like_one_are_ruled_at_once_numbered_kept_and_audited(engine: Engine
         "alerts": 120, "trajectories": 120, "unchanged": 0, "held_back": 0, "without_effect": 0,
     }  # fmt: skip
     assert states() == {"benign": 120}
-    assert sorted(Ruling.objects.values_list("number", flat=True)) == list(range(1, 121))
+    assert sorted(ReviewDecision.objects.values_list("number", flat=True)) == list(range(1, 121))
     assert sorted(Quarantine.objects.values_list("number", flat=True)) == list(range(1, 121))
-    assert Run.objects.get().rulings == 120
+    assert Run.objects.get().review_decisions == 120
     assert not Alert.objects.exclude(state="acknowledged").exists()
     [entry] = AuditEntry.objects.filter(verb="quarantine.rule")
     assert entry.user == rita
-    assert (entry.details["trajectories"], entry.details["rulings"]) == (120, "1 to 120")
-    told = engine.post(heartbeat=engine.heartbeat(ruled_through=0)).json()["rulings"]
-    assert len(told) == 100
-    assert {one["verdict"] for one in told} == {"benign"}
+    assert (entry.details["trajectories"], entry.details["review_decisions"]) == (120, "1 to 120")
+    reported = engine.post(heartbeat=engine.heartbeat(decided_through=0)).json()["review_decisions"]
+    assert len(reported) == 100
+    assert {one["verdict"] for one in reported} == {"benign"}
 
 
 def test_sent_again_it_changes_nothing(engine: Engine, api_of: Any, rita: User) -> None:
@@ -60,12 +60,12 @@ def test_sent_again_it_changes_nothing(engine: Engine, api_of: Any, rita: User) 
     api.post(DECISIONS, body)
     again = api.post(DECISIONS, body).json()
     assert (again["alerts"], again["trajectories"], again["unchanged"]) == (0, 0, 5)
-    assert Ruling.objects.count() == 5
+    assert ReviewDecision.objects.count() == 5
     assert AuditEntry.objects.filter(verb="quarantine.rule").count() == 1
     key = {"idempotency-key": "d-1"}
     first = api.post(DECISIONS, {"decision": "benign", "like": [newest()]}, **key)
     assert api.post(DECISIONS, {"decision": "benign", "like": [newest()]}, **key).json() == first.json()
-    assert Ruling.objects.count() == 10
+    assert ReviewDecision.objects.count() == 10
 
 
 def test_alerts_that_came_since_somebody_looked_are_left_alone(engine: Engine, api_of: Any, rita: User) -> None:
@@ -87,11 +87,11 @@ def test_named_alerts_only_and_acknowledging_rules_on_nothing(engine: Engine, ap
     assert AuditEntry.objects.get(verb="alert.acknowledge").details["alerts"] == 2
 
 
-def test_another_undecided_alert_holds_a_benign_ruling_back(engine: Engine, api_of: Any, rita: User) -> None:
+def test_another_undecided_alert_holds_a_benign_review_decision_back(engine: Engine, api_of: Any, rita: User) -> None:
     many(engine, 2)
     like = newest()
     other = finding(rule="ssh-outbound", subject="203.0.113.22:2222")
-    engine.post(engine.alert("b/x", place={"trajectory": "train-1-0", "turn": 2}, finding=other))
+    engine.post(engine.alert("b/x", origin={"trajectory": "train-1-0", "turn": 2}, finding=other))
     api = api_of(rita, scopes=SCOPES)
     answer = api.post(DECISIONS, {"decision": "benign", "like": [like]}).json()
     assert (answer["trajectories"], answer["held_back"]) == (1, 1)
@@ -134,7 +134,7 @@ def test_a_decision_about_2000_alerts_takes_as_many_statements_as_one_about_200(
     many(engine, 200)
     few = decided(200)
     many(engine, 2000, first=200)
-    assert decided(2000) <= few + 4  # Django inserts rulings in pieces of 1,000
+    assert decided(2000) <= few + 4  # Django inserts review decisions in pieces of 1,000
 
 
 @pytest.mark.parametrize("name", ["bob", "victor"])
@@ -201,14 +201,14 @@ def test_marked_rows_are_decided_on_the_page_and_it_says_what_came_of_it(engine:
         "/alerts/decide", {"decision": "benign", "like": [newest()], "back": "/alerts/?state="}, follow=True
     )
     assert answer.redirect_chain == [("/alerts/?state=", 302)]
-    assert "3 trajectories ruled benign; 3 alerts decided." in answer.content.decode()
+    assert "3 trajectories found benign; 3 alerts decided." in answer.content.decode()
     assert states() == {"benign": 3, "pending": 3}
 
 
 def test_everything_that_matches_is_decided_also_beyond_the_page(engine: Engine, rita: User) -> None:
     many(engine, 180, destinations=60)
     seen = newest()
-    engine.post(engine.alert("b/w", place={"trajectory": "w", "turn": 0}, finding=finding(severity="warning")))
+    engine.post(engine.alert("b/w", origin={"trajectory": "w", "turn": 0}, finding=finding(severity="warning")))
     many(engine, 1, first=500)
     body = {"decision": "malicious", "matching": "1", "severity": "critical", "state": "open", "through": seen}
     page_client(rita).post("/alerts/decide", body)
@@ -224,7 +224,7 @@ def test_a_marked_row_stands_for_the_alerts_that_its_list_shows(engine: Engine, 
         reviewer.post("/alerts/decide", {"decision": "malicious", "like": [newest()]})
     alike = finding(subject="203.0.113.0:22", severity="warning" if query else "critical")
     events = [
-        engine.alert(f"late/{number}", place={"trajectory": f"late-{number}", "turn": 0}, finding=alike)
+        engine.alert(f"late/{number}", origin={"trajectory": f"late-{number}", "turn": 0}, finding=alike)
         for number in range(3)
     ]
     engine.post(*events)

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from tests.webapp.runs.conftest import PLACE, Engine
+from tests.webapp.runs.conftest import ORIGIN, Engine
 from webapp.accounts.models import User
 from webapp.runs.models import Run
 from webapp.security.models import Alert, AlertedTurn, Quarantine
-from webapp.security.services import rule
+from webapp.security.services import review
 
 pytestmark = pytest.mark.django_db
 TRAJECTORY = "train-1-0"
@@ -36,28 +36,28 @@ def effect(api_of: Any, user: User, run: Run) -> dict[str, Any]:
     return api_of(user).get(f"/runs/{run.id}/quarantines/{TRAJECTORY}").json()["effect"]
 
 
-def test_alert_trajectory_and_rest_say_what_the_ruling_did(
+def test_alert_trajectory_and_rest_say_what_the_review_decision_did(
     engine: Engine, alarming_run: Run, rita: User, api_of: Any
 ) -> None:
-    rule(alarming_run, TRAJECTORY, "benign", acting_user=rita)
+    review(alarming_run, TRAJECTORY, "benign", acting_user=rita)
     engine.post(settled(engine))
-    said = "Trained on at step 3, advantage +0.7: reward 0.9, mean of the 8 compared rollouts 0.4."
+    phrase = "Trained on at step 3, advantage +0.7: reward 0.9, mean of the 8 compared rollouts 0.4."
     alert = Alert.objects.get()
     for path in (f"/alerts/{alert.id}/", f"/runs/{alarming_run.id}/trajectories/{TRAJECTORY}/"):
-        assert said in page_of(rita, path), path
+        assert phrase in page_of(rita, path), path
     assert "advantage +0.7" in page_of(rita, f"/runs/{alarming_run.id}/security/")
-    assert effect(api_of, rita, alarming_run) == {"effect": "trained-on", "text": said, "step": 3, "advantage": 0.7}
+    assert effect(api_of, rita, alarming_run) == {"effect": "trained-on", "text": phrase, "step": 3, "advantage": 0.7}
     assert api_of(rita).get(f"/alerts/{alert.id}").json()["quarantine"]["effect"]["advantage"] == 0.7
 
 
 @pytest.mark.parametrize(
-    ("verdict", "fields", "kind", "said"),
+    ("verdict", "fields", "kind", "phrase"),
     [
-        (None, None, "open", "Not trained on so far: it waits for a ruling."),
+        (None, None, "open", "Not trained on so far: it waits for a review decision."),
         ("benign", None, "awaited", "takes effect in the run's next step"),
-        ("malicious", None, "never", "Never trained on: it was ruled malicious."),
-        (None, {"outcome": "discarded", "updates_since": 8}, "discarded", "after 8 updates without a ruling"),
-        ("benign", {"outcome": "too-late", "updates_since": 9}, "too-late", "ruled benign after 9 updates, and 8 are"),
+        ("malicious", None, "never", "Never trained on: it was found malicious."),
+        (None, {"outcome": "discarded", "updates_since": 8}, "discarded", "after 8 updates without a review decision"),
+        ("benign", {"outcome": "too-late", "updates_since": 9}, "too-late", "found benign after 9 updates, and 8 are"),
         ("benign", {"outcome": "incomparable"}, "incomparable", "too few rollouts of its group"),
         ("benign", {"outcome": "masked", "because": "overlong"}, "masked", "still not trained on: overlong."),
         ("benign", {"advantage": 0.0, "rewards_differ": False}, "trained-on", "advantage 0: the rewards of its 8"),
@@ -70,34 +70,34 @@ def test_alert_trajectory_and_rest_say_what_the_ruling_did(
     ],
 )
 def test_each_reason_has_its_words(
-    engine: Engine, alarming_run: Run, rita: User, api_of: Any, verdict: Any, fields: Any, kind: str, said: str
+    engine: Engine, alarming_run: Run, rita: User, api_of: Any, verdict: Any, fields: Any, kind: str, phrase: str
 ) -> None:
     if verdict:
-        rule(alarming_run, TRAJECTORY, verdict, acting_user=rita)
+        review(alarming_run, TRAJECTORY, verdict, acting_user=rita)
     if fields is not None:
         assert engine.post(settled(engine, **fields)).status_code == 200
     found = effect(api_of, rita, alarming_run)
     assert found["effect"] == kind
-    assert said in found["text"]
+    assert phrase in found["text"]
 
 
 def test_a_run_that_ended_says_so_and_does_not_deny_what_was_trained_on(
     engine: Engine, alarming_run: Run, rita: User, api_of: Any
 ) -> None:
-    other = engine.alert("box-1/2", place={"trajectory": "train-1-5", "turn": 0})
+    other = engine.alert("sandbox-1/2", origin={"trajectory": "train-1-5", "turn": 0})
     engine.post(other, settled(engine), engine.finished())
     api = api_of(rita, scopes=("read", "review"))
     pending = api.get(f"/runs/{alarming_run.id}/quarantines/train-1-5").json()["effect"]
     assert pending["effect"] == "run-ended"
-    assert "before anybody ruled" in pending["text"]
+    assert "before anybody decided" in pending["text"]
     assert effect(api_of, rita, alarming_run)["effect"] == "trained-on"
-    api.post(f"/runs/{alarming_run.id}/quarantines/train-1-5/rulings", {"verdict": "benign"})
+    api.post(f"/runs/{alarming_run.id}/quarantines/train-1-5/review-decisions", {"verdict": "benign"})
     after = api.get(f"/runs/{alarming_run.id}/quarantines/train-1-5").json()["effect"]
-    assert "before the ruling reached its training" in after["text"]
+    assert "before the review decision reached its training" in after["text"]
 
 
 def test_an_evaluations_trajectory_is_never_trained_on(engine: Engine, rita: User, api_of: Any) -> None:
-    engine.post(engine.alert(place={"trajectory": "eval-greedy-0-0", "turn": 0}))
+    engine.post(engine.alert(origin={"trajectory": "eval-greedy-0-0", "turn": 0}))
     api = api_of(rita)
     found = api.get(f"/runs/{engine.run_id}/quarantines/eval-greedy-0-0").json()["effect"]
     assert found["effect"] == "evaluation"
@@ -127,16 +127,16 @@ TEXT = {"wrote": "<tool>relay()</tool>", "call": "relay()"}
 def test_the_page_of_an_alert_shows_its_turn_while_its_step_is_not_over(
     engine: Engine, victor: User, api_of: Any
 ) -> None:
-    engine.post(engine.started(), engine.event("turn", place=PLACE, text=TEXT), engine.alert())
+    engine.post(engine.started(), engine.event("turn", origin=ORIGIN, text=TEXT), engine.alert())
     alert = Alert.objects.get()
     text = page_of(victor, f"/alerts/{alert.id}/")
     assert "&lt;tool&gt;relay()&lt;/tool&gt;" in text
     assert "under way" in text
     assert "turn-link" not in text
-    told = api_of(victor).get(f"/alerts/{alert.id}").json()["turn_text"]
-    assert told == {**TEXT, "output": None, "error_class": None}
+    reported = api_of(victor).get(f"/alerts/{alert.id}").json()["turn_text"]
+    assert reported == {**TEXT, "output": None, "error_class": None}
     ended = TEXT | {"output": "stopped by alert", "error_class": "frozen"}
-    engine.post(engine.event("turn", place=PLACE, text=ended))
+    engine.post(engine.event("turn", origin=ORIGIN, text=ended))
     text = page_of(victor, f"/alerts/{alert.id}/")
     assert "stopped by alert" in text
     assert "under way" not in text
@@ -152,11 +152,11 @@ def test_then_it_shows_the_turn_of_the_trajectory(alarming_run: Run, victor: Use
 def test_hostile_text_of_a_turn_stays_text_and_too_much_is_refused(engine: Engine, victor: User) -> None:
     evil = "<script>alert(1)</script>\0"
     body = TEXT | {"wrote": evil, "call": evil, "output": evil}
-    assert engine.post(engine.event("turn", place=PLACE, text=body), engine.alert()).status_code == 200
+    assert engine.post(engine.event("turn", origin=ORIGIN, text=body), engine.alert()).status_code == 200
     text = page_of(victor, f"/alerts/{Alert.objects.get().id}/")
     assert "&lt;script&gt;alert(1)" in text
     assert "<script>alert" not in text
-    large = engine.event("turn", place=PLACE, text=TEXT | {"call": "x" * 4001})
+    large = engine.event("turn", origin=ORIGIN, text=TEXT | {"call": "x" * 4001})
     answer = engine.post(large)
     assert answer.status_code == 422
     assert "call" in json.dumps(answer.json())

@@ -31,7 +31,7 @@ def many(engine: Engine, count: int, *, destinations: int = 1, first: int = 0) -
         events = [
             engine.alert(
                 f"b/{index}",
-                place={"trajectory": f"train-1-{index}", "turn": 0},
+                origin={"trajectory": f"train-1-{index}", "turn": 0},
                 finding=finding(subject=f"203.0.113.{index % destinations}:22", at=1_790_000_000.0 + index),
             )
             for index in range(start, min(start + 1000, first + count))
@@ -117,12 +117,12 @@ def test_alerts_of_a_run_that_ended_wait_for_nobody(engine: Engine, api_of: Any,
     text = page_of(rita, "/alerts/?state=run-ended")
     assert 'data-count="3"' in text
     assert "run ended" in text
-    assert "waits for a ruling" not in text
+    assert "waits for a review decision" not in text
     [group] = api_of(rita).get("/alerts/groups", state="run-ended").json()["items"]
     assert group["count"] == 3
     ended = page_of(rita, f"/runs/{run.id}/security/")
     assert "1 undecided when the run ended" in ended
-    assert "waits for a ruling" not in ended
+    assert "waits for a review decision" not in ended
 
 
 def test_after_the_end_a_decision_is_still_possible_and_says_that_it_changes_nothing(
@@ -134,7 +134,7 @@ def test_after_the_end_a_decision_is_still_possible_and_says_that_it_changes_not
     assert 'name="verdict" value="benign"' in text
     assert "changes no training any more" in text
     assert "data-ended" in text
-    assert "before anybody ruled" in text
+    assert "before anybody decided" in text
     assert 'id="acknowledge"' in text
     assert "data-ended" in page_of(rita, "/alerts/?state=run-ended")
 

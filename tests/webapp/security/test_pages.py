@@ -13,9 +13,9 @@ from sandboxes.egress.detectors.registry import RULES
 from tests.webapp.runs.conftest import Engine, egress_record, finding
 from webapp.accounts.models import Membership, User
 from webapp.runs.models import Run
-from webapp.security.models import Alert, Quarantine, Ruling
+from webapp.security.models import Alert, Quarantine, ReviewDecision
 from webapp.security.rules import rule_texts
-from webapp.security.services import rule
+from webapp.security.services import review
 from webapp.security.views import HELD_OF_RUN
 
 pytestmark = pytest.mark.django_db
@@ -39,9 +39,16 @@ def paths(alarming_run: Run) -> dict[str, str]:
 def test_the_inbox_shows_open_alerts_and_where_they_lead(alarming_run: Run, victor: User, paths: Any) -> None:
     text = page_of(victor, "/alerts/")
     assert f'href="{paths["alert"]}"' in text
-    for said in ("Mining protocol", "203.0.113.7:4444", "critical", "train-1-0#2", "waits for a ruling", "#1"):
-        assert said in text, said
-    assert "data-ruling" not in text  # a viewer's keys 1 and 2 do nothing
+    for phrase in (
+        "Mining protocol",
+        "203.0.113.7:4444",
+        "critical",
+        "train-1-0#2",
+        "waits for a review decision",
+        "#1",
+    ):
+        assert phrase in text, phrase
+    assert "data-review" not in text  # a viewer's keys 1 and 2 do nothing
 
 
 def test_the_inbox_is_narrowed_down_and_says_when_nothing_matches(
@@ -53,7 +60,7 @@ def test_the_inbox_is_narrowed_down_and_says_when_nothing_matches(
     assert len(rows("?severity=warning")) == len(rows("?rule=beacon")) == 1
     assert len(rows(f"?run={alarming_run.id}")) == 2
     assert rows("?run=00000000-0000-0000-0000-000000000000") == rows("?state=acknowledged") == []
-    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", acting_user=rita)
     assert rows("") == []
     assert "No open alerts" in page_of(rita, "/alerts/")
     assert "No alert matches" in page_of(rita, "/alerts/?severity=info")
@@ -74,7 +81,7 @@ def test_a_filter_that_makes_no_sense_breaks_nothing(alarming_run: Run, victor: 
         "?name=%25",
         "?name=%00",
         "?address='--",
-        "?verdict=x",
+        "?decision=x",
     ],
 )
 def test_the_explorer_takes_any_question(alarming_run: Run, victor: User, paths: Any, query: str) -> None:
@@ -93,14 +100,14 @@ def test_an_alert_shows_evidence_rule_records_and_the_way_to_the_turn(victor: Us
     assert 'id="turn-2"' in page_of(victor, paths["trajectory"])
 
 
-def test_the_way_to_the_turn_opens_when_the_trajectory_is_told(engine: Engine, victor: User) -> None:
+def test_the_way_to_the_turn_opens_when_the_trajectory_is_reported(engine: Engine, victor: User) -> None:
     engine.post(engine.started(), engine.alert())
     text = page_of(victor, f"/alerts/{Alert.objects.get().id}/")
     assert "turn-link" not in text
     assert "at the end of its step" in text
 
 
-def test_the_reader_is_told_what_a_ruling_does(alarming_run: Run, rita: User, paths: Any) -> None:
+def test_the_reader_is_told_what_a_review_decision_does(alarming_run: Run, rita: User, paths: Any) -> None:
     for path in (paths["alert"], paths["trajectory"]):
         text = page_of(rita, path)
         assert "Benign: trained on at the next step if at most 8 updates happened since." in text
@@ -119,7 +126,7 @@ def test_only_owners_and_reviewers_get_the_form_and_may_use_it(
         assert ('name="verdict" value="benign"' in page_of(user, path)) is may
     client = Client()
     client.force_login(user)
-    posted = [f"{paths['trajectory']}ruling", f"{paths['alert']}acknowledge"]
+    posted = [f"{paths['trajectory']}review-decision", f"{paths['alert']}acknowledge"]
     answers = [client.post(path, {"verdict": "benign", "note": "fine"}).status_code for path in posted]
     assert answers == ([302, 302] if may else [403, 403])
     assert Quarantine.objects.get().state == ("benign" if may else "pending")
@@ -131,14 +138,14 @@ def test_strangers_and_visitors_find_nothing(charlie: User, paths: Any) -> None:
     client.force_login(charlie)
     for path in (paths["alert"], paths["security"], paths["trajectory"]):
         assert client.get(path).status_code == 404, path
-    assert client.post(f"{paths['trajectory']}ruling", {"verdict": "benign"}).status_code == 404
+    assert client.post(f"{paths['trajectory']}review-decision", {"verdict": "benign"}).status_code == 404
     assert client.post(f"{paths['alert']}acknowledge").status_code == 404
     assert "data-alert=" not in page_of(charlie, "/alerts/?state=")
     assert Client().get(paths["alert"]).status_code == Client().get("/alerts/").status_code == 302
     assert Quarantine.objects.get().state == "pending"
 
 
-def test_a_ruling_goes_back_to_where_it_was_made_but_never_elsewhere(rita: User, paths: Any) -> None:
+def test_a_review_decision_goes_back_to_where_it_was_made_but_never_elsewhere(rita: User, paths: Any) -> None:
     client = Client()
     client.force_login(rita)
     for back, target in [
@@ -148,39 +155,39 @@ def test_a_ruling_goes_back_to_where_it_was_made_but_never_elsewhere(rita: User,
         ("javascript:alert(1)", paths["trajectory"]),
         ("", paths["trajectory"]),
     ]:
-        answer = client.post(f"{paths['trajectory']}ruling", {"verdict": "benign", "back": back})
+        answer = client.post(f"{paths['trajectory']}review-decision", {"verdict": "benign", "back": back})
         assert answer["Location"] == target, back
 
 
-def test_a_refused_ruling_says_why_on_the_page(rita: User, paths: Any) -> None:
+def test_a_refused_review_decision_says_why_on_the_page(rita: User, paths: Any) -> None:
     client = Client()
     client.force_login(rita)
-    answer = client.post(f"{paths['trajectory']}ruling", {"verdict": "perhaps"}, follow=True)
+    answer = client.post(f"{paths['trajectory']}review-decision", {"verdict": "perhaps"}, follow=True)
     assert "this is no verdict" in answer.content.decode().lower()
-    assert not Ruling.objects.exists()
+    assert not ReviewDecision.objects.exists()
 
 
-def test_rulings_stay_on_record_on_the_page(alarming_run: Run, rita: User, alice: User, paths: Any) -> None:
-    rule(alarming_run, "train-1-0", "malicious", "it mined", acting_user=rita)
-    rule(alarming_run, "train-1-0", "benign", "no, it was the tutorial", acting_user=alice)
+def test_review_decisions_stay_on_record_on_the_page(alarming_run: Run, rita: User, alice: User, paths: Any) -> None:
+    review(alarming_run, "train-1-0", "malicious", "it mined", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", "no, it was the tutorial", acting_user=alice)
     text = page_of(rita, paths["trajectory"])
-    assert "Ruled benign" in text
-    assert "2 rulings" in text
+    assert "Found benign" in text
+    assert "2 review decisions" in text
     assert text.index("no, it was the tutorial") < text.index("it mined")
 
 
 def test_the_security_of_a_run_counts_lists_and_filters(victor: User, paths: Any) -> None:
     text = page_of(victor, paths["security"])
-    for said in (
+    for phrase in (
         "Mining protocol",
         "train-1-0",
         "1 open",
-        "1 waits for a ruling",
+        "1 waits for a review decision",
         "203.0.113.7:4444",
         "pool.example",
         "No rule allows it",
     ):
-        assert said in text, said
+        assert phrase in text, phrase
     dns_only = page_of(victor, f"{paths['security']}?protocol=dns", **{"HX-Request": "true"})
     assert "pool.example" in dns_only
     assert "tcp 203.0.113.7:4444" not in dns_only
@@ -192,11 +199,11 @@ def test_of_many_quarantined_trajectories_a_runs_page_shows_a_few_and_first_thos
 ) -> None:
     places = [f"train-1-{number}" for number in range(HELD_OF_RUN + 5)]
     events = [engine.started()]
-    events += [engine.alert(f"b/{at}", place={"trajectory": place, "turn": 0}) for at, place in enumerate(places)]
+    events += [engine.alert(f"b/{at}", origin={"trajectory": origin, "turn": 0}) for at, origin in enumerate(places)]
     engine.post(*events)
     assert Quarantine.objects.count() == len(places)
-    for place in places[:7]:
-        rule(Run.objects.get(), place, "malicious", acting_user=rita)
+    for origin in places[:7]:
+        review(Run.objects.get(), origin, "malicious", acting_user=rita)
     table = page_of(rita, f"/runs/{engine.run_id}/security/").partition("held-title")[2].partition("</table>")[0]
     assert f"{HELD_OF_RUN} of {len(places)}, those that wait first" in table
     listed = re.findall(r"train-1-(\d+)", table)
@@ -209,11 +216,11 @@ def test_nothing_of_a_run_that_has_ended_still_waits(alarming_run: Run, engine: 
     assert Quarantine.objects.get().state == "pending"
     for path in (paths["alert"], paths["trajectory"], paths["security"]):
         text = page_of(rita, path)
-        for gone in ("Waiting for a ruling", "waits for a ruling", "Benign: trained on"):
+        for gone in ("Waiting for a review decision", "waits for a review decision", "Benign: trained on"):
             assert gone not in text, (path, gone)
     for path in (paths["alert"], paths["trajectory"]):
-        assert "Not ruled before the run ended" in page_of(rita, path)
-        assert "a ruling is kept, and changes no training any more" in page_of(rita, path)
+        assert "Not decided before the run ended" in page_of(rita, path)
+        assert "a review decision is kept, and changes no training any more" in page_of(rita, path)
         assert 'name="verdict" value="benign"' in page_of(rita, path), "it can still be put on record"
 
 
@@ -224,17 +231,17 @@ def test_a_run_that_tried_nothing_says_so(run: Run, victor: User) -> None:
 
 
 def test_the_explorer_pages_through_everything(engine: Engine, victor: User) -> None:
-    engine.post(engine.egress(*(egress_record(seq, "a") for seq in range(1, 71)), box="a"))
+    engine.post(engine.egress(*(egress_record(seq, "a") for seq in range(1, 71)), sandbox="a"))
     first = page_of(victor, f"/runs/{engine.run_id}/security/")
     (before,) = set(re.findall(r"before=([\d-]+)", first))
     second = page_of(victor, f"/runs/{engine.run_id}/security/?before={before}")
     assert (first.count("denied</span>"), second.count("denied</span>")) == (50, 20)
 
 
-def test_a_trajectory_shows_each_turn_what_its_box_tried(
+def test_a_trajectory_shows_each_turn_what_its_sandbox_tried(
     engine: Engine, alarming_run: Run, victor: User, paths: Any
 ) -> None:
-    engine.post(engine.egress(*(egress_record(seq, "c") for seq in range(1, 31)), box="c"))
+    engine.post(engine.egress(*(egress_record(seq, "c") for seq in range(1, 31)), sandbox="c"))
     text = page_of(victor, paths["trajectory"])
     turns = re.split(r'id="turn-(\d)"', text)
     watched = {turns[i]: turns[i + 1] for i in range(1, len(turns), 2)}
@@ -262,7 +269,7 @@ def test_the_list_of_trajectories_is_narrowed_to_quarantined_ones(
 
     assert found("quarantined") == found("pending") == ["train-1-0"]
     assert found("benign") == []
-    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", acting_user=rita)
     assert found("benign") == ["train-1-0"]
     assert found("pending") == []
     every = api_of(rita, scopes=("read",)).get(lists).json()["items"]
@@ -272,14 +279,14 @@ def test_the_list_of_trajectories_is_narrowed_to_quarantined_ones(
     assert api_of(rita, scopes=("read",)).get(lists, stop_reason="frozen").json()["items"][0]["id"] == "train-1-0"
 
 
-def test_nothing_out_of_a_box_becomes_markup_or_a_link(engine: Engine, rita: User) -> None:
+def test_nothing_out_of_a_sandbox_becomes_markup_or_a_link(engine: Engine, rita: User) -> None:
     evil = finding(title=EVIL, subject=EVIL, evidence=[EVIL] * 8, rule="x", category="Controllability", label=EVIL)
     attempt = {"name": EVIL, "sni": EVIL, "host": EVIL, "method": "<xss>", "query_type": "<xss>"}
-    record = egress_record(label=EVIL, attempt=attempt, verdict={"rule": EVIL, "policy": EVIL}, opening_up="PHhzcz4=")
+    record = egress_record(label=EVIL, attempt=attempt, decision={"rule": EVIL, "policy": EVIL}, opening_up="PHhzcz4=")
     events = [engine.started(), engine.egress(record), engine.alert(finding=evil), engine.trajectory()]
     assert engine.post(*events).status_code == 200
     run = f"/runs/{engine.run_id}/"
-    rule(Run.objects.get(), "train-1-0", "benign", EVIL, acting_user=rita)
+    review(Run.objects.get(), "train-1-0", "benign", EVIL, acting_user=rita)
     alert = f"/alerts/{Alert.objects.get().id}/"
     for path in ("/alerts/?state=", alert, f"{run}security/", f"{run}trajectories/train-1-0/"):
         text = page_of(rita, path)
@@ -312,7 +319,7 @@ def test_the_inbox_asks_as_much_for_one_alert_as_for_many(engine: Engine, rita: 
 
     engine.post(engine.alert("b/0"))
     few = queries()
-    engine.post(*(engine.alert(f"b/{i}", place={"trajectory": f"t-{i}", "turn": 0}) for i in range(1, 50)))
+    engine.post(*(engine.alert(f"b/{i}", origin={"trajectory": f"t-{i}", "turn": 0}) for i in range(1, 50)))
     assert queries() == few
 
 

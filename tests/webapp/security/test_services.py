@@ -1,4 +1,4 @@
-"""Rulings are numbered, kept and replaced; two reviewers at once get two numbers."""
+"""Review decisions are numbered, kept and replaced; two reviewers at once get two numbers."""
 
 from functools import partial
 from typing import Any
@@ -9,60 +9,62 @@ from tests.webapp.at_once import at_once
 from webapp.accounts.models import AuditEntry, User
 from webapp.refusals import Invalid, Refused
 from webapp.runs.models import Run
-from webapp.security.models import Alert, Quarantine, Ruling
-from webapp.security.services import acknowledge_alert, rule
+from webapp.security.models import Alert, Quarantine, ReviewDecision
+from webapp.security.services import acknowledge_alert, review
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_ruling_is_numbered_kept_and_audited(alarming_run: Run, rita: User) -> None:
-    made = rule(alarming_run, "train-1-0", "malicious", " mined coins ", acting_user=rita)
+def test_a_review_decision_is_numbered_kept_and_audited(alarming_run: Run, rita: User) -> None:
+    made = review(alarming_run, "train-1-0", "malicious", " mined coins ", acting_user=rita)
     assert (made.number, made.verdict, made.note, made.who) == (1, "malicious", "mined coins", "rita@example.org")
     held = Quarantine.objects.get()
-    assert (held.state, held.number, held.ruled_by, held.note) == ("malicious", 1, rita, "mined coins")
-    assert Run.objects.get().rulings == 1
+    assert (held.state, held.number, held.decided_by, held.note) == ("malicious", 1, rita, "mined coins")
+    assert Run.objects.get().review_decisions == 1
     entry = AuditEntry.objects.get(verb="quarantine.rule")
-    assert (entry.user, entry.details["verdict"], entry.details["ruling"]) == (rita, "malicious", 1)
+    assert (entry.user, entry.details["verdict"], entry.details["review_decision"]) == (rita, "malicious", 1)
 
 
-def test_a_later_ruling_replaces_an_earlier_one_and_both_stay_on_record(
+def test_a_later_review_decision_replaces_an_earlier_one_and_both_stay_on_record(
     alarming_run: Run, rita: User, alice: User
 ) -> None:
-    rule(alarming_run, "train-1-0", "malicious", acting_user=rita)
-    rule(alarming_run, "train-1-0", "benign", "it was the tutorial", acting_user=alice)
-    assert list(Ruling.objects.order_by("number").values_list("number", "verdict", "who")) == [
+    review(alarming_run, "train-1-0", "malicious", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", "it was the tutorial", acting_user=alice)
+    assert list(ReviewDecision.objects.order_by("number").values_list("number", "verdict", "who")) == [
         (1, "malicious", "rita@example.org"),
         (2, "benign", "alice@example.org"),
     ]
     assert Quarantine.objects.get().state == "benign"
 
 
-def test_the_same_ruling_twice_is_one(alarming_run: Run, rita: User) -> None:
-    first = rule(alarming_run, "train-1-0", "benign", acting_user=rita)
-    again = rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+def test_the_same_review_decision_twice_is_one(alarming_run: Run, rita: User) -> None:
+    first = review(alarming_run, "train-1-0", "benign", acting_user=rita)
+    again = review(alarming_run, "train-1-0", "benign", acting_user=rita)
     assert first.number == again.number == 1
-    assert Ruling.objects.count() == AuditEntry.objects.filter(verb="quarantine.rule").count() == 1
+    assert ReviewDecision.objects.count() == AuditEntry.objects.filter(verb="quarantine.rule").count() == 1
 
 
-def test_a_ruling_acknowledges_the_alerts_about_it(alarming_run: Run, rita: User) -> None:
-    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+def test_a_review_decision_acknowledges_the_alerts_about_it(alarming_run: Run, rita: User) -> None:
+    review(alarming_run, "train-1-0", "benign", acting_user=rita)
     alert = Alert.objects.get()
     assert (alert.state, alert.acknowledged_by) == ("acknowledged", rita)
 
 
-def test_what_was_never_quarantined_cannot_be_ruled_on(alarming_run: Run, rita: User) -> None:
+def test_what_was_never_quarantined_cannot_be_decided_on(alarming_run: Run, rita: User) -> None:
     with pytest.raises(Refused, match="no alert quarantined trajectory train-9-9"):
-        rule(alarming_run, "train-9-9", "benign", acting_user=rita)
-    assert Run.objects.get().rulings == 0
+        review(alarming_run, "train-9-9", "benign", acting_user=rita)
+    assert Run.objects.get().review_decisions == 0
 
 
 @pytest.mark.parametrize(
     ("verdict", "note", "field"),
     [("pending", "", "verdict"), ("benign", "x" * 2001, "note"), ("benign", "a\0b", "note")],
 )
-def test_bad_rulings_name_the_field(alarming_run: Run, rita: User, verdict: Any, note: str, field: str) -> None:
+def test_bad_review_decisions_name_the_field(
+    alarming_run: Run, rita: User, verdict: Any, note: str, field: str
+) -> None:
     with pytest.raises(Invalid) as refusal:
-        rule(alarming_run, "train-1-0", verdict, note, acting_user=rita)
+        review(alarming_run, "train-1-0", verdict, note, acting_user=rita)
     assert refusal.value.problems[0].field == field
     assert Quarantine.objects.get().state == "pending"
 
@@ -72,11 +74,11 @@ def test_reviewers_at_the_same_time_get_numbers_without_gap_or_double(alarming_r
     def review(name: str) -> None:
         for index in range(10):
             verdict = "benign" if index % 2 else "malicious"
-            rule(alarming_run, "train-1-0", verdict, f"{name} {index}", acting_user=rita)
+            review(alarming_run, "train-1-0", verdict, f"{name} {index}", acting_user=rita)
 
     at_once(*(partial(review, name) for name in "abc"))
-    assert list(Ruling.objects.order_by("number").values_list("number", flat=True)) == list(range(1, 31))
-    assert Quarantine.objects.get().number == Run.objects.get().rulings == 30
+    assert list(ReviewDecision.objects.order_by("number").values_list("number", flat=True)) == list(range(1, 31))
+    assert Quarantine.objects.get().number == Run.objects.get().review_decisions == 30
 
 
 def test_acknowledging_twice_is_once_and_keeps_the_quarantine(alarming_run: Run, rita: User, alice: User) -> None:

@@ -1,7 +1,7 @@
 /* The inbox by keyboard.  The chosen row, marks and opened groups stay when the list is fetched again. */
 
 import { onKey } from "./keys.js";
-import { ask, ruleByKeys } from "./ruling.js";
+import { ask, reviewByKeys } from "./review_decision.js";
 
 const box = document.getElementById("alerts");
 const marked = new Set();
@@ -67,7 +67,7 @@ function about() {
   const ids = marks().filter((input) => input.checked).map((input) => input.value);
   if (!isMatching && !ids.length) {
     if (!one || !("decides" in one.dataset)) return null;
-    if (one.dataset.ruling) return one;
+    if (one.dataset.review) return one;
     ids.push(one.dataset.alert);
   }
   const given = [...new FormData(form())].filter(([name]) => !["like", "matching", "csrfmiddlewaretoken", "back"].includes(name));
@@ -121,7 +121,7 @@ onKey("x", "Mark the alert, or take the mark away", () => {
 });
 onKey("o", "Show all alike", () => row()?.querySelector("[data-expands]")?.click());
 onKey("Enter", "Open the alert", (event) => (event.target.closest?.("a, button") ?? row()?.querySelector("a"))?.click());
-ruleByKeys(about);
+reviewByKeys(about);
 onKey("a", "Acknowledge", acknowledge);
 
 box.addEventListener("focusin", (event) => {

@@ -1,7 +1,7 @@
 /* The page of one trajectory: what colours the tokens, and what is known about the one under the pointer. */
 
 import { onKey } from "./keys.js";
-import { ruleByKeys } from "./ruling.js";
+import { reviewByKeys } from "./review_decision.js";
 
 const FACTS = [["id", "Token"], ["logprob", "Log-prob, sampled"], ["old", "Log-prob, trainer"], ["ratio", "Ratio"], ["advantage", "Advantage"], ["version", "Policy version"]];
 const tip = document.getElementById("tip");
@@ -76,5 +76,5 @@ for (const tokens of turns.querySelectorAll(".tokens")) {
 onKey("j", "Next trajectory", () => document.getElementById("next")?.click());
 onKey("k", "Previous trajectory", () => document.getElementById("previous")?.click());
 onKey("c", "Colour tokens by the next value", next);
-if (document.getElementById("ruling-dialog")) ruleByKeys(() => document.querySelector("form[data-ruling]"));
+if (document.getElementById("review-dialog")) reviewByKeys(() => document.querySelector("form[data-review]"));
 onKey("u", "Back to the list", () => document.querySelector(".crumbs li:nth-child(3) a").click());

@@ -1,4 +1,4 @@
-"""What runs inside a box: the agent (process 1), and the interpreter that it forks for a user.
+"""What runs inside a sandbox: the agent (process 1), and the interpreter that it forks for a user.
 
 These modules run on the system's Python without site-packages and must start in milliseconds: they
 import builtin modules only, and often the C half alone (``_signal``, ``_ast``, ``_ctypes``), because

@@ -1,4 +1,4 @@
-"""The agent: process 1 of a box.  It does what the host asks, one event at a time, and trusts no guest.
+"""The agent: process 1 of a sandbox.  It does what the host asks, one event at a time, and trusts no guest.
 
 As process 1 of its pid namespace it cannot be signalled by guests, adopts and reaps their orphans,
 and takes everybody with it when it ends.  Guests share its user id, so it makes itself undumpable
@@ -69,13 +69,13 @@ class Agent:
         return [*self.programs.values(), *([self.cell] if self.cell else [])]
 
     def patience_ms(self) -> int | None:
-        deadlines = [job.deadline_s for job in self.jobs() if not job.verdict]
+        deadlines = [job.deadline_s for job in self.jobs() if not job.decision]
         return max(0, int((min(deadlines) - time.monotonic()) * 1000) + 1) if deadlines else None
 
     def expire(self) -> None:
         now = time.monotonic()
         for job in self.jobs():
-            if not job.verdict and job.deadline_s <= now:
+            if not job.decision and job.deadline_s <= now:
                 self.stop(job, "timeout")
 
     def answer(self, number: int, kind: int, payload: bytes = b"") -> None:
@@ -173,7 +173,7 @@ class Agent:
 
     def do_cancel(self, _: int, number: int) -> None:
         for job in self.jobs():
-            if job.number == number and not job.verdict:
+            if job.number == number and not job.decision:
                 self.stop(job, "killed")
 
     def do_snapshot(self, number: int, name: str) -> None:
@@ -184,7 +184,7 @@ class Agent:
         self.answer(number, frames.DATA)
 
     def do_restore(self, number: int, name: str) -> None:
-        """All processes but frozen ones die, files and interpreter come back.  If that fails, so does the box."""
+        """All processes but frozen ones die, files and interpreter come back.  If that fails, so does the sandbox."""
         snapshot = self.snapshots.kept[name]
         processes.kill_all_but(set(), self.snapshots.frozen())
         self.bury()
@@ -201,7 +201,7 @@ class Agent:
         self.answer(number, frames.DATA)
 
     def do_reset(self, number: int) -> None:
-        """Everybody dies, every file goes, a fresh interpreter waits.  If that fails, so does the box."""
+        """Everybody dies, every file goes, a fresh interpreter waits.  If that fails, so does the sandbox."""
         self.end_everybody("was reset")
         self.prelude, self.loss_note = b"", ""
         files.wipe()
@@ -292,12 +292,12 @@ class Agent:
     def listen(self, job: Job, capture: Capture) -> None:
         if not capture.take() and capture.ended:
             self.events.off(capture.fd)
-        if capture.flooded and not job.verdict:
+        if capture.flooded and not job.decision:
             self.stop(job, "output")
 
-    def stop(self, job: Job, verdict: str) -> None:
+    def stop(self, job: Job, decision: str) -> None:
         """Kill a job with its whole family; the answer follows when its process is buried."""
-        job.verdict = verdict
+        job.decision = decision
         kept = {program.pid for program in self.programs.values() if program is not job}
         if self.interpreter and job is not self.cell:
             kept.add(self.interpreter.pid)
@@ -314,10 +314,10 @@ class Agent:
             self.interpreter_ended(interpreter, processes.end_child(interpreter.pid))
             return
         how = guest.read_report(report, cell.nonce)
-        if how is None or cell.verdict:
-            if report and not cell.verdict:
+        if how is None or cell.decision:
+            if report and not cell.decision:
                 interpreter.forged = True
-                cell.verdict = "killed"  # forged: a true report that follows must not be believed any more
+                cell.decision = "killed"  # forged: a true report that follows must not be believed any more
                 cell.note += f"[ended: the interpreter {UNASKED}]\n"
             self.events.off(interpreter.reports)
             processes.kill(interpreter.pid)
@@ -376,8 +376,8 @@ class Agent:
                 self.interpreter_ended(self.interpreter, code)
 
     def program_ended(self, program: Program, code: int) -> None:
-        outcome = program.verdict or ("ok" if code == 0 else "killed" if code < 0 else "error")
-        self.answer_result(program, outcome, None if program.verdict else code)
+        outcome = program.decision or ("ok" if code == 0 else "killed" if code < 0 else "error")
+        self.answer_result(program, outcome, None if program.decision else code)
         del self.programs[program.pid]
         self.events.close(program.out.fd, program.err.fd)
         if program.feed:
@@ -385,18 +385,18 @@ class Agent:
 
     def interpreter_ended(self, interpreter: Interpreter, code: int, reason: str = "") -> None:
         """Answer for the cell that was running, if any.  ``do_python`` starts the successor."""
-        if self.cell and not self.cell.verdict:
+        if self.cell and not self.cell.decision:
             self.reported(interpreter)  # it may have reported with its last breath
         if interpreter.retired:
             return
         cell = self.cell
         if not reason and interpreter.forged:
             reason = UNASKED
-        self.retire(interpreter, reason or LOSSES.get(cell.verdict if cell else "", f"ended with status {code}"))
+        self.retire(interpreter, reason or LOSSES.get(cell.decision if cell else "", f"ended with status {code}"))
         if cell is None:
             self.close_interpreter(interpreter)
-        elif cell.verdict:
-            self.finish_cell(cell, interpreter, cell.verdict, None)
+        elif cell.decision:
+            self.finish_cell(cell, interpreter, cell.decision, None)
         else:
             self.finish_cell(cell, interpreter, "killed" if code < 0 else "error", code)
 

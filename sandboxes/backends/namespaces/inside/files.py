@@ -1,4 +1,4 @@
-"""Files of a box, opened by the agent on behalf of the host.
+"""Files of a sandbox, opened by the agent on behalf of the host.
 
 Guests prepare these paths, links included.  That gains them nothing: the agent sees the same file
 systems as they do.  Only /proc is different, because there ``self`` would be the agent.
@@ -10,7 +10,7 @@ import os
 import stat
 
 WRITABLE = ("/work", "/tmp", *(["/dev/shm"] if os.path.ismount("/dev/shm") else []))
-"""A container's /dev/shm is a file system of its own; elsewhere in a box it is /tmp."""
+"""A container's /dev/shm is a file system of its own; elsewhere in a sandbox it is /tmp."""
 HOME = "/work"
 SET_FLAGS = 0x40086602
 """``FS_IOC_SETFLAGS``."""

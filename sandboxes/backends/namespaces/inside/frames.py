@@ -1,7 +1,7 @@
-"""The bytes between the host and the agent of a box; both sides import this module.
+"""The bytes between the host and the agent of a sandbox; both sides import this module.
 
 A frame is a length (``!I``) and that many bytes.  Requests come from the host, which the agent
-trusts: a marshalled ``(id, verb, arguments)``.  Replies come from the box, which the host does *not*
+trusts: a marshalled ``(id, verb, arguments)``.  Replies come from the sandbox, which the host does *not*
 trust: a fixed head and a payload of plain fields, every length of which ``unpack_result`` checks.
 """
 
@@ -14,7 +14,7 @@ cannot be copied, and why."""
 
 OUTCOMES = ("ok", "error", "timeout", "memory", "output", "killed")
 MARSHAL_VERSION = 2
-"""Understood by every Python 3: the host's and the box's may differ."""
+"""Understood by every Python 3: the host's and the sandbox's may differ."""
 
 LENGTH = struct.Struct("!I")
 REPLY_HEAD = struct.Struct("!IB")

@@ -89,7 +89,7 @@ class Job:
         self.deadline_s = self.started_s + timeout_s
         self.out = out
         self.err = err
-        self.verdict = ""
+        self.decision = ""
         """Why we ended it: an outcome, or empty while it runs."""
 
     @property

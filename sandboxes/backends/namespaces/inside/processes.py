@@ -1,4 +1,4 @@
-"""Processes of a box as its process 1 sees them: making guests, and making sure that they are gone."""
+"""Processes of a sandbox as its process 1 sees them: making guests, and making sure that they are gone."""
 
 import _signal  # type: ignore[import-not-found]
 import errno
@@ -24,7 +24,8 @@ DESCRIPTORS = 1024
 """Of the agent, at least, where the hard limit has them."""
 PR_SET_DUMPABLE = 4
 FIRST_TO_GO = b"1000"
-"""When memory runs out, of the box or of the machine, the kernel shall end a guest and neither the agent nor others."""
+"""When memory runs out, of the sandbox or of the machine, the kernel shall end a guest and neither the agent nor
+others."""
 
 
 def raise_own_limit() -> None:
@@ -85,7 +86,7 @@ def run_program(argv: list[str], environment: dict[str, str]) -> None:
 
 
 def parents() -> dict[int, int]:
-    """The parent of every process in the box."""
+    """The parent of every process in the sandbox."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -117,7 +118,7 @@ def strangers(kept: set[int], alone: set[int]) -> list[int]:
 
 
 def kill_all_but(kept: set[int], alone: set[int]) -> None:
-    """Kill every process of the box except the agent, the families of ``kept``, and those in ``alone`` but not
+    """Kill every process of the sandbox except the agent, the families of ``kept``, and those in ``alone`` but not
     their descendants; return when they are dead.
 
     Processes may fork while we look, so look again until nobody is left.  Whoever outruns that

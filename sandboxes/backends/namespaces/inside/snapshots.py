@@ -8,7 +8,7 @@ from sandboxes.backends.namespaces.inside import copies, processes, trees
 from sandboxes.backends.namespaces.inside.jobs import Interpreter
 
 KEPT_DISKS = 2
-"""How many times ``disk_mib`` all snapshots of a box may hold."""
+"""How many times ``disk_mib`` all snapshots of a sandbox may hold."""
 
 
 class KeptSnapshot:
@@ -45,7 +45,7 @@ class KeptSnapshot:
 
 
 class Snapshots:
-    """All of a box, by the names that the host gave them."""
+    """All of a sandbox, by the names that the host gave them."""
 
     def __init__(self, disk_bytes: int) -> None:
         self.disk_bytes = disk_bytes

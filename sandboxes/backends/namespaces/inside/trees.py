@@ -1,4 +1,4 @@
-"""The files of a box at one moment, kept in the agent's memory, and put back.
+"""The files of a sandbox at one moment, kept in the agent's memory, and put back.
 
 Every step down is made from an open folder and follows no link, so nothing outside of /work and
 /tmp is read or written, whatever living processes do meanwhile.  Kept are names, contents,
@@ -62,7 +62,7 @@ def set_mode(folder: int, name: str, mode: int) -> None:
 
 
 def taken(size_bytes: int, former: dict[str, Node]) -> dict[str, Node]:
-    """All files of the box; contents that are as in ``former`` share its memory.
+    """All files of the sandbox; contents that are as in ``former`` share its memory.
 
     Raises ``OSError``: EFBIG or EMFILE for too much, ENAMETOOLONG for folders too deep.
     """

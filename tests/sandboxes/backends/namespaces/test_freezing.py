@@ -1,9 +1,9 @@
-"""Each way in which boxes of namespaces are stopped: the freezer of cgroup v1, that of v2, and signals.
+"""Each way in which sandboxes of namespaces are stopped: the freezer of cgroup v1, that of v2, and signals.
 
 A machine that lacks one of them skips its tests; signals are always there.
 """
 
-# ruff: noqa: ASYNC110  what happens in a box sets no event: one has to look again
+# ruff: noqa: ASYNC110  what happens in a sandbox sets no event: one has to look again
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.backends.namespaces.box import NamespaceBox
+from sandboxes.backends.namespaces.sandbox import NamespaceSandbox
 from sandboxes.cgroups import group, hierarchies
 from sandboxes.cgroups.hierarchies import FREEZER, Found
 from sandboxes.interface import SandboxFrozen
@@ -41,29 +41,29 @@ def trees(request, monkeypatch) -> Found:
 
 
 @pytest.fixture
-async def box(trees):
-    box = await NamespaceBox.start(SPEC)
-    yield box
-    await box.close()
+async def sandbox(trees):
+    sandbox = await NamespaceSandbox.start(SPEC)
+    yield sandbox
+    await sandbox.close()
 
 
-def groups_of(box: NamespaceBox) -> list[Path]:
-    return [] if box._process.group is None else [folder for _, folder in box._process.group.folders]
+def groups_of(sandbox: NamespaceSandbox) -> list[Path]:
+    return [] if sandbox._process.group is None else [folder for _, folder in sandbox._process.group.folders]
 
 
-async def standing_still(box: NamespaceBox) -> bool:
+async def stands_still(sandbox: NamespaceSandbox) -> bool:
     """Or comes to: a busy kernel takes its time with whom it was ending already, and that runs no code of a guest."""
     for _ in range(10):
-        first = await box.inspect()
+        first = await sandbox.inspect()
         await asyncio.sleep(0.4)
-        second = await box.inspect()
+        second = await sandbox.inspect()
         if first == second:
             return len(first.processes) > 2
     return False
 
 
-async def begun(box: NamespaceBox) -> None:
-    while not any(file.path == "/work/begun" for file in (await box.inspect()).files):
+async def begun(sandbox: NamespaceSandbox) -> None:
+    while not any(file.path == "/work/begun" for file in (await sandbox.inspect()).files):
         await asyncio.sleep(0.01)
 
 
@@ -96,12 +96,14 @@ while True:
 
 
 @pytest.mark.parametrize("program", [STORM, SUBREAPERS, VFORKS])
-async def test_no_fork_escapes(box, program):
-    running = [asyncio.create_task(box.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60)) for _ in range(2)]
-    await begun(box)
+async def test_no_fork_escapes(sandbox, program):
+    running = [
+        asyncio.create_task(sandbox.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60)) for _ in range(2)
+    ]
+    await begun(sandbox)
     await asyncio.sleep(0.2)
-    await box.freeze("it forks")
-    assert await standing_still(box)
+    await sandbox.freeze("it forks")
+    assert await stands_still(sandbox)
     await asyncio.gather(*running, return_exceptions=True)
 
 
@@ -115,23 +117,23 @@ except PermissionError as error: print(error.strerror)
 """
 
 
-async def test_no_guest_can_have_the_kernel_continue_it_later(box):
+async def test_no_guest_can_have_the_kernel_continue_it_later(sandbox):
     """A timer or a ready descriptor would send a signal of the guest's choice."""
-    result = await box.exec(["/usr/bin/python3", "-S", "-c", CONTINUED])
+    result = await sandbox.exec(["/usr/bin/python3", "-S", "-c", CONTINUED])
     assert result.stdout == "-1\nOperation not permitted\n", result
 
 
-async def test_a_stopped_box_ends_whole_and_its_guests_do_not_run_once_more(box):
+async def test_a_stopped_sandbox_ends_whole_and_its_guests_do_not_run_once_more(sandbox):
     sign = f"{os.getpid()}543.21"
     # If it ran again, even for a moment, it would start another program.
     script = f"trap 'exec sleep {sign}' CONT TERM HUP; : > /work/begun; while true; do :; done"
-    running = asyncio.create_task(shell(box, script, timeout_s=60))
-    await begun(box)
-    await box.freeze("it loops")
-    pids = [process.pid for process in (await box.inspect()).processes]
-    folders = groups_of(box)
+    running = asyncio.create_task(shell(sandbox, script, timeout_s=60))
+    await begun(sandbox)
+    await sandbox.freeze("it loops")
+    pids = [process.pid for process in (await sandbox.inspect()).processes]
+    folders = groups_of(sandbox)
     async with asyncio.timeout(5):
-        await box.close()
+        await sandbox.close()
     with pytest.raises(SandboxFrozen):
         await running
     assert host_processes(sign.encode()) == []
@@ -146,25 +148,25 @@ def running_still(pid: int) -> bool:
         return False
 
 
-async def test_the_agents_deadline_does_not_lose_a_frozen_box(box, monkeypatch):
-    monkeypatch.setattr("sandboxes.backends.namespaces.box.GRACE_S", 0.1)
-    running = asyncio.create_task(box.run_python("while True: pass", timeout_s=1.5))
+async def test_the_agents_deadline_does_not_lose_a_frozen_sandbox(sandbox, monkeypatch):
+    monkeypatch.setattr("sandboxes.backends.namespaces.sandbox.GRACE_S", 0.1)
+    running = asyncio.create_task(sandbox.run_python("while True: pass", timeout_s=1.5))
     await asyncio.sleep(0.1)
-    await box.freeze("it mines")
+    await sandbox.freeze("it mines")
     await asyncio.sleep(1.8)
     with pytest.raises(SandboxFrozen):
         await running
-    assert box.alive
-    assert await standing_still(box) or len((await box.inspect()).processes) == 2
+    assert sandbox.alive
+    assert await stands_still(sandbox) or len((await sandbox.inspect()).processes) == 2
 
 
-async def test_a_box_that_does_not_stand_still_is_killed(box, monkeypatch, caplog):
+async def test_a_sandbox_that_does_not_stand_still_is_killed(sandbox, monkeypatch, caplog):
     async def never() -> None:
-        raise TimeoutError("3 processes of a box did not stop")
+        raise TimeoutError("3 processes of a sandbox did not stop")
 
-    monkeypatch.setattr(box._process, "stop", never)
-    await box.freeze("it mines")
+    monkeypatch.setattr(sandbox._process, "stop", never)
+    await sandbox.freeze("it mines")
     assert "is killed" in caplog.text
-    for call in (box.run_python("1"), box.inspect()):
+    for call in (sandbox.run_python("1"), sandbox.inspect()):
         with pytest.raises(SandboxFrozen, match="it mines"):
             await call

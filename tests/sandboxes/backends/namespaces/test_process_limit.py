@@ -31,17 +31,17 @@ def met(actions):
 
 
 @needs_cgroups
-async def test_forks_without_a_program_are_told_with_their_turn():
+async def test_forks_without_a_program_are_reported_with_their_turn():
     actions = []
-    async with opened(SPEC, on_action=actions.append) as box:
-        box.label("turn-1")
-        assert (await box.run_python("6 * 7")).stdout == "42\n"
+    async with opened(SPEC, on_action=actions.append) as sandbox:
+        sandbox.label("turn-1")
+        assert (await sandbox.run_python("6 * 7")).stdout == "42\n"
         assert met(actions) == []
-        box.label("turn-2")
-        assert (await box.run_python(FULL)).outcome == "ok"
-        box.label("turn-3")
-        assert (await box.exec(["echo", "after"])).stdout == "after\n"
-        await box.settled()
+        sandbox.label("turn-2")
+        assert (await sandbox.run_python(FULL)).outcome == "ok"
+        sandbox.label("turn-3")
+        assert (await sandbox.exec(["echo", "after"])).stdout == "after\n"
+        await sandbox.settled()
     assert {action.label for action in met(actions)} == {"turn-2"}
     assert sum(action.count for action in met(actions)) >= 1
 
@@ -50,9 +50,9 @@ async def test_forks_without_a_program_are_told_with_their_turn():
 async def test_a_pool_within_the_limit_is_not_told():
     actions = []
     pool = "import subprocess as s\nfor p in [s.Popen(['sleep', '0.3']) for _ in range(8)]: p.wait()\nprint('done')"
-    async with opened(SPEC, on_action=actions.append) as box:
-        assert (await box.run_python(pool)).stdout == "done\n"
-        await box.settled()
+    async with opened(SPEC, on_action=actions.append) as sandbox:
+        assert (await sandbox.run_python(pool)).stdout == "done\n"
+        await sandbox.settled()
     assert met(actions) == []
 
 

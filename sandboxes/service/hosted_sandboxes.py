@@ -1,15 +1,15 @@
-"""All boxes of the service: made, found, left alone for too long, closed, forgotten."""
+"""All sandboxes of the service: made, found, left alone for too long, closed, forgotten."""
 
 import asyncio
 import hashlib
 import logging
 from collections import Counter
 
-from sandboxes.backends.remote.wire import LIVING, BoxView, CreateBox, State
+from sandboxes.backends.remote.wire import LIVING, CreateSandbox, SandboxState, SandboxView
 from sandboxes.interface import Sandbox, SandboxLost, SandboxUnavailable
-from sandboxes.opened import open_box
+from sandboxes.opened import open_sandbox
 from sandboxes.service.capacity import Gate, Ticket
-from sandboxes.service.hosted import HostedBox
+from sandboxes.service.hosted import HostedSandbox
 from sandboxes.service.neighbours import refuse_neighbours
 from sandboxes.service.quotas import Usage
 from sandboxes.service.refusals import Busy, NotThere, Unusable
@@ -19,38 +19,38 @@ from sandboxes.teardown import completed
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.25
-"""How often boxes are looked at: left alone, lost, to be forgotten."""
+"""How often sandboxes are looked at: left alone, lost, to be forgotten."""
 STARTS_AT_ONCE = 8
 MOST_REMEMBERED = 10_000
 
 
-class Boxes:
-    """Belongs to one event loop.  ``close`` ends every box."""
+class HostedSandboxes:
+    """Belongs to one event loop.  ``close`` ends every sandbox."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.gate = Gate(settings.capacity, settings.most_waiting)
         self.usage = Usage()
-        self.ended: Counter[State] = Counter()
-        """How many boxes have come to which end, ever."""
+        self.ended: Counter[SandboxState] = Counter()
+        """How many sandboxes have come to which end, ever."""
         self.execs = self.denied = self.froze = 0
-        """Of the boxes that were forgotten since; ``froze`` of all."""
+        """Of the sandboxes that were forgotten since; ``froze`` of all."""
         self.draining = False
-        self._boxes: dict[str, HostedBox] = {}
-        self._tickets: dict[HostedBox, Ticket] = {}
+        self._sandboxes: dict[str, HostedSandbox] = {}
+        self._tickets: dict[HostedSandbox, Ticket] = {}
         self._keys: dict[tuple[str, str], tuple[str, str]] = {}
-        """Idempotency keys: (token, key) to (fingerprint of the body, box)."""
+        """Idempotency keys: (token, key) to (fingerprint of the body, sandbox)."""
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
-        self._tasks: dict[HostedBox, asyncio.Task[None]] = {}
-        self._closing: dict[HostedBox, asyncio.Task[None]] = {}
+        self._tasks: dict[HostedSandbox, asyncio.Task[None]] = {}
+        self._closing: dict[HostedSandbox, asyncio.Task[None]] = {}
         self._looking = asyncio.ensure_future(self._look())
 
-    # -- one box -----------------------------------------------------------------------------------
+    # -- one sandbox -----------------------------------------------------------------------------------
 
-    async def create(self, token: Token, wanted: CreateBox, key: str | None) -> HostedBox:
-        """A box that is queued at least; the same one again for the same key.
+    async def create(self, token: Token, wanted: CreateSandbox, key: str | None) -> HostedSandbox:
+        """A sandbox that is queued at least; the same one again for the same key.
 
-        Raises ``TooMuch``, ``Unusable``, ``Busy``; and what kept the box from opening, if that is known in time.
+        Raises ``TooMuch``, ``Unusable``, ``Busy``; and what kept the sandbox from opening, if that is known in time.
         """
         fingerprint = hashlib.sha256(wanted.model_dump_json(exclude={"wait_s"}).encode()).hexdigest()
         hosted = self._of_key(token, key, fingerprint) if key else None
@@ -59,10 +59,10 @@ class Boxes:
                 raise Busy("the service is being stopped: try another one, or later")
             if not self.settings.special_egress:
                 refuse_neighbours(wanted.spec)
-            self.usage.check_boxes(token, sum(box.token.id == token.id for box in self.living()))
-            hosted = HostedBox(token, wanted)
+            self.usage.check_sandboxes(token, sum(sandbox.token.id == token.id for sandbox in self.living()))
+            hosted = HostedSandbox(token, wanted)
             self._tickets[hosted] = self.gate.enter(hosted.owner, hosted.user, hosted.spec)
-            self._boxes[hosted.id] = hosted
+            self._sandboxes[hosted.id] = hosted
             self._tasks[hosted] = asyncio.ensure_future(self._bring_up(hosted))
             if key:
                 self._keys[token.id, key] = (fingerprint, hosted.id)
@@ -71,35 +71,35 @@ class Boxes:
             raise hosted.refused
         return hosted
 
-    def find(self, id_: str, token: Token) -> HostedBox:
+    def find(self, id_: str, token: Token) -> HostedSandbox:
         """Raises ``NotThere`` for what is not there, or somebody else's."""
-        hosted = self._boxes.get(id_)
+        hosted = self._sandboxes.get(id_)
         if hosted is None or hosted.owner != token.owner:
-            raise NotThere(f"box '{id_}': there is no such box, or it ended long ago")
+            raise NotThere(f"sandbox '{id_}': there is no such sandbox, or it ended long ago")
         hosted.touch()
         return hosted
 
-    def of(self, owner: str) -> list[HostedBox]:
-        return [box for box in self._boxes.values() if box.owner == owner]
+    def of(self, owner: str) -> list[HostedSandbox]:
+        return [sandbox for sandbox in self._sandboxes.values() if sandbox.owner == owner]
 
-    def living(self) -> list[HostedBox]:
-        return [box for box in self._boxes.values() if box.state in LIVING]
+    def living(self) -> list[HostedSandbox]:
+        return [sandbox for sandbox in self._sandboxes.values() if sandbox.state in LIVING]
 
-    def all(self) -> list[HostedBox]:
-        return list(self._boxes.values())
+    def all(self) -> list[HostedSandbox]:
+        return list(self._sandboxes.values())
 
-    def view(self, hosted: HostedBox) -> BoxView:
+    def view(self, hosted: HostedSandbox) -> SandboxView:
         ticket = self._tickets.get(hosted)
         return hosted.view(None if ticket is None else self.gate.position(ticket))
 
-    async def freeze(self, hosted: HostedBox, reason: str) -> None:
+    async def freeze(self, hosted: HostedSandbox, reason: str) -> None:
         await hosted.busy(hosted.sandbox.freeze(reason))
         if hosted.state == "open":
             self.froze += 1
             hosted.move("frozen", reason)
-            log.warning("box frozen", extra={"box": hosted.id, "owner": hosted.owner, "reason": reason})
+            log.warning("sandbox frozen", extra={"sandbox": hosted.id, "owner": hosted.owner, "reason": reason})
 
-    async def begin_episode(self, hosted: HostedBox) -> None:
+    async def begin_episode(self, hosted: HostedSandbox) -> None:
         """Nothing of the episode before is left: in a sandbox of its own, or after a reset where the spec says so.
 
         For the moment of the change it has two sandboxes.  Raises ``SandboxUnavailable``, and what ``reset`` raises.
@@ -109,16 +109,16 @@ class Boxes:
         else:
             await hosted.busy(completed(self._replace(hosted)))
 
-    async def _replace(self, hosted: HostedBox) -> None:
+    async def _replace(self, hosted: HostedSandbox) -> None:
         async with self._starting:
             opened = await self._open(hosted)
         await hosted.replace(opened)
 
-    async def _open(self, hosted: HostedBox) -> Sandbox:
+    async def _open(self, hosted: HostedSandbox) -> Sandbox:
         on_record = hosted.on_record if hosted.relay is not None else None
-        return await open_box(hosted.spec, on_record, self.settings.upstream)
+        return await open_sandbox(hosted.spec, on_record, self.settings.upstream)
 
-    async def end(self, hosted: HostedBox, reason: str) -> None:
+    async def end(self, hosted: HostedSandbox, reason: str) -> None:
         """Close it, or take it out of the queue; return when nothing of it is left.  Twice is fine."""
         hosted.move("closed", reason)
         task = self._closing.get(hosted)
@@ -127,9 +127,9 @@ class Boxes:
         if task is not None:
             await asyncio.shield(task)
 
-    # -- how boxes begin and end -------------------------------------------------------------------
+    # -- how sandboxes begin and end -------------------------------------------------------------------
 
-    async def _bring_up(self, hosted: HostedBox) -> None:
+    async def _bring_up(self, hosted: HostedSandbox) -> None:
         try:
             async with asyncio.timeout(hosted.wanted.queue_s):
                 await self._tickets[hosted].admitted
@@ -143,16 +143,18 @@ class Boxes:
             async with self._starting:
                 hosted.opened(await self._open(hosted))
         except Exception as error:
-            # Whatever it is, somebody waits for this box and must be told.
+            # Whatever it is, somebody waits for this sandbox and must be notified.
             known = isinstance(error, SandboxUnavailable | OSError)
             reason = str(error) if known else "a fault of the service, which its log tells"
             hosted.refused = SandboxUnavailable(reason)
-            log.error("box not made", exc_info=None if known else error, extra={"box": hosted.id, "reason": reason})
+            log.error(
+                "sandbox not made", exc_info=None if known else error, extra={"sandbox": hosted.id, "reason": reason}
+            )
             await self.end(hosted, reason)
             return
-        log.info("box open", extra={"box": hosted.id, "owner": hosted.owner, "user": hosted.user})
+        log.info("sandbox open", extra={"sandbox": hosted.id, "owner": hosted.owner, "user": hosted.user})
 
-    async def _end(self, hosted: HostedBox) -> None:
+    async def _end(self, hosted: HostedSandbox) -> None:
         bringing_up = self._tasks.pop(hosted)
         if not bringing_up.done() and hosted.refused is None:  # with ``refused`` it is what waits for us
             bringing_up.cancel()  # an opening that is cancelled leaves nothing behind
@@ -163,17 +165,17 @@ class Boxes:
             self.gate.leave(self._tickets.pop(hosted))
             self.ended[hosted.state] += 1
             self._closing.pop(hosted, None)
-            log.info("box ended", extra={"box": hosted.id, "state": hosted.state, "reason": hosted.reason})
+            log.info("sandbox ended", extra={"sandbox": hosted.id, "state": hosted.state, "reason": hosted.reason})
 
-    def _of_key(self, token: Token, key: str, fingerprint: str) -> HostedBox | None:
+    def _of_key(self, token: Token, key: str, fingerprint: str) -> HostedSandbox | None:
         known = self._keys.get((token.id, key))
         if known is None:
             return None
         if known[0] != fingerprint:
-            raise Unusable("this Idempotency-Key was used for another request: choose a new one for each box")
-        return self._boxes.get(known[1])
+            raise Unusable("this Idempotency-Key was used for another request: choose a new one for each sandbox")
+        return self._sandboxes.get(known[1])
 
-    # -- all boxes ---------------------------------------------------------------------------------
+    # -- all sandboxes ---------------------------------------------------------------------------------
 
     async def _look(self) -> None:
         while True:
@@ -181,12 +183,12 @@ class Boxes:
             try:
                 self._look_once()
             except Exception:
-                log.exception("the boxes could not be looked at, and will be again")
+                log.exception("the sandboxes could not be looked at, and will be again")
 
     def _look_once(self) -> None:
         for hosted in self.living():
             if not hosted.looks_alive:
-                hosted.move("lost", "its box died")
+                hosted.move("lost", "its sandbox died")
             elif hosted.state in ("open", "frozen") and hosted.unused_s > self._patience_s(hosted):
                 hosted.move("closed", f"nobody asked anything of it for {self._patience_s(hosted):g} s")
         for hosted in self.all():
@@ -194,22 +196,26 @@ class Boxes:
                 self._closing[hosted] = asyncio.ensure_future(self._end(hosted))
         self._forget()
 
-    def _patience_s(self, hosted: HostedBox) -> float:
+    def _patience_s(self, hosted: HostedSandbox) -> float:
         idle_s = hosted.wanted.idle_s
         return max(idle_s, self.settings.frozen_s) if hosted.state == "frozen" else idle_s
 
     def _forget(self) -> None:
-        ended = [box for box in self._boxes.values() if box.state not in LIVING and box not in self._tickets]
+        ended = [
+            sandbox
+            for sandbox in self._sandboxes.values()
+            if sandbox.state not in LIVING and sandbox not in self._tickets
+        ]
         for place, hosted in enumerate(ended):
             too_many = len(ended) - place > MOST_REMEMBERED
             if too_many or hosted.ended_s > self.settings.remembered_s:
-                del self._boxes[hosted.id]
+                del self._sandboxes[hosted.id]
                 self.execs += hosted.execs
                 self.denied += hosted.attempts_denied
-        self._keys = {key: known for key, known in self._keys.items() if known[1] in self._boxes}
+        self._keys = {key: known for key, known in self._keys.items() if known[1] in self._sandboxes}
 
     def drain(self) -> None:
-        """No new boxes; who waits for records or room gets an answer at once."""
+        """No new sandboxes; who waits for records or room gets an answer at once."""
         self.draining = True
         for hosted in self.living():
             if hosted.relay is not None:

@@ -10,7 +10,7 @@ LONGEST_BYTES = 32768
 SWITCHING_PROTOCOLS = 101
 
 
-class FirstAnswer:
+class FirstResponse:
     """Fed with what the server sends.  Interim answers (100, 103) come before the one that counts."""
 
     def __init__(self) -> None:

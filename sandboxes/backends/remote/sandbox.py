@@ -1,4 +1,4 @@
-"""A box at a sandbox service: the ``Sandbox`` of this backend, seen from afar."""
+"""A sandbox at a sandbox service: the ``Sandbox`` of this backend, seen from afar."""
 
 import asyncio
 import errno
@@ -16,7 +16,6 @@ from sandboxes.backends.remote.session import Session
 from sandboxes.backends.remote.stream import Stream, fetched
 from sandboxes.backends.remote.wire import (
     Acknowledge,
-    BoxView,
     Code,
     Exec,
     Freeze,
@@ -24,11 +23,12 @@ from sandboxes.backends.remote.wire import (
     LabelText,
     ReadTree,
     Result,
+    SandboxView,
     SnapshotView,
     TreeView,
 )
 from sandboxes.bounds import fits, read_limit, sent, wait_s
-from sandboxes.egress.attempt import LABEL_CHARACTERS
+from sandboxes.egress.connection_attempt import LABEL_CHARACTERS
 from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.egress.record import EgressRecord
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 DEFAULT_LIMITS = TreeLimits()
 
 
-class RemoteBox:
+class RemoteSandbox:
     """Made by ``start``.  Belongs to one event loop."""
 
     def __init__(self, spec: SandboxSpec, session: Session, name: str, on_record: OnRecord | None) -> None:
@@ -60,7 +60,7 @@ class RemoteBox:
     @classmethod
     async def start(
         cls, spec: SandboxSpec, on_record: OnRecord | None = None, upstream: Upstream = UPSTREAM
-    ) -> "RemoteBox":
+    ) -> "RemoteSandbox":
         """Waits for room at the service.  Raises ``SandboxUnavailable``, and then nothing is left there."""
         if upstream is not UPSTREAM:
             raise ValueError("upstream: a service reaches the internet by itself; give it to the service")
@@ -114,7 +114,7 @@ class RemoteBox:
 
     async def _cell(self, method: str, verb: str, code: str, timeout_s: float | None) -> ExecResult:
         call = secrets.token_hex(8)
-        given = sent("code", code.encode("utf-8", "replace")).decode()  # as a box reads it
+        given = sent("code", code.encode("utf-8", "replace")).decode()  # as a sandbox reads it
         asked = Code(code=given, timeout_s=wait_s(timeout_s, self.spec.timeout_s), call=call)
         return await self._run(method, verb, asked, call)
 
@@ -177,11 +177,11 @@ class RemoteBox:
 
     def label(self, text: str | None) -> None:
         if self._session.lost is self._session.frozen is None:
-            self._session.tell("PUT", "label", LabelText(text=None if text is None else text[: LABEL_CHARACTERS + 1]))
+            self._session.post("PUT", "label", LabelText(text=None if text is None else text[: LABEL_CHARACTERS + 1]))
 
     async def reset(self) -> None:
         answer = await completed(self._session.ask("POST", "reset"))
-        view = BoxView.model_validate_json(answer.content)
+        view = SandboxView.model_validate_json(answer.content)
         if self._stream is not None:
             await completed(self._stream.finish())
         self._name = view.name or self._name
@@ -191,7 +191,7 @@ class RemoteBox:
     # -- what it tried -----------------------------------------------------------------------------
 
     async def egress(self, after: int = 0, *, limit: int = 1000) -> list[EgressRecord]:
-        """As of any box; but a service that is gone has taken them with it: ``SandboxLost``."""
+        """As of any sandbox; but a service that is gone has taken them with it: ``SandboxLost``."""
         if after < self._acknowledged:
             raise ValueError(f"after = {after}: records up to {self._acknowledged} were acknowledged and are not kept")
         if self.spec.network == "none":
@@ -200,7 +200,7 @@ class RemoteBox:
             return [record for record in self._left if record.seq > after][:limit]
         if self._closing is not None and self._closing.done():
             raise SandboxLost("its records could not be had when it was closed")
-        await self._session.told()
+        await self._session.all_posted()
         found = await fetched(self._session.connection, self._session.path, None, after, limit=limit)
         self._seen = max([self._seen, *(record.seq for record in found)])
         return found
@@ -210,7 +210,7 @@ class RemoteBox:
             raise ValueError(f"through = {through}: the last number is {self._seen}")
         self._acknowledged = max(self._acknowledged, through)
         if self._left is None and through > 0:
-            self._session.tell("POST", "egress/acknowledge", Acknowledge(through=through))
+            self._session.post("POST", "egress/acknowledge", Acknowledge(through=through))
 
     def _listen(self) -> None:
         if self._on_record is not None and self.spec.network == "watched":
@@ -250,12 +250,12 @@ class RemoteBox:
         if self._freezing is not None:
             await asyncio.wait([self._freezing])
         with suppress(SandboxLost):
-            await self._session.told()
+            await self._session.all_posted()
         try:
             await self._session.connection.ask("DELETE", self._session.path, again=True)
             self._left = await self._rest()
         except SandboxLost as error:
-            log.warning("box %s is not known to be closed; the service does it when idle: %s", self._name, error)
+            log.warning("sandbox %s is not known to be closed; the service does it when idle: %s", self._name, error)
         finally:
             self._session.lose("it was closed")
             await self._session.connection.close()
@@ -294,7 +294,7 @@ async def _await(task: "asyncio.Task[None]") -> None:
 
 
 def _sayable(path: str) -> str:
-    """For what cannot be said in a request the ``OSError`` that a box at hand would give."""
+    """For what cannot be said in a request the ``OSError`` that a sandbox at hand would give."""
     code = 0 if path else errno.EISDIR
     try:
         path.encode()

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from sandboxes.backends.remote.faults import MEDIA_TYPE, Fault, Problem, problem_of
 from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable, SnapshotUnavailable
-from sandboxes.service.hosted import OfTheBox
+from sandboxes.service.hosted import RaisedBySandbox
 from sandboxes.service.refusals import NoToken, Refusal, Unusable
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ def add_problems(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _ours)
-    for known in (OfTheBox, SandboxLost, SandboxFrozen, SandboxUnavailable, SnapshotUnavailable):
-        app.add_exception_handler(known, _of_the_box)
+    for known in (RaisedBySandbox, SandboxLost, SandboxFrozen, SandboxUnavailable, SnapshotUnavailable):
+        app.add_exception_handler(known, _of_the_sandbox)
 
 
 def _answer(problem: Problem, headers: dict[str, str] | None = None) -> Response:
@@ -44,11 +44,11 @@ def _refusal(_: Request, error: Exception) -> Response:
     return _answer(error.problem(), headers)
 
 
-def _of_the_box(_: Request, error: Exception) -> Response:
-    told = error.error if isinstance(error, OfTheBox) else error
-    problem = problem_of(told)
+def _of_the_sandbox(_: Request, error: Exception) -> Response:
+    cause = error.error if isinstance(error, RaisedBySandbox) else error
+    problem = problem_of(cause)
     if problem is None:
-        raise told
+        raise cause
     return _answer(problem)
 
 

@@ -15,12 +15,17 @@ from tests.sandboxes.service.cast import create, until
 SMALL = {"timeout_s": 10}
 
 
-async def test_a_box_from_its_making_to_its_end(alice):
-    made = await alice.post("/v1/boxes", json={"spec": SMALL, "user": "run 7"})
+async def test_a_sandbox_from_its_making_to_its_end(alice):
+    made = await alice.post("/v1/sandboxes", json={"spec": SMALL, "user": "run 7"})
     assert made.status_code == 201, made.text
-    box = made.json()
+    sandbox = made.json()
     path = made.headers["Location"]
-    assert (box["state"], box["user"], box["owner"], path) == ("open", "run 7", "alice", f"/v1/boxes/{box['id']}")
+    assert (sandbox["state"], sandbox["user"], sandbox["owner"], path) == (
+        "open",
+        "run 7",
+        "alice",
+        f"/v1/sandboxes/{sandbox['id']}",
+    )
     cell = await alice.post(f"{path}/python", json={"code": "x = 6\nx * 7"})
     assert (cell.json()["outcome"], cell.json()["stdout"]) == ("ok", "42\n")
     stdin = base64.b64encode(b"in\n").decode()
@@ -64,7 +69,7 @@ async def test_snapshots_prelude_reset_label_and_inspection(alice):
     assert (await alice.post(f"{path}/python", json={"code": "x"})).json()["exception"] == "NameError"
 
 
-async def test_a_frozen_box_can_be_looked_at_and_closed_and_nothing_else(alice):
+async def test_a_frozen_sandbox_can_be_looked_at_and_closed_and_nothing_else(alice):
     path = await create(alice)
     running = asyncio.create_task(alice.post(f"{path}/exec", json={"argv": ["sleep", "60"], "timeout_s": 60}))
     await until(lambda: execs(alice, path))
@@ -94,8 +99,8 @@ async def execs(client: httpx.AsyncClient, path: str) -> bool:
         ({"idle_s": 0}, "idle_s", "greater than 0"),
     ],
 )
-async def test_bad_input_is_told_with_field_value_and_remedy(alice, body, field, remedy):
-    answer = await alice.post("/v1/boxes", json=body)
+async def test_bad_input_is_reported_with_field_value_and_remedy(alice, body, field, remedy):
+    answer = await alice.post("/v1/sandboxes", json=body)
     assert (answer.status_code, answer.headers["Content-Type"]) == (422, "application/problem+json")
     problem = answer.json()["problems"][0]
     assert problem["field"] == field
@@ -120,8 +125,8 @@ async def test_input_that_is_not_base64_is_refused(alice, stdin):
         ('{"idle_s": NaN}', "idle_s", None),
     ],
 )
-async def test_what_no_text_can_say_is_told_all_the_same(alice, body, field, value):
-    answer = await alice.post("/v1/boxes", content=body, headers={"Content-Type": "application/json"})
+async def test_what_no_text_can_say_is_reported_all_the_same(alice, body, field, value):
+    answer = await alice.post("/v1/sandboxes", content=body, headers={"Content-Type": "application/json"})
     problem = answer.json()["problems"][0]
     assert (answer.status_code, problem["field"], problem["value"]) == (422, field, value)
 
@@ -141,12 +146,12 @@ async def chunks():
         yield bytes(100)
 
 
-async def test_creating_twice_with_one_key_makes_one_box(alice):
+async def test_creating_twice_with_one_key_makes_one_sandbox(alice):
     body, key = {"spec": SMALL}, {"Idempotency-Key": "k1"}
-    answers = await asyncio.gather(*(alice.post("/v1/boxes", json=body, headers=key) for _ in range(3)))
+    answers = await asyncio.gather(*(alice.post("/v1/sandboxes", json=body, headers=key) for _ in range(3)))
     assert len({answer.json()["id"] for answer in answers}) == 1
-    assert len((await alice.get("/v1/boxes")).json()["boxes"]) == 1
-    other = await alice.post("/v1/boxes", json={"user": "somebody"}, headers=key)
+    assert len((await alice.get("/v1/sandboxes")).json()["sandboxes"]) == 1
+    other = await alice.post("/v1/sandboxes", json={"user": "somebody"}, headers=key)
     assert (other.status_code, "Idempotency-Key" in other.json()["detail"]) == (422, True)
 
 
@@ -165,7 +170,7 @@ async def test_a_call_is_cancelled_by_its_name_and_its_program_is_dead_then(alic
     assert (early.status_code, late.status_code) == (204, 409)
 
 
-async def test_a_box_that_nobody_uses_is_closed_and_says_so(alice):
+async def test_a_sandbox_that_nobody_uses_is_closed_and_says_so(alice):
     path = await create(alice, idle_s=0.4)
     busy = await alice.post(f"{path}/exec", json={"argv": ["sleep", "1"]})
     assert busy.json()["outcome"] == "ok", "a call that lasts longer is a use"
@@ -175,10 +180,10 @@ async def test_a_box_that_nobody_uses_is_closed_and_says_so(alice):
 
 
 async def ended(client: httpx.AsyncClient) -> bool:
-    return (await client.get("/v1/boxes")).json()["boxes"][0]["state"] in ("closed", "lost")
+    return (await client.get("/v1/sandboxes")).json()["sandboxes"][0]["state"] in ("closed", "lost")
 
 
-async def test_a_box_that_dies_is_lost_and_makes_room(serve):
+async def test_a_sandbox_that_dies_is_lost_and_makes_room(serve):
     one = SandboxSpec()
     service = await serve(capacity=Capacity(1, demand_mib(one)))
     alice = await service.client("alice")
@@ -215,7 +220,7 @@ async def test_the_document_describes_every_answer_and_its_problems(service):
                 assert "application/problem+json" in operation["responses"]["default"]["content"], (method, path)
 
 
-async def test_chosen_files_go_from_one_box_to_another(alice):
+async def test_chosen_files_go_from_one_sandbox_to_another(alice):
     source, fresh = await create(alice), await create(alice)
     made = "import os; os.mkdir('out'); open('out/a', 'wb').write(b'\\xff'); os.symlink('/etc/passwd', 'link')"
     await alice.post(f"{source}/python", json={"code": made})
@@ -226,13 +231,13 @@ async def test_chosen_files_go_from_one_box_to_another(alice):
     }  # fmt: skip
     assert (await alice.put(f"{fresh}/tree", json=tree)).status_code == 204
     assert (await alice.get(f"{fresh}/files", params={"path": "out/a"})).content == b"\xff"
-    for body, status, told in (
+    for body, status, reported in (
         ({"paths": ["link"]}, 409, "path = 'link': it is a symbolic link"),
         ({"paths": ["../etc"]}, 422, "path = '../etc': it may not be copied"),
         ({"paths": ["out"], "entries": 1}, 409, "limits.entries"),
     ):
         refused = await alice.post(f"{source}/tree", json=body)
-        assert (refused.status_code, told in refused.json()["detail"]) == (status, True), refused.text
+        assert (refused.status_code, reported in refused.json()["detail"]) == (status, True), refused.text
     out = await alice.put(f"{fresh}/tree", json={"entries": [{"path": "../x", "content": "eA=="}]})
     assert (out.status_code, "path = '../x'" in out.json()["detail"]) == (422, True)
 

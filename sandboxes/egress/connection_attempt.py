@@ -1,6 +1,6 @@
-"""What a box tried.  Everything in it was chosen by hostile code, so every text is printable and bounded.
+"""What a sandbox tried.  Everything in it was chosen by hostile code, so every text is printable and bounded.
 
-Building an ``Attempt`` never fails for what the box sent: too long a name is cut with an ellipsis,
+Building an ``ConnectionAttempt`` never fails for what the sandbox sent: too long a name is cut with an ellipsis,
 which no host rule can match.
 """
 
@@ -64,17 +64,17 @@ class Frozen(BaseModel):
     )
 
 
-class Attempt(Frozen):
-    """One try to reach something outside the box."""
+class ConnectionAttempt(Frozen):
+    """One try to reach something outside the sandbox."""
 
-    box: Label
+    sandbox: Label
     sequence: int = Field(ge=1)
-    """Numbered 1, 2, 3 ... over all attempts of the box, whatever their protocol, by whoever serves it."""
+    """Numbered 1, 2, 3 ... over all attempts of the sandbox, whatever their protocol, by whoever serves it."""
     at: float
     """Unix time in seconds, by the host's clock."""
     protocol: Protocol
     family: Family = "ipv4"
-    """Of the socket that the box used; ``address`` may be IPv4 all the same (v4-mapped)."""
+    """Of the socket that the sandbox used; ``address`` may be IPv4 all the same (v4-mapped)."""
     address: Annotated[str, AfterValidator(normalised)] | None = None
     """Original destination, normalised; of a DNS query the server that it was sent to."""
     port: int | None = Field(default=None, ge=0, le=65535)

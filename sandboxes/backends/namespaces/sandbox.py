@@ -1,4 +1,4 @@
-"""A box of Linux namespaces: the ``Sandbox`` of this backend, seen from the host."""
+"""A sandbox of Linux namespaces: the ``Sandbox`` of this backend, seen from the host."""
 
 import asyncio
 import errno
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from sandboxes.backends.namespaces import limits, probe, replies, sockets
 from sandboxes.backends.namespaces.inside import frames
 from sandboxes.backends.namespaces.link import Link, Reply
-from sandboxes.backends.namespaces.process import BoxProcess
+from sandboxes.backends.namespaces.process import SandboxProcess
 from sandboxes.backends.namespaces.process_limit import ProcessLimit
 from sandboxes.bounds import fits, read_limit, sent, wait_s
 from sandboxes.cgroups.group import warn_of_unbounded_sockets
@@ -40,20 +40,20 @@ from sandboxes.tree import Tree, TreeLimits, chosen
 
 log = logging.getLogger(__name__)
 START_S = 30.0
-"""A machine that is many times overcommitted takes seconds; one whose box never answers is told of it this late."""
+"""A machine that is many times overcommitted takes seconds; one whose sandbox never answers is told of it this late."""
 GRACE_S = 5.0
-"""How long the agent may take beyond the time that the code was given, before the box counts as lost."""
+"""How long the agent may take beyond the time that the code was given, before the sandbox counts as lost."""
 RESET_S = 5.0
 ALONE_S = 5.0
 """How long everybody else may take to die, before something that is to be alone."""
 DEFAULT_LIMITS = TreeLimits()
 SNAPSHOT_S = 10.0
 SNAPSHOTS = 8
-"""How many a box may keep: each holds a process and a copy of the files."""
+"""How many a sandbox may keep: each holds a process and a copy of the files."""
 _names = map(str, itertools.count(1))
 
 
-class NamespaceBox:
+class NamespaceSandbox:
     """One bubblewrap container and its agent.  Made by ``start``; every call has a deadline."""
 
     def __init__(self, spec: SandboxSpec, on_action: OnAction | None = None) -> None:
@@ -61,7 +61,7 @@ class NamespaceBox:
         self._on_action = on_action if spec.network == "watched" else None
         self._process_limit: ProcessLimit | None = None
         self._link = Link(self._lose)
-        self._process: BoxProcess | None = None
+        self._process: SandboxProcess | None = None
         self._watched: Watched | None = None
         self._name = _new_name()
         self._lost: str | None = None
@@ -83,19 +83,19 @@ class NamespaceBox:
         on_record: OnRecord | None = None,
         upstream: Upstream = UPSTREAM,
         on_action: OnAction | None = None,
-    ) -> "NamespaceBox":
-        """A box that answers, or ``SandboxUnavailable`` and nothing left behind.
+    ) -> "NamespaceSandbox":
+        """A sandbox that answers, or ``SandboxUnavailable`` and nothing left behind.
 
         With ``on_action`` the processes of a watched one are observed.
         """
-        box = cls(spec, on_action)
+        sandbox = cls(spec, on_action)
         try:
             with unavailable_without():
-                await box._start(on_record, upstream)
+                await sandbox._start(on_record, upstream)
         except BaseException:
-            await completed(box.close())
+            await completed(sandbox.close())
             raise
-        return box
+        return sandbox
 
     async def _start(self, on_record: OnRecord | None, upstream: Upstream) -> None:
         code = await probe.agent_code()
@@ -116,7 +116,7 @@ class NamespaceBox:
             if netns_entry is not None:
                 await self._start_watched(netns_entry, agents, on_record, upstream)
             else:
-                self._process = await BoxProcess.start(self._name, self.spec, agents)
+                self._process = await SandboxProcess.start(self._name, self.spec, agents)
         arguments: tuple[object, ...] = (limits.rlimits(self.spec), self.spec.output_bytes)
         if netns_entry is not None and netns_entry.observed:
             arguments += (None, (observing_filter(), seccomp_call(), netns_entry.number))
@@ -143,7 +143,7 @@ class NamespaceBox:
                 sockets.bound(init_pid)
             except OSError as error:
                 warn_of_unbounded_sockets(f"their size cannot be set ({error.strerror}), which needs root")
-        sockets.guard().add(
+        sockets.socket_guard().add(
             init_pid, lambda found: self._lose(f"it held {found} sockets: {sockets.MOST_SOCKETS} at most")
         )
 
@@ -163,7 +163,7 @@ class NamespaceBox:
     ) -> None:
         """The rules are in place, and their sockets served, before bubblewrap itself begins."""
         try:
-            self._process = await BoxProcess.start(self._name, self.spec, agents, netns_entry)
+            self._process = await SandboxProcess.start(self._name, self.spec, agents, netns_entry)
             netns_entry.theirs.close()
             async with asyncio.timeout(START_S):
                 descriptors = await netns_entry.descriptors()
@@ -178,15 +178,15 @@ class NamespaceBox:
         return probe.unavailable(self._complaint())
 
     def _too_slow(self) -> SandboxUnavailable:
-        why = self._complaint() or "the machine has too much to do, or too many boxes"
-        return SandboxUnavailable(f"a box did not answer within {START_S:g} s: {why}")
+        why = self._complaint() or "the machine has too much to do, or too many sandboxes"
+        return SandboxUnavailable(f"a sandbox did not answer within {START_S:g} s: {why}")
 
     def _complaint(self) -> str:
         return "" if self._process is None else self._process.complaint().strip()
 
     @property
     def name(self) -> str:
-        return self._name if self._watched is None else self._watched.ledger.box
+        return self._name if self._watched is None else self._watched.ledger.sandbox
 
     @property
     def alive(self) -> bool:
@@ -279,9 +279,9 @@ class NamespaceBox:
 
     async def snapshot(self) -> Snapshot:
         if not self.spec.snapshots:
-            raise SnapshotUnavailable("this box was made without: set snapshots = true in its sandbox spec")
+            raise SnapshotUnavailable("this sandbox was made without: set snapshots = true in its sandbox spec")
         if len(self._snapshots) >= SNAPSHOTS:
-            raise ValueError(f"a box keeps {SNAPSHOTS} snapshots at most: drop one that is no longer needed")
+            raise ValueError(f"a sandbox keeps {SNAPSHOTS} snapshots at most: drop one that is no longer needed")
         snapshot = Snapshot(next(_names))
         self._snapshots.add(snapshot)
         try:
@@ -301,7 +301,7 @@ class NamespaceBox:
     async def restore(self, snapshot: Snapshot) -> None:
         async with self._interpreter:
             if self._lost is self._frozen is None and snapshot not in self._snapshots:
-                raise ValueError(f"snapshot {snapshot.id} was dropped, or is of another box")
+                raise ValueError(f"snapshot {snapshot.id} was dropped, or is of another sandbox")
             reply = await completed(self._ask("restore", (snapshot.id,), SNAPSHOT_S))
             if reply.kind != frames.DATA:
                 raise self._lose(f"it could not be set back: {replies.message(reply)}")
@@ -357,7 +357,7 @@ class NamespaceBox:
         try:
             await self._process.stop()
         except (OSError, TimeoutError) as error:
-            log.error("box %s does not stand still, and is killed: %s", self.name, error)
+            log.error("sandbox %s does not stand still, and is killed: %s", self.name, error)
             self._process.kill()
             await self._process.dead()
         finally:
@@ -425,8 +425,8 @@ class NamespaceBox:
         try:
             return await self._within(deadline_s, answer)
         except asyncio.CancelledError:
-            # End what was started before the caller goes on: the box is his, in a state that he can tell.
-            self._link.tell("cancel", number)
+            # End what was started before the caller goes on: the sandbox is his, in a state that he can tell.
+            self._link.notify("cancel", number)
             await completed(self._settled(answer))
             raise
 
@@ -450,7 +450,7 @@ class NamespaceBox:
             raise SandboxLost(self._lost)
 
     def _lose(self, reason: str) -> SandboxLost | SandboxFrozen:
-        """The box is gone, from now on and for everybody; its processes are killed, ``close`` clears up.
+        """The sandbox is gone, from now on and for everybody; its processes are killed, ``close`` clears up.
 
         A frozen one stays as it is: that it does not answer is what was wanted.
         """
@@ -463,7 +463,7 @@ class NamespaceBox:
         if self._lost is None:
             self._lost = reason
             if self._process is not None:
-                sockets.guard().remove(self._process.init_pid)
+                sockets.socket_guard().remove(self._process.init_pid)
                 self._process.kill()
         self._link.fail(SandboxLost, self._lost)
         return self._lost
@@ -474,4 +474,4 @@ async def _await(task: asyncio.Task[None]) -> None:
 
 
 def _new_name() -> str:
-    return f"box-{secrets.token_hex(8)}"
+    return f"sandbox-{secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""What is particular to boxes of namespaces: their processes on the host, their agent, their protocol."""
+"""What is particular to sandboxes of namespaces: their processes on the host, their agent, their protocol."""
 
 # ruff: noqa: ASYNC110, ASYNC220, PT012  processes on the host set no event: one has to look again
 
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from sandboxes.backends.namespaces import limits, probe
-from sandboxes.backends.namespaces.box import NamespaceBox
 from sandboxes.backends.namespaces.inside import frames
+from sandboxes.backends.namespaces.sandbox import NamespaceSandbox
 from sandboxes.cgroups.hierarchies import Found
 from sandboxes.interface import SandboxLost, SandboxUnavailable
 from sandboxes.opened import opened
@@ -28,43 +28,43 @@ ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
-async def box():
-    box = await NamespaceBox.start(SPEC)
-    yield box
-    await box.close()
+async def sandbox():
+    sandbox = await NamespaceSandbox.start(SPEC)
+    yield sandbox
+    await sandbox.close()
 
 
-def first_process(box: NamespaceBox) -> int:
-    with open(f"/proc/self/fdinfo/{box._process.init}", encoding="ascii") as file:
+def first_process(sandbox: NamespaceSandbox) -> int:
+    with open(f"/proc/self/fdinfo/{sandbox._process.init}", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
 
-async def test_a_killed_agent_loses_the_box_at_once(box):
-    running = asyncio.create_task(box.run_python("while True: pass"))
+async def test_a_killed_agent_loses_the_sandbox_at_once(sandbox):
+    running = asyncio.create_task(sandbox.run_python("while True: pass"))
     await asyncio.sleep(0.1)
-    os.kill(first_process(box), signal.SIGKILL)
+    os.kill(first_process(sandbox), signal.SIGKILL)
     async with asyncio.timeout(60):
         with pytest.raises(SandboxLost, match="agent"):
             await running
-    assert not box.alive
+    assert not sandbox.alive
     with pytest.raises(SandboxLost):
-        await box.run_python("1")
+        await sandbox.run_python("1")
 
 
-async def test_a_killed_monitor_takes_the_box_with_it(box):
-    box._process.monitor.kill()
+async def test_a_killed_monitor_takes_the_sandbox_with_it(sandbox):
+    sandbox._process.monitor.kill()
     async with asyncio.timeout(60):
         with pytest.raises(SandboxLost):
             while True:
-                await box.run_python("1")
+                await sandbox.run_python("1")
 
 
-async def test_a_silent_agent_loses_the_box_when_its_time_is_over(box, monkeypatch):
-    monkeypatch.setattr("sandboxes.backends.namespaces.box.GRACE_S", 0.2)
-    os.kill(first_process(box), signal.SIGSTOP)
+async def test_a_silent_agent_loses_the_sandbox_when_its_time_is_over(sandbox, monkeypatch):
+    monkeypatch.setattr("sandboxes.backends.namespaces.sandbox.GRACE_S", 0.2)
+    os.kill(first_process(sandbox), signal.SIGSTOP)
     with pytest.raises(SandboxLost, match="did not answer within"):
-        await box.run_python("1", timeout_s=0.1)
-    await box.close()
+        await sandbox.run_python("1", timeout_s=0.1)
+    await sandbox.close()
 
 
 @pytest.mark.parametrize(
@@ -82,46 +82,46 @@ async def test_a_silent_agent_loses_the_box_when_its_time_is_over(box, monkeypat
         frames.reply(1, frames.RESULT, frames.RESULT_HEAD.pack(0, False, 0, False, 1.0, 900, 0, 0) + b"e" * 900),
     ],
 )
-async def test_a_reply_that_makes_no_sense_loses_the_box(box, forged):
-    os.kill(first_process(box), signal.SIGSTOP)  # so that ours is the only reply
-    running = asyncio.create_task(box.run_python("1"))
+async def test_a_reply_that_makes_no_sense_loses_the_sandbox(sandbox, forged):
+    os.kill(first_process(sandbox), signal.SIGSTOP)  # so that ours is the only reply
+    running = asyncio.create_task(sandbox.run_python("1"))
     await asyncio.sleep(0.05)
-    box._link.data_received(forged)
+    sandbox._link.data_received(forged)
     with pytest.raises(SandboxLost):
         await running
-    assert not box.alive
+    assert not sandbox.alive
 
 
-async def test_a_reply_is_understood_however_it_is_cut(box):
-    received = box._link.data_received
-    box._link.data_received = lambda data: [received(data[at : at + 1]) for at in range(len(data))]
-    assert (await box.run_python("'a' * 20")).stdout == repr("a" * 20) + "\n"
+async def test_a_reply_is_understood_however_it_is_cut(sandbox):
+    received = sandbox._link.data_received
+    sandbox._link.data_received = lambda data: [received(data[at : at + 1]) for at in range(len(data))]
+    assert (await sandbox.run_python("'a' * 20")).stdout == repr("a" * 20) + "\n"
 
 
-async def test_the_host_buffers_no_more_of_a_flood_than_the_limit(box):
+async def test_the_host_buffers_no_more_of_a_flood_than_the_limit(sandbox):
     seen = 0
-    received = box._link.data_received
+    received = sandbox._link.data_received
 
     def counting(data: bytes) -> None:
         nonlocal seen
         seen += len(data)
         received(data)
 
-    box._link.data_received = counting
-    assert (await box.run_python("while True: print('x' * 10**6)")).outcome == "output"
+    sandbox._link.data_received = counting
+    assert (await sandbox.run_python("while True: print('x' * 10**6)")).outcome == "output"
     assert seen < 2 * SPEC.output_bytes + frames.OVERHEAD_BYTES
 
 
 EMBEDDER = """
 import asyncio, sys, threading
-from sandboxes.opened import open_box
+from sandboxes.opened import open_sandbox
 from sandboxes.spec import SandboxSpec
 
 async def main():
-    boxes = [await open_box(SandboxSpec()) for _ in range(3)]
+    sandboxes = [await open_sandbox(SandboxSpec()) for _ in range(3)]
     await asyncio.gather(*(
-        box.exec(["/bin/sh", "-c", "setsid sleep " + sys.argv[1] + " & sleep " + sys.argv[1]], timeout_s=60)
-        for box in boxes
+        sandbox.exec(["/bin/sh", "-c", "setsid sleep " + sys.argv[1] + " & sleep " + sys.argv[1]], timeout_s=60)
+        for sandbox in sandboxes
     ))
 
 asyncio.run(main())
@@ -141,25 +141,25 @@ async def test_an_embedder_that_is_killed_leaves_no_process():
             await asyncio.sleep(0.05)
 
 
-def test_a_box_outlives_the_thread_that_asked_for_it():
+def test_a_sandbox_outlives_the_thread_that_asked_for_it():
     """``--die-with-parent`` follows the parent thread, so that must not be the caller's."""
-    box: list[NamespaceBox] = []
+    sandbox: list[NamespaceSandbox] = []
 
     def in_a_thread_that_ends() -> None:
-        box.append(asyncio.run(NamespaceBox.start(SPEC)))
+        sandbox.append(asyncio.run(NamespaceSandbox.start(SPEC)))
 
     thread = threading.Thread(target=in_a_thread_that_ends)
     thread.start()
     thread.join()
     time.sleep(0.3)
-    alive = box[0]._process.monitor.poll() is None
-    box[0]._process.kill()
-    asyncio.run(box[0]._process.gone())
+    alive = sandbox[0]._process.monitor.poll() is None
+    sandbox[0]._process.kill()
+    asyncio.run(sandbox[0]._process.gone())
     assert alive
 
 
-async def test_on_the_host_a_box_of_root_is_nobody_in_particular(box):
-    status = Path(f"/proc/{first_process(box)}/status").read_text()
+async def test_on_the_host_a_sandbox_of_root_is_nobody_in_particular(sandbox):
+    status = Path(f"/proc/{first_process(sandbox)}/status").read_text()
     uid = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:"))
     assert uid != 0
     if os.geteuid() == 0:
@@ -179,18 +179,18 @@ if os.geteuid() == 0:
     os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 
 async def main():
-    async with opened(SandboxSpec(processes=4)) as box:
-        print((await box.run_python("6 * 7")).stdout)
+    async with opened(SandboxSpec(processes=4)) as sandbox:
+        print((await sandbox.run_python("6 * 7")).stdout)
         bomb = "import os\\nwhile True:\\n  try: os.fork()\\n  except OSError: pass"
-        print((await box.run_python(bomb, timeout_s=0.5)).outcome)
-        await box.reset()
-        print((await box.run_python("'after'")).stdout)
+        print((await sandbox.run_python(bomb, timeout_s=0.5)).outcome)
+        await sandbox.reset()
+        print((await sandbox.run_python("'after'")).stdout)
 
 asyncio.run(main())
 """
 
 
-def test_an_ordinary_user_can_make_boxes():
+def test_an_ordinary_user_can_make_sandboxes():
     run = subprocess.run([sys.executable, "-c", ORDINARY], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (run.returncode, run.stdout.split()) == (0, ["42", "timeout", "'after'"]), run.stderr
 
@@ -200,14 +200,14 @@ async def test_a_machine_without_bubblewrap_is_told_how_to_get_it(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, **options: None if name == "bwrap" else which(name, **options))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"):
-        await NamespaceBox.start(SPEC)
+        await NamespaceSandbox.start(SPEC)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_what_bubblewrap_complains_of_is_passed_on(monkeypatch):
-    monkeypatch.setattr("sandboxes.backends.namespaces.arguments.BOX_PYTHON", "/usr/bin/no-python")
+    monkeypatch.setattr("sandboxes.backends.namespaces.arguments.SANDBOX_PYTHON", "/usr/bin/no-python")
     with pytest.raises(SandboxUnavailable, match=r"no-python.*install"):
-        await NamespaceBox.start(SPEC)
+        await NamespaceSandbox.start(SPEC)
 
 
 @pytest.mark.parametrize(
@@ -225,35 +225,35 @@ def test_each_complaint_has_its_remedy(complaint, remedy):
 
 
 @pytest.mark.parametrize("network", ["none", "watched"])
-async def test_a_box_that_does_not_answer_is_not_said_to_have_ended(monkeypatch, network):
-    monkeypatch.setattr("sandboxes.backends.namespaces.box.START_S", 0.0001)
+async def test_a_sandbox_that_does_not_answer_is_not_said_to_have_ended(monkeypatch, network):
+    monkeypatch.setattr("sandboxes.backends.namespaces.sandbox.START_S", 0.0001)
     with pytest.raises(SandboxUnavailable, match=r"did not answer within 0.0001 s: the machine"):
-        await NamespaceBox.start(SPEC.model_copy(update={"network": network}))
+        await NamespaceSandbox.start(SPEC.model_copy(update={"network": network}))
 
 
 async def test_a_start_that_is_cancelled_anywhere_leaves_nothing():
     await starts_cancelled_anywhere(SPEC, pause_s=0.001)
 
 
-async def test_many_boxes_live_at_once():
-    boxes = await asyncio.gather(*(NamespaceBox.start(SPEC) for _ in range(64)))
+async def test_many_sandboxes_live_at_once():
+    sandboxes = await asyncio.gather(*(NamespaceSandbox.start(SPEC) for _ in range(64)))
     try:
-        results = await asyncio.gather(*(box.run_python(f"{n}") for n, box in enumerate(boxes)))
+        results = await asyncio.gather(*(sandbox.run_python(f"{n}") for n, sandbox in enumerate(sandboxes)))
         assert [result.stdout for result in results] == [f"{n}\n" for n in range(64)]
     finally:
-        await asyncio.gather(*(box.close() for box in boxes))
+        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
 
 
-async def test_without_network_there_is_no_way_to_anything(box):
+async def test_without_network_there_is_no_way_to_anything(sandbox):
     server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     connect = "s = socket.create_connection(({!r}, {}), timeout=3)"
-    assert await errno_of(box, connect.format("127.0.0.1", port)) == "ECONNREFUSED"
-    assert await errno_of(box, connect.format("192.0.2.1", 80)) == "ENETUNREACH"
+    assert await errno_of(sandbox, connect.format("127.0.0.1", port)) == "ECONNREFUSED"
+    assert await errno_of(sandbox, connect.format("192.0.2.1", 80)) == "ENETUNREACH"
     datagram = "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('198.51.100.1', 53))"
-    assert await errno_of(box, datagram) == "ENETUNREACH"
+    assert await errno_of(sandbox, datagram) == "ENETUNREACH"
     server.close()
-    assert (await shell(box, "cat /proc/net/dev")).stdout.count(":") == 1, "only its own loopback"
+    assert (await shell(sandbox, "cat /proc/net/dev")).stdout.count(":") == 1, "only its own loopback"
 
 
 async def test_a_fault_of_the_spawner_is_the_callers_and_not_the_end_of_it(monkeypatch):
@@ -265,22 +265,22 @@ async def test_a_fault_of_the_spawner_is_the_callers_and_not_the_end_of_it(monke
         patch.setattr("sandboxes.cgroups.group.found", Found)
         async with asyncio.timeout(5):
             with pytest.raises(LookupError):
-                await NamespaceBox.start(SPEC)
-    await (await NamespaceBox.start(SPEC)).close()
+                await NamespaceSandbox.start(SPEC)
+    await (await NamespaceSandbox.start(SPEC)).close()
 
 
-async def test_a_name_that_is_no_utf_8_is_taken_byte_by_byte(box):
-    await box.write_file("\udcff\udcfe", b"content")
-    assert (await shell(box, "ls | od -An -tx1")).stdout == " ff fe 0a\n"
-    assert await box.read_file("\udcff\udcfe") == b"content"
+async def test_a_name_that_is_no_utf_8_is_taken_byte_by_byte(sandbox):
+    await sandbox.write_file("\udcff\udcfe", b"content")
+    assert (await shell(sandbox, "ls | od -An -tx1")).stdout == " ff fe 0a\n"
+    assert await sandbox.read_file("\udcff\udcfe") == b"content"
 
 
 async def test_signals_that_the_embedder_ignores_are_not_ignored_by_guests():
     """As under nohup; an ignored signal survives fork and exec."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        async with opened(SandboxSpec(timeout_s=10)) as box:
-            told = await box.exec(["/bin/sh", "-c", "kill -HUP $$"])
+        async with opened(SandboxSpec(timeout_s=10)) as sandbox:
+            reported = await sandbox.exec(["/bin/sh", "-c", "kill -HUP $$"])
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert (told.outcome, told.exit_code) == ("killed", -signal.SIGHUP)
+    assert (reported.outcome, reported.exit_code) == ("killed", -signal.SIGHUP)

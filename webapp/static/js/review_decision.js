@@ -2,21 +2,21 @@
 
 import { onKey } from "./keys.js";
 
-/** `place()` is an element with `data-ruling` (where to) and `data-trajectory`, or what `ask` takes, or nothing. */
-export function ruleByKeys(place) {
+/** `place()` is an element with `data-review` (where to) and `data-trajectory`, or what `ask` takes, or nothing. */
+export function reviewByKeys(place) {
   onKey("1", "Rule it benign", () => ask(place(), "benign"));
   onKey("2", "Rule it malicious", () => ask(place(), "malicious"));
 }
 
 /** One trajectory, as an element says it. */
 function ofElement(element) {
-  const { ruling, trajectory, within, ended } = element.dataset;
-  return { action: ruling, what: trajectory, within, hasEnded: ended !== undefined, note: element.elements?.note?.value ?? "", fields: [] };
+  const { review, trajectory, within, ended } = element.dataset;
+  return { action: review, what: trajectory, within, hasEnded: ended !== undefined, note: element.elements?.note?.value ?? "", fields: [] };
 }
 
 /** `about` is such an element, or {action, what, fields} for many; `fields` are sent with the verdict. */
 export function ask(about, verdict) {
-  const dialog = document.getElementById("ruling-dialog");
+  const dialog = document.getElementById("review-dialog");
   if (!about || !dialog) return;
   const { action, what, within, hasEnded = false, note = "", fields } = about instanceof Element ? ofElement(about) : about;
   const form = dialog.querySelector("form");
@@ -24,12 +24,12 @@ export function ask(about, verdict) {
   form.elements.verdict.value = verdict;
   form.elements.note.value = note;
   dialog.querySelector("[data-fields]").replaceChildren(...fields.map(hidden), hidden(["decision", verdict]));
-  dialog.querySelector("#ruling-title").textContent = `Rule ${what} ${verdict}?`;
+  dialog.querySelector("#review-title").textContent = `Rule ${what} ${verdict}?`;
   for (const text of dialog.querySelectorAll("[data-verdict]")) text.hidden = !within || hasEnded || text.dataset.verdict !== verdict;
   dialog.querySelector("[data-after-end]").hidden = !hasEnded;
   dialog.querySelector("[data-many]").hidden = Boolean(within);
   dialog.querySelector("[data-within-steps]").textContent = within ?? "";
-  const confirm = dialog.querySelector("#ruling-confirm");
+  const confirm = dialog.querySelector("#review-confirm");
   confirm.textContent = verdict === "benign" ? "Rule benign" : "Rule malicious";
   confirm.className = verdict === "benign" ? "button primary" : "button danger solid";
   dialog.showModal();

@@ -1,4 +1,4 @@
-"""The engine alone, with boxes of a sandbox service: the same alerts, the same turns, the same quarantine."""
+"""The engine alone, with sandboxes of a sandbox service: the same alerts, the same turns, the same quarantine."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def service(tmp_path: Path) -> Iterator[dict[str, str]]:
     tokens, log = tmp_path / "tokens.json", tmp_path / "service.log"
     token = Tokens(tokens).create("engine", "engine", Quota())[1]
     command = [sys.executable, "-m", "sandboxes", "serve", "--port", "0", "--tokens", str(tokens)]
-    with log.open("w") as told, subprocess.Popen(command, cwd=ROOT, stderr=told) as process:
+    with log.open("w") as reported, subprocess.Popen(command, cwd=ROOT, stderr=reported) as process:
         while '"serving"' not in log.read_text():
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
@@ -35,14 +35,14 @@ def service(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def trained(folder: Path, place: str, environment: dict[str, str]) -> list[dict[str, Any]]:
-    spec = drill("boxes", steps=2)
+    spec = drill("sandboxes", steps=2)
     spec["environment"] = spec["environment"] | {"sandbox": {"network": "watched", "place": place}}
     file = folder / f"{place}.toml"
     dumped = "import json, sys; from engine.spec.toml import toml_of; print(toml_of(json.load(sys.stdin)))"
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", dumped], input=json.dumps(spec), cwd=ROOT, capture_output=True, text=True, check=True
     )
-    file.write_text(told.stdout)
+    file.write_text(reported.stdout)
     command = [sys.executable, "-m", "engine", "train", str(file), "--run-dir", str(folder / place), "--in-process"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,13 +52,13 @@ def trained(folder: Path, place: str, environment: dict[str, str]) -> list[dict[
 
 def quarantined(events: list[dict[str, Any]]) -> set[tuple[str, int]]:
     return {
-        (event["place"]["trajectory"], event["place"]["turn"])
+        (event["origin"]["trajectory"], event["origin"]["turn"])
         for event in events
         if event["kind"] == "alert" and event["quarantined"]
     }
 
 
-def test_boxes_of_a_service_are_watched_as_those_that_are_here(service: dict[str, str], tmp_path: Path) -> None:
+def test_sandboxes_of_a_service_are_watched_as_those_that_are_here(service: dict[str, str], tmp_path: Path) -> None:
     here, there = trained(tmp_path, "here", {}), trained(tmp_path, "service", service)
     assert quarantined(here)
     assert quarantined(there) == quarantined(here)

@@ -1,4 +1,4 @@
-"""The Sandbox API: ``/v1/boxes``.  Parse, find through the door, call one verb, answer."""
+"""The Sandbox API: ``/v1/sandboxes``.  Parse, find through the door, call one verb, answer."""
 
 import time
 from collections.abc import Coroutine
@@ -9,29 +9,29 @@ from pydantic import TypeAdapter
 
 from sandboxes.backends.remote.wire import (
     Acknowledge,
-    Boxes,
-    BoxView,
     Code,
-    CreateBox,
+    CreateSandbox,
     Exec,
     Freeze,
     Inspected,
     LabelText,
     ReadTree,
     Result,
+    SandboxView,
+    SandboxViews,
     SnapshotView,
     TreeView,
 )
 from sandboxes.bounds import MOST_READ_BYTES
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import ExecResult, Snapshot
-from sandboxes.service.boxes import Boxes as AllOfThem
-from sandboxes.service.doors import PROBLEMS, AllBoxes, Caller, Key, LimitQuery, Mine, WaitQuery
-from sandboxes.service.hosted import HostedBox
+from sandboxes.service.doors import PROBLEMS, AllSandboxes, Caller, Key, LimitQuery, Mine, WaitQuery
+from sandboxes.service.hosted import HostedSandbox
+from sandboxes.service.hosted_sandboxes import HostedSandboxes
 from sandboxes.service.tokens import Token
 from sandboxes.tree import TreeLimits
 
-router = APIRouter(prefix="/v1/boxes", tags=["boxes"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"], responses=PROBLEMS)
 BYTES = "application/octet-stream"
 RECORDS = TypeAdapter(list[EgressRecord])
 Path = Annotated[str, Query(min_length=1, max_length=4096)]
@@ -39,57 +39,59 @@ ReadLimit = Annotated[int, Query(ge=0, le=MOST_READ_BYTES)]
 AFile: dict[str, Any] = {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
 
 
-@router.post("", status_code=201, responses={202: {"model": BoxView, "description": "It waits for room"}})
-async def create(wanted: CreateBox, token: Caller, boxes: AllBoxes, response: Response, key: Key = None) -> BoxView:
-    """Make a box.  201: it is open.  202: it is not yet; look at it with ``GET``, or close it to give up."""
-    hosted = await boxes.create(token, wanted, key)
-    response.headers["Location"] = f"/v1/boxes/{hosted.id}"
+@router.post("", status_code=201, responses={202: {"model": SandboxView, "description": "It waits for room"}})
+async def create(
+    wanted: CreateSandbox, token: Caller, sandboxes: AllSandboxes, response: Response, key: Key = None
+) -> SandboxView:
+    """Make a sandbox.  201: it is open.  202: it is not yet; look at it with ``GET``, or close it to give up."""
+    hosted = await sandboxes.create(token, wanted, key)
+    response.headers["Location"] = f"/v1/sandboxes/{hosted.id}"
     if hosted.state in ("queued", "starting"):
         response.status_code = 202
-    return boxes.view(hosted)
+    return sandboxes.view(hosted)
 
 
 @router.get("")
-async def list_own(token: Caller, boxes: AllBoxes) -> Boxes:
-    """The caller's boxes, also those that ended a short time ago."""
-    return Boxes(boxes=[boxes.view(hosted) for hosted in boxes.of(token.owner)])
+async def list_own(token: Caller, sandboxes: AllSandboxes) -> SandboxViews:
+    """The caller's sandboxes, also those that ended a short time ago."""
+    return SandboxViews(sandboxes=[sandboxes.view(hosted) for hosted in sandboxes.of(token.owner)])
 
 
 @router.get("/{id}")
-async def get(hosted: Mine, boxes: AllBoxes, wait_s: WaitQuery = 0) -> BoxView:
+async def get(hosted: Mine, sandboxes: AllSandboxes, wait_s: WaitQuery = 0) -> SandboxView:
     """With ``wait_s``: answer when it no longer waits for room, or the time is over.  It stays in use by this."""
     await hosted.settled(wait_s)
     if hosted.refused is not None:
         raise hosted.refused
-    return boxes.view(hosted)
+    return sandboxes.view(hosted)
 
 
 @router.delete("/{id}")
-async def close(hosted: Mine, boxes: AllBoxes) -> BoxView:
-    """End every process of the box, or leave the queue.  Twice is fine."""
-    await boxes.end(hosted, "it was closed")
-    return boxes.view(hosted)
+async def close(hosted: Mine, sandboxes: AllSandboxes) -> SandboxView:
+    """End every process of the sandbox, or leave the queue.  Twice is fine."""
+    await sandboxes.end(hosted, "it was closed")
+    return sandboxes.view(hosted)
 
 
 @router.post("/{id}/exec")
-async def exec_program(asked: Exec, hosted: Mine, token: Caller, boxes: AllBoxes) -> Result:
-    box = hosted.sandbox
-    work = box.exec(asked.argv, stdin=asked.stdin, env=asked.env, timeout_s=asked.timeout_s, alone=asked.alone)
-    return await _called(boxes, token, hosted, asked.call, work)
+async def exec_program(asked: Exec, hosted: Mine, token: Caller, sandboxes: AllSandboxes) -> Result:
+    sandbox = hosted.sandbox
+    work = sandbox.exec(asked.argv, stdin=asked.stdin, env=asked.env, timeout_s=asked.timeout_s, alone=asked.alone)
+    return await _called(sandboxes, token, hosted, asked.call, work)
 
 
 @router.post("/{id}/python")
-async def run_python(asked: Code, hosted: Mine, token: Caller, boxes: AllBoxes) -> Result:
-    """Run a cell in the box's interpreter, whose variables live on."""
+async def run_python(asked: Code, hosted: Mine, token: Caller, sandboxes: AllSandboxes) -> Result:
+    """Run a cell in the sandbox's interpreter, whose variables live on."""
     work = hosted.sandbox.run_python(asked.code, timeout_s=asked.timeout_s)
-    return await _called(boxes, token, hosted, asked.call, work)
+    return await _called(sandboxes, token, hosted, asked.call, work)
 
 
 @router.put("/{id}/prelude")
-async def set_prelude(asked: Code, hosted: Mine, token: Caller, boxes: AllBoxes) -> Result:
+async def set_prelude(asked: Code, hosted: Mine, token: Caller, sandboxes: AllSandboxes) -> Result:
     """Run code now, and again first thing in every fresh interpreter."""
     work = hosted.sandbox.set_prelude(asked.code, timeout_s=asked.timeout_s)
-    return await _called(boxes, token, hosted, asked.call, work)
+    return await _called(sandboxes, token, hosted, asked.call, work)
 
 
 @router.delete("/{id}/calls/{call}", status_code=204)
@@ -153,7 +155,7 @@ async def egress(
 ) -> Response:
     """What it tried, beyond record ``after``; for some time after its end too.
 
-    Of a box that streams, ``wait_s`` waits for a record, and ``name`` may be the one it had before its last reset.
+    Of a sandbox that streams, ``wait_s`` waits for a record, and ``name`` may be the one it had before its last reset.
     """
     found = await hosted.records(name, after, limit, wait_s)
     return Response(RECORDS.dump_json(found), media_type="application/json")
@@ -166,33 +168,37 @@ async def acknowledge(asked: Acknowledge, hosted: Mine, name: str | None = None)
 
 
 @router.post("/{id}/freeze")
-async def freeze(asked: Freeze, hosted: Mine, boxes: AllBoxes) -> BoxView:
+async def freeze(asked: Freeze, hosted: Mine, sandboxes: AllSandboxes) -> SandboxView:
     """Stop every process where it is; only inspecting and closing work from now on."""
-    await boxes.freeze(hosted, asked.reason)
-    return boxes.view(hosted)
+    await sandboxes.freeze(hosted, asked.reason)
+    return sandboxes.view(hosted)
 
 
 @router.get("/{id}/inspect")
-async def inspect(hosted: Mine, boxes: AllBoxes) -> Inspected:
+async def inspect(hosted: Mine, sandboxes: AllSandboxes) -> Inspected:
     """Its processes and files, seen from outside."""
     inside = await hosted.busy(hosted.sandbox.inspect())
-    return Inspected(box=boxes.view(hosted), execs=hosted.execs, inside=inside)
+    return Inspected(sandbox=sandboxes.view(hosted), execs=hosted.execs, inside=inside)
 
 
 @router.post("/{id}/reset")
-async def reset(hosted: Mine, boxes: AllBoxes) -> BoxView:
+async def reset(hosted: Mine, sandboxes: AllSandboxes) -> SandboxView:
     """As new, with another ``name``."""
-    box = hosted.sandbox
+    sandbox = hosted.sandbox
     await hosted.count_denied()
-    await hosted.busy(box.reset())
-    return boxes.view(hosted)
+    await hosted.busy(sandbox.reset())
+    return sandboxes.view(hosted)
 
 
 async def _called(
-    boxes: AllOfThem, token: Token, hosted: HostedBox, call: str | None, work: Coroutine[Any, Any, ExecResult]
+    sandboxes: HostedSandboxes,
+    token: Token,
+    hosted: HostedSandbox,
+    call: str | None,
+    work: Coroutine[Any, Any, ExecResult],
 ) -> Result:
     try:
-        boxes.usage.check_exec(token)
+        sandboxes.usage.check_exec(token)
     except BaseException:
         work.close()
         raise
@@ -202,5 +208,5 @@ async def _called(
         result = await hosted.call(call, work)
         spent_s = result.seconds
     finally:
-        boxes.usage.count_exec(token, time.monotonic() - started if spent_s is None else spent_s)
+        sandboxes.usage.count_exec(token, time.monotonic() - started if spent_s is None else spent_s)
     return Result.of(result)

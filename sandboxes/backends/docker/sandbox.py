@@ -1,4 +1,5 @@
-"""A box that is a Docker container: as the box of namespaces, with the same agent, but made and ended by a daemon."""
+"""A sandbox that is a Docker container: as the sandbox of namespaces, with the same agent, but made and ended by a
+daemon."""
 
 import asyncio
 
@@ -6,8 +7,8 @@ from sandboxes.backends.docker import network
 from sandboxes.backends.docker.container import Container
 from sandboxes.backends.docker.stream import AttachedLink
 from sandboxes.backends.namespaces import limits, probe
-from sandboxes.backends.namespaces.box import START_S, NamespaceBox
 from sandboxes.backends.namespaces.inside import frames
+from sandboxes.backends.namespaces.sandbox import START_S, NamespaceSandbox
 from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.upstream import Upstream
 from sandboxes.egress.interception.watched import Watched
@@ -19,7 +20,7 @@ from sandboxes.observation.observation import OnAction
 from sandboxes.spec import SandboxSpec
 
 
-class DockerBox(NamespaceBox):
+class DockerSandbox(NamespaceSandbox):
     """One container and its agent.  Made by ``start``; every call has a deadline."""
 
     _link: AttachedLink
@@ -55,8 +56,8 @@ class DockerBox(NamespaceBox):
         return {name: value for name, value in limits.rlimits(self.spec).items() if name != "RLIMIT_NPROC"}
 
     def _unavailable(self) -> SandboxUnavailable:
-        said = self._complaint() or "its agent did not begin to speak"
-        return SandboxUnavailable(f"image {self.spec.image} runs no agent: {said}")
+        agent_complaint = self._complaint() or "its agent did not begin to speak"
+        return SandboxUnavailable(f"image {self.spec.image} runs no agent: {agent_complaint}")
 
     def _complaint(self) -> str:
         return self._link.complaint.decode(errors="replace").strip()

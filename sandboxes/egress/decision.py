@@ -1,7 +1,7 @@
-"""Whether an attempt may go on.  ``decide`` is pure: the same three inputs give the same verdict.
+"""Whether an attempt may go on.  ``decide`` is pure: the same three inputs give the same decision.
 
 First match wins, and what no rule allows is denied.  Names count only as far as *we* resolved them
-(``resolved``); what the box claims in SNI or Host can only pick one of those names, never add one.
+(``resolved``); what the sandbox claims in SNI or Host can only pick one of those names, never add one.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sandboxes.egress.address import Address, ip, special_range
-from sandboxes.egress.attempt import Attempt, Frozen, Label, Name
+from sandboxes.egress.connection_attempt import ConnectionAttempt, Frozen, Label, Name
 from sandboxes.egress.policy import RESOLVED_TYPES, EgressPolicy, Quotas
 from sandboxes.egress.rule import FORWARDED, Rule
 from sandboxes.egress.rule_checks import is_host_name
@@ -60,7 +60,7 @@ Resolved = Mapping[str, Collection[str]]
 """Normalised address -> the allowed names for which our resolver answered it and whose answer is still valid."""
 
 
-class Verdict(Frozen):
+class EgressDecision(Frozen):
     allowed: bool
     policy: Label
     rule: Name | None = None
@@ -70,12 +70,12 @@ class Verdict(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a box, and the connection in question, have used up so far."""
+    """What a sandbox, and the connection in question, have used up so far."""
 
     connection_up_bytes: int = 0
     connection_down_bytes: int = 0
-    box_up_bytes: int = 0
-    box_down_bytes: int = 0
+    sandbox_up_bytes: int = 0
+    sandbox_down_bytes: int = 0
     connections: int = 0
     """Open at this moment, the one in question not counted."""
     attempts_last_minute: int = 0
@@ -85,33 +85,42 @@ class Usage:
 UNUSED = Usage()
 
 
-def decide(policy: EgressPolicy, attempt: Attempt, resolved: Resolved, usage: Usage = UNUSED) -> Verdict:
-    """The verdict on one attempt.
+def decide(
+    policy: EgressPolicy, attempt: ConnectionAttempt, resolved: Resolved, usage: Usage = UNUSED
+) -> EgressDecision:
+    """The decision on one attempt.
 
     At stage ``connect`` "allowed" means that it may be allowed once its first bytes are known: ask
     again at stage ``opening`` before a byte is forwarded.  Quotas of ``usage`` can only deny.
     """
-    verdict = _by_name(policy, attempt) if attempt.protocol == "dns" else _by_address(policy, attempt, resolved)
-    spent = quota_reason(policy.quotas, usage, attempt) if verdict.allowed else None
-    return verdict if spent is None else Verdict(allowed=False, policy=policy.name, rule=verdict.rule, reason=spent)
+    decision = _by_name(policy, attempt) if attempt.protocol == "dns" else _by_address(policy, attempt, resolved)
+    spent = quota_reason(policy.quotas, usage, attempt) if decision.allowed else None
+    return (
+        decision
+        if spent is None
+        else EgressDecision(allowed=False, policy=policy.name, rule=decision.rule, reason=spent)
+    )
 
 
-def failed_closed(policy: EgressPolicy) -> Verdict:
+def failed_closed(policy: EgressPolicy) -> EgressDecision:
     """For whoever could not decide: a bug or a lost peer never lets anything through."""
-    return Verdict(allowed=False, policy=policy.name, reason="gateway-failed")
+    return EgressDecision(allowed=False, policy=policy.name, reason="gateway-failed")
 
 
-def sentence(verdict: Verdict, attempt: Attempt) -> str:
+def sentence(decision: EgressDecision, attempt: ConnectionAttempt) -> str:
     """One line for the agent's own error message."""
-    who = f"policy '{verdict.policy}'" + (f" (rule '{verdict.rule}')" if verdict.rule else "")
-    return f"{who} {'allowed' if verdict.allowed else 'denied'} {attempt.target}: {WHY[verdict.reason]}"
+    who = f"policy '{decision.policy}'" + (f" (rule '{decision.rule}')" if decision.rule else "")
+    return f"{who} {'allowed' if decision.allowed else 'denied'} {attempt.target}: {WHY[decision.reason]}"
 
 
-def quota_reason(quotas: Quotas, usage: Usage, attempt: Attempt | None = None) -> Reason | None:
+def quota_reason(quotas: Quotas, usage: Usage, attempt: ConnectionAttempt | None = None) -> Reason | None:
     """Which quota is used up.  With an attempt, those on beginning something are looked at too."""
-    if usage.connection_up_bytes >= quotas.connection_up_bytes or usage.box_up_bytes >= quotas.box_up_bytes:
+    if usage.connection_up_bytes >= quotas.connection_up_bytes or usage.sandbox_up_bytes >= quotas.sandbox_up_bytes:
         return "quota-bytes-up"
-    if usage.connection_down_bytes >= quotas.connection_down_bytes or usage.box_down_bytes >= quotas.box_down_bytes:
+    if (
+        usage.connection_down_bytes >= quotas.connection_down_bytes
+        or usage.sandbox_down_bytes >= quotas.sandbox_down_bytes
+    ):
         return "quota-bytes-down"
     if attempt is None:
         return None
@@ -125,17 +134,17 @@ def may_resolve(policy: EgressPolicy, name: str) -> bool:
     return is_host_name(name) and _name_rule(policy, name)[1]
 
 
-def _by_name(policy: EgressPolicy, attempt: Attempt) -> Verdict:
+def _by_name(policy: EgressPolicy, attempt: ConnectionAttempt) -> EgressDecision:
     if not attempt.name or not is_host_name(attempt.name):
-        return Verdict(allowed=False, policy=policy.name, reason="malformed")
+        return EgressDecision(allowed=False, policy=policy.name, reason="malformed")
     rule, allowed = _name_rule(policy, attempt.name)
     if rule is None:
-        return Verdict(allowed=False, policy=policy.name, reason="no-rule")
+        return EgressDecision(allowed=False, policy=policy.name, reason="no-rule")
     if not allowed:
-        return Verdict(allowed=False, policy=policy.name, rule=rule.name, reason="denied-by-rule")
+        return EgressDecision(allowed=False, policy=policy.name, rule=rule.name, reason="denied-by-rule")
     if attempt.query_type not in RESOLVED_TYPES:
-        return Verdict(allowed=False, policy=policy.name, rule=rule.name, reason="dns-type-not-allowed")
-    return Verdict(allowed=True, policy=policy.name, rule=rule.name, reason="allowed-by-rule")
+        return EgressDecision(allowed=False, policy=policy.name, rule=rule.name, reason="dns-type-not-allowed")
+    return EgressDecision(allowed=True, policy=policy.name, rule=rule.name, reason="allowed-by-rule")
 
 
 def _name_rule(policy: EgressPolicy, name: str) -> tuple[Rule | None, bool]:
@@ -154,11 +163,11 @@ def _name_rule(policy: EgressPolicy, name: str) -> tuple[Rule | None, bool]:
     return (denying[0], False) if denying else (None, False)
 
 
-def _by_address(policy: EgressPolicy, attempt: Attempt, resolved: Resolved) -> Verdict:
+def _by_address(policy: EgressPolicy, attempt: ConnectionAttempt, resolved: Resolved) -> EgressDecision:
     if attempt.protocol not in FORWARDED:
-        return Verdict(allowed=False, policy=policy.name, reason="protocol-not-forwarded")
+        return EgressDecision(allowed=False, policy=policy.name, reason="protocol-not-forwarded")
     if attempt.address is None or not attempt.port:
-        return Verdict(allowed=False, policy=policy.name, reason="malformed")
+        return EgressDecision(allowed=False, policy=policy.name, reason="malformed")
     address = ip(attempt.address)
     pinned = frozenset(resolved.get(attempt.address, ()))
     claims = _claims(attempt)
@@ -166,12 +175,12 @@ def _by_address(policy: EgressPolicy, attempt: Attempt, resolved: Resolved) -> V
     if rule is not None:
         allowed = rule.action == "allow"
         reason: Reason = "allowed-by-rule" if allowed else "denied-by-rule"
-        return Verdict(allowed=allowed, policy=policy.name, rule=rule.name, reason=reason)
+        return EgressDecision(allowed=allowed, policy=policy.name, rule=rule.name, reason=reason)
     return _no_match(policy, attempt, address, pinned, claims)
 
 
-def _claims(attempt: Attempt) -> frozenset[str]:
-    """The names that the box's first bytes speak of.  Its destination's own address is no claim."""
+def _claims(attempt: ConnectionAttempt) -> frozenset[str]:
+    """The names that the sandbox's first bytes speak of.  Its destination's own address is no claim."""
     claimed = {name for name in (attempt.sni, _without_port(attempt.host)) if name}
     return frozenset(claimed - {attempt.address})
 
@@ -193,12 +202,12 @@ def _without_port(host: str | None) -> str | None:
 
 def _first(
     policy: EgressPolicy,
-    attempt: Attempt,
+    attempt: ConnectionAttempt,
     address: Address,
     believed: frozenset[str],
     suspected: frozenset[str],
 ) -> Rule | None:
-    """A box that claims a name which it did not resolve must not slip past a deny rule on the true one."""
+    """A sandbox that claims a name which it did not resolve must not slip past a deny rule on the true one."""
     denied_by = believed or suspected
     for rule in policy.rules:
         names = believed if rule.action == "allow" else denied_by
@@ -207,7 +216,7 @@ def _first(
     return None
 
 
-def _matches(rule: Rule, attempt: Attempt, address: Address, names: Collection[str]) -> bool:
+def _matches(rule: Rule, attempt: ConnectionAttempt, address: Address, names: Collection[str]) -> bool:
     """Whether protocol, port and destination are the rule's, its methods aside."""
     if attempt.protocol not in rule.protocols or not rule.has_port(attempt.port or 0):
         return False
@@ -218,7 +227,7 @@ def _matches(rule: Rule, attempt: Attempt, address: Address, names: Collection[s
     return rule.reaches(address)
 
 
-def _method_fits(rule: Rule, attempt: Attempt) -> bool:
+def _method_fits(rule: Rule, attempt: ConnectionAttempt) -> bool:
     """Fail closed: once the first bytes are there, an unreadable method is denied and never allowed."""
     if not rule.methods:
         return True
@@ -230,12 +239,12 @@ def _method_fits(rule: Rule, attempt: Attempt) -> bool:
 
 
 def _no_match(
-    policy: EgressPolicy, attempt: Attempt, address: Address, pinned: frozenset[str], claims: frozenset[str]
-) -> Verdict:
+    policy: EgressPolicy, attempt: ConnectionAttempt, address: Address, pinned: frozenset[str], claims: frozenset[str]
+) -> EgressDecision:
     """Why nothing matched: the nearest rule, as far as there is one."""
 
-    def denied(reason: Reason, rule: Rule | None = None) -> Verdict:
-        return Verdict(allowed=False, policy=policy.name, rule=rule.name if rule else None, reason=reason)
+    def denied(reason: Reason, rule: Rule | None = None) -> EgressDecision:
+        return EgressDecision(allowed=False, policy=policy.name, rule=rule.name if rule else None, reason=reason)
 
     allowing = [rule for rule in policy.rules if rule.action == "allow"]
     wrong_method = _nearest(allowing, attempt, address, _believed(pinned, claims))
@@ -252,5 +261,5 @@ def _no_match(
     return denied("no-rule")
 
 
-def _nearest(rules: list[Rule], attempt: Attempt, address: Address, names: Collection[str]) -> Rule | None:
+def _nearest(rules: list[Rule], attempt: ConnectionAttempt, address: Address, names: Collection[str]) -> Rule | None:
     return next((rule for rule in rules if _matches(rule, attempt, address, names)), None)

@@ -8,20 +8,22 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sandboxes.egress.address import normalised
-from sandboxes.egress.attempt import Attempt
+from sandboxes.egress.connection_attempt import ConnectionAttempt
+from sandboxes.egress.decision import REASONS, WHY, Usage, decide, failed_closed, may_resolve, quota_reason, sentence
 from sandboxes.egress.policy import EgressPolicy, Quotas
 from sandboxes.egress.rule import Rule
-from sandboxes.egress.verdict import REASONS, WHY, Usage, decide, failed_closed, may_resolve, quota_reason, sentence
 
 HERE = "203.0.113.7"
 
 
 def attempt(address=HERE, port=443, protocol="tcp", stage="opening", **more):
-    return Attempt(box="b", sequence=1, at=1.0, protocol=protocol, address=address, port=port, stage=stage, **more)
+    return ConnectionAttempt(
+        sandbox="b", sequence=1, at=1.0, protocol=protocol, address=address, port=port, stage=stage, **more
+    )
 
 
 def query(name, kind="A"):
-    return Attempt(box="b", sequence=1, at=1.0, protocol="dns", name=name, query_type=kind)
+    return ConnectionAttempt(sandbox="b", sequence=1, at=1.0, protocol="dns", name=name, query_type=kind)
 
 
 def allow(name="web", **more):
@@ -51,7 +53,7 @@ EACH_REASON = [
     ("protocol-not-forwarded", WEB, attempt(protocol="udp"), PINNED, Usage()),
     ("dns-type-not-allowed", WEB, query("api.example.org", "TXT"), {}, Usage()),
     ("malformed", WEB, attempt(address=None), {}, Usage()),
-    ("quota-bytes-up", WEB, attempt(), PINNED, Usage(box_up_bytes=10**12)),
+    ("quota-bytes-up", WEB, attempt(), PINNED, Usage(sandbox_up_bytes=10**12)),
     ("quota-bytes-down", WEB, attempt(), PINNED, Usage(connection_down_bytes=10**12)),
     ("quota-connections", WEB, attempt(), PINNED, Usage(connections=64)),
     ("quota-rate", WEB, attempt(), PINNED, Usage(attempts_last_minute=600)),
@@ -60,10 +62,10 @@ EACH_REASON = [
 
 @pytest.mark.parametrize(("reason", "rules", "tried", "resolved", "usage"), EACH_REASON, ids=lambda v: str(v)[:20])
 def test_each_reason_is_given_for_what_it_says(reason, rules, tried, resolved, usage):
-    verdict = decide(rules, tried, resolved, usage)
-    assert verdict.reason == reason
-    assert verdict.allowed == (reason == "allowed-by-rule")
-    assert sentence(verdict, tried).endswith(WHY[reason])
+    decision = decide(rules, tried, resolved, usage)
+    assert decision.reason == reason
+    assert decision.allowed == (reason == "allowed-by-rule")
+    assert sentence(decision, tried).endswith(WHY[reason])
 
 
 def test_no_reason_is_unreachable():
@@ -134,8 +136,8 @@ SPECIAL = [
 @pytest.mark.parametrize("address", SPECIAL)
 def test_a_special_address_is_opened_by_no_name_and_no_wide_network(address):
     wide = policy(allow("a", hosts=["api.example.org"]), allow("b", cidrs=["0.0.0.0/0", "::/0"]))
-    verdict = decide(wide, attempt(address), {normalised(address): ("api.example.org",)})
-    assert verdict.reason == "special-range"
+    decision = decide(wide, attempt(address), {normalised(address): ("api.example.org",)})
+    assert decision.reason == "special-range"
 
 
 @pytest.mark.parametrize("address", SPECIAL)
@@ -171,7 +173,7 @@ def test_methods_are_enforced_once_the_first_bytes_are_known_and_unreadable_ones
     ],
 )  # fmt: skip
 def test_exactly_the_names_of_allow_rules_are_resolved(name, answered):
-    """As normalised names; ``Attempt`` normalises."""
+    """As normalised names; ``ConnectionAttempt`` normalises."""
     rules = policy(
         deny("bad", hosts=["bad.cdn.example.org"]),
         deny("some", hosts=["no-ssh.cdn.example.org"], ports=[22]),
@@ -267,19 +269,19 @@ def test_adding_a_deny_rule_never_allows_more(before, denying, place, tried, res
 @settings(max_examples=300, deadline=None)
 @given(policies(), attempts(), TABLES)
 def test_what_is_allowed_is_allowed_by_a_named_allow_rule_over_a_forwarded_protocol(rules, tried, resolved):
-    verdict = decide(rules, tried, resolved)
-    if verdict.allowed:
-        assert [rule.action for rule in rules.rules if rule.name == verdict.rule] == ["allow"]
+    decision = decide(rules, tried, resolved)
+    if decision.allowed:
+        assert [rule.action for rule in rules.rules if rule.name == decision.rule] == ["allow"]
         assert tried.protocol in {"tcp", "dns"}
-        assert verdict.reason == "allowed-by-rule"
+        assert decision.reason == "allowed-by-rule"
 
 
 @settings(max_examples=300, deadline=None)
 @given(policies(), attempts(), TABLES)
 def test_a_host_rule_alone_never_lets_an_address_through_that_was_not_resolved(rules, tried, resolved):
-    verdict = decide(rules, tried, {})
-    if verdict.allowed and tried.protocol != "dns":
-        assert next(rule for rule in rules.rules if rule.name == verdict.rule).hosts == ()
+    decision = decide(rules, tried, {})
+    if decision.allowed and tried.protocol != "dns":
+        assert next(rule for rule in rules.rules if rule.name == decision.rule).hosts == ()
 
 
 @given(st.ip_addresses(v=4))
@@ -297,7 +299,7 @@ def test_normalising_twice_changes_nothing(address):
 
 
 @given(st.text(max_size=2000) | st.binary(max_size=2000))
-def test_no_name_that_a_box_can_send_breaks_or_bloats_an_attempt(text):
+def test_no_name_that_a_sandbox_can_send_breaks_or_bloats_an_attempt(text):
     tried = attempt(sni=text, host=text, name=text, method=text)
     assert max(len(tried.sni), len(tried.host), len(tried.name)) <= 255
     assert tried.sni.isprintable()

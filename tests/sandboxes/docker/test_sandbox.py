@@ -1,4 +1,4 @@
-"""What is particular to boxes that are containers.  What every box promises: tests/sandboxes/contract."""
+"""What is particular to sandboxes that are containers.  What every sandbox promises: tests/sandboxes/contract."""
 
 # ruff: noqa: ASYNC220  an owner is a process that has to be killed from outside
 
@@ -16,15 +16,15 @@ from docker.errors import APIError
 
 from sandboxes import owner
 from sandboxes.backends.docker import daemon
-from sandboxes.backends.docker.box import DockerBox
 from sandboxes.backends.docker.container import NOT_YET, OWNER, Container
 from sandboxes.backends.docker.orphans import orphans, remove_orphans
+from sandboxes.backends.docker.sandbox import DockerSandbox
 from sandboxes.images.registry import Registry
 from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable
-from sandboxes.opened import open_box, opened
+from sandboxes.opened import open_sandbox, opened
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
-from tests.sandboxes.asking import errno_of, host_processes, printed, python, said
+from tests.sandboxes.asking import cell_output, errno_of, host_processes, printed, python
 
 ROOT = Path(__file__).parents[3]
 NOT_STILL = APIError(f"Cannot pause container 1: OCI runtime pause failed: {NOT_YET}: unknown")
@@ -36,17 +36,17 @@ def spec(docker_image) -> SandboxSpec:
 
 
 @pytest.fixture
-async def box(spec):
-    async with opened(spec) as box:
-        yield box
+async def sandbox(spec):
+    async with opened(spec) as sandbox:
+        yield sandbox
 
 
 def containers() -> list[dict]:
     return daemon.client().containers(all=True, filters={"label": OWNER})
 
 
-def container_of(box: DockerBox) -> dict:
-    return daemon.client().inspect_container(box._process.name)
+def container_of(sandbox: DockerSandbox) -> dict:
+    return daemon.client().inspect_container(sandbox._process.name)
 
 
 async def test_a_container_whose_runtime_died_early_is_started_again(spec, monkeypatch, caplog):
@@ -59,8 +59,8 @@ async def test_a_container_whose_runtime_died_early_is_started_again(spec, monke
         return await start(cls, *given)
 
     monkeypatch.setattr(Container, "_start", classmethod(first_refused))
-    async with opened(spec) as box:
-        assert await said(box, "print(6 * 7)") == "42"
+    async with opened(spec) as sandbox:
+        assert await cell_output(sandbox, "print(6 * 7)") == "42"
     assert "started again: cannot start a stopped process" in caplog.text
 
 
@@ -73,15 +73,15 @@ async def test_no_other_refusal_is_tried_again(spec, monkeypatch):
 
     monkeypatch.setattr(Container, "_start", classmethod(always_refused))
     with pytest.raises(SandboxUnavailable, match="no space"):
-        await open_box(spec)
+        await open_sandbox(spec)
     assert len(refused) == 1
 
 
 # -- what a container is given ---------------------------------------------------------------------
 
 
-async def test_the_daemon_is_told_to_give_it_nothing(box):
-    found = container_of(box)
+async def test_the_daemon_is_told_to_give_it_nothing(sandbox):
+    found = container_of(sandbox)
     host = found["HostConfig"]
     assert host["NetworkMode"] == "none"
     assert host["ReadonlyRootfs"]
@@ -101,15 +101,15 @@ async def test_the_daemon_is_told_to_give_it_nothing(box):
     assert found["Config"]["User"].split(":")[0] not in ("", "0", "1000")
 
 
-async def test_two_boxes_are_two_users_of_the_machine(spec):
+async def test_two_sandboxes_are_two_users_of_the_machine(spec):
     async with opened(spec) as one, opened(spec) as two:
         assert container_of(one)["Config"]["User"] != container_of(two)["Config"]["User"]
 
 
-async def test_no_socket_of_the_daemon_is_in_the_box(box):
+async def test_no_socket_of_the_daemon_is_in_the_sandbox(sandbox):
     path = daemon.socket_path()
-    assert await errno_of(box, f"socket.socket(socket.AF_UNIX).connect({path!r})") == "ENOENT"
-    assert await errno_of(box, "socket.socket(socket.AF_UNIX).connect('/var/run/docker.sock')") == "ENOENT"
+    assert await errno_of(sandbox, f"socket.socket(socket.AF_UNIX).connect({path!r})") == "ENOENT"
+    assert await errno_of(sandbox, "socket.socket(socket.AF_UNIX).connect('/var/run/docker.sock')") == "ENOENT"
 
 
 @pytest.mark.parametrize(
@@ -132,42 +132,42 @@ async def test_no_socket_of_the_daemon_is_in_the_box(box):
         ("os.chown('/work', 0, 0)", {"EPERM"}),
     ],
 )
-async def test_a_way_out_of_a_container_is_closed(box, attempt, answers):
-    assert await errno_of(box, attempt) in answers
+async def test_a_way_out_of_a_container_is_closed(sandbox, attempt, answers):
+    assert await errno_of(sandbox, attempt) in answers
 
 
-async def test_of_the_machines_devices_nothing_is_shown(box):
+async def test_of_the_machines_devices_nothing_is_shown(sandbox):
     """Whether the empty folder itself may be opened is the runtime's choice: older ones leave it the image's mode."""
     for path in ("/sys", "/dev/mqueue", "/dev/pts"):
         shown = f"import os; print(os.listdir({path!r}) if os.access({path!r}, os.R_OK) else [])"
-        assert await said(box, shown) == "[]", path
-    assert await errno_of(box, "os.listdir('/sys/fs/cgroup')") in ("ENOENT", "EACCES")
+        assert await cell_output(sandbox, shown) == "[]", path
+    assert await errno_of(sandbox, "os.listdir('/sys/fs/cgroup')") in ("ENOENT", "EACCES")
 
 
 @pytest.mark.parametrize("place", ["/work", "/tmp", "/dev/shm"])
-async def test_each_place_that_can_be_written_is_bounded_in_bytes_and_in_names(box, spec, place):
+async def test_each_place_that_can_be_written_is_bounded_in_bytes_and_in_names(sandbox, spec, place):
     fill = f"for n in (1, 2):\n  with open(f'{place}/{{n}}', 'wb') as f: f.write(bytes(2**19 * {spec.disk_mib} + 1))"
-    assert "No space left" in (await box.run_python(fill)).stderr
-    await box.reset()
+    assert "No space left" in (await sandbox.run_python(fill)).stderr
+    await sandbox.reset()
     names = f"for n in range(1024 * {spec.disk_mib} + 1): open(f'{place}/{{n}}', 'w').close()"
-    assert "No space left" in (await box.run_python(names)).stderr
+    assert "No space left" in (await sandbox.run_python(names)).stderr
 
 
-async def test_shared_memory_is_wiped_by_a_reset_and_set_back_by_a_restore(box):
-    await box.write_file("/dev/shm/kept", b"then")
-    snapshot = await box.snapshot()
-    await box.write_file("/dev/shm/kept", b"now")
-    await box.restore(snapshot)
-    assert await box.read_file("/dev/shm/kept") == b"then"
-    assert "/dev/shm/kept" in [file.path for file in (await box.inspect()).files]
-    await box.reset()
-    assert await said(box, "import os; print(os.listdir('/dev/shm'))") == "[]"
+async def test_shared_memory_is_wiped_by_a_reset_and_set_back_by_a_restore(sandbox):
+    await sandbox.write_file("/dev/shm/kept", b"then")
+    snapshot = await sandbox.snapshot()
+    await sandbox.write_file("/dev/shm/kept", b"now")
+    await sandbox.restore(snapshot)
+    assert await sandbox.read_file("/dev/shm/kept") == b"then"
+    assert "/dev/shm/kept" in [file.path for file in (await sandbox.inspect()).files]
+    await sandbox.reset()
+    assert await cell_output(sandbox, "import os; print(os.listdir('/dev/shm'))") == "[]"
 
 
-async def test_all_processes_together_get_no_more_memory_than_the_container_has(box):
+async def test_all_processes_together_get_no_more_memory_than_the_container_has(sandbox):
     """Each stays below its own limit."""
-    ended = await said(
-        box,
+    ended = await cell_output(
+        sandbox,
         """
         import os, signal
         def hog():
@@ -188,75 +188,75 @@ async def test_all_processes_together_get_no_more_memory_than_the_container_has(
         """,
     )
     assert ended == "-9"
-    assert box.alive
+    assert sandbox.alive
 
 
 # -- how it ends -----------------------------------------------------------------------------------
 
 
 async def test_closing_leaves_no_container_and_no_process(spec):
-    box = await open_box(spec)
-    await box.exec(["/bin/sh", "-c", "setsid sleep 765432 & setsid sleep 765432 &"])
+    sandbox = await open_sandbox(spec)
+    await sandbox.exec(["/bin/sh", "-c", "setsid sleep 765432 & setsid sleep 765432 &"])
     assert host_processes(b"765432")
-    await box.close()
+    await sandbox.close()
     assert host_processes(b"765432") == []
     assert containers() == []
 
 
-async def test_a_frozen_box_is_closed_like_any_other(spec):
-    box = await open_box(spec)
-    await box.exec(["/bin/sh", "-c", "setsid sleep 654321 &"])
-    await box.freeze("to be looked at")
-    assert container_of(box)["State"]["Paused"]
-    await box.close()
+async def test_a_frozen_sandbox_is_closed_like_any_other(spec):
+    sandbox = await open_sandbox(spec)
+    await sandbox.exec(["/bin/sh", "-c", "setsid sleep 654321 &"])
+    await sandbox.freeze("to be looked at")
+    assert container_of(sandbox)["State"]["Paused"]
+    await sandbox.close()
     assert host_processes(b"654321") == []
     assert containers() == []
 
 
-async def test_a_freeze_that_the_runtime_gives_up_is_asked_for_again(box, monkeypatch):
-    pause, refusals = box._process.client.pause, [NOT_STILL, NOT_STILL]
+async def test_a_freeze_that_the_runtime_gives_up_is_asked_for_again(sandbox, monkeypatch):
+    pause, refusals = sandbox._process.client.pause, [NOT_STILL, NOT_STILL]
 
     def hesitant(name):
         if refusals:
             raise refusals.pop()
         pause(name)
 
-    monkeypatch.setattr(box._process.client, "pause", hesitant)
-    await box.freeze("to be looked at")
-    assert (refusals, container_of(box)["State"]["Paused"]) == ([], True)
+    monkeypatch.setattr(sandbox._process.client, "pause", hesitant)
+    await sandbox.freeze("to be looked at")
+    assert (refusals, container_of(sandbox)["State"]["Paused"]) == ([], True)
 
 
 @pytest.mark.parametrize("refusal", [NOT_STILL, APIError("no space left on device")])
-async def test_a_box_that_cannot_be_frozen_is_killed(spec, refusal, monkeypatch):
+async def test_a_sandbox_that_cannot_be_frozen_is_killed(spec, refusal, monkeypatch):
     monkeypatch.setattr("sandboxes.backends.docker.container.FREEZE_S", 0.1)
-    box = await open_box(spec)
-    await box.exec(["/bin/sh", "-c", "setsid sleep 345678 &"])
-    monkeypatch.setattr(box._process.client, "pause", Mock(side_effect=refusal))
-    await box.freeze("it mines")
+    sandbox = await open_sandbox(spec)
+    await sandbox.exec(["/bin/sh", "-c", "setsid sleep 345678 &"])
+    monkeypatch.setattr(sandbox._process.client, "pause", Mock(side_effect=refusal))
+    await sandbox.freeze("it mines")
     assert (host_processes(b"345678"), containers()) == ([], [])
     with pytest.raises(SandboxFrozen, match="it mines"):
-        await box.run_python("1")
-    await box.close()
+        await sandbox.run_python("1")
+    await sandbox.close()
 
 
-async def test_a_container_that_was_killed_is_a_lost_box(box):
-    running = asyncio.create_task(box.run_python("while True: pass"))
+async def test_a_container_that_was_killed_is_a_lost_sandbox(sandbox):
+    running = asyncio.create_task(sandbox.run_python("while True: pass"))
     await asyncio.sleep(0.2)
-    daemon.client().kill(box._process.name)
+    daemon.client().kill(sandbox._process.name)
     async with asyncio.timeout(5):
         with pytest.raises(SandboxLost):
             await running
 
 
 async def test_a_container_that_somebody_removed_is_closed_without_complaint(spec):
-    box = await open_box(spec)
-    daemon.client().remove_container(box._process.name, force=True)
-    await box.close()
+    sandbox = await open_sandbox(spec)
+    daemon.client().remove_container(sandbox._process.name, force=True)
+    await sandbox.close()
 
 
 async def test_a_start_that_is_cancelled_leaves_no_container(spec):
     for wait_s in (0.02, 0.1, 0.2):
-        starting = asyncio.create_task(open_box(spec))
+        starting = asyncio.create_task(open_sandbox(spec))
         await asyncio.sleep(wait_s)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -266,20 +266,20 @@ async def test_a_start_that_is_cancelled_leaves_no_container(spec):
 
 OWNER_PROGRAM = """
 import asyncio, sys
-from sandboxes.opened import open_box
+from sandboxes.opened import open_sandbox
 from sandboxes.spec import SandboxSpec
 async def main():
-    box = await open_box(SandboxSpec(backend="docker", image="host"))
+    sandbox = await open_sandbox(SandboxSpec(backend="docker", image="host"))
     if sys.argv[1] == "frozen":
-        await box.freeze("for good")
-    print(box._process.name, flush=True)
+        await sandbox.freeze("for good")
+    print(sandbox._process.name, flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())
 """
 
 
 @pytest.mark.parametrize("state", ["running", "frozen"])
-async def test_what_a_killed_owner_leaves_is_removed_and_what_a_living_one_has_is_not(box, state):
+async def test_what_a_killed_owner_leaves_is_removed_and_what_a_living_one_has_is_not(sandbox, state):
     command = [sys.executable, "-c", OWNER_PROGRAM, state]
     killed = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
@@ -295,7 +295,7 @@ async def test_what_a_killed_owner_leaves_is_removed_and_what_a_living_one_has_i
     assert orphans() == [name]
     assert remove_orphans() == [name]
     assert orphans() == []
-    assert (await box.run_python("'alive'")).stdout == "'alive'\n"
+    assert (await sandbox.run_python("'alive'")).stdout == "'alive'\n"
 
 
 @pytest.fixture
@@ -337,16 +337,16 @@ def test_a_container_of_an_earlier_boot_is_an_orphan_once_it_does_not_run(marked
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "cell_output"),
     [
         ("unix:///nowhere/docker.sock", "no Docker daemon answers at unix:///nowhere/docker.sock.*namespaces"),
         ("tcp://192.0.2.1:2375", "on this machine only"),
     ],
 )
-async def test_without_a_daemon_the_remedy_is_said(spec, monkeypatch, address, said):
+async def test_without_a_daemon_the_remedy_is_reported(spec, monkeypatch, address, cell_output):
     monkeypatch.setenv("DOCKER_HOST", address)
-    with pytest.raises(SandboxUnavailable, match=said):
-        await open_box(spec)
+    with pytest.raises(SandboxUnavailable, match=cell_output):
+        await open_sandbox(spec)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ async def test_without_a_daemon_the_remedy_is_said(spec, monkeypatch, address, s
     [({"MemoryLimit": False}, "memory"), ({"PidsLimit": False}, "pids"), ({"CpuCfsQuota": False}, "cpu"),
      ({"SecurityOptions": ["name=apparmor"]}, "seccomp")],
 )  # fmt: skip
-def test_a_daemon_that_cannot_bound_a_box_makes_none(info, lacking):
+def test_a_daemon_that_cannot_bound_a_sandbox_makes_none(info, lacking):
     able = {"MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=x"]}
     client = SimpleNamespace(info=lambda: able | info)
     with pytest.raises(SandboxUnavailable, match=lacking):
@@ -364,30 +364,30 @@ def test_a_daemon_that_cannot_bound_a_box_makes_none(info, lacking):
     assert not daemon.capabilities(SimpleNamespace(info=lambda: able))
 
 
-async def test_an_image_that_nobody_registered_makes_no_box(docker_image):
+async def test_an_image_that_nobody_registered_makes_no_sandbox(docker_image):
     with pytest.raises(SandboxUnavailable, match="image = 'unknown'.*no such image is registered.*images"):
-        await open_box(SandboxSpec(backend="docker", image="unknown"))
+        await open_sandbox(SandboxSpec(backend="docker", image="unknown"))
 
 
-async def test_a_registered_image_that_the_daemon_does_not_have_makes_no_box(spec):
+async def test_a_registered_image_that_the_daemon_does_not_have_makes_no_sandbox(spec):
     registry = Registry()
     known = registry.resolve(spec.image)
     lost = registry.add(known.model_copy(update={"name": "lost", "digest": "sha256:" + "0" * 64}))
     try:
         with pytest.raises(SandboxUnavailable, match="does not have sha256:000.*import it again"):
-            await open_box(SandboxSpec(backend="docker", image="lost"))
+            await open_sandbox(SandboxSpec(backend="docker", image="lost"))
     finally:
         registry.remove(lost)
     assert containers() == []
 
 
-async def test_an_image_whose_python_does_not_run_the_agent_makes_no_box(spec):
+async def test_an_image_whose_python_does_not_run_the_agent_makes_no_sandbox(spec):
     registry = Registry()
     known = registry.resolve(spec.image)
     broken = registry.add(known.model_copy(update={"name": "broken", "python": "/usr/bin/false"}))
     try:
         with pytest.raises(SandboxUnavailable, match="image broken runs no agent"):
-            await open_box(SandboxSpec(backend="docker", image="broken"))
+            await open_sandbox(SandboxSpec(backend="docker", image="broken"))
     finally:
         registry.remove(broken)
     assert containers() == []
@@ -395,8 +395,8 @@ async def test_an_image_whose_python_does_not_run_the_agent_makes_no_box(spec):
 
 async def test_the_image_of_a_digest_is_the_same_image(spec):
     digest = Registry().resolve(spec.image).digest
-    async with opened(spec.model_copy(update={"image": digest})) as box:
-        assert container_of(box)["Image"] == digest
+    async with opened(spec.model_copy(update={"image": digest})) as sandbox:
+        assert container_of(sandbox)["Image"] == digest
 
 
 # -- as a backend ----------------------------------------------------------------------------------
@@ -405,24 +405,24 @@ async def test_the_image_of_a_digest_is_the_same_image(spec):
 async def test_a_pool_of_containers_serves_users_in_turn(spec):
     async with Pool(spec, 2) as pool:
         for _ in range(3):
-            async with pool.acquire() as box:
-                assert (await python(box, "x = 1\nprint('x' in globals())")).stdout == "True\n"
+            async with pool.acquire() as sandbox:
+                assert (await python(sandbox, "x = 1\nprint('x' in globals())")).stdout == "True\n"
         assert pool.stats().served == 3
     assert containers() == []
 
 
-async def test_the_agent_is_the_one_of_namespaces_and_keeps_the_protocol_over_a_stream_cut_anywhere(box):
-    received = box._link.data_received
-    box._link.data_received = lambda data: [received(data[at : at + 1]) for at in range(len(data))]
-    assert (await box.run_python("'a' * 20")).stdout == repr("a" * 20) + "\n"
+async def test_the_agent_is_the_one_of_namespaces_and_keeps_the_protocol_over_a_stream_cut_anywhere(sandbox):
+    received = sandbox._link.data_received
+    sandbox._link.data_received = lambda data: [received(data[at : at + 1]) for at in range(len(data))]
+    assert (await sandbox.run_python("'a' * 20")).stdout == repr("a" * 20) + "\n"
 
 
-async def test_a_program_in_the_image_that_writes_to_the_agents_stderr_breaks_nothing(box):
-    box._link.data_received(b"\2\0\0\0\0\0\0\5hello")
-    assert box._link.complaint == b"hello"
-    assert (await box.run_python("1")).stdout == "1\n"
+async def test_a_program_in_the_image_that_writes_to_the_agents_stderr_breaks_nothing(sandbox):
+    sandbox._link.data_received(b"\2\0\0\0\0\0\0\5hello")
+    assert sandbox._link.complaint == b"hello"
+    assert (await sandbox.run_python("1")).stdout == "1\n"
 
 
-async def test_only_the_shell_the_python_and_the_image_are_there(box):
-    assert await printed(box, "test -e /usr/bin/bwrap && echo of the host || echo none") == "none\n"
-    assert socket.gethostname() not in await printed(box, "cat /etc/hostname /etc/hosts")
+async def test_only_the_shell_the_python_and_the_image_are_there(sandbox):
+    assert await printed(sandbox, "test -e /usr/bin/bwrap && echo of the host || echo none") == "none\n"
+    assert socket.gethostname() not in await printed(sandbox, "cat /etc/hostname /etc/hosts")
