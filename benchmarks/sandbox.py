@@ -54,7 +54,7 @@ def _end(*_: object) -> None:
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     sandbox_room.raise_descriptor_limit()
-    with _peer(options.without_docker) as (peer, docker_note):
+    with _peer(options.without_docker) as (peer, told):
         times = asyncio.run(milliseconds(options.rounds, peer))
         per_s = asyncio.run(rates(options.seconds, peer))
     living = asdict(asyncio.run(alive(options.alive, sandbox_room.room(options.alive, sandbox_room.spare()))))
@@ -66,7 +66,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "headline": headlines(found["milliseconds"], found["ratios"], found["rates"], living),
         "benchmark": "sandbox",
-        "docker": docker_note,
+        "docker": told,
         "limits": asyncio.run(limits()),
         **found,
         "alive": living,
@@ -95,14 +95,14 @@ def _options() -> argparse.Namespace:
 def _peer(without: bool) -> Iterator[tuple[Docker | None, str]]:
     """Docker, or why it is not measured."""
     with ExitStack() as stack:
-        peer, docker_note = None, "not measured: --without-docker"
+        peer, told = None, "not measured: --without-docker"
         if not without:
             try:
                 peer = stack.enter_context(docker())
-                docker_note = peer.description
+                told = peer.description
             except DockerMissing as missing:
-                docker_note = f"not measured: {missing}"
-        yield peer, docker_note
+                told = f"not measured: {missing}"
+        yield peer, told
 
 
 def _ratios(times: dict[str, list[float]], per_s: dict[str, list[float]]) -> dict[str, Distribution]:
@@ -128,7 +128,8 @@ def _print(report: dict[str, Any]) -> None:
         f"Docker: {report['docker']}\n"
         f"{living['sandboxes']} sandboxes alive, {living['share_answered']:.1%} answered; "
         f"opened {living['opened_per_s']:.0f}/s\n"
-        f"Each sandbox: {living['mib_per_sandbox']:.1f} MiB (PSS){unseen}, {living['processes_per_sandbox']:.1f} processes, "
+        f"Each sandbox: {living['mib_per_sandbox']:.1f} MiB (PSS){unseen}, "
+        f"{living['processes_per_sandbox']:.1f} processes, "
         f"{living['descriptors_per_sandbox']:.1f} descriptors; available memory fell by "
         f"{living['available_mib_per_sandbox']:.1f} MiB each"
     )

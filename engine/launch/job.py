@@ -21,7 +21,7 @@ from engine.loop.loop import Loop
 from engine.loop.quarantine import Quarantine
 from engine.loop.run_control import RunControl
 from engine.reporting.event_writer import EventWriter
-from engine.reporting.security_events import SECURITY_LOG, SecurityEvents
+from engine.reporting.security_events import SecurityEvents, log_folder
 from engine.reporting.shipper import BACKOFF_S, Ingest, ServiceDown, ServiceRefuses, Shipper
 from engine.reporting.spool import Spool, SpoolError
 from engine.spec.environment import Imported
@@ -65,7 +65,7 @@ def run_job(launch: Launch) -> int:
         name=f"run-{launch.run_id}-{launch.attempt}",
         connection=cluster_ray(f"run-{launch.run_id}-{launch.attempt}"),
         report=lambda level, message: events.log(level, "workers", message),
-        security_log=run_dir / SECURITY_LOG,
+        security_log=log_folder(run_dir),
     )
     quarantine = Quarantine()
     loop = Loop(
@@ -75,7 +75,7 @@ def run_job(launch: Launch) -> int:
         Checkpoints(run_dir / "checkpoints", keep=launch.spec.schedule.keep_checkpoints),
         control,
         quarantine,
-        SecurityEvents(run_dir / SECURITY_LOG, events, quarantine.alerted),
+        SecurityEvents(log_folder(run_dir), events, quarantine.alerted),
     )
     shipper = Shipper(
         spool,

@@ -24,7 +24,7 @@ from engine.loop.requirements import lacking
 from engine.loop.run_control import RunControl
 from engine.reporting.console import display_for
 from engine.reporting.event_writer import EventWriter
-from engine.reporting.security_events import SECURITY_LOG, SecurityEvents
+from engine.reporting.security_events import SecurityEvents, log_folder
 from engine.reporting.spool import Spool, SpoolError
 from engine.spec.event import Finished
 from engine.spec.run import RunSpec
@@ -57,7 +57,7 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
         events = EventWriter(spool, _next_attempt(spool), listeners=(display, ended))
         workers = _workers(spec, folder, events, in_process=in_process, recordings=file.parent)
         quarantine = Quarantine()
-        security_events = SecurityEvents(folder / SECURITY_LOG, events, quarantine.alerted)
+        security_events = SecurityEvents(log_folder(folder), events, quarantine.alerted)
         attempt = Attempt(Loop(spec, workers, events, checkpoints, control, quarantine, security_events), events)
         code = attempt.run(
             {signal.SIGINT: lambda: control.want("cancel"), signal.SIGTERM: lambda: control.want("cancel")}
@@ -116,7 +116,7 @@ def _workers(spec: RunSpec, folder: Path, events: EventWriter, *, in_process: bo
     if in_process:
         from engine.cluster.in_process import InProcessWorkers
 
-        return InProcessWorkers(spec, security_log=folder / SECURITY_LOG, recordings=recordings)
+        return InProcessWorkers(spec, security_log=log_folder(folder), recordings=recordings)
     use_private_token(folder / "ray_token")
     from engine.cluster.ray_workers import RayWorkers, private_ray
 
@@ -125,7 +125,7 @@ def _workers(spec: RunSpec, folder: Path, events: EventWriter, *, in_process: bo
         name="train",
         connection=private_ray(),
         report=lambda level, message: events.log(level, "workers", message),
-        security_log=folder.resolve() / SECURITY_LOG,
+        security_log=log_folder(folder.resolve()),
         recordings=recordings,
     )
 

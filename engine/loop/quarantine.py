@@ -61,6 +61,11 @@ class QuarantineState(BaseModel):
     """Trajectory -> ids of its alerts: one that is not among them voids what was decided before it."""
     held: list[HeldGroup] = []
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_2(cls, document: Any) -> Any:
+        return files_of_0_2.quarantine_state(document)
+
 
 @dataclass(slots=True)
 class Release:
@@ -97,21 +102,19 @@ class Quarantine:
         with self._mutex:
             self._inbox += review_decisions
 
-    def absorbed(self, state: QuarantineState) -> QuarantineState:
+    def heard(self, state: QuarantineState) -> QuarantineState:
         """``state`` with what came since, in the order in which it came."""
         with self._mutex:
             inbox, self._inbox = self._inbox, []
-        absorbed = state.model_copy(deep=True) if inbox else state
+        heard = state.model_copy(deep=True) if inbox else state
         for message in inbox:
             if isinstance(message, ReviewDecision):
-                if message.number > absorbed.decided_through:
-                    absorbed.verdicts[message.trajectory], absorbed.decided_through = message.verdict, message.number
-            elif message.origin is not None and message.id not in absorbed.known.setdefault(
-                message.origin.trajectory, []
-            ):
-                absorbed.known[message.origin.trajectory].append(message.id)
-                absorbed.verdicts.pop(message.origin.trajectory, None)
-        return absorbed
+                if message.number > heard.decided_through:
+                    heard.verdicts[message.trajectory], heard.decided_through = message.verdict, message.number
+            elif message.origin is not None and message.id not in heard.known.setdefault(message.origin.trajectory, []):
+                heard.known[message.origin.trajectory].append(message.id)
+                heard.verdicts.pop(message.origin.trajectory, None)
+        return heard
 
     def marked(self, trajectories: Sequence[Trajectory], state: QuarantineState) -> list[Trajectory]:
         """The same, those that are out with reason and alerts."""

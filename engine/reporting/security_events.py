@@ -25,11 +25,20 @@ from engine.spec.event import MOST_RECORDS, AlertedTurn, AlertRaised, EgressReco
 
 log = logging.getLogger("engine.security_log")
 
-SECURITY_LOG = "security-log"
-"""The folder's name below that of the run."""
 EVERY_S = 0.1
 BYTES_AT_ONCE = 2**20
 ENTRY: TypeAdapter[RecordEntry | AlertEntry | TurnEntry] = TypeAdapter(SecurityLogEntry)
+
+
+def log_folder(run_dir: Path) -> Path:
+    """Where the workers of a run write their security log.
+
+    A run that version 0.2 began has it below another name: it is renamed, with how far it was read.
+    """
+    folder, of_0_2 = run_dir / "security-log", run_dir / "sightings"
+    if of_0_2.is_dir() and not folder.exists():
+        of_0_2.rename(folder)
+    return folder
 
 
 class SecurityEvents(threading.Thread):

@@ -10,10 +10,11 @@ import os
 import threading
 import uuid
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from engine.spec import files_of_0_2
 from engine.spec.security import Origin, TurnText
 from engine.spec.strict import Strict
 from sandboxes.egress.detectors.finding import Finding
@@ -22,14 +23,23 @@ from sandboxes.egress.record import EgressRecord
 log = logging.getLogger(__name__)
 
 
-class RecordEntry(Strict):
+class _Entry(Strict):
+    """A line of the log, also as version 0.2 wrote it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_2(cls, document: Any) -> Any:
+        return files_of_0_2.security_event(document)
+
+
+class RecordEntry(_Entry):
     kind: Literal["record"] = "record"
     sandbox: str
     origin: Origin | None
     record: EgressRecord
 
 
-class AlertEntry(Strict):
+class AlertEntry(_Entry):
     kind: Literal["alert"] = "alert"
     id: str
     origin: Origin | None
@@ -37,7 +47,7 @@ class AlertEntry(Strict):
     quarantined: bool
 
 
-class TurnEntry(Strict):
+class TurnEntry(_Entry):
     """The turn of an alert, before the alert and again when the turn's call is over."""
 
     kind: Literal["turn"] = "turn"

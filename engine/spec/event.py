@@ -4,10 +4,11 @@ Events of a run are numbered 1, 2, 3 ... over all its attempts by one writer (th
 and the log in the database holds exactly those numbers, each once.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from engine.spec import files_of_0_2
 from engine.spec.security import Origin, ReviewDecision, SettledAs, TurnText
 from engine.spec.strict import Strict
 from engine.spec.trajectory import Trajectory
@@ -92,10 +93,19 @@ class Checkpoint(_Event):
     seconds: float
 
 
-class EgressRecorded(_Event):
+class _SecurityEvent(_Event):
+    """An event about a sandbox, also as version 0.2 wrote it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_2(cls, document: Any) -> Any:
+        return files_of_0_2.security_event(document)
+
+
+class EgressRecorded(_SecurityEvent):
     """What one sandbox tried to reach.
 
-    An attempt at a run may report the same again: ``sandbox`` and the record's ``seq`` name a record.
+    An attempt at a run may tell the same again: ``sandbox`` and the record's ``seq`` name a record.
     """
 
     kind: Literal["egress"] = "egress"
@@ -106,8 +116,8 @@ class EgressRecorded(_Event):
     records: list[EgressRecord] = Field(min_length=1, max_length=MOST_RECORDS)
 
 
-class AlertRaised(_Event):
-    """A detector found something.  An attempt at a run may report the same again: ``id`` names it."""
+class AlertRaised(_SecurityEvent):
+    """A detector found something.  An attempt at a run may tell the same again: ``id`` names it."""
 
     kind: Literal["alert"] = "alert"
     id: str
@@ -119,7 +129,7 @@ class AlertRaised(_Event):
     decided."""
 
 
-class AlertedTurn(_Event):
+class AlertedTurn(_SecurityEvent):
     """The turn that raised an alert, at once: before its alert, and again when its tool call is over.
 
     The last one about an origin holds.  The trajectory itself follows at the end of its step.

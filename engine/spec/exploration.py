@@ -67,8 +67,8 @@ class Experience(Part):
         Requirement(
             "expert_starts",
             absent,
-            "a rollout cannot both be shown experience and begin inside an expert's trajectory, whose tokens were sampled "
-            "without them",
+            "a rollout cannot both be shown experience and begin inside an expert's trajectory, whose tokens were "
+            "sampled without it",
             "remove experience or expert_starts",
         ),
     )

@@ -1,7 +1,8 @@
 """Documents as version 0.2 wrote them, in today's form: checkpoints, spools, recordings and stored events are read so.
 
 There a rollout was named by its training step, the number of its prompt in that step and its own number in the group.
-It keeps that name.  All functions return what they do not recognise as it is.
+It keeps that name.  A sandbox was a ``box``, an origin a ``place``, and what the gateway decided its ``verdict``.  All
+functions return what they do not recognise as it is.
 """
 
 from collections.abc import Iterable
@@ -43,3 +44,37 @@ def run_state(document: Any, purposes: Iterable[str]) -> Any:
         return document
     first = (document["finished_steps"] + 1) * PROMPTS_PER_STEP
     return document | {"prompts": dict.fromkeys(purposes, first)}
+
+
+def quarantine_state(document: Any) -> Any:
+    """A ``QuarantineState``, whose review decisions were ``ruled``."""
+    return _renamed(document, {"ruled_through": "decided_through"})
+
+
+def security_event(document: Any) -> Any:
+    """An event about a sandbox, or an entry of a worker's security log."""
+    if not isinstance(document, dict):
+        return document
+    event: dict[str, Any] = _renamed(document, {"box": "sandbox", "place": "origin"})
+    if "finding" in event:
+        event["finding"] = _renamed(event["finding"], {"box": "sandbox"})
+    if "record" in event:
+        event["record"] = _egress_record(event["record"])
+    if isinstance(event.get("records"), list):
+        event["records"] = [_egress_record(record) for record in event["records"]]
+    return event
+
+
+def _egress_record(document: Any) -> Any:
+    if not isinstance(document, dict) or "verdict" not in document:
+        return document
+    record = _renamed(document, {"verdict": "decision"})
+    return record | {"attempt": _renamed(record.get("attempt"), {"box": "sandbox"})}
+
+
+def _renamed(document: Any, names: dict[str, str]) -> Any:
+    """A copy; a document that has a name of both forms keeps both, and is refused by whoever validates it."""
+    if not isinstance(document, dict):
+        return document
+    today = {old: new for old, new in names.items() if new not in document}
+    return {today.get(name, name): value for name, value in document.items()}

@@ -68,8 +68,8 @@ class Usage:
         if sandboxes >= token.quota.sandboxes:
             self.refused += 1
             raise TooMuch(
-                f"token '{token.name}' has {sandboxes} sandboxes of the {token.quota.sandboxes} that its quota allows at once:"
-                " close one, or ask for a larger quota",
+                f"token '{token.name}' has {sandboxes} sandboxes of the {token.quota.sandboxes} that its quota allows"
+                " at once: close one, or ask for a larger quota",
                 retry_after_s=1.0,
             )
 

@@ -45,10 +45,10 @@ def _refusal(_: Request, error: Exception) -> Response:
 
 
 def _of_the_sandbox(_: Request, error: Exception) -> Response:
-    cause = error.error if isinstance(error, RaisedBySandbox) else error
-    problem = problem_of(cause)
+    told = error.error if isinstance(error, RaisedBySandbox) else error
+    problem = problem_of(told)
     if problem is None:
-        raise cause
+        raise told
     return _answer(problem)
 
 

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sandboxes.backends.remote.wire import Name
 
@@ -37,6 +37,14 @@ class Quota(BaseModel):
     """Requests that change or run something."""
     exec_s_per_minute: float = Field(default=6000.0, gt=0)
     """Seconds of execution, summed over all sandboxes: 60 is one that always runs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_2(cls, document: Any) -> Any:
+        """Version 0.2 wrote ``boxes`` into the file of tokens."""
+        if not isinstance(document, dict) or "boxes" not in document or "sandboxes" in document:
+            return document
+        return {"sandboxes" if name == "boxes" else name: value for name, value in document.items()}
 
 
 class Token(BaseModel):

@@ -13,7 +13,7 @@ from benchmarks.overhead import headlines as of_overhead
 from devtools.benching import benchmarks
 
 
-def test_medians_are_judged_and_their_spread_is_reported() -> None:
+def test_medians_are_judged_and_their_spread_is_told() -> None:
     measured = Distribution.of([3.0, 1.0, 2.0])
     assert at_most("x", measured, 2) == Headline("x", 2.0, (1.0, 3.0), "<= 2", True)
     assert at_most("x", measured, 1.9).met is False
@@ -65,12 +65,12 @@ def test_a_part_that_costs_more_than_published_is_missed() -> None:
 
 def test_an_arm_that_ends_below_the_baseline_is_missed() -> None:
     final = {"values": [0.5, 0.4]}
-    summarised = {
+    told = {
         "metric": "m",
         "baseline": "a",
         "arms": {"a": {"final": final}, "b": {"final": final}},
         "differences": {"b": {"final": {"values": [-0.1, -0.2]}}},
     }
-    rows = of_learning(summarised)
+    rows = of_learning(told)
     assert [row.met for row in rows] == [None, None, False]
     assert rows[2].what == "b over a: m at the end"

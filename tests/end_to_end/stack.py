@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SET_BY_PYTEST = ("DATABASE_URL", "REDIS_URL", "PALESTRA_", "RAY_", "DJANGO_", "PYTEST_", "COV_")
+TOLD_BY_PYTEST = ("DATABASE_URL", "REDIS_URL", "PALESTRA_", "RAY_", "DJANGO_", "PYTEST_", "COV_")
 MAKE_KEY = """
 from webapp.accounts.models import User
 from webapp.accounts.services import create_api_key
@@ -48,13 +48,13 @@ class Stack:
 
     home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pe-", dir="/tmp")))
     url: str = ""
-    printed: str = ""
+    said: str = ""
     _process: subprocess.Popen[bytes] | None = None
     _key: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_PYTEST)}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(TOLD_BY_PYTEST)}
         return clean | {"PALESTRA_HOME": str(self.home), "PYTHONPATH": str(ROOT)}
 
     @property
@@ -94,8 +94,8 @@ class Stack:
 
     def status(self) -> dict[str, Any]:
         self._check_alive()
-        status_json = self.dev("status", "--json").stdout
-        return json.loads(status_json) if status_json else {"phase": "none"}
+        told = self.dev("status", "--json").stdout
+        return json.loads(told) if told else {"phase": "none"}
 
     def _check_alive(self) -> None:
         if self._process is not None and self._process.poll() is not None:

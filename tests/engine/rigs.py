@@ -12,7 +12,7 @@ from engine.loop.loop import Loop
 from engine.loop.quarantine import Quarantine
 from engine.loop.run_control import RunControl
 from engine.reporting.event_writer import EventWriter
-from engine.reporting.security_events import SECURITY_LOG, SecurityEvents
+from engine.reporting.security_events import SecurityEvents, log_folder
 from engine.reporting.shipper import Shipper
 from engine.reporting.spool import Spool
 from engine.spec.run import RunSpec
@@ -31,8 +31,8 @@ class Rig:
         self.events = EventWriter(self.spool, service.attempt)
         self.checkpoints = Checkpoints(folder / "checkpoints", keep=3)
         self.quarantine = Quarantine()
-        security_events = SecurityEvents(folder / SECURITY_LOG, self.events, self.quarantine.alerted)
-        members = workers(spec, security_log=folder / SECURITY_LOG)
+        security_events = SecurityEvents(log_folder(folder), self.events, self.quarantine.alerted)
+        members = workers(spec, security_log=log_folder(folder))
         loop = Loop(spec, members, self.events, self.checkpoints, self.control, self.quarantine, security_events)
         self.shipper = Shipper(
             self.spool,

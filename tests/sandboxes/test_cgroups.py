@@ -23,7 +23,7 @@ from sandboxes.interface import SandboxUnavailable
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
 from sandboxes.sweeper import sweep
-from tests.sandboxes.asking import cell_output, python
+from tests.sandboxes.asking import python, said
 
 ROOT = Path(__file__).parents[2]
 SPEC = SandboxSpec(timeout_s=20)
@@ -83,7 +83,7 @@ async def test_empty_files_are_bounded_by_memory():
         code = "import os\nfor n in range(10**6): os.close(os.open(f'/tmp/{n}', os.O_CREAT))"
         assert (await sandbox.exec(["/usr/bin/python3", "-S", "-c", code])).outcome != "ok"
         await sandbox.reset()
-        assert await cell_output(sandbox, "import os; os.listdir('/tmp')") == "[]"
+        assert await said(sandbox, "import os; os.listdir('/tmp')") == "[]"
 
 
 async def test_close_leaves_no_group():
@@ -144,7 +144,7 @@ asyncio.run(main())
 
 
 @needs_cgroups
-async def test_what_a_killed_owner_left_is_found_by_its_mark_and_can_be_ended():
+async def test_what_a_killed_owner_left_is_found_by_his_mark_and_can_be_ended():
     embedder = subprocess.Popen([sys.executable, "-c", EMBEDDER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     pids = eval(await asyncio.to_thread(embedder.stdout.readline))
     (mark,) = (mark for mark in left_behind() if mark.startswith(f"{embedder.pid}:"))

@@ -2,7 +2,7 @@
 
 Nothing is parsed here: an event goes from the row to the socket as it stands.  A trajectory's
 event carries only the summary that a list shows; one that a later attempt made void carries null.
-An ``egress`` event carries sums over its records; what was reported before counts nothing.
+An ``egress`` event carries sums over its records; what was told before counts nothing.
 """
 
 import json
@@ -30,8 +30,8 @@ SELECT event.seq, CASE WHEN event.kind = 'trajectory' THEN jsonb_build_object(
             'alerts', it.alerts, 'quarantine', held.state) END
     )::text WHEN event.kind = 'egress' THEN jsonb_build_object(
         'seq', event.seq, 'attempt', event.attempt, 'kind', event.kind, 'at', extract(epoch FROM event.at),
-        'sandbox', event.body->'sandbox', 'origin', event.body->'origin', 'records', told.records, 'allowed', told.allowed,
-        'denied', told.denied, 'bytes_up', told.bytes_up, 'bytes_down', told.bytes_down
+        'sandbox', event.body->'sandbox', 'origin', event.body->'origin', 'records', told.records,
+        'allowed', told.allowed, 'denied', told.denied, 'bytes_up', told.bytes_up, 'bytes_down', told.bytes_down
     )::text ELSE event.body::text END
 FROM runs_event event
 LEFT JOIN trajectories_trajectory it

@@ -73,7 +73,9 @@ def _settled(outcome: str, step: int | None, facts: dict[str, Any], within: int)
         case "too-late":
             return f"Not trained on: it was found benign after {since}, and {within} are allowed."
         case _:
-            return f"Discarded at step {step}, after {since} without a review decision: no review decision brings it back into training."
+            return (
+                f"Discarded at step {step}, after {since} without a review decision: none brings it back into training."
+            )
 
 
 def _unsettled(quarantine: Quarantine, run: Run) -> tuple[Effect, str]:

@@ -79,8 +79,8 @@ def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
         "network_mode": "none",
         "dns": ["127.0.0.1"],
         "dns_opt": ["attempts:1", "timeout:6"],
-        # Docker opens the ports below 1024 to everybody; a watched sandbox's gateway and resolver listen there.  Ping is
-        # open, so that one is a packet that is seen.
+        # Docker opens the ports below 1024 to everybody; a watched sandbox's gateway and resolver listen there.  Ping
+        # is open, so that one is a packet that is seen.
         "sysctls": {
             "net.ipv4.ip_unprivileged_port_start": "1024",
             "net.ipv4.ping_group_range": "0 2147483647",

@@ -65,8 +65,8 @@ def refusals() -> Iterator[None]:
 
 
 def refusal(error: Exception) -> SandboxUnavailable:
-    reason = str(error.explanation) if isinstance(error, APIError) and error.explanation else str(error)
-    return SandboxUnavailable(f"the Docker daemon at {address()} refused: {reason}")
+    said = str(error.explanation) if isinstance(error, APIError) and error.explanation else str(error)
+    return SandboxUnavailable(f"the Docker daemon at {address()} refused: {said}")
 
 
 def capabilities(known: docker.APIClient) -> bool:

@@ -39,8 +39,8 @@ REMEDIES = (
     (("Too many open files",), REMEDIES_WITHOUT_DESCRIPTORS[errno.EMFILE]),
     (("Unknown option", "unknown option"), "install bubblewrap 0.7 or later"),
     (("netns entry:",),
-     "watched sandboxes need a kernel with IPv6, seccomp listeners, and nftables with tproxy, socket, limit, log, reject:"
-     " load nf_tables, nft_tproxy, nft_socket, nft_log, nft_limit, nft_reject_inet, nfnetlink_log,"
+     "watched sandboxes need a kernel with IPv6, seccomp listeners, and nftables with tproxy, socket, limit, log,"
+     " reject: load nf_tables, nft_tproxy, nft_socket, nft_log, nft_limit, nft_reject_inet, nfnetlink_log,"
      " or do without network"),
     (("execvp",), f"install the system's Python at {SANDBOX_PYTHON}: apt-get install python3"),
 )  # fmt: skip

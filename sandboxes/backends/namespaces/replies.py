@@ -79,7 +79,7 @@ def message(reply: Reply) -> str:
 def why_not_kept(reply: Reply, spec: SandboxSpec) -> str:
     """Why there is no snapshot, and what to do about it."""
     reasons = {
-        errno.EFBIG: f"the snapshots of a sandbox may hold {2 * spec.disk_mib} MiB of files: drop one, or raise disk_mib",
+        errno.EFBIG: f"a sandbox's snapshots may hold {2 * spec.disk_mib} MiB of files: drop one, or raise disk_mib",
         errno.EMFILE: "it has too many files",
         errno.ENAMETOOLONG: "its folders are too deep",
         errno.EAGAIN: f"its {spec.processes} processes are all in use: a snapshot needs two more for a moment",

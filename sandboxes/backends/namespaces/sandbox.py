@@ -143,7 +143,7 @@ class NamespaceSandbox:
                 sockets.bound(init_pid)
             except OSError as error:
                 warn_of_unbounded_sockets(f"their size cannot be set ({error.strerror}), which needs root")
-        sockets.socket_guard().add(
+        sockets.guard().add(
             init_pid, lambda found: self._lose(f"it held {found} sockets: {sockets.MOST_SOCKETS} at most")
         )
 
@@ -426,7 +426,7 @@ class NamespaceSandbox:
             return await self._within(deadline_s, answer)
         except asyncio.CancelledError:
             # End what was started before the caller goes on: the sandbox is his, in a state that he can tell.
-            self._link.notify("cancel", number)
+            self._link.tell("cancel", number)
             await completed(self._settled(answer))
             raise
 
@@ -463,7 +463,7 @@ class NamespaceSandbox:
         if self._lost is None:
             self._lost = reason
             if self._process is not None:
-                sockets.socket_guard().remove(self._process.init_pid)
+                sockets.guard().remove(self._process.init_pid)
                 self._process.kill()
         self._link.fail(SandboxLost, self._lost)
         return self._lost

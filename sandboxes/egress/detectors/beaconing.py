@@ -68,10 +68,8 @@ class Beacons(Detector):
             or not is_regular(gaps)
         ):
             return None
-        evidence = (
-            f"{len(times)} attempts, {statistics.mean(gaps):.1f} s apart (deviation {statistics.pstdev(gaps):.2f} s)"
-        )
-        return finding(BEACON, event, where(event.attempt), [event.attempt.target, evidence])
+        told = f"{len(times)} attempts, {statistics.mean(gaps):.1f} s apart (deviation {statistics.pstdev(gaps):.2f} s)"
+        return finding(BEACON, event, where(event.attempt), [event.attempt.target, told])
 
 
 def home_of(attempt: ConnectionAttempt) -> Hashable:

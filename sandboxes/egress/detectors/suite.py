@@ -36,7 +36,7 @@ class Suite:
         if unknown := without - {rule.id for rule in RULES}:
             raise ValueError(f"without = {sorted(unknown)}: no such rule; there are: {', '.join(r.id for r in RULES)}")
         self._without = without
-        self._reported: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._said: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         self._tree = ProcessTree()
         self._written = WrittenCode()
         self._hints = Hints()
@@ -58,11 +58,11 @@ class Suite:
 
     def _is_new(self, finding: Finding) -> bool:
         key = (finding.rule, finding.subject, finding.severity)
-        told = self._reported.get(key)
+        told = self._said.get(key)
         if told is not None and finding.at - told < QUIET_S:
             return False
-        self._reported[key] = finding.at
-        self._reported.move_to_end(key)
-        if len(self._reported) > KEPT:
-            self._reported.popitem(last=False)
+        self._said[key] = finding.at
+        self._said.move_to_end(key)
+        if len(self._said) > KEPT:
+            self._said.popitem(last=False)
         return True

@@ -17,7 +17,7 @@ from tests.engine.equality.comparing import differences, far_differences
 from tests.engine.equality.runs import RUN_FILES, SETTINGS, Written, as_document, numbers_of, recorded, started
 
 REMEDY = "if the change has to change them, say why and run: python -m tests.engine.equality.runs --record"
-MOST_SHOWN = 40
+MOST_TOLD = 40
 
 
 @pytest.mark.slow
@@ -31,21 +31,19 @@ def test_a_small_run_comes_to_the_recorded_digits(name: str, tmp_path: Path) -> 
     if not different:
         return
     if digest_of_this_machine(SETTINGS) == recording["arithmetic"]:
-        pytest.fail(
-            f"{reported(different)}\nThis machine adds as the recorded one ({recording['processor']}); {REMEDY}"
-        )
+        pytest.fail(f"{told(different)}\nThis machine adds as the recorded one ({recording['processor']}); {REMEDY}")
     warnings.warn(
         f"{name}: {processor()} adds otherwise than {recording['processor']}, where the digits were recorded: "
         f"{len(different)} of them differ, and were compared with a tolerance",
         stacklevel=1,
     )
     far = far_differences(name, recording["runs"][name], now)
-    assert not far, f"{reported(far)}\n{REMEDY}"
+    assert not far, f"{told(far)}\n{REMEDY}"
 
 
-def reported(different: list[str]) -> str:
-    more = len(different) - MOST_SHOWN
-    return "\n".join(different[:MOST_SHOWN] + ([f"and {more} more"] if more > 0 else []))
+def told(different: list[str]) -> str:
+    more = len(different) - MOST_TOLD
+    return "\n".join(different[:MOST_TOLD] + ([f"and {more} more"] if more > 0 else []))
 
 
 def assert_worth_comparing(name: str, left: Written) -> None:
@@ -83,7 +81,7 @@ def changed(run: dict[str, Any], change: Callable[[dict[str, Any]], None]) -> di
     return copied
 
 
-def test_one_last_digit_is_reported_with_its_place_and_both_values(run: dict[str, Any]) -> None:
+def test_one_last_digit_is_told_with_its_place_and_both_values(run: dict[str, Any]) -> None:
     loss = run["metrics"]["train/loss"]["2"]
     now = changed(run, lambda copied: copied["metrics"]["train/loss"].update({"2": loss * (1 + 2**-52)}))
     assert differences("spear", run, run) == []

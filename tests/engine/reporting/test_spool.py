@@ -90,7 +90,7 @@ def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> Non
     Spool(tmp_path, lock_timeout_s=0.0).close()
 
 
-def test_missing_segments_are_reported_not_skipped(tmp_path: Path) -> None:
+def test_missing_segments_are_told_not_skipped(tmp_path: Path) -> None:
     spool = Spool(tmp_path, segment_bytes=10)
     for first in (1, 2, 3):
         spool.append(lines(first, 1), first_seq=first)
@@ -133,16 +133,16 @@ def test_a_spool_cut_below_what_the_service_has_goes_on_above_it(tmp_path: Path)
     assert numbers(Spool(tmp_path), 9) == [9]
 
 
-def test_events_that_nobody_has_any_more_are_reported_as_lost(tmp_path: Path) -> None:
+def test_events_that_nobody_has_any_more_are_told_as_lost(tmp_path: Path) -> None:
     def spoil(content: bytearray) -> None:
         content[-len(lines(9, 1)[0]) - len(lines(10, 1)[0]) + 3] ^= 0xFF
 
     spool = damaged(tmp_path, spoil)
     assert spool.last_seq == 8
     EventWriter(spool, attempt=2).admit_losses()
-    [reported] = [json.loads(line) for line in spool.read(9, max_events=9, max_bytes=10_000)]
-    assert (reported["seq"], reported["level"]) == (9, "warning")
-    assert reported["message"].startswith("2 events of earlier attempts are lost")
+    [told] = [json.loads(line) for line in spool.read(9, max_events=9, max_bytes=10_000)]
+    assert (told["seq"], told["level"]) == (9, "warning")
+    assert told["message"].startswith("2 events of earlier attempts are lost")
 
 
 def test_a_segment_that_cannot_be_begun_loses_nothing_of_the_full_one(
@@ -202,16 +202,16 @@ while True:
 
 
 def test_what_was_appended_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
-    reported = 0
+    told = 0
     for _ in range(3):
         with subprocess.Popen(
             [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout
             for _ in range(30):
-                reported = int(process.stdout.readline())
+                told = int(process.stdout.readline())
             process.kill()
         spool = Spool(tmp_path)
-        assert spool.last_seq >= reported
+        assert spool.last_seq >= told
         assert numbers(spool) == list(range(1, spool.last_seq + 1))
         spool.close()

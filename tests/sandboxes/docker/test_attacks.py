@@ -9,14 +9,14 @@ from sandboxes.backends.docker import sockets
 from sandboxes.backends.docker.sockets import SOCKETS_MIB, bound_sockets
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
-from tests.sandboxes.asking import cell_output, errno_of, shell
+from tests.sandboxes.asking import errno_of, said, shell
 from tests.sandboxes.attacks import test_escapes as escapes
 from tests.sandboxes.attacks import test_resources as resources
 from tests.sandboxes.attacks import test_tampering as tampering
 from tests.sandboxes.attacks.conftest import Arena
 
 ESCAPES = [
-    escapes.test_an_attack_that_works_would_be_noticed,
+    escapes.test_an_attack_that_works_would_be_told,
     escapes.test_no_mount_is_made_moved_or_undone,
     escapes.test_no_namespace_is_made_or_entered,
     escapes.test_no_other_process_is_traced_or_read,
@@ -97,11 +97,11 @@ async def test_shared_memory_is_no_second_disk(sandbox):
             while True: open(f"/dev/shm/{names}", "w").close(); names += 1
         except OSError: print(names <= 1024)
     """
-    assert await cell_output(sandbox, fill) == f"{2**20} ENOSPC\nTrue"
+    assert await said(sandbox, fill) == f"{2**20} ENOSPC\nTrue"
     run = "cp /bin/true /tmp/t && /tmp/t && rm -f /dev/shm/*; cp /bin/true /dev/shm/t && /dev/shm/t"
     assert (await shell(sandbox, run)).exit_code == 126, "nothing is executed there"
     await sandbox.reset()
-    assert await cell_output(sandbox, "import multiprocessing; print(multiprocessing.Semaphore(2).acquire())") == "True"
+    assert await said(sandbox, "import multiprocessing; print(multiprocessing.Semaphore(2).acquire())") == "True"
 
 
 async def test_of_the_machine_neither_its_devices_nor_its_timers_are_read(sandbox):
@@ -111,14 +111,14 @@ async def test_of_the_machine_neither_its_devices_nor_its_timers_are_read(sandbo
         assert await errno_of(sandbox, f"os.stat({path!r})") in ("EACCES", "ENOENT"), path
     for path in ("/proc/keys", "/proc/interrupts", "/proc/acpi"):
         read = f"import os; print(os.listdir({path!r}) if os.path.isdir({path!r}) else open({path!r}).read(100))"
-        assert await cell_output(sandbox, read) in ("", "[]"), path
+        assert await said(sandbox, read) in ("", "[]"), path
 
 
 async def test_a_set_user_id_program_of_an_image_gives_nothing(sandbox):
     """The bit stays in the image; no-new-privileges makes the kernel ignore it, whatever the program."""
     found = (await shell(sandbox, "find / -xdev -perm -4000 -user 0")).stdout.split()
     assert "/usr/bin/sleep-as-root" in found, "or this proves nothing"
-    reported = await cell_output(
+    told = await said(
         sandbox,
         """
         import os, subprocess, time
@@ -131,8 +131,8 @@ async def test_a_set_user_id_program_of_an_image_gives_nothing(sandbox):
         asleep.kill()
         """,
     )
-    assert reported == "True True\n1 {0}"
-    mounts = await cell_output(sandbox, "print([line.split()[1:4] for line in open('/proc/mounts')])")
+    assert told == "True True\n1 {0}"
+    mounts = await said(sandbox, "print([line.split()[1:4] for line in open('/proc/mounts')])")
     options = {place: flags.split(",") for place, _, flags in eval(mounts)}
     assert all("nosuid" in options[place] for place in ("/work", "/tmp", "/dev/shm", "/proc", "/dev"))
     assert "ro" in options["/"]
@@ -141,7 +141,7 @@ async def test_a_set_user_id_program_of_an_image_gives_nothing(sandbox):
 
 async def test_buffers_of_connections_are_bounded_beside_the_memory(sandbox):
     """Each process may open 256 files, each connection wants 8 MiB: what nobody reads is held by the kernel."""
-    held = await cell_output(
+    held = await said(
         sandbox,
         """
         import socket
@@ -167,7 +167,7 @@ async def test_buffers_of_connections_are_bounded_beside_the_memory(sandbox):
     assert (await sandbox.run_python("6 * 7")).stdout == "42\n"
 
 
-def test_where_nothing_bounds_the_buffers_it_is_reported(caplog):
+def test_where_nothing_bounds_the_buffers_it_is_said(caplog):
     sockets._warn.cache_clear()
     assert not bound_sockets(0)
     assert "TCP buffers of containers are outside of their memory limit" in caplog.text

@@ -1,7 +1,7 @@
 """An action carries the label of the tool call during which it was done, also when it is reported later."""
 
 
-async def test_what_is_done_in_a_turn_is_reported_with_that_turn(observing):
+async def test_what_is_done_in_a_turn_is_told_with_that_turn(observing):
     async with observing() as seen:
         for turn in range(12):
             seen.sandbox.label(f"turn-{turn}")
@@ -11,8 +11,8 @@ async def test_what_is_done_in_a_turn_is_reported_with_that_turn(observing):
                 await seen.sandbox.exec(["touch", f"file-{turn}"])
         seen.sandbox.label(None)
         await seen.sandbox.settled()
-        reported = {action.path: action.label for action in seen.actions if action.operation == "write"}
-    assert reported == {f"/work/file-{turn}": f"turn-{turn}" for turn in range(12)}
+        told = {action.path: action.label for action in seen.actions if action.operation == "write"}
+    assert told == {f"/work/file-{turn}": f"turn-{turn}" for turn in range(12)}
 
 
 async def test_what_goes_on_in_the_background_belongs_to_the_turn_in_which_it_happens(observing):
@@ -32,8 +32,8 @@ open("early", "w").close()
         seen.sandbox.label("second")
         await seen.sandbox.run_python("go.set(); done.wait()")
         await seen.sandbox.settled()
-        reported = {action.path: action.label for action in seen.actions if action.operation == "write"}
-    assert reported == {"/work/early": "first", "/work/late": "second"}
+        told = {action.path: action.label for action in seen.actions if action.operation == "write"}
+    assert told == {"/work/early": "first", "/work/late": "second"}
 
 
 async def test_refused_sockets_carry_their_turn_as_well(observing):

@@ -99,7 +99,7 @@ async def execs(client: httpx.AsyncClient, path: str) -> bool:
         ({"idle_s": 0}, "idle_s", "greater than 0"),
     ],
 )
-async def test_bad_input_is_reported_with_field_value_and_remedy(alice, body, field, remedy):
+async def test_bad_input_is_told_with_field_value_and_remedy(alice, body, field, remedy):
     answer = await alice.post("/v1/sandboxes", json=body)
     assert (answer.status_code, answer.headers["Content-Type"]) == (422, "application/problem+json")
     problem = answer.json()["problems"][0]
@@ -125,7 +125,7 @@ async def test_input_that_is_not_base64_is_refused(alice, stdin):
         ('{"idle_s": NaN}', "idle_s", None),
     ],
 )
-async def test_what_no_text_can_say_is_reported_all_the_same(alice, body, field, value):
+async def test_what_no_text_can_say_is_told_all_the_same(alice, body, field, value):
     answer = await alice.post("/v1/sandboxes", content=body, headers={"Content-Type": "application/json"})
     problem = answer.json()["problems"][0]
     assert (answer.status_code, problem["field"], problem["value"]) == (422, field, value)
@@ -231,13 +231,13 @@ async def test_chosen_files_go_from_one_sandbox_to_another(alice):
     }  # fmt: skip
     assert (await alice.put(f"{fresh}/tree", json=tree)).status_code == 204
     assert (await alice.get(f"{fresh}/files", params={"path": "out/a"})).content == b"\xff"
-    for body, status, reported in (
+    for body, status, told in (
         ({"paths": ["link"]}, 409, "path = 'link': it is a symbolic link"),
         ({"paths": ["../etc"]}, 422, "path = '../etc': it may not be copied"),
         ({"paths": ["out"], "entries": 1}, 409, "limits.entries"),
     ):
         refused = await alice.post(f"{source}/tree", json=body)
-        assert (refused.status_code, reported in refused.json()["detail"]) == (status, True), refused.text
+        assert (refused.status_code, told in refused.json()["detail"]) == (status, True), refused.text
     out = await alice.put(f"{fresh}/tree", json={"entries": [{"path": "../x", "content": "eA=="}]})
     assert (out.status_code, "path = '../x'" in out.json()["detail"]) == (422, True)
 

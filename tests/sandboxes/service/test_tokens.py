@@ -171,7 +171,7 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(tmp_path):
     assert (again.returncode, "no valid token" in again.stderr) == (2, True)
 
 
-def test_a_name_is_given_once_and_bad_values_are_reported(tmp_path):
+def test_a_name_is_given_once_and_bad_values_are_told(tmp_path):
     file = str(tmp_path / "tokens.json")
     assert command("token", "--tokens", file, "create", "ci").returncode == 0
     twice = command("token", "--tokens", file, "create", "ci")
@@ -196,7 +196,7 @@ async def test_no_log_has_a_token_or_what_is_in_a_sandbox(service, alice, caplog
     await alice.post(f"{path}/python", json={"code": "'SECRET-' + 'CODE'"})
     await alice.delete(path)
     ours = [record for record in caplog.records if record.name.startswith("sandboxes")]
-    phrase = "".join(str(vars(record)) for record in ours)
-    assert "sandbox open" in phrase
-    assert "SECRET" not in phrase
-    assert alice.headers["Authorization"] not in phrase
+    said = "".join(str(vars(record)) for record in ours)
+    assert "sandbox open" in said
+    assert "SECRET" not in said
+    assert alice.headers["Authorization"] not in said

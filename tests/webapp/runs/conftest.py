@@ -47,8 +47,8 @@ def egress_record(seq: int = 1, sandbox: str = "sandbox-1", **changes: Any) -> d
 def finding(sandbox: str = "sandbox-1", **changes: Any) -> dict[str, Any]:
     return {
         "rule": "mining-stratum", "severity": "critical", "category": "Safety & Security", "attack": "T1496",
-        "title": "Mining protocol", "sandbox": sandbox, "at": 1_790_000_000.0, "label": "python", "subject": "203.0.113.7:4444",
-        "evidence": ["mining.subscribe to 203.0.113.7:4444"], "seq": 1,
+        "title": "Mining protocol", "sandbox": sandbox, "at": 1_790_000_000.0, "label": "python",
+        "subject": "203.0.113.7:4444", "evidence": ["mining.subscribe to 203.0.113.7:4444"], "seq": 1,
     } | changes  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from webapp.accounts.models import Membership, User
 from webapp.runs.models import Run
 from webapp.security.models import Alert, Quarantine, ReviewDecision
 from webapp.security.rules import rule_texts
-from webapp.security.services import review
+from webapp.security.services import rule
 from webapp.security.views import HELD_OF_RUN
 
 pytestmark = pytest.mark.django_db
@@ -39,15 +39,8 @@ def paths(alarming_run: Run) -> dict[str, str]:
 def test_the_inbox_shows_open_alerts_and_where_they_lead(alarming_run: Run, victor: User, paths: Any) -> None:
     text = page_of(victor, "/alerts/")
     assert f'href="{paths["alert"]}"' in text
-    for phrase in (
-        "Mining protocol",
-        "203.0.113.7:4444",
-        "critical",
-        "train-1-0#2",
-        "waits for a review decision",
-        "#1",
-    ):
-        assert phrase in text, phrase
+    for said in ("Mining protocol", "203.0.113.7:4444", "critical", "train-1-0#2", "waits for a review decision", "#1"):
+        assert said in text, said
     assert "data-review" not in text  # a viewer's keys 1 and 2 do nothing
 
 
@@ -60,7 +53,7 @@ def test_the_inbox_is_narrowed_down_and_says_when_nothing_matches(
     assert len(rows("?severity=warning")) == len(rows("?rule=beacon")) == 1
     assert len(rows(f"?run={alarming_run.id}")) == 2
     assert rows("?run=00000000-0000-0000-0000-000000000000") == rows("?state=acknowledged") == []
-    review(alarming_run, "train-1-0", "benign", acting_user=rita)
+    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
     assert rows("") == []
     assert "No open alerts" in page_of(rita, "/alerts/")
     assert "No alert matches" in page_of(rita, "/alerts/?severity=info")
@@ -100,7 +93,7 @@ def test_an_alert_shows_evidence_rule_records_and_the_way_to_the_turn(victor: Us
     assert 'id="turn-2"' in page_of(victor, paths["trajectory"])
 
 
-def test_the_way_to_the_turn_opens_when_the_trajectory_is_reported(engine: Engine, victor: User) -> None:
+def test_the_way_to_the_turn_opens_when_the_trajectory_is_told(engine: Engine, victor: User) -> None:
     engine.post(engine.started(), engine.alert())
     text = page_of(victor, f"/alerts/{Alert.objects.get().id}/")
     assert "turn-link" not in text
@@ -168,8 +161,8 @@ def test_a_refused_review_decision_says_why_on_the_page(rita: User, paths: Any) 
 
 
 def test_review_decisions_stay_on_record_on_the_page(alarming_run: Run, rita: User, alice: User, paths: Any) -> None:
-    review(alarming_run, "train-1-0", "malicious", "it mined", acting_user=rita)
-    review(alarming_run, "train-1-0", "benign", "no, it was the tutorial", acting_user=alice)
+    rule(alarming_run, "train-1-0", "malicious", "it mined", acting_user=rita)
+    rule(alarming_run, "train-1-0", "benign", "no, it was the tutorial", acting_user=alice)
     text = page_of(rita, paths["trajectory"])
     assert "Found benign" in text
     assert "2 review decisions" in text
@@ -178,7 +171,7 @@ def test_review_decisions_stay_on_record_on_the_page(alarming_run: Run, rita: Us
 
 def test_the_security_of_a_run_counts_lists_and_filters(victor: User, paths: Any) -> None:
     text = page_of(victor, paths["security"])
-    for phrase in (
+    for said in (
         "Mining protocol",
         "train-1-0",
         "1 open",
@@ -187,7 +180,7 @@ def test_the_security_of_a_run_counts_lists_and_filters(victor: User, paths: Any
         "pool.example",
         "No rule allows it",
     ):
-        assert phrase in text, phrase
+        assert said in text, said
     dns_only = page_of(victor, f"{paths['security']}?protocol=dns", **{"HX-Request": "true"})
     assert "pool.example" in dns_only
     assert "tcp 203.0.113.7:4444" not in dns_only
@@ -203,7 +196,7 @@ def test_of_many_quarantined_trajectories_a_runs_page_shows_a_few_and_first_thos
     engine.post(*events)
     assert Quarantine.objects.count() == len(places)
     for origin in places[:7]:
-        review(Run.objects.get(), origin, "malicious", acting_user=rita)
+        rule(Run.objects.get(), origin, "malicious", acting_user=rita)
     table = page_of(rita, f"/runs/{engine.run_id}/security/").partition("held-title")[2].partition("</table>")[0]
     assert f"{HELD_OF_RUN} of {len(places)}, those that wait first" in table
     listed = re.findall(r"train-1-(\d+)", table)
@@ -269,7 +262,7 @@ def test_the_list_of_trajectories_is_narrowed_to_quarantined_ones(
 
     assert found("quarantined") == found("pending") == ["train-1-0"]
     assert found("benign") == []
-    review(alarming_run, "train-1-0", "benign", acting_user=rita)
+    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
     assert found("benign") == ["train-1-0"]
     assert found("pending") == []
     every = api_of(rita, scopes=("read",)).get(lists).json()["items"]
@@ -286,7 +279,7 @@ def test_nothing_out_of_a_sandbox_becomes_markup_or_a_link(engine: Engine, rita:
     events = [engine.started(), engine.egress(record), engine.alert(finding=evil), engine.trajectory()]
     assert engine.post(*events).status_code == 200
     run = f"/runs/{engine.run_id}/"
-    review(Run.objects.get(), "train-1-0", "benign", EVIL, acting_user=rita)
+    rule(Run.objects.get(), "train-1-0", "benign", EVIL, acting_user=rita)
     alert = f"/alerts/{Alert.objects.get().id}/"
     for path in ("/alerts/?state=", alert, f"{run}security/", f"{run}trajectories/train-1-0/"):
         text = page_of(rita, path)
