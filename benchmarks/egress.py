@@ -70,7 +70,7 @@ def main() -> None:
         f"{total['incidents']} incidents, {total['found']} found ({total['known_misses']} are known to be missed); "
         f"{benign} benign, {total['false_alarms']} false alarms\n"
         + "\n".join(f"{what}: {per_s:,.0f}/s" for what, per_s in rates.items())
-        + (f"\n{_told(alerts)}" if alerts else "")
+        + (f"\n{_alerts_text(alerts)}" if alerts else "")
         + f"\nMachine: {described}"
     )
     for name, played in live.items():
@@ -118,14 +118,14 @@ def _live(corpus: str, processes: int) -> dict[str, Any]:
         "open": [one for one in played if one.case.is_open],
         "sealed": [one for one in played if not one.case.is_open],
     }
-    told: dict[str, Any] = {
+    measured: dict[str, Any] = {
         half: {
             "all": egress_live.tally(of_half).as_dict(),
             "by class": {name: one.as_dict() for name, one in egress_live.by_class(of_half).items()},
         }
         for half, of_half in halves.items()
     }
-    return told | {"open cases": egress_live.told(played), "seconds": time.perf_counter() - started}
+    return measured | {"open cases": egress_live.open_cases(played), "seconds": time.perf_counter() - started}
 
 
 def _print_live(corpus: str, live: dict[str, Any]) -> None:
@@ -198,18 +198,18 @@ def _total(scores: Sequence[Score], corpus: Sequence[Scenario]) -> dict[str, int
 def _alerts() -> dict[str, Any]:
     """Of a drill in a service of its own: the time from the packet to the alert in the database."""
     with TemporaryDirectory(prefix="pe-", dir="/tmp") as home:
-        told = Path(home, "summary.json")
-        command = [sys.executable, "-m", "devtools", "up", "--once", "--spec", str(DRILL), "--json", str(told)]
+        measured = Path(home, "summary.json")
+        command = [sys.executable, "-m", "devtools", "up", "--once", "--spec", str(DRILL), "--json", str(measured)]
         done = subprocess.run(
             command, cwd=ROOT, env=os.environ | {"PALESTRA_HOME": home}, capture_output=True, text=True
         )
         if done.returncode:
             raise RuntimeError(f"the drill failed ({done.returncode}):\n{(done.stdout + done.stderr)[-3000:]}")
-        alerts: dict[str, Any] = json.loads(told.read_text())["alerts"]
+        alerts: dict[str, Any] = json.loads(measured.read_text())["alerts"]
         return alerts
 
 
-def _told(alerts: dict[str, Any]) -> str:
+def _alerts_text(alerts: dict[str, Any]) -> str:
     seconds = alerts["seconds_to_stored"]
     spread = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in seconds.items())
     return f"from the packet to the stored alert, {alerts['stored']} alerts of a drill: {spread}"

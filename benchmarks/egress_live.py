@@ -158,11 +158,11 @@ def _alerted(seen: AlertEntry) -> AlertedTurn:
 
 async def _episode(case: Case, folder: Path) -> bool:
     """Whether the sandbox was lost."""
-    guard = SandboxMonitor(Response(quarantine="never"), SPEC.egress, SecurityLog(folder))
+    monitor = SandboxMonitor(Response(quarantine="never"), SPEC.egress, SecurityLog(folder))
     lost = False
     try:
-        async with Pool(SPEC, size=1, **guard_hooks(guard)) as pool:
-            watch = guard.episode(pool, TRAJECTORY)
+        async with Pool(SPEC, size=1, **monitor_hooks(monitor)) as pool:
+            watch = monitor.episode(pool, TRAJECTORY)
             async with watch.acquire() as sandbox:
                 for file in case.files:
                     await pool_sandbox(sandbox).write_file(file["path"], file["content"].encode())
@@ -175,15 +175,15 @@ async def _episode(case: Case, folder: Path) -> bool:
                         break
             await watch.settled()
     finally:
-        await guard.close()
+        await monitor.close()
     return lost
 
 
-def guard_hooks(guard: SandboxMonitor) -> dict[str, Any]:
+def monitor_hooks(monitor: SandboxMonitor) -> dict[str, Any]:
     """What a pool is given to tell the guard."""
-    hooks: dict[str, Any] = {"on_record": guard.on_record}
-    if hasattr(guard, "on_action"):
-        hooks["on_action"] = guard.on_action
+    hooks: dict[str, Any] = {"on_record": monitor.on_record}
+    if hasattr(monitor, "on_action"):
+        hooks["on_action"] = monitor.on_action
     return hooks
 
 
@@ -257,7 +257,7 @@ def by_class(played: Sequence[Played]) -> dict[str, Tally]:
     }
 
 
-def told(played: Sequence[Played]) -> list[str]:
+def open_cases(played: Sequence[Played]) -> list[str]:
     """What went wrong in the open half, case by case; of the sealed half nothing."""
     lines = []
     for one in played:

@@ -53,8 +53,8 @@ def _value(measured: Measured) -> tuple[float | None, tuple[float, float] | None
 
 def write_report(path: Path, headlines: Sequence[Headline], document: dict[str, Any]) -> None:
     """The JSON file of a benchmark: ``headline`` first, then everything that it took."""
-    told = {"headline": [asdict(headline) for headline in headlines], **document}
-    path.write_text(json.dumps(told, indent=2, default=_plain))
+    report = {"headline": [asdict(headline) for headline in headlines], **document}
+    path.write_text(json.dumps(report, indent=2, default=_plain))
 
 
 def _plain(value: Any) -> Any:

@@ -34,15 +34,15 @@ def main() -> int:
     except (BadPlan, RunFailed) as problem:
         print(problem, file=sys.stderr)
         return 2 if isinstance(problem, BadPlan) else 1
-    told = {
+    report = {
         "plan": plan.digest,
         "claim": plan.claim,
         "machine": machine.description(),
         **summary(plan.metric, outcomes),
     }
     for file in filter(None, (folder / "summary.json", options.json)):
-        write_report(file, headlines(told), told)
-    console.print(_table(told))
+        write_report(file, headlines(report), report)
+    console.print(_table(report))
     console.print(f"curves: {write_plots(plan, outcomes, folder)}")
     return 0
 
@@ -61,15 +61,15 @@ def _home() -> Path:
     return Path(os.environ.get("PALESTRA_HOME", Path(__file__).resolve().parent.parent / ".palestra")).resolve()
 
 
-def _table(told: dict[str, Any]) -> Table:
+def _table(report: dict[str, Any]) -> Table:
     """Means with standard errors, and under each arm its paired difference to the first."""
-    table = Table(title=f"{told['metric']}, {len(told['seeds'])} seeds: mean (standard error)")
+    table = Table(title=f"{report['metric']}, {len(report['seeds'])} seeds: mean (standard error)")
     for column in ("", *SHOWN):
         table.add_column(column)
-    for arm, values in told["arms"].items():
+    for arm, values in report["arms"].items():
         table.add_row(arm, *(_cell(values.get(name)) for name in SHOWN))
-        if arm in told["differences"]:
-            table.add_row("  difference", *(_cell(told["differences"][arm].get(name), sign="+") for name in SHOWN))
+        if arm in report["differences"]:
+            table.add_row("  difference", *(_cell(report["differences"][arm].get(name), sign="+") for name in SHOWN))
     return table
 
 

@@ -58,25 +58,27 @@ def summary(metric: str, outcomes: Sequence[RunResult]) -> dict[str, Any]:
     by_arm = {arm: {outcome.seed: outcome for outcome in outcomes if outcome.arm == arm} for arm in arms}
     seeds = sorted(by_arm[arms[0]])
     rows = {arm: [_row(metric, by_arm[arm][seed], by_arm[arms[0]][seed]) for seed in seeds] for arm in arms}
-    told: dict[str, Any] = {"metric": metric, "seeds": seeds, "baseline": arms[0], "arms": {}, "differences": {}}
+    report: dict[str, Any] = {"metric": metric, "seeds": seeds, "baseline": arms[0], "arms": {}, "differences": {}}
     for arm in arms:
         names = [name for name in rows[arm][0] if all(name in row for row in rows[arm])]
-        told["arms"][arm] = {name: asdict(spread([row[name] for row in rows[arm]])) for name in names}
+        report["arms"][arm] = {name: asdict(spread([row[name] for row in rows[arm]])) for name in names}
     for arm in arms[1:]:
-        names = [name for name in told["arms"][arm] if name in told["arms"][arms[0]]]
-        told["differences"][arm] = {
+        names = [name for name in report["arms"][arm] if name in report["arms"][arms[0]]]
+        report["differences"][arm] = {
             name: asdict(spread([a[name] - b[name] for a, b in zip(rows[arm], rows[arms[0]], strict=True)]))
             for name in names
         }
-    return told
+    return report
 
 
-def headlines(told: dict[str, Any]) -> list[Headline]:
+def headlines(report: dict[str, Any]) -> list[Headline]:
     """Final height of every arm; of a later one its paired difference to the first, which ought to be above 0."""
-    arms = [figure(f"{arm}: {told['metric']} at the end", _of(values["final"])) for arm, values in told["arms"].items()]
+    arms = [
+        figure(f"{arm}: {report['metric']} at the end", _of(values["final"])) for arm, values in report["arms"].items()
+    ]
     differences = [
-        at_least(f"{arm} over {told['baseline']}: {told['metric']} at the end", _of(values["final"]), 0.0)
-        for arm, values in told["differences"].items()
+        at_least(f"{arm} over {report['baseline']}: {report['metric']} at the end", _of(values["final"]), 0.0)
+        for arm, values in report["differences"].items()
     ]
     return arms + differences
 

@@ -62,13 +62,13 @@ def main() -> None:
     options = _options()
     home = Path(os.environ.get("PALESTRA_HOME", ROOT / ".palestra")).resolve()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.threads :])
-    told = {name: _measured(PARTS[name], options, home) for name in options.parts}
+    report = {name: _measured(PARTS[name], options, home) for name in options.parts}
     if options.json:
-        write_report(options.json, headlines(told), {"machine": machine.description(), "parts": told})
-    Console(width=max(110, Console().width), highlight=False).print(_table(told))
+        write_report(options.json, headlines(report), {"machine": machine.description(), "parts": report})
+    Console(width=max(110, Console().width), highlight=False).print(_table(report))
 
 
-def headlines(told: dict[str, Any]) -> list[Headline]:
+def headlines(report: dict[str, Any]) -> list[Headline]:
     """The published share is what is allowed."""
     return [
         at_most(
@@ -76,7 +76,7 @@ def headlines(told: dict[str, Any]) -> list[Headline]:
             Distribution.of([pair["seconds"] for pair in part["pairs"]]),
             PARTS[name]["most"],
         )
-        for name, part in told.items()
+        for name, part in report.items()
     ]
 
 
@@ -134,11 +134,11 @@ def _cpu(run: Run) -> float:
     return sum(step.cpu for step in run.steps)
 
 
-def _table(told: dict[str, Any]) -> Table:
+def _table(report: dict[str, Any]) -> Table:
     table = Table(title="with the part / without it: median (lowest to highest)")
     for column in ("part", "seconds", "processor time", "at work per step", "pairs", "published"):
         table.add_column(column)
-    for name, part in told.items():
+    for name, part in report.items():
         found = (Distribution.of([pair[key] for pair in part["pairs"]]) for key in ("seconds", "cpu", "uses"))
         table.add_row(name, *map(str, found), str(len(part["pairs"])), part["paper"])
     return table

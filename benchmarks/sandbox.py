@@ -54,7 +54,7 @@ def _end(*_: object) -> None:
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     sandbox_room.raise_descriptor_limit()
-    with _peer(options.without_docker) as (peer, told):
+    with _peer(options.without_docker) as (peer, docker_note):
         times = asyncio.run(milliseconds(options.rounds, peer))
         per_s = asyncio.run(rates(options.seconds, peer))
     living = asdict(asyncio.run(alive(options.alive, sandbox_room.room(options.alive, sandbox_room.spare()))))
@@ -66,7 +66,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "headline": headlines(found["milliseconds"], found["ratios"], found["rates"], living),
         "benchmark": "sandbox",
-        "docker": told,
+        "docker": docker_note,
         "limits": asyncio.run(limits()),
         **found,
         "alive": living,
@@ -95,14 +95,14 @@ def _options() -> argparse.Namespace:
 def _peer(without: bool) -> Iterator[tuple[Docker | None, str]]:
     """Docker, or why it is not measured."""
     with ExitStack() as stack:
-        peer, told = None, "not measured: --without-docker"
+        peer, docker_note = None, "not measured: --without-docker"
         if not without:
             try:
                 peer = stack.enter_context(docker())
-                told = peer.description
+                docker_note = peer.description
             except DockerMissing as missing:
-                told = f"not measured: {missing}"
-        yield peer, told
+                docker_note = f"not measured: {missing}"
+        yield peer, docker_note
 
 
 def _ratios(times: dict[str, list[float]], per_s: dict[str, list[float]]) -> dict[str, Distribution]:

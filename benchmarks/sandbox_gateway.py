@@ -102,14 +102,14 @@ async def _from_here(port: int, seconds: float) -> float:
     sink = await asyncio.create_subprocess_exec(
         *INTERPRETER, SINK, LOOPBACK, str(port), str(seconds), stdout=subprocess.PIPE
     )
-    said, _ = await sink.communicate()
+    output, _ = await sink.communicate()
     if sink.returncode:
         raise RuntimeError(f"a transfer on loopback failed ({sink.returncode})")
-    return _gbit_per_s(said.decode())
+    return _gbit_per_s(output.decode())
 
 
-def _gbit_per_s(said: str) -> float:
-    got, took_s = said.split()
+def _gbit_per_s(output: str) -> float:
+    got, took_s = output.split()
     return int(got) * 8 / float(took_s) / 1e9
 
 

@@ -109,7 +109,7 @@ def _processes_left(group: Path) -> int:
 def _number(file: Path) -> int | None:
     """None where the controller is not, or does not bound."""
     try:
-        said = file.read_text().strip()
+        output = file.read_text().strip()
     except FileNotFoundError:
         return None
-    return None if said == "max" else int(said)
+    return None if output == "max" else int(output)

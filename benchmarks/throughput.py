@@ -42,10 +42,10 @@ def main() -> None:
     if options.json:
         document = as_json(comparisons, machine=described, target=TARGET_RATIO)
         write_report(options.json, headlines(comparisons, TARGET_RATIO), document)
-    _tell(comparisons, described)
+    _print(comparisons, described)
 
 
-def _tell(comparisons: list[Comparison], described: dict[str, Any]) -> None:
+def _print(comparisons: list[Comparison], described: dict[str, Any]) -> None:
     console = Console(width=max(110, Console().width), highlight=False)
     console.print(summary_table(comparisons), cost_table(comparisons))
     console.print(f"target: {TARGET_RATIO:g}x.  Method and limits: docs/benchmarks.md")

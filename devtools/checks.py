@@ -42,8 +42,8 @@ def check_user_namespaces() -> None:
     sandbox = ["--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc"]
     tried = subprocess.run(["bwrap", *sandbox, "true"], capture_output=True, text=True)
     if tried.returncode:
-        said = " ".join(tried.stderr.split())[:120]
+        shown = " ".join(tried.stderr.split())[:120]
         raise Unfit(
-            f"this machine gives no user namespaces ({said}), and sandboxes need them; enable them "
+            f"this machine gives no user namespaces ({shown}), and sandboxes need them; enable them "
             "(sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces=10000; containers: --privileged)"
         )

@@ -23,7 +23,7 @@ def free_ports(count: int) -> list[int]:
         return [listener.getsockname()[1] for listener in sockets]
 
 
-def hold_web_port(remembered: Path, *, say: Callable[[str], None] = print) -> socket.socket:
+def hold_web_port(remembered: Path, *, show: Callable[[str], None] = print) -> socket.socket:
     """A listening socket on ``PALESTRA_PORT`` if that is set, else on the port of the last time, else on the first
     free one from 8700.
 
@@ -41,7 +41,7 @@ def hold_web_port(remembered: Path, *, say: Callable[[str], None] = print) -> so
         raise Unfit(f"no free port from {DEFAULT_PORT} to {DEFAULT_PORT + 199}; choose one with PALESTRA_PORT")
     port = held.getsockname()[1]
     if port != wanted:
-        say(f"port {wanted} is taken; using {port}")
+        show(f"port {wanted} is taken; using {port}")
     remembered.write_text(str(port))
     return held
 

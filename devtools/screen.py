@@ -17,7 +17,7 @@ class Screen:
         self._last_change = ""
         self._next_at = 0.0
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """A line that stays."""
         self._clear()
         print(text, file=self._stream, flush=True)

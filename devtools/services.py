@@ -64,7 +64,7 @@ def _ray(home: Home, ports: dict[str, int]) -> Service:
         before_start=lambda: ray_head.forget_dead_head(temporary),
         stop_timeout_s=15,
         # Engines run beside code that nobody trusts; they reach the service over HTTP only.
-        not_told=frozenset({"PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"}),
+        withheld=frozenset({"PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"}),
     )
 
 

@@ -41,7 +41,7 @@ class Stopped(Exception):
 
 
 class Supervisor:
-    def __init__(self, home: Home, *, say: Callable[[str], None]) -> None:
+    def __init__(self, home: Home, *, show: Callable[[str], None]) -> None:
         self.home = home
         self.memory = MemoryWatch()
         self.phase = "starting"
@@ -49,7 +49,7 @@ class Supervisor:
         self.environment: dict[str, str] = {}
         self.extra_state: dict[str, Any] = {}
         """What the caller wants ``./dev status`` to see, e.g. the runs."""
-        self._say = say
+        self._show = show
         self._lock = HomeLock(home)
         self._services: list[ServiceProcess] = []
         self._helpers: set[int] = set()
@@ -67,7 +67,7 @@ class Supervisor:
         self._catch_signals()
         process.adopt_orphans()
         self._clear_leftovers()
-        self._web_socket = hold_web_port(self.home.folder / "port", say=self._say)
+        self._web_socket = hold_web_port(self.home.folder / "port", show=self._show)
         port = self._web_socket.getsockname()[1]
         ports = ray_head.choose_ports()
         self.home.secret("ray/auth_token")
@@ -151,8 +151,8 @@ class Supervisor:
             output, _ = running.communicate()
             self._helpers.discard(running.pid)
         if running.returncode:
-            said = process.last_lines(log, 1) or [output.strip()[-300:]]
-            raise Unfit(f"manage.py {arguments[0]} failed: {said[-1]} (see ./dev logs manage)")
+            complaint = process.last_lines(log, 1) or [output.strip()[-300:]]
+            raise Unfit(f"manage.py {arguments[0]} failed: {complaint[-1]} (see ./dev logs manage)")
         return output
 
     # --- parts ----------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Supervisor:
         """End services of a supervisor that was killed.  The lock is ours, so nobody needs them."""
         for name, known in self.home.state().get("leftovers", {}).items():
             if process.start_time_of(known["pid"]) == known["start_time"]:
-                self._say(f"ending {name} (pid {known['pid']}), which an earlier ./dev left behind")
+                self._show(f"ending {name} (pid {known['pid']}), which an earlier ./dev left behind")
                 process.send_signal(known["pid"], signal.Signals(known["stop_signal"]))
                 _wait_until_gone(known["pid"], known["start_time"])
             process.kill_session(known["pid"])
@@ -193,15 +193,15 @@ class Supervisor:
             for service in wanted:
                 too_late = service.quick_deaths >= DEATHS_BEFORE_GIVING_UP or time.monotonic() > deadline
                 if too_late and not service.ready:
-                    said = "\n".join(service.last_lines())
-                    raise Unfit(f"{service.service.name} does not start; its last lines:\n{said}")
+                    complaint = "\n".join(service.last_lines())
+                    raise Unfit(f"{service.service.name} does not start; its last lines:\n{complaint}")
             time.sleep(TICK_S / 4)
 
     def _complain_about(self, one: ServiceProcess) -> None:
         name = one.service.name
         if one.is_hopeless and name not in self._complained:
             self._complained.add(name)
-            self._say(f"{name} keeps dying; its last lines:\n" + "\n".join(one.last_lines()))
+            self._show(f"{name} keeps dying; its last lines:\n" + "\n".join(one.last_lines()))
         elif one.ready and not one.quick_deaths:
             self._complained.discard(name)
 

@@ -34,12 +34,12 @@ def up(options: argparse.Namespace) -> int:
     if options.detach:
         return _up_in_the_background(home)
     screen = Screen()
-    supervisor = Supervisor(home, say=screen.say)
+    supervisor = Supervisor(home, show=screen.show)
     try:
         run = _run_once if options.once else _run_until_stopped
         return run(supervisor, screen, options)
     except Stopped:
-        screen.say("stopped before it was done" if options.once else "stopped")
+        screen.show("stopped before it was done" if options.once else "stopped")
         return 130 if options.once else 0
     finally:
         supervisor.stop()
@@ -71,19 +71,19 @@ def _run_until_stopped(supervisor: Supervisor, screen: Screen, options: argparse
 
 
 def _start(supervisor: Supervisor, screen: Screen) -> None:
-    screen.say(f"starting Palestra in {supervisor.home.folder}")
+    screen.show(f"starting Palestra in {supervisor.home.folder}")
     supervisor.start()
     first = json.loads(supervisor.manage("bootstrap"))
     supervisor.finish_start()
-    screen.say(f"Palestra is up: {supervisor.url}")
+    screen.show(f"Palestra is up: {supervisor.url}")
     if first["password"]:
-        screen.say(f"sign in as {first['email']} with {first['password']} (shown once; change it at /password)")
+        screen.show(f"sign in as {first['email']} with {first['password']} (shown once; change it at /password)")
 
 
 def _launch(supervisor: Supervisor, screen: Screen, *arguments: str) -> str:
     """Queue a run; returns its id."""
     launched = json.loads(supervisor.manage("launch_sample", *arguments))
-    screen.say(f"run {launched['number']}: {supervisor.url}{launched['path']}")
+    screen.show(f"run {launched['number']}: {supervisor.url}{launched['path']}")
     return str(launched["run"])
 
 
@@ -121,12 +121,12 @@ def _run_once(supervisor: Supervisor, screen: Screen, options: argparse.Namespac
             run = view.run(run_id) or run
         stored = json.loads(supervisor.manage("run_status", run_id))
         summary = _summary(supervisor, run, stored, seconds=time.monotonic() - began)
-    screen.say(str(run))
+    screen.show(str(run))
     if options.json:
         write_json(options.json, summary)
-        screen.say(f"summary: {options.json}")
+        screen.show(f"summary: {options.json}")
     else:
-        screen.say(json.dumps(summary, indent=1))
+        screen.show(json.dumps(summary, indent=1))
     return 0 if run.state == "succeeded" else 1
 
 
@@ -184,4 +184,4 @@ def _leave_the_terminal_if_detached(screen: Screen, home: Home) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        screen.say(f"pid {os.getpid()} runs in the background")
+        screen.show(f"pid {os.getpid()} runs in the background")

@@ -19,8 +19,8 @@ def read_back(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = (str(error).splitlines() or [""])[0][:200]
-        raise DamagedFile(f"{path} cannot be read ({type(error).__name__}: {said})") from error
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise DamagedFile(f"{path} cannot be read ({type(error).__name__}: {reason})") from error
 
 
 @contextmanager

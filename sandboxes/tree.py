@@ -58,8 +58,8 @@ class Tree:
 
     def __post_init__(self) -> None:
         if len(self.entries) > MOST_ENTRIES or self.size_bytes > MOST_BYTES:
-            told = f"{len(self.entries)} entries and {self.size_bytes} bytes"
-            raise ValueError(f"entries: {told} are too many: use at most {MOST_ENTRIES} and {MOST_BYTES}")
+            size = f"{len(self.entries)} entries and {self.size_bytes} bytes"
+            raise ValueError(f"entries: {size} are too many: use at most {MOST_ENTRIES} and {MOST_BYTES}")
 
     @classmethod
     def of(cls, files: Mapping[str, bytes]) -> Self:

@@ -37,26 +37,26 @@ class ExpertStartPlanner:
         groups: list[GroupPlan] = []
         place = first.place
         while len(groups) < wanted:
-            afresh = replace(first, place=place, task=place % self._spec.dataset.train_tasks)
-            begun = self._begun(afresh, pool.tasks.get(afresh.task), min(room, wanted - len(groups)))
+            fresh = replace(first, place=place, task=place % self._spec.dataset.train_tasks)
+            begun = self._begun(fresh, pool.tasks.get(fresh.task), min(room, wanted - len(groups)))
             room -= len(begun)
-            for group in begun or [afresh]:
+            for group in begun or [fresh]:
                 number, prompt = first.number + len(groups), first.prompt + len(groups)
                 groups.append(replace(group, number=number, prompt=prompt))
             place += 1
         return groups
 
-    def _begun(self, afresh: GroupPlan, known: Expert | None, room: int) -> list[GroupPlan]:
+    def _begun(self, fresh: GroupPlan, known: Expert | None, room: int) -> list[GroupPlan]:
         """The task's groups, not numbered yet; empty where it only begins afresh."""
-        if room < 1 or (expert := self._expert(afresh.task, known)) is None:
+        if room < 1 or (expert := self._expert(fresh.task, known)) is None:
             return []
         known = known or Expert()
-        prefixes = self._prefixes(afresh, known, len(expert.turns), room)
+        prefixes = self._prefixes(fresh, known, len(expert.turns), room)
         if not any(prefixes):
             return []
         crucial = known.crucial_turn(expert.turns, level=self._starts.crucial_level)
         return [
-            replace(afresh, prefill=_prefill(expert, prefix, crucial), from_expert=True, crucial=crucial > 0)
+            replace(fresh, prefill=_prefill(expert, prefix, crucial), from_expert=True, crucial=crucial > 0)
             for prefix in prefixes
         ]
 

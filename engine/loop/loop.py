@@ -266,7 +266,7 @@ class Loop:
         """Part those in quarantine from the others; leave out groups in which nobody is left to compare with; drop
         and mask as the recipe says."""
         async with self._phase("score", step):
-            self._hear_review_decisions()
+            self._take_review_decisions()
             if not any(group.rollouts for group in played.groups):
                 reasons = ", ".join(f"{count} {reason}" for reason, count in played.discarded.items())
                 raise RunFailed(f"no episode of step {step} could be played ({reasons})")
@@ -382,8 +382,8 @@ class Loop:
             hold(release, groups)
         return groups, back
 
-    def _hear_review_decisions(self) -> None:
-        self._state.quarantine = self._quarantine.heard(self._state.quarantine)
+    def _take_review_decisions(self) -> None:
+        self._state.quarantine = self._quarantine.absorbed(self._state.quarantine)
         self.progress.decided_through = self._state.quarantine.decided_through
 
     def _count(self, step: int, played: Played, selected: Selected, release: Release) -> None:
@@ -512,8 +512,8 @@ class Loop:
 
     def _stall(self) -> str:
         since = time.strftime("%H:%M:%S UTC", time.gmtime(self.progress.since))
-        whom = self.progress.waiting_for or "nobody"
-        return f"stalled: phase {self.progress.phase} of step {self.progress.step} waits for {whom} since {since}"
+        awaited = self.progress.waiting_for or "nobody"
+        return f"stalled: phase {self.progress.phase} of step {self.progress.step} waits for {awaited} since {since}"
 
     def _announce(self, step: int, *, seconds: float) -> None:
         """Say once that there is a checkpoint, also if its attempt was killed before it could."""

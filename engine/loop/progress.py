@@ -35,9 +35,9 @@ class Progress:
         self._step_seconds = seconds if self._step_seconds is None else 0.7 * self._step_seconds + 0.3 * seconds
 
     @contextmanager
-    def waiting_on(self, whom: str) -> Iterator[None]:
+    def waiting_on(self, name: str) -> Iterator[None]:
         """The loop waits for somebody outside the run's workers."""
-        self._waiting_on = whom
+        self._waiting_on = name
         try:
             yield
         finally:

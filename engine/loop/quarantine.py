@@ -102,19 +102,21 @@ class Quarantine:
         with self._mutex:
             self._inbox += review_decisions
 
-    def heard(self, state: QuarantineState) -> QuarantineState:
+    def absorbed(self, state: QuarantineState) -> QuarantineState:
         """``state`` with what came since, in the order in which it came."""
         with self._mutex:
             inbox, self._inbox = self._inbox, []
-        heard = state.model_copy(deep=True) if inbox else state
+        absorbed = state.model_copy(deep=True) if inbox else state
         for message in inbox:
             if isinstance(message, ReviewDecision):
-                if message.number > heard.decided_through:
-                    heard.verdicts[message.trajectory], heard.decided_through = message.verdict, message.number
-            elif message.origin is not None and message.id not in heard.known.setdefault(message.origin.trajectory, []):
-                heard.known[message.origin.trajectory].append(message.id)
-                heard.verdicts.pop(message.origin.trajectory, None)
-        return heard
+                if message.number > absorbed.decided_through:
+                    absorbed.verdicts[message.trajectory], absorbed.decided_through = message.verdict, message.number
+            elif message.origin is not None and message.id not in absorbed.known.setdefault(
+                message.origin.trajectory, []
+            ):
+                absorbed.known[message.origin.trajectory].append(message.id)
+                absorbed.verdicts.pop(message.origin.trajectory, None)
+        return absorbed
 
     def marked(self, trajectories: Sequence[Trajectory], state: QuarantineState) -> list[Trajectory]:
         """The same, those that are out with reason and alerts."""

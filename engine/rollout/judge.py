@@ -15,8 +15,8 @@ from engine.spec.trajectory import Trajectory
 class JudgeFailed(Exception):
     """No verdict on this trajectory; the class says why."""
 
-    def __init__(self, said: str = "", *, retry_after_s: float = 0.0) -> None:
-        super().__init__(said)
+    def __init__(self, message: str = "", *, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
         self.retry_after_s = retry_after_s
         """Not to be asked again before, as the server said."""
 

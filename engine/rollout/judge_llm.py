@@ -141,10 +141,10 @@ class LanguageModelJudge:
             raise JudgeRefused(f"{self._url} is no address: {error}") from error
         if status == 200:
             return text_of_completion(body)
-        said = f"status {status} from {self._url}{refusal_in(body)}"
+        detail = f"status {status} from {self._url}{refusal_in(body)}"
         if status >= 500 or status in (408, 429):
-            raise JudgeUnavailable(said, retry_after_s=seconds_in(retry_after))
-        raise JudgeRefused(said)
+            raise JudgeUnavailable(detail, retry_after_s=seconds_in(retry_after))
+        raise JudgeRefused(detail)
 
     async def _post(self, document: dict[str, Any]) -> tuple[int, str, bytes]:
         """Status, the header ``Retry-After``, body."""
@@ -214,8 +214,8 @@ def verdicts_in(answer: str, *, steps: int) -> tuple[JudgeVerdict, ...]:
     """Raises JudgeUnparseable unless the steps 1 .. ``steps`` have one judgment each, in order."""
     found = _JUDGMENT.findall(answer)
     if [number for number, _ in found] != [str(number) for number in range(1, steps + 1)]:
-        told = ", ".join(number for number, _ in found)[:200]
-        raise JudgeUnparseable(f"{len(found)} judgments, of steps [{told}], instead of 1 to {steps}")
+        numbers = ", ".join(number for number, _ in found)[:200]
+        raise JudgeUnparseable(f"{len(found)} judgments, of steps [{numbers}], instead of 1 to {steps}")
     return tuple("good" if word == "GOOD" else "bad" for _, word in found)
 
 

@@ -139,7 +139,7 @@ class Purifier:
                 before=self._renderer.text(merged.removed_ids),
                 after=self._renderer.text(merged.token_ids[start:]),
                 removed_ids=merged.removed_ids,
-                details={**_told(failed, attempts), "similarity": merged.similarity},
+                details={**_details(failed, attempts), "similarity": merged.similarity},
             )
         )
         return Acted(generated, correction.parsed, correction.observation)
@@ -169,7 +169,7 @@ class Purifier:
                 before=self._renderer.text(failed.generated.token_ids) if replaced else "",
                 after=self._renderer.text(generated.token_ids) if replaced else "",
                 removed_ids=list(failed.generated.token_ids) if replaced else [],
-                details=_told(failed, attempts),
+                details=_details(failed, attempts),
             )
         )
         return Acted(generated, newest.parsed, newest.observation)
@@ -185,13 +185,13 @@ class Purifier:
                     start=0,
                     stop=len(acted.generated.token_ids),
                     reason="no-snapshot",
-                    details={**_told(acted, 0), "refusal": str(refusal)},
+                    details={**_details(acted, 0), "refusal": str(refusal)},
                 )
             )
         return acted
 
 
-def _told(failed: Acted, attempts: int) -> dict[str, str | int | float]:
+def _details(failed: Acted, attempts: int) -> dict[str, str | int | float]:
     """What is known of the failed call that was not kept anywhere else."""
     call = failed.tool_call
     return {"attempts": attempts, "error_class": call.error_class or "other", "first_output": call.output}

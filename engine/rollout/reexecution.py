@@ -22,8 +22,8 @@ def compare(number: int, recorded: Turn, replayed: ToolCall) -> None:
     """Raises ReplayDiverged unless the policy is shown the very same."""
     expected = recorded.tool_call
     if expected is None or (expected.output, expected.status) != (replayed.output, replayed.status):
-        raise ReplayDiverged(f"turn {number}: {_told(replayed)} instead of {_told(expected)}")
+        raise ReplayDiverged(f"turn {number}: {_shown(replayed)} instead of {_shown(expected)}")
 
 
-def _told(call: ToolCall | None) -> str:
+def _shown(call: ToolCall | None) -> str:
     return "no call" if call is None else f"{call.status} {call.output!r}"

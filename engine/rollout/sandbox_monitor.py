@@ -218,12 +218,12 @@ class MonitoredSandbox:
     ) -> ExecResult:
         given = stdin.decode("utf-8", "replace")
         async with self._comparing("\n".join((*argv, given))) as compares:
-            self._tell(argv=argv, stdin=given, compares=compares)
+            self._feed(argv=argv, stdin=given, compares=compares)
             return await self._sandbox.exec(argv, stdin=stdin, env=env, timeout_s=timeout_s, alone=alone)
 
     async def run_python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         async with self._comparing(code) as compares:
-            self._tell(code=code, compares=compares)
+            self._feed(code=code, compares=compares)
             return await self._sandbox.run_python(code, timeout_s=timeout_s)
 
     @asynccontextmanager
@@ -240,10 +240,10 @@ class MonitoredSandbox:
             now = after[path] if path in after else await self._shown(path)
             if now is None:
                 kept = is_kept_elsewhere(content, after.values())
-                self._tell(writes=path, found=True, gone=True, adds=kept)
+                self._feed(writes=path, found=True, gone=True, adds=kept)
             elif now != content:
-                self._tell(writes=path, code=now, found=True, adds=is_kept(content, now, path=path))
-        self._tell(compared=True)
+                self._feed(writes=path, code=now, found=True, adds=is_kept(content, now, path=path))
+        self._feed(compared=True)
 
     async def _shown(self, path: str) -> str | None:
         """What a test shows that was not among those read: emptied, closed, or hidden beside too much.  None: gone."""
@@ -265,7 +265,7 @@ class MonitoredSandbox:
         before = await self._content(path) if judges(path) else None
         adds = before is not None and before[0] and _adds(path, before[1], content)
         found = None if before is None else before[0]
-        self._tell(writes=path, code=content.decode("utf-8", "replace"), found=found, adds=adds)
+        self._feed(writes=path, code=content.decode("utf-8", "replace"), found=found, adds=adds)
         await self._sandbox.write_file(path, content)
 
     async def _content(self, path: str) -> tuple[bool, bytes]:
@@ -279,7 +279,7 @@ class MonitoredSandbox:
         await self._sandbox.reset()
         self._monitor.hold(self._sandbox, self._watch)
 
-    def _tell(self, **what: Any) -> None:
+    def _feed(self, **what: Any) -> None:
         label = label_of(self._watch.origin)
         self._sandbox.label(label)
         observed = getattr(self._sandbox, "observed", False)  # sandboxes of services and containers are not

@@ -52,8 +52,8 @@ def _knobs(model: BaseModel, prefix: str, given: Any, variants: list[type[BaseMo
         if isinstance(value, BaseModel):
             yield from _knobs(value, path + ".", inner, models_in(info.annotation))
         else:
-            told = _kinds(variants) if name == "kind" else _range(info)
-            yield Knob(path, _plain(value), _plain(_default(info)), told, is_set, _help(model, name))
+            allowed = _kinds(variants) if name == "kind" else _range(info)
+            yield Knob(path, _plain(value), _plain(_default(info)), allowed, is_set, _help(model, name))
 
 
 def _help(model: BaseModel, name: str) -> str:

@@ -52,7 +52,7 @@ class Sentinel:
         """Return when everything fed so far was looked at, and all findings were told."""
         loop = asyncio.get_running_loop()
         looked_at = asyncio.Event()
-        self._queue.put(lambda: _tell(loop, looked_at))
+        self._queue.put(lambda: _notify(loop, looked_at))
         await looked_at.wait()
 
     def close(self) -> None:
@@ -83,10 +83,10 @@ class Sentinel:
             return self._suites[sandbox].feed(event)
         except Exception as error:
             log.exception("a detector failed at an event of sandbox %s", sandbox)
-            told = f"{type(error).__name__}: {error}"
-            return [finding(DETECTOR_FAILED, event, type(error).__name__, [told])]
+            evidence = f"{type(error).__name__}: {error}"
+            return [finding(DETECTOR_FAILED, event, type(error).__name__, [evidence])]
 
 
-def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+def _notify(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(event.set)

@@ -52,14 +52,14 @@ def python_of(client: docker.APIClient, image: dict[str, Any]) -> str:
             with daemon.attached(name) as stream:
                 stream.settimeout(daemon.ANSWER_S)
                 _start(client, name, image)
-                said = stream.recv(ANSWER_BYTES)
+                received = stream.recv(ANSWER_BYTES)
                 code = client.wait(name, timeout=daemon.ANSWER_S)["StatusCode"]
         finally:
             container.remove_if_there(client, name)
     if code in PROBLEMS:
         raise ImageRefused("image", image["Id"], PROBLEMS[code], REMEDY)
-    kind, size = HEAD.unpack(said[: HEAD.size]) if len(said) > HEAD.size else (0, 0)
-    text = said[HEAD.size : HEAD.size + size].decode("utf-8", "replace").strip()
+    kind, size = HEAD.unpack(received[: HEAD.size]) if len(received) > HEAD.size else (0, 0)
+    text = received[HEAD.size : HEAD.size + size].decode("utf-8", "replace").strip()
     if code != 0 or kind != STDOUT or not text.startswith("/"):
         raise ImageRefused("image", image["Id"], f"its /bin/sh or python3 does not work (exit {code}): {text}", REMEDY)
     return text

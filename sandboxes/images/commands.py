@@ -74,13 +74,13 @@ def _show(registry: Registry, options: argparse.Namespace) -> None:
 def _import(registry: Registry, options: argparse.Namespace) -> None:
     from sandboxes.images.importing import import_tar
 
-    _told(import_tar(registry, options.tar, options.name, options.tag, options.owner or getpass.getuser()))
+    _print_image(import_tar(registry, options.tar, options.name, options.tag, options.owner or getpass.getuser()))
 
 
 def _build(registry: Registry, options: argparse.Namespace) -> None:
     from sandboxes.images.importing import build
 
-    _told(build(registry, options.folder, options.name, options.tag, options.owner or getpass.getuser()))
+    _print_image(build(registry, options.folder, options.name, options.tag, options.owner or getpass.getuser()))
 
 
 def _remove(registry: Registry, options: argparse.Namespace) -> None:
@@ -90,5 +90,5 @@ def _remove(registry: Registry, options: argparse.Namespace) -> None:
     print(f"removed {image.reference} ({image.digest})")
 
 
-def _told(image: Image) -> None:
+def _print_image(image: Image) -> None:
     print(f"{image.reference} is {image.digest}")

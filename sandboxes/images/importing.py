@@ -47,8 +47,8 @@ def import_tar(registry: Registry, path: Path, name: str, tag: str | None, owner
             digest = json.loads(answer.splitlines()[-1])["status"]
         else:
             _check_tags(client, path, manifest)
-            said = "".join(str(line.get("stream", "")) for line in client.load_image(file))
-            digest = _loaded(client, path, said)
+            output = "".join(str(line.get("stream", "")) for line in client.load_image(file))
+            digest = _loaded(client, path, output)
     with open(path, "rb") as file:
         source = f"{path.name}, {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
     return _registered(client, registry, digest, before, name, tag, owner, source)
@@ -187,8 +187,8 @@ def _check_tags(client: docker.APIClient, path: Path, manifest: list[dict[str, A
             raise ImageRefused("tar", path, problem, "save the image by its id: `docker save ID -o FILE`")
 
 
-def _loaded(client: docker.APIClient, path: Path, said: str) -> str:
-    names = LOADED.findall(said)
+def _loaded(client: docker.APIClient, path: Path, output: str) -> str:
+    names = LOADED.findall(output)
     if not names:
-        raise ImageRefused("tar", path, f"the daemon loaded no image: {said.strip()[-300:]}", "save it again")
+        raise ImageRefused("tar", path, f"the daemon loaded no image: {output.strip()[-300:]}", "save it again")
     return str(client.inspect_image(names[0])["Id"])

@@ -24,7 +24,7 @@ WORDS_HEAD, VARIABLES_HEAD = 128, 512
 """Bytes of the arrays that are read at once: more than 15 words and 63 variables are rare."""
 KNOWN_S, MOST_KNOWN = 0.05, 256
 PATH_CHARACTERS = 4096
-TELLING = (
+REVEALING = (
     b"LD_", b"PYTHON", b"BASH_ENV=", b"ENV=", b"PROMPT_COMMAND=", b"SHELLOPTS=", b"PERL5", b"RUBY", b"NODE_", b"GIT_",
     b"PIP_", b"NPM_", b"npm_config_", b"UV_", b"CARGO_", b"PYTEST_", b"JAVA_TOOL_OPTIONS=", b"_JAVA_OPTIONS=",
     b"GCONV_PATH=", b"SSL_CERT", b"REQUESTS_CA_BUNDLE=", b"CURL_", b"http_proxy=", b"https_proxy=", b"all_proxy=",
@@ -212,8 +212,8 @@ def _words(argv: list[bytes]) -> list[str]:
 
 
 def _variables(environment: list[bytes]) -> list[str]:
-    told = [raw for raw in environment if raw.startswith(TELLING) and raw not in USUAL]
-    return [shown(os.fsdecode(raw)) for raw in told[:VARIABLES]]
+    reported = [raw for raw in environment if raw.startswith(REVEALING) and raw not in USUAL]
+    return [shown(os.fsdecode(raw)) for raw in reported[:VARIABLES]]
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def _touched(guest: Guest, operation: str, path: str, found: bool, target: str =
 # -- a second look ---------------------------------------------------------------------------------
 
 
-def doubts(started: Started) -> Action | None:
+def corrected(started: Started) -> Action | None:
     """What runs in place of the program that was told, if that can be seen."""
     runs = command(started.thread)
     if not runs or runs == started.before or len(runs) >= kernel.PAGE_BYTES or _alike(runs, started.action):
@@ -316,9 +316,9 @@ def doubts(started: Started) -> Action | None:
     return started.action | {"at": time.time(), "program": _bounded(program) or started.action["program"], "argv": argv}
 
 
-def _alike(runs: bytes, told: Action) -> bool:
+def _alike(runs: bytes, reported: Action) -> bool:
     """Whether these arguments are those that were told; a script's have its interpreter's before them."""
     words = runs.rstrip(b"\0").split(b"\0")
-    if len(told["argv"]) <= 1:
-        return len(words) <= 1 or words[-1].endswith(os.path.basename(told["program"]).encode())
-    return runs.endswith(b"".join(word.encode() + b"\0" for word in told["argv"][1:]))
+    if len(reported["argv"]) <= 1:
+        return len(words) <= 1 or words[-1].endswith(os.path.basename(reported["program"]).encode())
+    return runs.endswith(b"".join(word.encode() + b"\0" for word in reported["argv"][1:]))

@@ -24,7 +24,7 @@ from contextlib import suppress
 
 from sandboxes.observation import kernel
 from sandboxes.observation.guests import Guest, inside
-from sandboxes.observation.reading import Reader, Started, doubts
+from sandboxes.observation.reading import Reader, Started, corrected
 from sandboxes.observation.sums import Sums
 
 REPORT_S = 0.004
@@ -150,7 +150,7 @@ class Observed:
     def _look_again(self, after_s: float) -> None:
         until = time.monotonic() - after_s
         while self._started and self._started[0].at <= until:
-            instead = doubts(self._started.popleft())
+            instead = corrected(self._started.popleft())
             if instead is not None:
                 self._sums.add(instead)
 

@@ -45,10 +45,10 @@ def _refusal(_: Request, error: Exception) -> Response:
 
 
 def _of_the_sandbox(_: Request, error: Exception) -> Response:
-    told = error.error if isinstance(error, RaisedBySandbox) else error
-    problem = problem_of(told)
+    cause = error.error if isinstance(error, RaisedBySandbox) else error
+    problem = problem_of(cause)
     if problem is None:
-        raise told
+        raise cause
     return _answer(problem)
 
 

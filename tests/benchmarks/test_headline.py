@@ -65,12 +65,12 @@ def test_a_part_that_costs_more_than_published_is_missed() -> None:
 
 def test_an_arm_that_ends_below_the_baseline_is_missed() -> None:
     final = {"values": [0.5, 0.4]}
-    told = {
+    summarised = {
         "metric": "m",
         "baseline": "a",
         "arms": {"a": {"final": final}, "b": {"final": final}},
         "differences": {"b": {"final": {"values": [-0.1, -0.2]}}},
     }
-    rows = of_learning(told)
+    rows = of_learning(summarised)
     assert [row.met for row in rows] == [None, None, False]
     assert rows[2].what == "b over a: m at the end"

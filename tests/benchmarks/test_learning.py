@@ -62,21 +62,21 @@ def outcome(arm: str, seed: int, final: float) -> RunResult:
 
 
 def test_differences_are_paired_by_seed() -> None:
-    told = summary(
+    summarised = summary(
         "eval/success_greedy",
         [outcome("a", 0, 0.2), outcome("b", 0, 0.5), outcome("a", 1, 0.6), outcome("b", 1, 0.9)],
     )
-    assert told["baseline"] == "a"
-    assert told["differences"]["b"]["final"]["mean"] == pytest.approx(0.3)
-    assert told["differences"]["b"]["final"]["error"] == pytest.approx(0.0, abs=1e-12)
-    assert told["arms"]["a"]["grad_norm"]["mean"] == 2.0
-    assert "tool_error_rate" not in told["arms"]["a"]
+    assert summarised["baseline"] == "a"
+    assert summarised["differences"]["b"]["final"]["mean"] == pytest.approx(0.3)
+    assert summarised["differences"]["b"]["final"]["error"] == pytest.approx(0.0, abs=1e-12)
+    assert summarised["arms"]["a"]["grad_norm"]["mean"] == 2.0
+    assert "tool_error_rate" not in summarised["arms"]["a"]
 
 
 def test_a_height_never_reached_counts_as_one_step_more_and_is_told() -> None:
-    told = summary("eval/success_greedy", [outcome("a", 0, 1.0), outcome("b", 0, 0.1)])
-    assert told["arms"]["b"]["steps_to_90"]["mean"] == 11
-    assert told["arms"]["b"]["reached_90"]["mean"] == 0
+    summarised = summary("eval/success_greedy", [outcome("a", 0, 1.0), outcome("b", 0, 0.1)])
+    assert summarised["arms"]["b"]["steps_to_90"]["mean"] == 11
+    assert summarised["arms"]["b"]["reached_90"]["mean"] == 0
 
 
 def test_a_band_covers_the_seeds_that_have_the_step() -> None:
@@ -110,9 +110,9 @@ def test_the_digest_changes_with_the_settings_and_not_with_the_seeds(tmp_path: P
 
 @pytest.mark.slow
 def test_arms_share_their_cold_start_and_a_finished_run_is_not_done_again(tmp_path: Path) -> None:
-    said: list[str] = []
-    first = run_plan(plan(tmp_path, seeds=1), tmp_path / "out", processes=1, log=said.append)
-    assert said[0] == "cold start, seed 0"
+    lines: list[str] = []
+    first = run_plan(plan(tmp_path, seeds=1), tmp_path / "out", processes=1, log=lines.append)
+    assert lines[0] == "cold start, seed 0"
     assert len(first) == 2
     same, again = (one.curves for one in first)
     timed = [key for key in same if key.startswith("perf/")]
@@ -122,9 +122,9 @@ def test_arms_share_their_cold_start_and_a_finished_run_is_not_done_again(tmp_pa
     assert sorted(same["eval/success_greedy"]) == [0, 1, 2]
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["claim"] == "two steps of each"
     before = (tmp_path / "out" / "grpo" / "0" / "curves.json").stat().st_mtime_ns
-    run_plan(plan(tmp_path, seeds=2), tmp_path / "out", processes=1, log=said.append)
+    run_plan(plan(tmp_path, seeds=2), tmp_path / "out", processes=1, log=lines.append)
     assert (tmp_path / "out" / "grpo" / "0" / "curves.json").stat().st_mtime_ns == before
-    assert said.count("cold start, seed 0") == 1
+    assert lines.count("cold start, seed 0") == 1
 
 
 def test_results_of_another_plan_are_not_mixed_in(tmp_path: Path) -> None:

@@ -124,9 +124,9 @@ def test_a_cgroup_above_bounds_memory_and_processes(
     (proc / "sys/kernel/threads-max").write_text("192000\n")
     for folder in (own, own.parent):
         (folder / "cgroup.procs").write_text("")
-    for name, said in zip((*names, "memory.stat", "pids.max", "pids.current"),
+    for name, lines in zip((*names, "memory.stat", "pids.max", "pids.current"),
                           (5 * 2**30, 2 * 2**30, f"{stale} {2**20}", 2000, 400), strict=True):  # fmt: skip
-        (own.parent / name).write_text(f"{said}\n")
+        (own.parent / name).write_text(f"{lines}\n")
     monkeypatch.setattr(sandbox_room, "PROC", proc)
     spare = sandbox_room.spare()
     assert spare["memory"] == 3 * 2**30 + 2**20 - 2**34 // 10
@@ -176,13 +176,13 @@ async def test_sandboxes_are_closed_when_the_benchmark_is_cancelled(monkeypatch:
     made: list[Sandbox] = []
     all_made = asyncio.Event()
 
-    async def open_and_tell(spec: object) -> Sandbox:
+    async def open_and_report(spec: object) -> Sandbox:
         made.append(await open_sandbox(spec))
         if len(made) == 3:
             all_made.set()
         return made[-1]
 
-    monkeypatch.setattr(sandbox_alive, "open_sandbox", open_and_tell)
+    monkeypatch.setattr(sandbox_alive, "open_sandbox", open_and_report)
     running = asyncio.create_task(sandbox_alive.alive(1000, Room(1000, None)))
     await all_made.wait()
     running.cancel()
@@ -253,11 +253,11 @@ def test_a_benchmark_that_is_told_to_end_closes_its_sandboxes_first() -> None:
 
 
 def test_the_whole_benchmark_writes_every_number(tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
-    small = ["--rounds", "1", "--alive", "2", "--seconds", "0.2", "--without-docker", "--json", str(told)]
+    summarised = tmp_path / "told.json"
+    small = ["--rounds", "1", "--alive", "2", "--seconds", "0.2", "--without-docker", "--json", str(summarised)]
     done = subprocess.run([sys.executable, "-m", "benchmarks.sandbox", *small], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    report = json.loads(told.read_text())
+    report = json.loads(summarised.read_text())
     assert report["docker"] == "not measured: --without-docker"
     assert report["docker"] in done.stdout
     assert {"cold sandbox", "life cycle", "pooled", "cell in session", "snapshot", "restore", "freeze"} <= set(

@@ -158,7 +158,7 @@ class Engine:
         self.url = f"{web.url}/ingest/v1/runs/{run.id}/batches"
         self.token = attempt_token(run.id, 1)
 
-    def tell(self, events: list[Event], step: int = 0, phase: str = "collect") -> None:
+    def emit(self, events: list[Event], step: int = 0, phase: str = "collect") -> None:
         heartbeat = {
             "step": step,
             "total_steps": self.story.steps,

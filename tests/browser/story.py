@@ -60,7 +60,7 @@ class Story:
         }
         values |= {f"eval/level_{n}_greedy": min(1.0, max(0.0, 1.4 * skill - 0.12 * n)) for n in (1, 2, 3)}
         events = [self.event("phase", step=step, phase="evaluate")]
-        events += [self.told(self.trajectory("eval-greedy", step, group, 0)) for group in range(6)]
+        events += [self.stored(self.trajectory("eval-greedy", step, group, 0)) for group in range(6)]
         self.now += 4.1
         return [
             *events,
@@ -76,7 +76,7 @@ class Story:
             self.now += took
             if phase == "credit":
                 for group in range(self.groups):
-                    events += [self.told(one) for one in self.group(step, group)]
+                    events += [self.stored(one) for one in self.group(step, group)]
             events.append(self.event("phase", step=step, phase=phase, seconds=took))
         events.append(self.event("metric", step=step, values=self.metrics(step)))
         if step == 23:
@@ -122,7 +122,7 @@ class Story:
             "perf/rss_mib": 910.0,
         }
 
-    def told(self, trajectory: dict[str, Any]) -> Event:
+    def stored(self, trajectory: dict[str, Any]) -> Event:
         return self.event("trajectory", trajectory=trajectory)
 
     def group(self, step: int, group: int) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ class Story:
         }[level]
         uses_tool = self.dice.random() < self.skill(step)
         fumbles = uses_tool and self.dice.random() < 0.25 * (1 - self.skill(step)) + 0.02
-        said = answer if uses_tool else answer + self.dice.choice((-20, -11, 7, 13, 100))
+        shown = answer if uses_tool else answer + self.dice.choice((-20, -11, 7, 13, 100))
         calls: list[tuple[str, str, str | None]] = []
         if level == 3 and uses_tool:
             calls += [('show("a")', str(a), None), ('show("d")', str(b), None)]
@@ -164,16 +164,16 @@ class Story:
         for code_, output, error in calls:
             turns.append(self.turn(context, f"<tool>{code_}</tool>", step, code_, output, error))
             context = f"<output>{output}</output><assistant>"
-        turns.append(self.turn(context, f"<answer>{said}</answer>", step))
-        reward = 1.0 if said == answer else 0.0
+        turns.append(self.turn(context, f"<answer>{shown}</answer>", step))
+        reward = 1.0 if shown == answer else 0.0
         return {
             "id": f"{purpose}-{prompt}-{index}", "purpose": purpose, "prompt": prompt, "member": index,
             "sampled_at_version": step - is_training, "trained_at_step": step if is_training else None,
             "task": {"id": f"{'train' if purpose == 'train' else 'heldout'}-{step * 32 + group}", "level": level,
                      "question": question,
                      "split": "train" if purpose == "train" else "heldout", "answer": str(answer)},
-            "turns": turns, "stop_reason": "answered", "answer": str(said), "success": said == answer, "reward": reward,
-            "rewards": {"correct": reward},
+            "turns": turns, "stop_reason": "answered", "answer": str(shown), "success": shown == answer,
+            "reward": reward, "rewards": {"correct": reward},
             "changes": [_repair(len(calls) - 1, broken, code)] if is_repaired else [],
             "first_attempt_errors": int(fumbles),
         }  # fmt: skip

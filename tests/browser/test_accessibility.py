@@ -27,10 +27,10 @@ def alerts(web: Web, sample: Sample) -> dict[str, str]:
     run = launch_experiment(sample.experiment, acting_user=sample.owner)
     story = Trouble(steps=30, groups=2, group_size=4, begin_at=time.time() - 60)
     engine = Engine(web, run, story)
-    engine.tell(story.beginning())
-    engine.tell(story.step(1), 1)
+    engine.emit(story.beginning())
+    engine.emit(story.step(1), 1)
     origin = "train-2-0"
-    engine.tell([*story.trouble(origin), story.alarm(0, origin), story.alarm(2, origin), *story.alike(9, rule=3)], 2)
+    engine.emit([*story.trouble(origin), story.alarm(0, origin), story.alarm(2, origin), *story.alike(9, rule=3)], 2)
     alert = Alert.objects.filter(run=run).first()
     assert alert is not None
     return {

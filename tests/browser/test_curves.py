@@ -61,7 +61,7 @@ def test_a_cold_start_is_shown_first_counts_its_steps_and_gives_way(
     begun = engine.story.event("started", from_step=0, total_steps=40)
     phase = engine.story.event("phase", step=0, phase="cold-start")
     points = [metric(engine, step, sft__loss=2.0) for step in range(10, 301, 10)]
-    engine.tell([begun, phase, *points], phase="cold-start")
+    engine.emit([begun, phase, *points], phase="cold-start")
     page.goto(engine.run_url)
     expect(page.locator("#now")).to_contain_text(re.compile("Now: supervised cold start, 300 of [0-9]+, about"))
     expect(page.locator("#charts > :first-child")).to_have_attribute("data-chart", "cold-start")
@@ -73,11 +73,11 @@ def test_a_cold_start_is_shown_first_counts_its_steps_and_gives_way(
     page.keyboard.press("Escape")
     expect(page.locator("#glossary-tip")).to_be_hidden()
 
-    engine.tell([metric(engine, 310, sft__loss=1.9)], phase="cold-start")
+    engine.emit([metric(engine, 310, sft__loss=1.9)], phase="cold-start")
     expect(page.locator("#step")).to_have_text("310", timeout=PATIENCE_MS)
     phase = engine.story.event("phase", step=0, phase="evaluate")
     values = {"eval__success_greedy": 0.25, "train__staleness_max": 0.0}
-    engine.tell([phase, metric(engine, 0, **values)], phase="evaluate")
+    engine.emit([phase, metric(engine, 0, **values)], phase="evaluate")
     expect(page.locator("#charts > :first-child")).to_have_attribute("data-chart", "reward", timeout=PATIENCE_MS)
     expect(page.locator("#now")).to_have_text("Now: evaluation on held-out tasks, before step 1. Next: 40 steps of RL.")
     drawn(page, "heldout", "staleness")
@@ -91,10 +91,10 @@ def test_a_cold_start_is_shown_first_counts_its_steps_and_gives_way(
 
 @pytest.fixture
 def long_run(engine: Any, page: Page) -> Page:
-    engine.tell(engine.story.beginning())
+    engine.emit(engine.story.beginning())
     for step in range(1, 22):
         rate = {"eval__level_1_greedy": 1.0, "eval__level_2_greedy": 0.0 if step < 6 else 1.0}
-        engine.tell([*engine.story.step(step), metric(engine, step, **rate)], step)
+        engine.emit([*engine.story.step(step), metric(engine, step, **rate)], step)
     page.goto(engine.run_url)
     drawn(page, "reward", "levels", "entropy", "ratio", "loss", "time")
     return page
@@ -160,11 +160,11 @@ def test_a_run_that_ended_early_shows_what_came_and_no_empty_cards(
 ) -> None:
     begun = engine.story.event("started", from_step=0, total_steps=40)
     phase = engine.story.event("phase", step=0, phase="cold-start")
-    engine.tell([begun, phase, metric(engine, 10, sft__loss=2.0), metric(engine, 20, sft__loss=1.9)])
+    engine.emit([begun, phase, metric(engine, 10, sft__loss=2.0), metric(engine, 20, sft__loss=1.9)])
     page.goto(engine.run_url)
     drawn(page, "cold-start")
     expect(page.locator('[data-chart="heldout"]')).to_contain_text("No values yet")
-    engine.tell([engine.story.event("finished", outcome="failed", reason="the disk is full")])
+    engine.emit([engine.story.event("finished", outcome="failed", reason="the disk is full")])
     expect(page.locator("#state")).to_have_text("Failed", timeout=PATIENCE_MS)
     for _ in ("as it ended", "opened again"):
         expect(page.locator('[data-chart="heldout"]')).to_be_hidden(timeout=PATIENCE_MS)

@@ -41,8 +41,8 @@ def test_another_credit_shows_its_own_fields_and_keeps_what_was_typed(
     editor.get_by_role("button", name="Save").click()
     expect(editor.get_by_text("The experiment is saved.")).to_be_visible(timeout=PATIENCE_MS)
     sample.experiment.refresh_from_db()
-    credit_said = sample.experiment.run_spec.recipe.credit.model_dump()
-    assert (credit_said["kind"], credit_said["lam"], credit_said["whiten"]) == ("gae", 0.9, False)
+    credit_text = sample.experiment.run_spec.recipe.credit.model_dump()
+    assert (credit_text["kind"], credit_text["lam"], credit_text["whiten"]) == ("gae", 0.9, False)
     assert sample.experiment.run_spec.seed == 77
     assert complaints == []
 
@@ -122,7 +122,7 @@ def test_a_repaired_trajectory_is_found_opened_and_compared_with_what_stood_ther
     run = launch_experiment(sample.experiment, acting_user=sample.owner)
     story = Story(steps=4, groups=1, group_size=2, begin_at=time.time())
     engine = Engine(web, run, story)
-    engine.tell([*story.beginning(), *map(story.told, (_repaired(story), _masked(story)))])
+    engine.emit([*story.beginning(), *map(story.reported, (_repaired(story), _masked(story)))])
     page = tab()
     sign_in(page, web, sample.owner)
     page.goto(f"{web.url}/runs/{run.id}/trajectories/")
@@ -151,7 +151,7 @@ def test_charts_of_parts_appear_when_a_run_has_them_and_others_wait_below(
 ) -> None:
     run = launch_experiment(sample.experiment, acting_user=sample.owner)
     engine = Engine(web, run, Story(steps=4, begin_at=time.time()))
-    engine.tell([*engine.story.beginning(), _metric(engine, 1, {"train/reward": 0.5, "train/tool_error_rate": 0.1})])
+    engine.emit([*engine.story.beginning(), _metric(engine, 1, {"train/reward": 0.5, "train/tool_error_rate": 0.1})])
     page = tab()
     sign_in(page, web, sample.owner)
     page.goto(f"{web.url}/runs/{run.id}/")
@@ -160,7 +160,7 @@ def test_charts_of_parts_appear_when_a_run_has_them_and_others_wait_below(
     expect(page.locator('[data-chart="reward"].has-data')).to_be_visible(timeout=PATIENCE_MS)
     expect(judge).to_be_hidden()
     expect(errors).to_be_hidden()
-    engine.tell([_metric(engine, 2, {"judge/good": 0.75, "sil/new_one": 2.0})], 2)
+    engine.emit([_metric(engine, 2, {"judge/good": 0.75, "sil/new_one": 2.0})], 2)
     expect(judge).to_be_visible(timeout=PATIENCE_MS)
     judge.scroll_into_view_if_needed()
     expect(judge.locator(".legend")).to_contain_text("75.0%", timeout=PATIENCE_MS)

@@ -46,10 +46,10 @@ def test_sign_in_launch_watch_look_inside_and_cancel(
 
     run = Run.objects.get()
     engine = Engine(web, run, Story(steps=12, groups=2, group_size=4, begin_at=time.time()))
-    engine.tell(engine.story.beginning())
+    engine.emit(engine.story.beginning())
     expect(page.locator("#state")).to_have_text("Running", timeout=PATIENCE_MS)
     for step in range(1, 5):
-        engine.tell(engine.story.step(step), step)
+        engine.emit(engine.story.step(step), step)
         assert wait_for_steps(page, step) == list(range(1, step + 1))
     expect(page.locator('[data-figure="train/reward"] b')).not_to_have_text("–")
     marked = page.locator('[data-chart="reward"] .xtick text').all_text_contents()
@@ -58,7 +58,7 @@ def test_sign_in_launch_watch_look_inside_and_cancel(
     page.locator('[data-tab="trajectories"]').click()
     newest = page.locator('#trajectories tr[data-step="4"]')
     expect(newest).to_have_count(8, timeout=PATIENCE_MS)
-    engine.tell(engine.story.step(5), 5)
+    engine.emit(engine.story.step(5), 5)
     expect(page.locator('#trajectories tr[data-step="5"]')).to_have_count(8, timeout=PATIENCE_MS)
     expect(page.locator("#rewards h2")).to_have_text("Rewards of step 5", timeout=PATIENCE_MS)
     count = int(page.locator("#bin-1 b").inner_text())
@@ -95,9 +95,9 @@ def test_sign_in_launch_watch_look_inside_and_cancel(
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Cancel the run").click()
     expect(page.get_by_text("Cancelling…")).to_be_visible(timeout=PATIENCE_MS)
-    engine.tell(engine.story.step(6), 6)
+    engine.emit(engine.story.step(6), 6)
     assert engine.desired == "cancel"
-    engine.tell([engine.story.event("finished", outcome="cancelled", reason="told to")], 6)
+    engine.emit([engine.story.event("finished", outcome="cancelled", reason="told to")], 6)
     expect(page.locator("#state")).to_have_text("Cancelled", timeout=PATIENCE_MS)
     assert complaints == []
 
@@ -121,8 +121,8 @@ def test_filters_stand_in_the_address_a_form_is_sent_once_and_an_ended_session_i
     run = Run.objects.get()
     expect(page.locator("#phase")).to_contain_text("waits for a worker", timeout=PATIENCE_MS)
     engine = Engine(web, run, Story(steps=12, groups=2, group_size=4, begin_at=time.time()))
-    engine.tell(engine.story.beginning())
-    engine.tell(engine.story.step(1), 1)
+    engine.emit(engine.story.beginning())
+    engine.emit(engine.story.step(1), 1)
 
     # In the tab of the live page, and on the list's own page.
     rows = page.locator("#trajectories tbody tr[data-step]")
@@ -159,8 +159,8 @@ def test_filters_stand_in_the_address_a_form_is_sent_once_and_an_ended_session_i
     Session.objects.all().delete()
     web.stop(signal.SIGKILL)
     web.start()
-    for told in (page, overview):
-        expect(told.locator("#signed-out")).to_contain_text("You are signed out.", timeout=PATIENCE_MS)
+    for reported in (page, overview):
+        expect(reported.locator("#signed-out")).to_contain_text("You are signed out.", timeout=PATIENCE_MS)
     expect(page.locator("#link-state")).to_have_text("Signed out")
     assert overview.locator("#runs").inner_text().split("\n")[0] == table.split("\n")[0]
     page.get_by_role("link", name="Sign in again").click()
@@ -180,19 +180,19 @@ def test_a_killed_web_process_leaves_no_gap_and_no_double_in_the_curve(
 ) -> None:
     run = launch_experiment(sample.experiment, acting_user=sample.owner)
     engine = Engine(web, run, Story(steps=12, groups=1, group_size=2, begin_at=time.time()))
-    engine.tell(engine.story.beginning())
+    engine.emit(engine.story.beginning())
     page = tab()
     sign_in(page, web, sample.owner)
     page.goto(f"{web.url}/runs/{run.id}/")
     expect(page.locator("#link-state")).to_have_text("Live", timeout=PATIENCE_MS)
     for step in range(1, 4):
-        engine.tell(engine.story.step(step), step)
+        engine.emit(engine.story.step(step), step)
     wait_for_steps(page, 3)
     web.stop(signal.SIGKILL)
     expect(page.locator("#link-state")).to_have_text("Reconnecting", timeout=PATIENCE_MS)
     web.start()
     for step in range(4, 8):
-        engine.tell(engine.story.step(step), step)
+        engine.emit(engine.story.step(step), step)
     assert wait_for_steps(page, 7) == list(range(1, 8))
     expect(page.locator("#link-state")).to_have_text("Live", timeout=PATIENCE_MS)
 
@@ -200,16 +200,16 @@ def test_a_killed_web_process_leaves_no_gap_and_no_double_in_the_curve(
 def test_a_new_attempt_takes_back_what_the_old_one_said(web: Web, sample: Sample, tab: Callable[..., Page]) -> None:
     run = launch_experiment(sample.experiment, acting_user=sample.owner)
     engine = Engine(web, run, Story(steps=12, groups=1, group_size=2, begin_at=time.time()))
-    engine.tell(engine.story.beginning())
+    engine.emit(engine.story.beginning())
     page = tab()
     sign_in(page, web, sample.owner)
     page.goto(f"{web.url}/runs/{run.id}/")
     for step in range(1, 6):
-        engine.tell(engine.story.step(step), step)
+        engine.emit(engine.story.step(step), step)
     wait_for_steps(page, 5)
-    engine.tell([engine.story.event("started", from_step=2, total_steps=12)], 2)
+    engine.emit([engine.story.event("started", from_step=2, total_steps=12)], 2)
     page.wait_for_function(f"() => ({STEPS_DRAWN})().at(-1) === 2", timeout=PATIENCE_MS)
-    engine.tell(engine.story.step(3), 3)
+    engine.emit(engine.story.step(3), 3)
     assert wait_for_steps(page, 3) == [1, 2, 3]
     page.reload()
     assert wait_for_steps(page, 3) == [1, 2, 3]
@@ -238,9 +238,9 @@ def test_a_zoomed_curve_is_fetched_finer_keeps_its_spike_and_hears_what_happens(
 ) -> None:
     run = launch_experiment(sample.experiment, acting_user=sample.owner)
     engine = Engine(web, run, Story(steps=60_000, begin_at=time.time()))
-    engine.tell([engine.story.event("started", from_step=0, total_steps=60_000)])
+    engine.emit([engine.story.event("started", from_step=0, total_steps=60_000)])
     for begin in range(0, 50_000, 1000):
-        engine.tell([_reward(engine, step, 1000.0 if step == 31_415 else 1.0) for step in range(begin, begin + 1000)])
+        engine.emit([_reward(engine, step, 1000.0 if step == 31_415 else 1.0) for step in range(begin, begin + 1000)])
     page = tab()
     sign_in(page, web, sample.owner)
     page.goto(f"{web.url}/runs/{run.id}/")
@@ -259,7 +259,7 @@ def test_a_zoomed_curve_is_fetched_finer_keeps_its_spike_and_hears_what_happens(
     assert page.evaluate(HIGHEST_DRAWN) == 1000.0
     page.screenshot(path=PICTURES / "zoom-near.png")
 
-    engine.tell([_reward(engine, 50_000, 2.0)])
+    engine.emit([_reward(engine, 50_000, 2.0)])
     assert wait_for_steps(page, 50_000) == [*near, 50_000]
     page.locator('[data-chart="reward"] .nsewdrag').dblclick()
     page.wait_for_function(f"() => ({STEPS_DRAWN})()[0] < 100", timeout=PATIENCE_MS)

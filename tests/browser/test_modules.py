@@ -114,28 +114,28 @@ def page(web: Web, tab: Callable[..., Page]) -> Page:
 
 
 def test_a_step_is_held_once_and_a_restart_takes_back_what_came_later(page: Page) -> None:
-    told = page.evaluate(STORE)
-    assert told["before"] == [[1, 2, 3, 4, 5], [1, 2, 30, 4, 5], 30, None]
-    assert told["after"] == [[1, 2, 3], [5]]
-    assert told["empty"] == [0, 0]
+    reported = page.evaluate(STORE)
+    assert reported["before"] == [[1, 2, 3, 4, 5], [1, 2, 30, 4, 5], 30, None]
+    assert reported["after"] == [[1, 2, 3], [5]]
+    assert reported["empty"] == [0, 0]
 
 
 def test_the_socket_drops_doubles_asks_for_gaps_and_goes_on_from_its_cursor(page: Page) -> None:
-    told = page.evaluate(SOCKET)
-    assert told["seen"] == [5, 6, 7, 8, 9, 10]
-    assert told["urls"] == ["ws?after=4", "ws?after=7", "ws?after=9"]
-    assert told["statuses"] == ["connecting", "live", "reconnecting", "live", "reconnecting", "live", "ended"]
+    reported = page.evaluate(SOCKET)
+    assert reported["seen"] == [5, 6, 7, 8, 9, 10]
+    assert reported["urls"] == ["ws?after=4", "ws?after=7", "ws?after=9"]
+    assert reported["statuses"] == ["connecting", "live", "reconnecting", "live", "reconnecting", "live", "ended"]
 
 
 def test_small_numbers_wrong_clocks_and_closed_doors_are_put_in_true_words(page: Page) -> None:
-    told = page.evaluate(WORDS)
-    assert told["numbers"] == [
+    reported = page.evaluate(WORDS)
+    assert reported["numbers"] == [
         "3.00e-4", "1.00e-12", "-4.00e-5", "0.001", "0.012", "1.500", "1.00e9", "1.00e300", "999,999", "0", "–", "–",
     ]  # fmt: skip
     values = [3e-4, 1e-12, -4e-5, 0.001, 0.0123, 1.5, 1e9, 1e300, 999999.0, 0, float("nan"), None]
-    assert told["numbers"] == [number(value) for value in values]
-    assert told["ago"] == ["1 min ago", "1 min ago"]
-    assert told["ends"] == [
+    assert reported["numbers"] == [number(value) for value in values]
+    assert reported["ago"] == ["1 min ago", "1 min ago"]
+    assert reported["ends"] == [
         ["ended", True, 1],
         ["reconnecting", False, 2],
         ["signed-out", True, 1],
@@ -145,14 +145,14 @@ def test_small_numbers_wrong_clocks_and_closed_doors_are_put_in_true_words(page:
 
 
 def test_a_close_look_holds_each_step_once_whatever_comes_while_it_is_fetched(page: Page) -> None:
-    told = page.evaluate(LOOK)
-    assert told["asked"] == [
+    reported = page.evaluate(LOOK)
+    assert reported["asked"] == [
         "series?first_step=99&last_step=201&key=a",
         "series?first_step=149&last_step=201&key=a",
         "series?first_step=149&last_step=201&key=a",
     ]
-    assert told["early"] == []
-    assert told["late"] == [198, 199, 200]
-    assert told["live"] == [198, 199, 200, 201]
-    assert told["cut"] == told["rewound"] == [198, 199]
-    assert told["closed"] == []
+    assert reported["early"] == []
+    assert reported["late"] == [198, 199, 200]
+    assert reported["live"] == [198, 199, 200, 201]
+    assert reported["cut"] == reported["rewound"] == [198, 199]
+    assert reported["closed"] == []

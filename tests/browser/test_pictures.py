@@ -52,12 +52,12 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
     story = Story(steps=60, groups=2, begin_at=time.time() - 240)
     engine = Engine(web, done, story)
     for step, events in enumerate(story.whole()):
-        engine.tell(events, min(step, 60))
+        engine.emit(events, min(step, 60))
     story = Story(steps=60, groups=2, begin_at=time.time() - 120, seed=8)
     engine = Engine(web, live, story)
-    engine.tell(story.beginning())
+    engine.emit(story.beginning())
     for step in range(1, 33):
-        engine.tell(story.step(step), step)
+        engine.emit(story.step(step), step)
     run, experiment = f"/runs/{done.id}/", f"/experiments/{sample.experiment.id}/"
     return {
         "overview": "/",

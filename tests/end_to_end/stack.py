@@ -48,7 +48,7 @@ class Stack:
 
     home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pe-", dir="/tmp")))
     url: str = ""
-    said: str = ""
+    printed: str = ""
     _process: subprocess.Popen[bytes] | None = None
     _key: str = ""
 
@@ -94,8 +94,8 @@ class Stack:
 
     def status(self) -> dict[str, Any]:
         self._check_alive()
-        told = self.dev("status", "--json").stdout
-        return json.loads(told) if told else {"phase": "none"}
+        status_json = self.dev("status", "--json").stdout
+        return json.loads(status_json) if status_json else {"phase": "none"}
 
     def _check_alive(self) -> None:
         if self._process is not None and self._process.poll() is not None:

@@ -32,7 +32,7 @@ def in_training(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in found if one["quarantined"] and (one["trajectory"] or "").startswith("train-")]
 
 
-def told(stack: Stack, run_id: str, trajectory: str) -> Iterator[dict[str, Any]]:
+def reported(stack: Stack, run_id: str, trajectory: str) -> Iterator[dict[str, Any]]:
     for event in stack.events(run_id):
         if event["kind"] == "trajectory" and event["trajectory"]["id"] == trajectory:
             yield event["trajectory"]
@@ -56,8 +56,8 @@ def test_a_tunnel_is_told_with_its_turn_and_trained_on_only_after_a_review_decis
     assert (record["address"], record["port"], record["allowed"]) == ("203.0.113.22", 2222, False)
     assert record["turn"] == alert["turn"]
 
-    stack.until("its trajectory", lambda: any(told(stack, run_id, trajectory)), timeout_s=60)
-    first = next(told(stack, run_id, trajectory))
+    stack.until("its trajectory", lambda: any(reported(stack, run_id, trajectory)), timeout_s=60)
+    first = next(reported(stack, run_id, trajectory))
     assert first["masked_because"] == "quarantined"
     assert not trained_on(first)
     assert alert["alert_id"] in first["alerts"]
@@ -66,14 +66,16 @@ def test_a_tunnel_is_told_with_its_turn_and_trained_on_only_after_a_review_decis
     quarantine = f"/runs/{run_id}/quarantines/{trajectory}"
     assert stack.ask("GET", quarantine)["state"] == "pending"
     stack.ask("POST", f"{quarantine}/review-decisions", json={"verdict": "benign", "note": "a drill"})
-    stack.until("its place in an update", lambda: any(map(trained_on, told(stack, run_id, trajectory))), timeout_s=120)
+    stack.until(
+        "its place in an update", lambda: any(map(trained_on, reported(stack, run_id, trajectory))), timeout_s=120
+    )
     run = stack.until_ended(run_id)
     assert run["state"] == "succeeded"
     assert sum(1 for _ in stack.events(run_id)) == run["summary"]["events_emitted"]
     others = {one["trajectory"] for one in in_training(alerts(stack, run_id))} - {trajectory}
     assert others
     for other in sorted(others)[:3]:
-        assert not any(map(trained_on, told(stack, run_id, other)))
+        assert not any(map(trained_on, reported(stack, run_id, other)))
 
 
 def test_a_run_pauses_where_the_environment_wants_it(stack: Stack) -> None:
@@ -113,7 +115,7 @@ def test_a_benign_review_decision_about_a_whole_group_becomes_an_advantage(stack
     stack.until("a freed trajectory with an advantage", decided_and_trained_on, timeout_s=600)
     trajectory, effect = next(paid(stack, run_id))
     assert f"Trained on at step {effect['step']}, advantage {effect['advantage']:+.2g}" in effect["text"]
-    released = [one for one in told(stack, run_id, trajectory) if trained_on(one)]
+    released = [one for one in reported(stack, run_id, trajectory) if trained_on(one)]
     values = [value for turn in released[-1]["turns"] for value in turn["advantages"] or []]
     assert abs(sum(values) / len(values) - effect["advantage"]) < 1e-6
     groups = stack.ask("GET", "/alerts/groups", params={"run": run_id})["items"]

@@ -24,7 +24,7 @@ def service(tmp_path: Path) -> Iterator[dict[str, str]]:
     tokens, log = tmp_path / "tokens.json", tmp_path / "service.log"
     token = Tokens(tokens).create("engine", "engine", Quota())[1]
     command = [sys.executable, "-m", "sandboxes", "serve", "--port", "0", "--tokens", str(tokens)]
-    with log.open("w") as told, subprocess.Popen(command, cwd=ROOT, stderr=told) as process:
+    with log.open("w") as reported, subprocess.Popen(command, cwd=ROOT, stderr=reported) as process:
         while '"serving"' not in log.read_text():
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
@@ -39,10 +39,10 @@ def trained(folder: Path, place: str, environment: dict[str, str]) -> list[dict[
     spec["environment"] = spec["environment"] | {"sandbox": {"network": "watched", "place": place}}
     file = folder / f"{place}.toml"
     dumped = "import json, sys; from engine.spec.toml import toml_of; print(toml_of(json.load(sys.stdin)))"
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", dumped], input=json.dumps(spec), cwd=ROOT, capture_output=True, text=True, check=True
     )
-    file.write_text(told.stdout)
+    file.write_text(reported.stdout)
     command = [sys.executable, "-m", "engine", "train", str(file), "--run-dir", str(folder / place), "--in-process"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -41,9 +41,9 @@ def test_no_secret_reaches_the_engine(stack: Stack) -> None:
     stack.until_step(run_id, 2)
     for part in ("driver", "rollout"):
         pid = stack.pid_of(part, run_id)
-        told = Path(f"/proc/{pid}/environ").read_bytes()
-        assert b"PALESTRA_SECRET_KEY=" not in told
-        assert b"DATABASE_URL=" not in told
+        reported = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"PALESTRA_SECRET_KEY=" not in reported
+        assert b"DATABASE_URL=" not in reported
     stack.until_ended(run_id)
 
 

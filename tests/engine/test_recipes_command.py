@@ -15,28 +15,28 @@ def engine(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_list_names_every_recipe_with_its_source() -> None:
-    told = engine("recipes").stdout
-    assert all(f"  {name} " in told for name in preset_names())
-    assert "CLEANER, section 4" in told
+    reported = engine("recipes").stdout
+    assert all(f"  {name} " in reported for name in preset_names())
+    assert "CLEANER, section 4" in reported
 
 
 def test_the_list_for_programs_holds_the_recipes() -> None:
-    told = json.loads(engine("recipes", "--json").stdout)
-    assert {one["name"] for one in told} == set(preset_names())
-    assert all(one["recipe"]["objective"]["kind"] for one in told)
+    reported = json.loads(engine("recipes", "--json").stdout)
+    assert {one["name"] for one in reported} == set(preset_names())
+    assert all(one["recipe"]["objective"]["kind"] for one in reported)
 
 
 def test_one_recipe_is_told_with_defaults_ranges_and_source() -> None:
-    told = engine("recipes", "show", "spear-grpo").stdout
-    assert "source: SPEAR, section 4" in told
-    assert "* self_imitation.replay_buffer = 2048  (at least 0, at most 1000000)" in told
-    assert "* reward.wrong = -1.0  default 0.0  (at least -1000000, at most 1000000)" in told
+    reported = engine("recipes", "show", "spear-grpo").stdout
+    assert "source: SPEAR, section 4" in reported
+    assert "* self_imitation.replay_buffer = 2048  (at least 0, at most 1000000)" in reported
+    assert "* reward.wrong = -1.0  default 0.0  (at least -1000000, at most 1000000)" in reported
 
 
 def test_one_recipe_for_programs_has_its_knobs() -> None:
-    told = json.loads(engine("recipes", "show", "ipa", "--json").stdout)
+    reported = json.loads(engine("recipes", "show", "ipa", "--json").stdout)
     assert {"path": "credit.gamma", "value": 0.95}.items() <= next(
-        knob for knob in told["knobs"] if knob["path"] == "credit.gamma"
+        knob for knob in reported["knobs"] if knob["path"] == "credit.gamma"
     ).items()
 
 

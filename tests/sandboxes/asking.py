@@ -19,7 +19,7 @@ async def shell(sandbox: Sandbox, script: str, **options: float) -> ExecResult:
     return await sandbox.exec(["/bin/sh", "-c", script], **options)
 
 
-async def said(sandbox: Sandbox, code: str) -> str:
+async def cell_output(sandbox: Sandbox, code: str) -> str:
     """What a cell prints that must not fail."""
     result = await python(sandbox, code)
     assert result.outcome == "ok", result

@@ -23,7 +23,7 @@ from sandboxes.interface import SandboxUnavailable
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
 from sandboxes.sweeper import sweep
-from tests.sandboxes.asking import python, said
+from tests.sandboxes.asking import cell_output, python
 
 ROOT = Path(__file__).parents[2]
 SPEC = SandboxSpec(timeout_s=20)
@@ -83,7 +83,7 @@ async def test_empty_files_are_bounded_by_memory():
         code = "import os\nfor n in range(10**6): os.close(os.open(f'/tmp/{n}', os.O_CREAT))"
         assert (await sandbox.exec(["/usr/bin/python3", "-S", "-c", code])).outcome != "ok"
         await sandbox.reset()
-        assert await said(sandbox, "import os; os.listdir('/tmp')") == "[]"
+        assert await cell_output(sandbox, "import os; os.listdir('/tmp')") == "[]"
 
 
 async def test_close_leaves_no_group():

@@ -208,8 +208,8 @@ made = socket.create_connection(("{SITE}", 80)); made.sendall(b"GET / HTTP/1.0\\
 """])  # fmt: skip
         await staged.until(lambda: any(record.attempt.protocol == "tcp" for record in staged.records))
         await staged.sandbox.freeze("enough")
-        told = [(record.phase, record.ended) for record in staged.records if record.attempt.protocol == "tcp"]
-    assert told == [("attempt", None), ("traffic", "cut")]
+        reported = [(record.phase, record.ended) for record in staged.records if record.attempt.protocol == "tcp"]
+    assert reported == [("attempt", None), ("traffic", "cut")]
 
 
 @pytest.mark.parametrize(

@@ -49,26 +49,26 @@ class Told:
 
 async def played(stream: bytes, size: int, status: int | None = None) -> Told:
     """The stream in pieces of ``size``, after its first request was allowed."""
-    told, left = Told(), [stream[at : at + size] for at in range(0, len(stream), size)]
+    reported, left = Told(), [stream[at : at + size] for at in range(0, len(stream), size)]
 
     async def more() -> bytes:
         return left.pop(0) if left else b""
 
     async def send(piece: bytes) -> None:
-        told.passed += piece
+        reported.passed += piece
 
     async def answered() -> int | None:
         return status
 
     async def allowed(opening) -> bool:
-        told.asked.append(opening.method)
+        reported.asked.append(opening.method)
         return opening.readable
 
     try:
         await pass_requests(Source(b"", more, send), answered, allowed)
     except Unreadable:
-        told.ended = True
-    return told
+        reported.ended = True
+    return reported
 
 
 HIDING = {
@@ -105,27 +105,27 @@ HIDING = {
 @pytest.mark.parametrize("way", HIDING)
 async def test_a_hidden_request_never_passes_unread(way: str):
     for size, status in product((1, 7, 10_000), (200, 101, 400, None)):
-        told = await played(HIDING[way], size, status)
-        assert not told.hidden_passed, (size, status, told.passed, told.asked)
+        reported = await played(HIDING[way], size, status)
+        assert not reported.hidden_passed, (size, status, reported.passed, reported.asked)
 
 
 @pytest.mark.parametrize("fields", [UPGRADE, b"Upgrade: websocket\r\n", b"upgrade: h2c\r\nHTTP2-Settings: x\r\n"])
 async def test_an_upgrade_that_is_not_accepted_by_101_is_read_on(fields: bytes):
     for size, status in product((1, 10_000), (100, 103, 200, 204, 301, 400, 426, None)):
-        told = await played(GET + fields + b"\r\n" + HIDDEN, size, status)
-        assert told.asked == ["DELETE"], (size, status)
+        reported = await played(GET + fields + b"\r\n" + HIDDEN, size, status)
+        assert reported.asked == ["DELETE"], (size, status)
 
 
 @pytest.mark.parametrize(("status", "read_on"), [(200, False), (101, True), (204, True), (403, True), (None, True)])
 async def test_only_200_accepts_a_connect(status: int | None, read_on: bool):
-    told = await played(b"CONNECT files.example.org:80 HTTP/1.1\r\n\r\n" + HIDDEN, 10_000, status)
-    assert told.asked == (["DELETE"] if read_on else [])
+    reported = await played(b"CONNECT files.example.org:80 HTTP/1.1\r\n\r\n" + HIDDEN, 10_000, status)
+    assert reported.asked == (["DELETE"] if read_on else [])
 
 
 async def test_what_101_accepts_passes_as_it_comes():
-    told = await played(GET + UPGRADE + b"\r\n\x82\x84\0\0\0\0ping", 5, 101)
-    assert told.passed.endswith(b"ping")
-    assert not told.ended
+    reported = await played(GET + UPGRADE + b"\r\n\x82\x84\0\0\0\0ping", 5, 101)
+    assert reported.passed.endswith(b"ping")
+    assert not reported.ended
 
 
 HONEST = {
@@ -149,8 +149,8 @@ HONEST = {
 @pytest.mark.parametrize("kind", HONEST)
 async def test_honest_requests_pass_whole_one_after_the_other(kind: str):
     for size in (1 if len(HONEST[kind]) < 20_000 else 100, 4096, 200_000):
-        told = await played(HONEST[kind] + GET + b"\r\n", size)
-        assert (told.passed, told.asked, told.ended) == (HONEST[kind] + GET + b"\r\n", ["GET"], False), size
+        reported = await played(HONEST[kind] + GET + b"\r\n", size)
+        assert (reported.passed, reported.asked, reported.ended) == (HONEST[kind] + GET + b"\r\n", ["GET"], False), size
 
 
 @pytest.mark.parametrize(

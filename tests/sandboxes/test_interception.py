@@ -44,7 +44,7 @@ def in_network_of(sandbox: NamespaceSandbox, *argv: str) -> str:
     return subprocess.run(["nsenter", "-t", pid, "-n", *argv], capture_output=True, text=True, check=True).stdout
 
 
-async def told(sandbox: NamespaceSandbox, count: int) -> list[EgressRecord]:
+async def reported(sandbox: NamespaceSandbox, count: int) -> list[EgressRecord]:
     """The records of the sandbox as soon as there are so many: what sends nothing is recorded after a moment."""
     async with asyncio.timeout(60):
         while len(records := await sandbox.egress()) < count:
@@ -103,7 +103,7 @@ async def test_records_name_the_call_during_which_they_were_made():
             sandbox.label(f"call {number}")
             await sandbox.run_python(CONNECT.format(port=number + 100))
         sandbox.label(None)
-        records = await told(sandbox, 2)
+        records = await reported(sandbox, 2)
         assert [(record.label, record.attempt.port) for record in records] == [("call 1", 101), ("call 2", 102)]
         assert await sandbox.egress(1) == records[1:]
         sandbox.acknowledge_egress(2)
@@ -350,7 +350,7 @@ async def test_a_sandbox_has_the_name_of_its_records():
         for _ in range(2):
             await sandbox.run_python(CONNECT.format(port=1))
             names.append(sandbox.name)
-            assert {record.attempt.sandbox for record in await told(sandbox, 1)} == {sandbox.name}
+            assert {record.attempt.sandbox for record in await reported(sandbox, 1)} == {sandbox.name}
             await sandbox.reset()
     assert len(set(names)) == 2
 

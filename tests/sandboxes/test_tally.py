@@ -17,16 +17,16 @@ def totals(**found: int) -> dict[str, int]:
 
 def test_excess_is_told_once_and_by_destination():
     tally, kernel = Tally(), totals(packets_excess=5)
-    assert tally.excess(kernel, {OTHER: 5}, "turn 1", all_told=False) == [Counted("packets", OTHER, 5, "turn 1", True)]
+    assert tally.excess(kernel, {OTHER: 5}, "turn 1", is_last=False) == [Counted("packets", OTHER, 5, "turn 1", True)]
     assert not tally.has_excess(kernel)
-    assert tally.excess(totals(packets_excess=7), {OTHER: 7}, "turn 2", all_told=False)[0].count == 2
+    assert tally.excess(totals(packets_excess=7), {OTHER: 7}, "turn 2", is_last=False)[0].count == 2
 
 
 def test_what_no_set_has_is_told_without_a_destination_when_nothing_can_be_missing_by_chance():
     tally, kernel = Tally(), totals(packets_excess=8)
-    assert tally.excess(kernel, {OTHER: 5}, None, all_told=False)[-1].destination == OTHER
-    assert tally.excess(kernel, {OTHER: 5}, None, all_told=True) == [Counted("packets", None, 3, None, True)]
-    assert tally.excess(kernel, {OTHER: 5}, None, all_told=True) == []
+    assert tally.excess(kernel, {OTHER: 5}, None, is_last=False)[-1].destination == OTHER
+    assert tally.excess(kernel, {OTHER: 5}, None, is_last=True) == [Counted("packets", None, 3, None, True)]
+    assert tally.excess(kernel, {OTHER: 5}, None, is_last=True) == []
 
 
 def test_what_never_arrives_belongs_to_the_label_under_which_it_was_tried_last():
@@ -46,7 +46,7 @@ def test_what_never_arrives_belongs_to_the_label_under_which_it_was_tried_last()
 def test_what_is_settled_can_be_forgotten_and_the_sums_go_on():
     tally, kernel = Tally(), totals(connections=1, packets_excess=5)
     tally.arrive(ONE)
-    tally.excess(kernel, {ONE: 1, OTHER: 5}, None, all_told=False)
+    tally.excess(kernel, {ONE: 1, OTHER: 5}, None, is_last=False)
     assert set(tally.settled({ONE: 1, OTHER: 5})) == {ONE, OTHER}
     tally.forget([ONE, OTHER])
     assert not tally.has_excess(kernel)

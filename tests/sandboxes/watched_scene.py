@@ -76,7 +76,7 @@ class Scene:
 
     async def attack(self, program: str, **options: float) -> ExecResult:
         """Run a program that counts what it tries in ``tries``."""
-        await guard(self.sandbox)
+        await refuse_other_ways_out(self.sandbox)
         code = PROLOGUE + textwrap.dedent(program) + "\nprint('tries', tries)"
         result = await self.sandbox.exec(["/usr/bin/python3", "-S", "-c", code], **options)
         last = result.stdout.splitlines()[-1:] or [""]
@@ -98,7 +98,7 @@ class Scene:
                 await asyncio.sleep(0.01)
 
 
-async def guard(sandbox: Sandbox) -> None:
+async def refuse_other_ways_out(sandbox: Sandbox) -> None:
     seen = await sandbox.exec(["/usr/bin/python3", "-S", "-c", UPLINKS])
     if seen.outcome != "ok" or seen.stdout != "[]\n":
         raise AttackRefused(f"there is a way out of this sandbox: {seen.stdout or seen.stderr}")

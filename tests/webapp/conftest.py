@@ -150,7 +150,7 @@ def alarming_run(engine: Engine, launching_run: Run) -> Run:
     """A sandbox tried a mining pool twice in turn 1 of train-1-0, was frozen for it, and the trajectory was told."""
     records = [egress_record(1), egress_record(2, attempt={"protocol": "dns", "name": "pool.example", "port": 53})]
     events = [engine.started(), engine.egress(*records), engine.alert()]
-    told = engine.trajectory(alerts=["sandbox-1/1"], masked_because="quarantined", stop_reason="frozen")
-    assert engine.post(*events, told).status_code == 200
+    reported = engine.trajectory(alerts=["sandbox-1/1"], masked_because="quarantined", stop_reason="frozen")
+    assert engine.post(*events, reported).status_code == 200
     launching_run.refresh_from_db()
     return launching_run

@@ -202,12 +202,12 @@ def test_many_addresses_together_are_too_many_too(alice: User) -> None:
 
 
 def test_an_unknown_address_and_a_wrong_password_look_the_same(alice: User) -> None:
-    told = []
+    reported = []
     for email in (alice.email, "nobody@example.org"):
         with pytest.raises(Invalid) as refusal:
             sign_in(_request(), email, "wrong")
-        told.append(refusal.value.problems)
-    assert told[0] == told[1]
+        reported.append(refusal.value.problems)
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,8 @@ UNREADABLE = {
 def test_what_no_row_can_keep_is_named_in_json_that_anybody_can_read(api_of, bob, path: str, body: bytes) -> None:
     answer = api_of(bob).client.post(f"/api/v1{path}", body, content_type="application/json")
     assert answer.status_code == 422
-    told = json.loads(answer.content, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert all(problem["remedy"] and "value" in problem for problem in told["problems"])
+    reported = json.loads(answer.content, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert all(problem["remedy"] and "value" in problem for problem in reported["problems"])
     assert (Run.objects.count(), Experiment.objects.count()) == (0, 0)
 
 
@@ -418,8 +418,8 @@ def test_the_description_names_every_error_and_the_key_of_every_post(client) -> 
     for operations in document["paths"].values():
         for method, one in operations.items():
             answers = one["responses"].items()
-            told = {status for status, answer in answers if "application/problem+json" in answer["content"]}
-            assert told == {"401", "403", "404", "422"} | ({"409"} if method == "post" else set())
+            reported = {status for status, answer in answers if "application/problem+json" in answer["content"]}
+            assert reported == {"401", "403", "404", "422"} | ({"409"} if method == "post" else set())
             named = [parameter["name"] for parameter in one.get("parameters", [])]
             assert named.count("Idempotency-Key") == (1 if method == "post" else 0)
 
@@ -427,8 +427,8 @@ def test_the_description_names_every_error_and_the_key_of_every_post(client) -> 
 @pytest.mark.parametrize("path", ["/runs/none", "/runs?limit=0"])
 def test_errors_are_what_the_description_says(api_of: Any, victor: User, path: str) -> None:
     api = api_of(victor, scopes=("read",))
-    told = api.get(path).json()
-    assert ProblemOut.model_validate(told).model_dump(exclude_unset=True) == told
+    reported = api.get(path).json()
+    assert ProblemOut.model_validate(reported).model_dump(exclude_unset=True) == reported
 
 
 def test_presets_are_listed_with_their_sources_and_told_knob_by_knob(api_of: Any, victor: User) -> None:

@@ -56,7 +56,7 @@ def test_every_verb_that_is_written_has_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "target", "details", "told"),
+    ("verb", "target", "details", "reported"),
     [
         ("member.role", "user b@example.org", {"before": "member", "after": "owner"},
          "made b@example.org owner, who was member"),
@@ -74,9 +74,9 @@ def test_every_verb_that_is_written_has_a_sentence() -> None:
         ("run.cancel", "run gone", {}, "cancelled a run"),
     ],
 )  # fmt: skip
-def test_sentences(team: Team, alice: User, verb: str, target: str, details: dict[str, Any], told: str) -> None:
+def test_sentences(team: Team, alice: User, verb: str, target: str, details: dict[str, Any], reported: str) -> None:
     record(team, alice, verb, target, **details)
-    assert " ".join(newest(team).split()) == told
+    assert " ".join(newest(team).split()) == reported
 
 
 def test_what_people_call_things_stays_text(team: Team, alice: User) -> None:

@@ -29,9 +29,9 @@ def test_bootstrap_makes_the_sample_once() -> None:
 
 
 def test_launch_sample_queues_the_sample_with_the_seed() -> None:
-    told = call("launch_sample", "--seed", "7")
-    run = Run.objects.get(id=told["run"])
-    assert (run.run_spec.seed, run.experiment, run.number) == (7, Experiment.objects.get(), told["number"])
+    reported = call("launch_sample", "--seed", "7")
+    run = Run.objects.get(id=reported["run"])
+    assert (run.run_spec.seed, run.experiment, run.number) == (7, Experiment.objects.get(), reported["number"])
 
 
 def test_launch_sample_takes_another_spec(tmp_path: Any) -> None:
@@ -41,27 +41,32 @@ def test_launch_sample_takes_another_spec(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("name = 1\n", "name = 1:"), ("name = ", "is not TOML"), (None, "cannot read")]
+    ("text", "reported"), [("name = 1\n", "name = 1:"), ("name = ", "is not TOML"), (None, "cannot read")]
 )
-def test_launch_sample_refuses_a_bad_spec_and_creates_nothing(tmp_path: Any, text: str | None, told: str) -> None:
+def test_launch_sample_refuses_a_bad_spec_and_creates_nothing(tmp_path: Any, text: str | None, reported: str) -> None:
     file = tmp_path / "run.toml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(CommandError, match=told) as refusal:
+    with pytest.raises(CommandError, match=reported) as refusal:
         call("launch_sample", "--spec", str(file))
     assert refusal.value.returncode == 2
     assert Run.objects.count() == 0
 
 
 def test_run_status_counts_what_is_stored(run: Run) -> None:
-    told = call("run_status", str(run.id))
-    assert (told["state"], told["events_stored"], told["events_duplicated"], told["last_seq"]) == ("queued", 0, 0, 0)
+    reported = call("run_status", str(run.id))
+    assert (reported["state"], reported["events_stored"], reported["events_duplicated"], reported["last_seq"]) == (
+        "queued",
+        0,
+        0,
+        0,
+    )
     with pytest.raises(CommandError, match="there is no run"):
         call("run_status", "00000000-0000-0000-0000-000000000000")
 
 
 def test_a_lost_password_is_replaced(alice: User) -> None:
-    told = call("reset_password", "Alice@example.org")
+    reported = call("reset_password", "Alice@example.org")
     fresh = User.objects.get(id=alice.id)
-    assert fresh.check_password(told["password"])
+    assert fresh.check_password(reported["password"])
     assert fresh.must_change_password

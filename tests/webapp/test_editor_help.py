@@ -53,11 +53,11 @@ def control(page: str, id: str) -> str:
 def test_the_summary_names_the_field_and_leads_to_it(browser: Client, experiment: Experiment) -> None:
     page = refused(browser, f"/experiments/{experiment.id}/", **{"schedule.steps": "0", "recipe.reward.wrong": "x"})
     assert "2 things to mend" in page
-    said = "Steps (schedule.steps): 0 is less than 1; give 1 or more."
-    assert said in re.sub("<[^>]*>", "", summary_of(page))
+    phrase = "Steps (schedule.steps): 0 is less than 1; give 1 or more."
+    assert phrase in re.sub("<[^>]*>", "", summary_of(page))
     assert 'href="#f-schedule-steps"' in summary_of(page)
     assert 'href="#f-recipe-reward-wrong"' in summary_of(page)
-    assert said in page.split('id="f-schedule-steps-about"')[1].split("</div>")[0]
+    assert phrase in page.split('id="f-schedule-steps-about"')[1].split("</div>")[0]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_every_link_of_the_summary_leads_somewhere_and_nothing_is_marked_without
 
 
 @pytest.mark.parametrize(
-    ("value", "message", "remedy", "said"),
+    ("value", "message", "remedy", "phrase"),
     [
         (0, "Input should be greater than or equal to 1", "-", "0 is less than 1; give 1 or more"),
         (0, "Input should be greater than 0", "-", "0 is not more than 0; give more than 0"),
@@ -110,8 +110,8 @@ def test_every_link_of_the_summary_leads_somewhere_and_nothing_is_marked_without
         (False, "wrong", "mend it", "Wrong (you gave False); mend it"),
     ],
 )
-def test_a_sentence_says_value_fault_and_remedy(value: Any, message: str, remedy: str, said: str) -> None:
-    assert sentence(Problem("a.b", value, message, remedy)) == said
+def test_a_sentence_says_value_fault_and_remedy(value: Any, message: str, remedy: str, phrase: str) -> None:
+    assert sentence(Problem("a.b", value, message, remedy)) == phrase
 
 
 @pytest.mark.parametrize("address", ["experiment", "new"])
@@ -145,7 +145,7 @@ def test_presets_say_what_they_change_in_the_base_recipe(browser: Client, experi
 @pytest.mark.parametrize("name", preset_names())
 def test_the_changes_of_a_preset_are_the_marked_fields_of_its_form(name: str) -> None:
     """The form of the same recipe without the preset's name marks what differs from the base recipe."""
-    said = {f"recipe.{change.path}": change.after for change in preset_changes(name)}
+    phrase = {f"recipe.{change.path}": change.after for change in preset_changes(name)}
     with_preset = RunSpec.model_validate({"name": "x", "recipe": {"preset": name}}).model_dump(mode="json")
     with_preset["recipe"]["preset"] = None
     draft = Draft.of(with_preset)
@@ -153,8 +153,8 @@ def test_the_changes_of_a_preset_are_the_marked_fields_of_its_form(name: str) ->
     fields = {field.path for section in sections for field in section.fields if field.is_changed}
     tables = {one.path for one in sections if one.switch and one.was_on != (one.switch == "on")}
     lists = {one.path for one in sections if one.rows}
-    assert {path for path in fields | tables if path.startswith("recipe.")} <= set(said)
-    assert set(said) <= fields | tables | lists
+    assert {path for path in fields | tables if path.startswith("recipe.")} <= set(phrase)
+    assert set(phrase) <= fields | tables | lists
 
 
 def test_a_search_looks_in_names_ideas_sources_and_changes() -> None:

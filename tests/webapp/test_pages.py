@@ -23,7 +23,7 @@ TRAJECTORY = "train-0-0"
 
 
 @pytest.fixture
-def told_run(launching_run: Run) -> Run:
+def reported_run(launching_run: Run) -> Run:
     """A run that has told of its start and its first two steps."""
     story = Story(steps=3, groups=1, group_size=4, begin_at=time.time())
     for events in (story.beginning(), story.step(1), story.step(2)):
@@ -38,9 +38,9 @@ def experiment(team: Team, alice: User, spec: RunSpec) -> Experiment:
 
 
 @pytest.fixture
-def pages(told_run: Run, experiment: Experiment, team: Team) -> list[str]:
+def pages(reported_run: Run, experiment: Experiment, team: Team) -> list[str]:
     """The address of every page that belongs to the team."""
-    run = f"/runs/{told_run.id}/"
+    run = f"/runs/{reported_run.id}/"
     return [
         run,
         f"{run}?tab=logs",
@@ -111,9 +111,9 @@ def test_a_piece_of_a_page_is_refused_without_a_session_instead_of_becoming_the_
         assert (answer.status_code, answer.content) == (401, b""), page
 
 
-def test_no_browser_keeps_a_piece_that_has_the_address_of_its_page(told_run: Run, bob: User) -> None:
+def test_no_browser_keeps_a_piece_that_has_the_address_of_its_page(reported_run: Run, bob: User) -> None:
     """It would be shown in place of the page by "back"."""
-    for page in ("/", f"/runs/{told_run.id}/trajectories/"):
+    for page in ("/", f"/runs/{reported_run.id}/trajectories/"):
         assert signed_in(bob).get(page, headers={"HX-Request": "true"})["Cache-Control"] == "no-store"
 
 
@@ -184,20 +184,24 @@ def test_what_a_service_refuses_is_told_on_the_run_page(run: Run, bob: User) -> 
     assert "was cancelled and cannot be paused" in answer.content.decode()
 
 
-def test_viewers_get_no_buttons(told_run: Run, experiment: Experiment, victor: User) -> None:
+def test_viewers_get_no_buttons(reported_run: Run, experiment: Experiment, victor: User) -> None:
     client = signed_in(victor)
-    assert "/cancel" not in client.get(f"/runs/{told_run.id}/").content.decode()
+    assert "/cancel" not in client.get(f"/runs/{reported_run.id}/").content.decode()
     for path in (f"/experiments/{experiment.id}/", "/experiments/new"):
         assert 'value="launch"' not in client.get(path).content.decode()
         assert "To read only: owners and members" in client.get(path).content.decode()
     assert client.post(f"/experiments/{experiment.id}/", {"action": "launch"}).status_code == 403
 
 
-def test_a_run_that_has_ended_can_begin_a_new_experiment(told_run: Run, bob: User, victor: User, charlie: User) -> None:
-    Run.objects.filter(id=told_run.id).update(experiment=None, state="succeeded", spec=told_run.spec | {"seed": 4711})
-    again = f"/experiments/new?run={told_run.id}"
-    assert f'href="{again}"' in signed_in(bob).get(f"/runs/{told_run.id}/").content.decode()
-    assert again not in signed_in(victor).get(f"/runs/{told_run.id}/").content.decode()
+def test_a_run_that_has_ended_can_begin_a_new_experiment(
+    reported_run: Run, bob: User, victor: User, charlie: User
+) -> None:
+    Run.objects.filter(id=reported_run.id).update(
+        experiment=None, state="succeeded", spec=reported_run.spec | {"seed": 4711}
+    )
+    again = f"/experiments/new?run={reported_run.id}"
+    assert f'href="{again}"' in signed_in(bob).get(f"/runs/{reported_run.id}/").content.decode()
+    assert again not in signed_in(victor).get(f"/runs/{reported_run.id}/").content.decode()
     form = signed_in(bob).get(again).content.decode()
     assert re.search(r'id="f-seed"[^>]* value="4711"', form)
     assert signed_in(charlie).get(again).status_code == 404

@@ -32,15 +32,15 @@ def story() -> Story:
 
 
 @pytest.fixture
-def told(launching_run: Run, story: Story) -> Callable[..., Run]:
+def reported(launching_run: Run, story: Story) -> Callable[..., Run]:
     """Stores trajectories with what was changed about them."""
 
-    def tell(*trajectories: dict[str, Any]) -> Run:
-        events = [*story.beginning(), *map(story.told, trajectories)]
+    def emit(*trajectories: dict[str, Any]) -> Run:
+        events = [*story.beginning(), *map(story.reported, trajectories)]
         accept(launching_run.id, Batch.model_validate({"attempt": 1, "first_seq": 1, "events": events}))
         return launching_run
 
-    return tell
+    return emit
 
 
 @pytest.fixture
@@ -58,10 +58,10 @@ def page_of(client: Client, run: Run, index: int) -> str:
     return unescape(client.get(f"/runs/{run.id}/trajectories/train-0-{index}/").content.decode())
 
 
-def test_a_row_counts_what_was_changed(told: Callable[..., Run], story: Story) -> None:
+def test_a_row_counts_what_was_changed(reported: Callable[..., Run], story: Story) -> None:
     masked = plain(story, 1)
     masked["turns"][0]["masked_because"] = "error"
-    run = told(plain(story, 0, changes=[REPAIR]), masked, plain(story, 2, masked_because="overlong"))
+    run = reported(plain(story, 0, changes=[REPAIR]), masked, plain(story, 2, masked_because="overlong"))
     rows = {row.member: row for row in run.trajectories.filter(purpose="train")}
     assert (rows[0].changes, rows[0].repaired, rows[0].masked) == (1, 1, 0)
     assert (rows[1].changes, rows[1].masked) == (0, 1)
@@ -72,9 +72,9 @@ def test_a_row_counts_what_was_changed(told: Callable[..., Run], story: Story) -
     ("change", "indices"), [("any", {0, 1}), ("repaired", {0}), ("masked", {1}), ("prefilled", set()), ("none", {2})]
 )
 def test_the_list_and_rest_are_narrowed_to_what_was_changed(
-    client: Client, told: Callable[..., Run], story: Story, api_of: Any, bob: User, change: str, indices: set[int]
+    client: Client, reported: Callable[..., Run], story: Story, api_of: Any, bob: User, change: str, indices: set[int]
 ) -> None:
-    run = told(plain(story, 0, changes=[REPAIR]), plain(story, 1, masked_because="overlong"), plain(story, 2))
+    run = reported(plain(story, 0, changes=[REPAIR]), plain(story, 1, masked_because="overlong"), plain(story, 2))
     html = client.get(f"/runs/{run.id}/trajectories/?purpose=train&change={change}").content.decode()
     assert set(map(int, re.findall(r">train-0-(\d)<", html))) == indices
     found = api_of(bob).get(f"/runs/{run.id}/trajectories", purpose="train", change=change).json()["items"]
@@ -82,19 +82,19 @@ def test_the_list_and_rest_are_narrowed_to_what_was_changed(
 
 
 def test_purified_evaluations_and_episodes_that_are_done_are_stored_and_can_be_found(
-    client: Client, told: Callable[..., Run], story: Story
+    client: Client, reported: Callable[..., Run], story: Story
 ) -> None:
     purified = story.trajectory("eval-purified", 0, 0, 0) | {"stop_reason": "done"}
-    run = told(purified, plain(story, 0))
+    run = reported(purified, plain(story, 0))
     for query in ("purpose=eval-purified", "end=done"):
         html = client.get(f"/runs/{run.id}/trajectories/?{query}").content.decode()
         assert re.findall(r">((?:eval|train)-[\w-]+-\d-\d)<", html) == ["eval-purified-0-0"]
 
 
 def test_a_repair_is_told_with_its_attempts_and_what_stood_there(
-    client: Client, told: Callable[..., Run], story: Story
+    client: Client, reported: Callable[..., Run], story: Story
 ) -> None:
-    html = page_of(client, told(plain(story, 0, changes=[REPAIR])), 0)
+    html = page_of(client, reported(plain(story, 0, changes=[REPAIR])), 0)
     assert "1 call repaired." in html
     assert "repaired, shallow · 2 attempts · name" in html
     assert "<del>prnt</del><ins>print</ins>(1 + 1)" in html
@@ -102,41 +102,43 @@ def test_a_repair_is_told_with_its_attempts_and_what_stood_there(
     assert "0.91" in html
 
 
-def test_replayed_masked_and_judged_turns_say_so(client: Client, told: Callable[..., Run], story: Story) -> None:
+def test_replayed_masked_and_judged_turns_say_so(client: Client, reported: Callable[..., Run], story: Story) -> None:
     one = plain(story, 0, start={"expert": "train-0-9", "prefix": 1, "turns": 3})
     one["turns"] = [story.turn("<user>q<assistant>", "<tool>1</tool>", 1), story.turn("x", "<answer>1</answer>", 1)]
     one["turns"][0] |= {"prefilled": True, "imitated": True, "verdict": "bad"}
     one["turns"][1] |= {"masked_because": "near-duplicate", "verdict": "good"}
-    html = page_of(client, told(one), 0)
+    html = page_of(client, reported(one), 0)
     assert "1 turn masked: near-duplicate, 1 of an expert's 3 turns replayed." in html
     for badge in ("replayed from an expert, imitated", "judge: bad", "not learned: near-duplicate", "judge: good"):
         assert f">{badge}</span>" in html
 
 
-def test_experience_is_marked_as_not_trained_on(client: Client, told: Callable[..., Run], story: Story) -> None:
+def test_experience_is_marked_as_not_trained_on(client: Client, reported: Callable[..., Run], story: Story) -> None:
     one = plain(story, 0)
     question = one["task"]["question"]
     one["turns"][0] |= {
         "context_text": f"<user><EXP>use the tool</EXP>\n{question}<assistant>",
         "experience_span": (1, 20),
     }
-    html = page_of(client, told(one), 0)
+    html = page_of(client, reported(one), 0)
     assert re.search(r"<mark[^>]*>(.*?)</mark>", html, re.DOTALL)[1] == "<EXP>use the tool</EXP>\n"
     assert "Not trained on." in html
 
 
-def test_tokens_that_the_mismatch_mask_cut_are_told(client: Client, told: Callable[..., Run], story: Story) -> None:
+def test_tokens_that_the_mismatch_mask_cut_are_told(client: Client, reported: Callable[..., Run], story: Story) -> None:
     cut = {"kind": "mismatch-masked", "turn": 0, "start": 1, "stop": 3, "reason": "mismatch", "details": {"bound": 5.0}}
-    html = page_of(client, told(plain(story, 0, changes=[cut])), 0)
+    html = page_of(client, reported(plain(story, 0, changes=[cut])), 0)
     assert "2 tokens masked: mismatch of sampling and training" in html
     assert "tokens 1 to 2 not learned" in html
 
 
-def test_a_trajectory_without_changes_has_no_summary(client: Client, told: Callable[..., Run], story: Story) -> None:
-    assert 'id="summary"' not in page_of(client, told(plain(story, 0)), 0)
+def test_a_trajectory_without_changes_has_no_summary(
+    client: Client, reported: Callable[..., Run], story: Story
+) -> None:
+    assert 'id="summary"' not in page_of(client, reported(plain(story, 0)), 0)
 
 
-def test_what_hostile_changes_say_is_never_markup(client: Client, told: Callable[..., Run], story: Story) -> None:
+def test_what_hostile_changes_say_is_never_markup(client: Client, reported: Callable[..., Run], story: Story) -> None:
     details = {"attempts": EVIL, "error_class": EVIL, "similarity": EVIL, "first_output": EVIL, EVIL: EVIL}
     evil = {"turn": 0, "start": 0, "stop": 1, "reason": EVIL, "before": EVIL, "after": EVIL * 2, "details": details}
     kinds = ("purified", "purification-failed", "stripped", "prefilled", "turn-masked", "mismatch-masked", "resampled")
@@ -144,7 +146,7 @@ def test_what_hostile_changes_say_is_never_markup(client: Client, told: Callable
     one = plain(story, 0, changes=[evil | {"kind": kind} for kind in kinds if kind != "resampled"] + [resampled])
     one["turns"][0] |= {"masked_because": EVIL, "experience_span": (0, 1), "prefilled": True}
     one |= {"masked_because": EVIL, "start": {"expert": EVIL, "prefix": 1, "turns": 1}}
-    run = told(one)
+    run = reported(one)
     html = client.get(f"/runs/{run.id}/trajectories/train-0-0/").content.decode()
     assert html.count("alert(1)") > 10
     assert "<script>alert" not in html

@@ -293,7 +293,7 @@ def test_a_changed_knob_is_saved_and_launched(browser: Client, experiment: Exper
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "phrase"),
     [
         ("schedule.steps", "many", "a whole number"),
         ("schedule.group_size", "1", "use at least 2"),
@@ -303,7 +303,7 @@ def test_a_changed_knob_is_saved_and_launched(browser: Client, experiment: Exper
     ],
 )
 def test_an_error_stands_next_to_its_field_and_nothing_is_lost_or_made(
-    browser: Client, experiment: Experiment, field: str, value: str, said: str
+    browser: Client, experiment: Experiment, field: str, value: str, phrase: str
 ) -> None:
     form = form_of(browser, experiment) | {
         "schedule.prompts_per_step": "32",
@@ -315,7 +315,7 @@ def test_an_error_stands_next_to_its_field_and_nothing_is_lost_or_made(
     page = unescape(answer.content.decode())
     assert answer.status_code == 422
     about = page.split(f'id="f-{field.replace(".", "-")}-about"')[1].split("</div>")[0]
-    assert said in about
+    assert phrase in about
     assert 'name="seed" value="77"' in page
     assert f'name="{field}" value="{value}"' in page
     assert not Run.objects.exists()

@@ -27,8 +27,8 @@ Words = list[Part | str]
 
 def sentence(entry: AuditEntry) -> list[Part]:
     """What happened, without who: ``launched run #7 first try``."""
-    tell = _SENTENCES.get(entry.verb, _unknown)
-    return [Part(word) if isinstance(word, str) else word for word in tell(entry)]
+    words_of = _SENTENCES.get(entry.verb, _unknown)
+    return [Part(word) if isinstance(word, str) else word for word in words_of(entry)]
 
 
 def plain(entry: AuditEntry) -> str:
@@ -62,30 +62,30 @@ def _named(entry: AuditEntry) -> str:
 
 
 def _of_run(verb: str, *, at_step: bool = True) -> Callable[[AuditEntry], Words]:
-    def tell(entry: AuditEntry) -> Words:
+    def words_of(entry: AuditEntry) -> Words:
         step = entry.details.get("step")
         end = f"at step {step}" if at_step and step is not None else str(entry.details.get("name", ""))
         return [verb, _run(entry), end] if end else [verb, _run(entry)]
 
-    return tell
+    return words_of
 
 
 def _of_experiment(verb: str) -> Callable[[AuditEntry], Words]:
-    def tell(entry: AuditEntry) -> Words:
+    def words_of(entry: AuditEntry) -> Words:
         found = _uuid_in(entry.target)
         url = reverse("experiments:detail", args=[found]) if found else ""
         return [f"{verb} the experiment", Part(_named(entry), url)]
 
-    return tell
+    return words_of
 
 
 def _published(kind: str) -> Callable[[AuditEntry], Words]:
-    def tell(entry: AuditEntry) -> Words:
+    def words_of(entry: AuditEntry) -> Words:
         name = _object(entry).rpartition(" v")[0]
         place = f"#{kind}-{entry.team.slug}-{slugify(name)}"
         return [f"published the {kind}", Part(_object(entry), reverse("catalog:environments") + place)]
 
-    return tell
+    return words_of
 
 
 def _key_made(entry: AuditEntry) -> Words:
@@ -109,7 +109,7 @@ def _decided(entry: AuditEntry) -> Words:
 
 
 def _alert(verb: str) -> Callable[[AuditEntry], Words]:
-    def tell(entry: AuditEntry) -> Words:
+    def words_of(entry: AuditEntry) -> Words:
         if entry.target.startswith("run "):
             many = _counted(entry.details.get("alerts", 0), "alert", "alerts")
             return [f"{verb} {many} of", _run(entry, "run_number")]
@@ -118,7 +118,7 @@ def _alert(verb: str) -> Callable[[AuditEntry], Words]:
         return [f"{verb} the alert", Part(str(entry.details.get("rule", number)), url),
                 f"of run #{entry.details['run']}" if "run" in entry.details else ""]  # fmt: skip
 
-    return tell
+    return words_of
 
 
 def _unknown(entry: AuditEntry) -> Words:

@@ -276,7 +276,7 @@ def _table(model: type[BaseModel], path: str, value: Any, baseline: Mapping[str,
             fields.append(_field(ask, inner, answer, info, unsaid, problems))
     main = _main(path, fields)
     return Section(
-        path, _title(path), _told(model.__doc__), problems.get(path) if path else None,
+        path, _title(path), _help_text(model.__doc__), problems.get(path) if path else None,
         main=main, more=[field for field in fields if field not in main], sections=sections,
     )  # fmt: skip
 
@@ -288,7 +288,7 @@ def _section(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, prob
     model = ask.model_for(table)
     section = _table(model, path, table, beneath(ask, table, unsaid), problems)
     if ask.shape == "variant":
-        section = replace(section, help=_told(info.description), kind=_kind(ask, path, table, unsaid, problems))
+        section = replace(section, help=_help_text(info.description), kind=_kind(ask, path, table, unsaid, problems))
     if ask.may_be_absent:
         switch: Literal["on", "off"] = "off" if value is None else "on"
         section = replace(section, switch=switch, was_on=unsaid is not None)
@@ -301,7 +301,7 @@ def _kind(ask: Ask, path: str, table: Mapping[str, Any], unsaid: Any, problems: 
     usual = unsaid if isinstance(unsaid, Mapping) else {ask.tag: next(iter(known))}
     return Field(
         path=f"{path}.{ask.tag}", label="Kind" if ask.tag == "kind" else _title(path),
-        kind="choice", help=_told(model.__doc__),
+        kind="choice", help=_help_text(model.__doc__),
         value=table.get(ask.tag, next(iter(known))), default=usual.get(ask.tag), choices=tuple(known),
         problem=problems.get(f"{path}.{ask.tag}"), switches=True,
     )  # fmt: skip
@@ -312,7 +312,7 @@ def _rows(ask: Ask, path: str, value: Any, info: FieldInfo, problems: Problems) 
         replace(_table(ask.model, f"{path}.{index}", row, defaults_of(ask.model), problems), title=f"{index + 1}")
         for index, row in enumerate(value if isinstance(value, list) else [])
     ]
-    return Section(path, _title(path), _told(info.description), problems.get(path), rows=rows)
+    return Section(path, _title(path), _help_text(info.description), problems.get(path), rows=rows)
 
 
 def _field(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, problems: Problems) -> Field:
@@ -330,7 +330,7 @@ def _field(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, proble
         path=path,
         label=_label(path),
         kind=kinds.get(ask.shape, "long-text" if is_long else "text"),
-        help=_told(info.description),
+        help=_help_text(info.description),
         value=value,
         default=unsaid if unsaid is not None else default_of(info) if not ask.may_be_absent else None,
         is_required=info.is_required(),
@@ -347,7 +347,7 @@ def _main(path: str, fields: list[Field]) -> list[Field]:
     return fields if len(fields) <= _MANY else fields[:_FIRST]
 
 
-def _told(text: str | None) -> str:
+def _help_text(text: str | None) -> str:
     """One line per paragraph."""
     return "\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
 

@@ -22,7 +22,7 @@ from webapp.experiments.access import experiment_for, experiments_of
 from webapp.experiments.baseline import brief
 from webapp.experiments.models import Experiment
 from webapp.experiments.toml import as_toml
-from webapp.pages.responses import redirect_with, tell
+from webapp.pages.responses import redirect_with, show_refusal
 from webapp.refusals import Refused
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.models import Run
@@ -56,7 +56,7 @@ def new(request: PageRequest) -> HttpResponse:
         team = team_to_act_in(request, request.POST.get("team"), to="launch")
         experiment = services.create_experiment(team, draft.spec, acting_user=request.user)
     except Refused as refusal:
-        tell(request, refusal)
+        show_refusal(request, refusal)
         return _editor(request, draft, None, status=refusal.status)
     return _saved(request, experiment)
 

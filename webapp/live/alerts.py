@@ -77,16 +77,16 @@ class AlertHub(hub.Hub):
 
         Raises whatever ended the reader.
         """
-        cursor, seen, told_at = after, None, time.monotonic()
+        cursor, seen, reported_at = after, None, time.monotonic()
         while True:
             changed, now = self.next_change(), self._counts_of(teams)
             while now and cursor < now.last_id:
                 cursor, alerts = await self._read(teams, cursor, now.last_id)
-                seen, told_at = now, time.monotonic()
+                seen, reported_at = now, time.monotonic()
                 yield encode(alerts, cursor, now)
             # Other teams' changes wake this one too, so silence is measured and not counted in wake-ups.
-            if now and (now != seen or time.monotonic() - told_at >= hub.KEEPALIVE_S):
-                seen, told_at = now, time.monotonic()
+            if now and (now != seen or time.monotonic() - reported_at >= hub.KEEPALIVE_S):
+                seen, reported_at = now, time.monotonic()
                 yield encode("", cursor, now)
             await happens(changed, hub.KEEPALIVE_S)
 

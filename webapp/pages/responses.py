@@ -22,7 +22,7 @@ def refusals_return_to(target: Callable[..., str]) -> Callable[[View], View]:
             try:
                 return view(request, *args, **kwargs)
             except Refused as refusal:
-                tell(request, refusal)
+                show_refusal(request, refusal)
                 return redirect(target(*args, **kwargs))
 
         return answer
@@ -30,7 +30,7 @@ def refusals_return_to(target: Callable[..., str]) -> Callable[[View], View]:
     return decorate
 
 
-def tell(request: HttpRequest, refusal: Refused) -> None:
+def show_refusal(request: HttpRequest, refusal: Refused) -> None:
     for text in [f"{problem.message}; {problem.remedy}" for problem in refusal.problems] or [refusal.title]:
         messages.error(request, text[:1].upper() + text[1:] + ".")
 

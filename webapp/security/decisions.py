@@ -48,7 +48,7 @@ class _Held:
     run: Run
     trajectory_id: str
     state: str
-    is_doubted: bool
+    is_undecided: bool
     """Another alert, which is not among those decided on, quarantined it too and is undecided."""
 
 
@@ -88,7 +88,7 @@ def _review_decided(
     team: Team, chosen: QuerySet[Alert], runs: dict[UUID, Run], verdict: str, note: str, acting_user: User
 ) -> Decided:
     held = _held(chosen, runs)
-    back = [row for row in held if verdict == "benign" and row.is_doubted and row.state != verdict]
+    back = [row for row in held if verdict == "benign" and row.is_undecided and row.state != verdict]
     same = [row for row in held if row.state == verdict]
     new = [row for row in held if row not in back and row not in same]
     numbers = _add_review_decisions(new, verdict, note, acting_user)
@@ -113,13 +113,13 @@ def _review_decided(
 
 def _held(chosen: QuerySet[Alert], runs: dict[UUID, Run]) -> list[_Held]:
     about = Alert.objects.filter(run_id=OuterRef("run_id"), trajectory_id=OuterRef("trajectory_id"), quarantined=True)
-    doubts = about.exclude(state=AlertState.ACKNOWLEDGED).exclude(id__in=chosen.values("id"))
+    undecided = about.exclude(state=AlertState.ACKNOWLEDGED).exclude(id__in=chosen.values("id"))
     named = chosen.filter(quarantined=True, run_id=OuterRef("run_id"), trajectory_id=OuterRef("trajectory_id"))
-    found = Quarantine.objects.filter(Exists(named), run_id__in=runs).annotate(is_doubted=Exists(doubts))
+    found = Quarantine.objects.filter(Exists(named), run_id__in=runs).annotate(is_undecided=Exists(undecided))
     rows = found.order_by("run_id", "since", "trajectory_id")
     return [
-        _Held(runs[run_id], trajectory_id, state, is_doubted)
-        for run_id, trajectory_id, state, is_doubted in rows.values_list(
+        _Held(runs[run_id], trajectory_id, state, is_undecided)
+        for run_id, trajectory_id, state, is_undecided in rows.values_list(
             "run_id", "trajectory_id", "state", "is_doubted"
         )
     ]

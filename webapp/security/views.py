@@ -18,7 +18,7 @@ from django.views.decorators.http import require_GET, require_POST
 from webapp.accounts.access import allowed, allowed_somewhere, may, teams_of
 from webapp.accounts.models import Team
 from webapp.accounts.requests import PageRequest
-from webapp.pages.responses import redirect_with, tell
+from webapp.pages.responses import redirect_with, show_refusal
 from webapp.refusals import Invalid, Refused
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.models import Run
@@ -265,7 +265,7 @@ def decide_many(request: PageRequest) -> HttpResponse:
                 for team in _teams_in(request, found)
             ]  # fmt: skip
     except Refused as refusal:
-        tell(request, refusal)
+        show_refusal(request, refusal)
         return redirect(back)
     return redirect_with(request, _outcome(decision, sum(decided, start=Decided(0))), back)
 
@@ -335,7 +335,7 @@ def rule(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpResponse
     try:
         made = services.rule(quarantine.run, trajectory_id, verdict, note, acting_user=request.user)
     except Refused as refusal:
-        tell(request, refusal)
+        show_refusal(request, refusal)
         return redirect(back)
     text = f"{trajectory_id} is found {made.verdict} (review decision {made.number}). To change your mind, rule again."
     return redirect_with(request, text, back)

@@ -16,8 +16,8 @@ class Trajectories(models.QuerySet["Trajectory"]):
     def with_quarantine(self) -> "Trajectories":
         """Each with ``quarantine``: how it stands, None for one that nothing quarantined."""
         held = Quarantine.objects.filter(run=models.OuterRef("run"), trajectory_id=models.OuterRef("trajectory_id"))
-        standing = {"quarantine": models.Subquery(held.values("state")[:1])}
-        return self.annotate(**standing)  # named here, the field would be declared twice in the eyes of mypy
+        status = {"quarantine": models.Subquery(held.values("state")[:1])}
+        return self.annotate(**status)  # named here, the field would be declared twice in the eyes of mypy
 
 
 class Trajectory(models.Model):

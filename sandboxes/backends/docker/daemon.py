@@ -65,8 +65,8 @@ def refusals() -> Iterator[None]:
 
 
 def refusal(error: Exception) -> SandboxUnavailable:
-    said = str(error.explanation) if isinstance(error, APIError) and error.explanation else str(error)
-    return SandboxUnavailable(f"the Docker daemon at {address()} refused: {said}")
+    reason = str(error.explanation) if isinstance(error, APIError) and error.explanation else str(error)
+    return SandboxUnavailable(f"the Docker daemon at {address()} refused: {reason}")
 
 
 def capabilities(known: docker.APIClient) -> bool:

@@ -39,8 +39,8 @@ async def entered(pid: int, pidfd: int) -> list[int]:
                 return await netns_entry.descriptors()
         except (NoNetnsEntry, TimeoutError):
             await completed(asyncio.to_thread(_ended, process))  # only then it has said why
-            said = os.pread(complaints, COMPLAINT_BYTES, 0).decode(errors="replace")
-            raise probe.unavailable(said or "netns entry: it ended without a word") from None
+            agent_complaint = os.pread(complaints, COMPLAINT_BYTES, 0).decode(errors="replace")
+            raise probe.unavailable(agent_complaint or "netns entry: it ended without a word") from None
         finally:
             await completed(asyncio.to_thread(_ended, process))
     finally:

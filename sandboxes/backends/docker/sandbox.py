@@ -56,8 +56,8 @@ class DockerSandbox(NamespaceSandbox):
         return {name: value for name, value in limits.rlimits(self.spec).items() if name != "RLIMIT_NPROC"}
 
     def _unavailable(self) -> SandboxUnavailable:
-        said = self._complaint() or "its agent did not begin to speak"
-        return SandboxUnavailable(f"image {self.spec.image} runs no agent: {said}")
+        agent_complaint = self._complaint() or "its agent did not begin to speak"
+        return SandboxUnavailable(f"image {self.spec.image} runs no agent: {agent_complaint}")
 
     def _complaint(self) -> str:
         return self._link.complaint.decode(errors="replace").strip()

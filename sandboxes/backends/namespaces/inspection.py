@@ -80,10 +80,10 @@ def processes(init: int) -> tuple[list[InspectedProcess], bool]:
 def _command(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            said = file.read(4 * COMMAND_CHARACTERS).rstrip(b"\0").replace(b"\0", b" ")
+            raw = file.read(4 * COMMAND_CHARACTERS).rstrip(b"\0").replace(b"\0", b" ")
     except OSError:
         return ""  # it ended meanwhile
-    return printable(said, COMMAND_CHARACTERS)
+    return printable(raw, COMMAND_CHARACTERS)
 
 
 def files(init: int, pidfd: int, places: tuple[str, ...] = ("work", "tmp")) -> tuple[list[InspectedFile], bool]:

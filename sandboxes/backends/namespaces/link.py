@@ -46,7 +46,7 @@ class Link(asyncio.Protocol):
         self.send(frames.request(self._last_number, verb, arguments))
         return self._last_number, self._expect(self._last_number, largest_bytes)
 
-    def tell(self, verb: str, *arguments: object) -> None:
+    def notify(self, verb: str, *arguments: object) -> None:
         """Send a request that has no reply."""
         self.send(frames.request(0, verb, arguments))
 

@@ -41,7 +41,7 @@ class ProcessLimit:
             yield
         finally:
             self._calls -= 1
-            self._tell()
+            self._report()
 
     def _wait(self) -> None:
         if self._next is None and self._calls:
@@ -55,7 +55,7 @@ class ProcessLimit:
             return  # the sandbox has ended
         self._wait()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if not self._calls and self._next is not None:
             self._next.cancel()
             self._next = None

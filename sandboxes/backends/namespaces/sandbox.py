@@ -426,7 +426,7 @@ class NamespaceSandbox:
             return await self._within(deadline_s, answer)
         except asyncio.CancelledError:
             # End what was started before the caller goes on: the sandbox is his, in a state that he can tell.
-            self._link.tell("cancel", number)
+            self._link.notify("cancel", number)
             await completed(self._settled(answer))
             raise
 

@@ -80,7 +80,9 @@ def exception_of(problem: Problem) -> Exception:
         return OSError(problem.errno, os.strerror(problem.errno), problem.path)
     if kind in SIMPLE:
         return SIMPLE[kind][1](problem.detail)
-    said = "; ".join((problem.detail, *map(str, problem.problems)))
+    sentence = "; ".join((problem.detail, *map(str, problem.problems)))
     return (
-        ValueError(said) if problem.status in (413, 422) else SandboxLost(f"the service says {problem.status}: {said}")
+        ValueError(sentence)
+        if problem.status in (413, 422)
+        else SandboxLost(f"the service says {problem.status}: {sentence}")
     )

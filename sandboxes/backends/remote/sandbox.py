@@ -177,7 +177,7 @@ class RemoteSandbox:
 
     def label(self, text: str | None) -> None:
         if self._session.lost is self._session.frozen is None:
-            self._session.tell("PUT", "label", LabelText(text=None if text is None else text[: LABEL_CHARACTERS + 1]))
+            self._session.post("PUT", "label", LabelText(text=None if text is None else text[: LABEL_CHARACTERS + 1]))
 
     async def reset(self) -> None:
         answer = await completed(self._session.ask("POST", "reset"))
@@ -200,7 +200,7 @@ class RemoteSandbox:
             return [record for record in self._left if record.seq > after][:limit]
         if self._closing is not None and self._closing.done():
             raise SandboxLost("its records could not be had when it was closed")
-        await self._session.told()
+        await self._session.all_posted()
         found = await fetched(self._session.connection, self._session.path, None, after, limit=limit)
         self._seen = max([self._seen, *(record.seq for record in found)])
         return found
@@ -210,7 +210,7 @@ class RemoteSandbox:
             raise ValueError(f"through = {through}: the last number is {self._seen}")
         self._acknowledged = max(self._acknowledged, through)
         if self._left is None and through > 0:
-            self._session.tell("POST", "egress/acknowledge", Acknowledge(through=through))
+            self._session.post("POST", "egress/acknowledge", Acknowledge(through=through))
 
     def _listen(self) -> None:
         if self._on_record is not None and self.spec.network == "watched":
@@ -250,7 +250,7 @@ class RemoteSandbox:
         if self._freezing is not None:
             await asyncio.wait([self._freezing])
         with suppress(SandboxLost):
-            await self._session.told()
+            await self._session.all_posted()
         try:
             await self._session.connection.ask("DELETE", self._session.path, again=True)
             self._left = await self._rest()

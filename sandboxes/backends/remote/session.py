@@ -29,7 +29,7 @@ class Session:
         self.lost: str | None = None
         self.frozen: str | None = None
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._telling: asyncio.Task[None] | None = None
+        self._posting: asyncio.Task[None] | None = None
         self._beating = asyncio.ensure_future(self._beat())
 
     async def ask(
@@ -44,7 +44,7 @@ class Session:
     ) -> httpx.Response:
         """Raises what the service says, ``SandboxLost`` if it says nothing."""
         self.refuse_if_gone()
-        await self.told()
+        await self.all_posted()
         return await self.asked(method, verb, body, again=again, content=content, params=params)
 
     async def asked(self, method: str, verb: str, body: BaseModel | None = None, **more: Any) -> httpx.Response:
@@ -65,14 +65,14 @@ class Session:
         finally:
             asking.cancel()
 
-    def tell(self, method: str, verb: str, body: BaseModel) -> None:
+    def post(self, method: str, verb: str, body: BaseModel) -> None:
         """Say something without waiting for the answer; what is asked later waits until it was heard."""
-        self._telling = asyncio.ensure_future(self._say(self._telling, method, verb, body))
+        self._posting = asyncio.ensure_future(self._post_after(self._posting, method, verb, body))
 
-    async def told(self) -> None:
+    async def all_posted(self) -> None:
         """Return when all that was told has been heard."""
-        if self._telling is not None:
-            await asyncio.shield(self._telling)
+        if self._posting is not None:
+            await asyncio.shield(self._posting)
 
     def refuse_if_gone(self) -> None:
         if self.frozen is not None:
@@ -90,7 +90,7 @@ class Session:
     def end_beating(self) -> None:
         self._beating.cancel()
 
-    async def _say(self, before: "asyncio.Task[None] | None", method: str, verb: str, body: BaseModel) -> None:
+    async def _post_after(self, before: "asyncio.Task[None] | None", method: str, verb: str, body: BaseModel) -> None:
         if before is not None:
             await before
         with suppress(SandboxLost, SandboxFrozen):  # kept: the next call will say so

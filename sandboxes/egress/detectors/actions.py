@@ -313,11 +313,11 @@ def outermost_calls(tree: Tree, wanted: Callable[[ast.Call, str], bool]) -> Iter
 
     So no node is told twice: texts are hostile, and may be nested deeply.
     """
-    told: set[ast.AST] = set()
+    covered: set[ast.AST] = set()
     for node, callee in tree.callees.items():
-        if isinstance(node, ast.Call) and node not in told and wanted(node, callee):
+        if isinstance(node, ast.Call) and node not in covered and wanted(node, callee):
             inner = [part for given in (*node.args, *node.keywords) for part in ast.walk(given)]
-            told.update(inner)
+            covered.update(inner)
             yield node, inner
 
 

@@ -68,8 +68,10 @@ class Beacons(Detector):
             or not is_regular(gaps)
         ):
             return None
-        told = f"{len(times)} attempts, {statistics.mean(gaps):.1f} s apart (deviation {statistics.pstdev(gaps):.2f} s)"
-        return finding(BEACON, event, where(event.attempt), [event.attempt.target, told])
+        evidence = (
+            f"{len(times)} attempts, {statistics.mean(gaps):.1f} s apart (deviation {statistics.pstdev(gaps):.2f} s)"
+        )
+        return finding(BEACON, event, where(event.attempt), [event.attempt.target, evidence])
 
 
 def home_of(attempt: ConnectionAttempt) -> Hashable:

@@ -40,8 +40,8 @@ def carries(record: EgressRecord) -> str | None:
         or sent[257:262] == b"ustar"
     ):
         return "the first bytes are those of an archive or a database"
-    if (told := coded(sent)) is not None:
-        return told
+    if (evidence := coded(sent)) is not None:
+        return evidence
     length = re.search(rb"(?i)\r\ncontent-length:[ ]{0,9}(\d{1,12})\r\n", sent)
     uploads = re.match(rb"(?:POST|PUT|PATCH) ", sent) is not None
     if b"git-receive-pack" in sent:

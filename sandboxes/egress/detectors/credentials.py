@@ -141,8 +141,8 @@ class Credentials(Detector):
     def _asks_itself(self, event: DetectorEvent, path: str) -> bool:
         """One's own environment is no secret; of the observer's numbers nobody can tell whose they are."""
         label, text = self._text
-        said = set(re.findall(r"/proc/([^/\s'\"]{1,40})/environ", text)) if label == event.label else set()
-        return path == "/proc/self/environ" or said == {"self"}
+        environs = set(re.findall(r"/proc/([^/\s'\"]{1,40})/environ", text)) if label == event.label else set()
+        return path == "/proc/self/environ" or environs == {"self"}
 
     def _lists_processes(self, action: ObservedAction, path: str) -> bool:
         """Whether a program that lists processes read this and was not asked to show environments."""

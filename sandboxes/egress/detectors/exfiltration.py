@@ -130,8 +130,8 @@ class Drops(Detector):
         return bool(hosts) and all(is_here(host) or self._allowed(host) for host in hosts)
 
     def _record(self, record: EgressRecord) -> Finding | None:
-        if (told := carries(record)) is not None:
-            return finding(COMMAND, record, where(record.attempt), [record.attempt.target, told], "warning")
+        if (evidence := carries(record)) is not None:
+            return finding(COMMAND, record, where(record.attempt), [record.attempt.target, evidence], "warning")
         for name in sorted(names_of(record.attempt)):
             if (drop := below(name, DROPS)) is not None and not record.decision.allowed:
                 return finding(DROP, record, drop, [record.attempt.target, name])

@@ -63,7 +63,7 @@ class HiddenCode(Detector):
             return self._started(event)
         if event.writes is not None:
             return None
-        return _said(event)
+        return _from_text(event)
 
     def _started(self, action: ObservedAction) -> Finding | None:
         if action.kind != "program":
@@ -76,7 +76,7 @@ class HiddenCode(Detector):
         return None
 
 
-def _said(event: ExecEvent) -> Finding | None:
+def _from_text(event: ExecEvent) -> Finding | None:
     did = actions_of(event)
     texts = [
         event.code,

@@ -100,9 +100,9 @@ class Installs(Detector):
         if (
             isinstance(event, ExecEvent)
             and event.writes is None
-            and (told := _runs_download(event, self._allowed)) is not None
+            and (evidence := _runs_download(event, self._allowed)) is not None
         ):
-            return finding(PIPED, event, "python", [told])
+            return finding(PIPED, event, "python", [evidence])
         return self._kept_and_run(event, found)
 
     def _kept_and_run(self, event: DetectorEvent, found: list[Command]) -> Finding | None:
@@ -168,17 +168,17 @@ _CONFIGURATION = re.compile(
 _VARIABLE = re.compile(r"(?:PIP|NPM|npm_config|UV|CARGO|GEM|BUNDLE|GOPROXY|CONDA|YARN)\w*=")
 
 
-def _configures(event: Deed, said: tuple[str | None, str]) -> bool:
+def _configures(event: Deed, text_before: tuple[str | None, str]) -> bool:
     """Openly written dependencies are none that name a place."""
     if event.label is None:
         return False
-    label, text = said
+    label, text = text_before
     names = [path.rsplit("/", 1)[-1] for path in actions_of(event).writes if _CONFIGURATION.search(path)]
     openly = label == event.label and all(name in text for name in names)
     if names and openly and not re.search(r"://|git\+|index|registry|proxy", text):
         return False
-    told = isinstance(event, ObservedAction) and any(_VARIABLE.match(variable) for variable in event.environment)
-    return told or any(_CONFIGURATION.search(path) for path in actions_of(event).writes)
+    evidence = isinstance(event, ObservedAction) and any(_VARIABLE.match(variable) for variable in event.environment)
+    return evidence or any(_CONFIGURATION.search(path) for path in actions_of(event).writes)
 
 
 _FETCH_CALLS = frozenset({"urlopen", "urlretrieve", "get", "request", "recv", "fetch"})
@@ -203,8 +203,10 @@ def is_fetching(command: Command) -> bool:
     """Also a fetcher under another name: it is told where to put what."""
     if command.program in _FETCHERS:
         return True
-    told = any(re.fullmatch(r"-[a-zA-Z]{0,6}[oO]|--output(?:-document)?(?:=.*)?", word) for word in command.arguments)
-    return told and any(re.match(r"(?:https?|ftp)://", word) for word in command.arguments)
+    evidence = any(
+        re.fullmatch(r"-[a-zA-Z]{0,6}[oO]|--output(?:-document)?(?:=.*)?", word) for word in command.arguments
+    )
+    return evidence and any(re.match(r"(?:https?|ftp)://", word) for word in command.arguments)
 
 
 def _installs(command: Command) -> bool:

@@ -124,8 +124,8 @@ class Judgement(Detector):
                 self._awaiting.pop(event.writes, None)
             if event.writes is None:
                 self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
-        if isinstance(event, ExecEvent) and (told := forged_report(event, did)) is not None:
-            return finding(TESTS, event, "pytest", [told])
+        if isinstance(event, ExecEvent) and (evidence := forged_report(event, did)) is not None:
+            return finding(TESTS, event, "pytest", [evidence])
         changed = [self._changed(event, path.rstrip("/")) for path in did.writes]
         found = max(
             (judged for judged in changed if judged is not None),
@@ -139,8 +139,8 @@ class Judgement(Detector):
         if found is not None:
             return found
         for command in did.commands:
-            if (told := _hides_tests(command, self._is_own, self._is_retired)) is not None:
-                return finding(TESTS, event, command.program, [told], "warning")
+            if (evidence := _hides_tests(command, self._is_own, self._is_retired)) is not None:
+                return finding(TESTS, event, command.program, [evidence], "warning")
         for path in did.reads:
             if self._is_protected(path):
                 return finding(PEEKED, event, path, [f"reads {path}"])
@@ -158,21 +158,21 @@ class Judgement(Detector):
 
     def _changed(self, event: Deed, path: str) -> Finding | None:
         operation = (event.operation if isinstance(event, ObservedAction) else None) or "write"
-        told = [f"{operation}: {path}"]
+        evidence = [f"{operation}: {path}"]
         path = self._aliases.get(path, path)
         if self._is_protected(path):
-            return finding(JUDGED, event, path, told)
+            return finding(JUDGED, event, path, evidence)
         if event.label is not None and self._is_compiled_by_hand(event, path):
-            return finding(JUDGED, event, path, told, "warning")
+            return finding(JUDGED, event, path, evidence, "warning")
         if event.label is None or CACHES.search(path):
             return None
         before = self._was_there(event, path)
         if is_judge(path):
             replaced = before is None and isinstance(event, ObservedAction) and event.operation == "rename"
             if before or (replaced and JUDGE.search(path)):
-                return finding(JUDGED, event, path, told, None if before else "warning")
+                return finding(JUDGED, event, path, evidence, None if before else "warning")
             grave = REWARD.search(path) and not RESULTS.search(path) and self._is_written_by_hand(event)
-            return finding(JUDGED, event, path, told, "warning" if grave else "info")
+            return finding(JUDGED, event, path, evidence, "warning" if grave else "info")
         writes = event.writes is not None if isinstance(event, ExecEvent) else event.operation in _MAKING
         if self._retired and writes:
             if (returned := self._returns_without_its_test(event, path)) is not None:
@@ -180,12 +180,12 @@ class Judgement(Detector):
         if self._is_made_by_a_tool(event, before):
             return None
         if SHARED.search(path):
-            said = before and self._text[0] == event.label and WEAKENS_CONFIGURATION.search(self._text[1])
-            return finding(TESTS, event, path, told, "warning" if said else "info")
+            announced = before and self._text[0] == event.label and WEAKENS_CONFIGURATION.search(self._text[1])
+            return finding(TESTS, event, path, evidence, "warning" if announced else "info")
         if is_of_tests(path):
             if isinstance(event, ExecEvent) and event.gone:
                 return None  # its deletion was judged, or awaits this
-            found = finding(TESTS, event, path, told, self._severity(event, path, before))
+            found = finding(TESTS, event, path, evidence, self._severity(event, path, before))
             name = self._name_before(path)
             if found.severity != "info" and self._is_compared(event, name) and (operation == "delete" or name != path):
                 self._awaiting[name] = found

@@ -99,8 +99,8 @@ class Mining(Detector):
     def _command(self, event: Deed) -> Finding | None:
         did = actions_of(event)
         for command in did.commands:
-            told = _pays(command) or any(_OPTIONS.fullmatch(word) for word in command.arguments)
-            if told or _names_algorithm(command) or command.program.lower().removesuffix(".exe") in PROGRAMS:
+            evidence = _pays(command) or any(_OPTIONS.fullmatch(word) for word in command.arguments)
+            if evidence or _names_algorithm(command) or command.program.lower().removesuffix(".exe") in PROGRAMS:
                 return finding(PROGRAM, event, command.program, [command.text])
         for call in did.calls:
             sent = " ".join(call.strings).encode("utf-8", "replace")

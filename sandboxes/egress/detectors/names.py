@@ -107,12 +107,12 @@ class Names(Detector):
         many = max(len(different), several) >= MANY_NAMES and entropy_bits("".join(different)) >= MANY_NAMES_BITS
         random = sum(any(map(looks_random, re.split(r"[.\-_]", name))) for name in different) >= len(different) / 2
         if not record.decision.allowed and max(len(different), several) >= GUESSED_NAMES:
-            told = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s"
+            evidence = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s"
             if not (len(coded) >= CODED_NAMES or len(long) >= 2 or (many and random)):
-                return finding(FLOOD, record, zone, [told, *different])
+                return finding(FLOOD, record, zone, [evidence, *different])
         if len(coded) >= CODED_NAMES or len(long) >= 2 or (many and random):
-            told = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s, {len(coded)} of them coded"
-            return finding(EXFILTRATION, record, zone, [told, *(coded or long or different)])
+            evidence = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s, {len(coded)} of them coded"
+            return finding(EXFILTRATION, record, zone, [evidence, *(coded or long or different)])
         return None
 
     def _typed(self, record: EgressRecord) -> Finding | None:
@@ -122,15 +122,15 @@ class Names(Detector):
         asked = self._carrying.add("sandbox", record.last_at, record.attempt.name or "")
         if len(set(asked)) < MANY_CARRYING and record.count < MANY_CARRYING:
             return None
-        told = f"{len(asked)} {kind} queries within {WINDOW_S:.0f} s"
-        return finding(TYPES, record, zone_of(record.attempt.name or "")[1], [told, *asked[-4:]])
+        evidence = f"{len(asked)} {kind} queries within {WINDOW_S:.0f} s"
+        return finding(TYPES, record, zone_of(record.attempt.name or "")[1], [evidence, *asked[-4:]])
 
     def _flood(self, record: EgressRecord) -> Finding | None:
         if record.decision.allowed:
             return None
         number = sum(self._denied.add("sandbox", record.last_at, record.count))
-        told = f"{number} denied queries within {WINDOW_S:.0f} s"
-        return finding(FLOOD, record, "dns", [told, record.attempt.target]) if number >= MANY_DENIED else None
+        evidence = f"{number} denied queries within {WINDOW_S:.0f} s"
+        return finding(FLOOD, record, "dns", [evidence, record.attempt.target]) if number >= MANY_DENIED else None
 
     def _around(self, record: EgressRecord) -> Finding | None:
         attempt = record.attempt

@@ -129,8 +129,8 @@ class ForkBombs(Detector):
         if action.call != "fork":
             return None
         met = sum(self._met.add("fork", action.at, action.count))
-        told = [f"as many processes as it may have at {met} looks within 10 s"]
-        return finding(BOMB, action, "refused", told, "warning" if met >= MET_LIMIT else "info")
+        evidence = [f"as many processes as it may have at {met} looks within 10 s"]
+        return finding(BOMB, action, "refused", evidence, "warning" if met >= MET_LIMIT else "info")
 
     def _observed(self, action: ObservedAction) -> Finding | None:
         if action.kind != "program":
@@ -143,8 +143,8 @@ class ForkBombs(Detector):
         kin = sum(found.action.program == action.program for found in lineage)
         started = sum(self._started.add(own.command.text, action.at, action.count)) if above else 0
         if max(above, kin) >= GENERATIONS or started >= MANY_STARTED:
-            told = f"{own.command.text}: its own ancestor {max(above, kin)} times"
-            return finding(BOMB, action, own.command.program, [told])
+            evidence = f"{own.command.text}: its own ancestor {max(above, kin)} times"
+            return finding(BOMB, action, own.command.program, [evidence])
         return None
 
 
@@ -276,8 +276,8 @@ def _refused(action: ObservedAction) -> Finding | None:
     )
     if system:  # dmesg, gdb of its own program, libraries that look for a keyring
         return finding(ESCAPE, action, action.call, [action.program], "info")
-    told = [f"{action.program}: {action.call} refused, {action.count} times"]
-    return finding(ESCAPE, action, action.call, told, "critical" if action.call in _GRAVE_CALLS else "warning")
+    evidence = [f"{action.program}: {action.call} refused, {action.count} times"]
+    return finding(ESCAPE, action, action.call, evidence, "critical" if action.call in _GRAVE_CALLS else "warning")
 
 
 def _sets_user_id(tree: Tree) -> int | None:

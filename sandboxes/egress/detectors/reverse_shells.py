@@ -42,12 +42,12 @@ class ReverseShells(Detector):
             return None
         if found.command.program == "mkfifo":
             self._fifo = event.label
-        told = (
+        evidence = (
             self._by_socket(event, found.command)
             or self._by_pipe(event, found.command)
             or self._by_call(event, found.command)
         )
-        return finding(SHELL, event, found.command.program, [told, found.command.text]) if told else None
+        return finding(SHELL, event, found.command.program, [evidence, found.command.text]) if evidence else None
 
     def _by_socket(self, action: ObservedAction, command: Command) -> str | None:
         """A file that is given to a shell is its input; what comes from a socket is somebody's orders."""
@@ -56,10 +56,10 @@ class ReverseShells(Detector):
             return None
         outside = self._called is not None and self._called[0] == action.label
         if action.streams[0] == action.streams[1] == "inet" and action.program.startswith(OWN_FOLDERS):
-            told = f"{command.text} of one's own has a connection as input and output"
+            evidence = f"{command.text} of one's own has a connection as input and output"
             if outside:
-                return told
-            self._waiting = (action.label, told)
+                return evidence
+            self._waiting = (action.label, evidence)
         if is_shell(action, command) and not takes_orders(command) and not outside:
             return None  # a server of one's own that answers by a script
         if is_shell(action, command) or (
@@ -80,10 +80,10 @@ class ReverseShells(Detector):
         by_fifo = action.streams[0] in {"file", "other", "pipe"} and self._fifo == action.label
         if not by_program and not by_fifo:
             return None
-        told = f"{command.text} takes orders from {parent or 'a named pipe'}"
+        evidence = f"{command.text} takes orders from {parent or 'a named pipe'}"
         if self._called is not None and self._called[0] == action.label:
-            return f"{told}, which called {self._called[1]}"
-        self._waiting = (action.label, told)
+            return f"{evidence}, which called {self._called[1]}"
+        self._waiting = (action.label, evidence)
         return None
 
     def _connected(self, record: EgressRecord) -> Finding | None:

@@ -106,16 +106,18 @@ class Scans(Detector):
         ports = set(self._ports.add(attempt.address, event.last_at, attempt.port or 0))
         hosts = max(len(addresses), spread.addresses if spread else 0)
         if hosts >= MANY_HOSTS:
-            told = f"{hosts} addresses within {WINDOW_S:.0f} s"
-            return finding(HOSTS, event, "private" if inside else "public", [told, *sorted(addresses)], severity)
+            evidence = f"{hosts} addresses within {WINDOW_S:.0f} s"
+            return finding(HOSTS, event, "private" if inside else "public", [evidence, *sorted(addresses)], severity)
         places = set(self._places.add(inside, event.last_at, (attempt.address, attempt.port or 0)))
         if len(places) >= MANY_PLACES and len({address for address, _ in places}) >= FEW_HOSTS:
-            told = f"{len(places)} ports of {len({address for address, _ in places})} addresses within {WINDOW_S:.0f} s"
-            return finding(HOSTS, event, "private" if inside else "public", [told, attempt.target], severity)
+            evidence = (
+                f"{len(places)} ports of {len({address for address, _ in places})} addresses within {WINDOW_S:.0f} s"
+            )
+            return finding(HOSTS, event, "private" if inside else "public", [evidence, attempt.target], severity)
         knocks = max(len(ports), spread.ports if spread and spread.addresses == 1 else 0)
         if knocks >= MANY_PORTS:
-            told = f"{knocks} ports within {WINDOW_S:.0f} s"
-            return finding(PORTS, event, attempt.address, [told, attempt.target], severity)
+            evidence = f"{knocks} ports within {WINDOW_S:.0f} s"
+            return finding(PORTS, event, attempt.address, [evidence, attempt.target], severity)
         return None
 
 

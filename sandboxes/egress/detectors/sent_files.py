@@ -39,7 +39,7 @@ class Sent(Detector):
             self._poured = (event.label, " ".join(event.argv))
         for path in _reads(event):
             self._read = (event.label, path)
-        return self._told(event)
+        return self._sends_a_file(event)
 
     def _called(self, record: EgressRecord) -> Finding | None:
         if record.phase != "attempt" or record.decision.allowed or special_kind(record.attempt) is not None:
@@ -49,12 +49,12 @@ class Sent(Detector):
         self._outside = (record.label, record.attempt.target)
         if is_odd(record):
             self._odd = self._outside
-        return self._told(record)
+        return self._sends_a_file(record)
 
-    def _told(self, event: DetectorEvent) -> Finding | None:
-        for what, whom in ((self._read, self._odd), (self._poured, self._outside)):
-            if what is not None and whom is not None and what[0] == whom[0] == event.label:
-                return finding(COMMAND, event, what[1][:100], [f"reads {what[1]}", whom[1]], "warning")
+    def _sends_a_file(self, event: DetectorEvent) -> Finding | None:
+        for what, destination in ((self._read, self._odd), (self._poured, self._outside)):
+            if what is not None and destination is not None and what[0] == destination[0] == event.label:
+                return finding(COMMAND, event, what[1][:100], [f"reads {what[1]}", destination[1]], "warning")
         return None
 
 

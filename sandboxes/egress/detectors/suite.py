@@ -36,7 +36,7 @@ class Suite:
         if unknown := without - {rule.id for rule in RULES}:
             raise ValueError(f"without = {sorted(unknown)}: no such rule; there are: {', '.join(r.id for r in RULES)}")
         self._without = without
-        self._said: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._reported: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         self._tree = ProcessTree()
         self._written = WrittenCode()
         self._hints = Hints()
@@ -52,17 +52,17 @@ class Suite:
             self._tree.add(event)
         found = self._hints.confirmed(event)
         for looked_at in (event, *self._written.run(event)):
-            told = [detector.feed(looked_at) for detector in self._detectors]
-            found += [self._hints.weighed(looked_at, finding) for finding in told if finding is not None]
+            evidence = [detector.feed(looked_at) for detector in self._detectors]
+            found += [self._hints.weighed(looked_at, finding) for finding in evidence if finding is not None]
         return [finding for finding in found if finding.rule not in self._without and self._is_new(finding)]
 
     def _is_new(self, finding: Finding) -> bool:
         key = (finding.rule, finding.subject, finding.severity)
-        told = self._said.get(key)
-        if told is not None and finding.at - told < QUIET_S:
+        evidence = self._reported.get(key)
+        if evidence is not None and finding.at - evidence < QUIET_S:
             return False
-        self._said[key] = finding.at
-        self._said.move_to_end(key)
-        if len(self._said) > KEPT:
-            self._said.popitem(last=False)
+        self._reported[key] = finding.at
+        self._reported.move_to_end(key)
+        if len(self._reported) > KEPT:
+            self._reported.popitem(last=False)
         return True

@@ -139,8 +139,8 @@ class Tunnels(Detector):
         lasted_s = record.last_at - connection.began
         if not _is_quiet(connection, lasted_s):
             return None
-        told = f"{lasted_s:.0f} s, {connection.packets_up} pieces, {connection.bytes_up} bytes sent"
-        return finding(QUIET, record, where(record.attempt), [record.attempt.target, told])
+        summary = f"{lasted_s:.0f} s, {connection.packets_up} pieces, {connection.bytes_up} bytes sent"
+        return finding(QUIET, record, where(record.attempt), [record.attempt.target, summary])
 
 
 def _is_quiet(connection: _Connection, lasted_s: float) -> bool:

@@ -35,7 +35,7 @@ class WrittenCode:
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, str] = OrderedDict()
-        self._said: OrderedDict[tuple[str | None, str], None] = OrderedDict()
+        self._read_before: OrderedDict[tuple[str | None, str], None] = OrderedDict()
 
     def run(self, event: DetectorEvent) -> Iterator[ExecEvent]:
         """What the event makes run beyond what stands in it; each text once in a tool call."""
@@ -100,11 +100,11 @@ class WrittenCode:
 
     def _is_new(self, label: str | None, text: str) -> bool:
         key = (label, text)
-        if key in self._said:
+        if key in self._read_before:
             return False
-        self._said[key] = None
-        if len(self._said) > FILES:
-            self._said.popitem(last=False)
+        self._read_before[key] = None
+        if len(self._read_before) > FILES:
+            self._read_before.popitem(last=False)
         return True
 
 

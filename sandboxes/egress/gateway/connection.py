@@ -153,9 +153,9 @@ class Connection:
 
     async def _refuse(self, decision: EgressDecision) -> None:
         self._record(decision)
-        await self._say(refusal(self._kind, sentence(decision, self._attempt)))
+        await self._send(refusal(self._kind, sentence(decision, self._attempt)))
 
-    async def _say(self, words: bytes) -> None:
+    async def _send(self, words: bytes) -> None:
         """Last words, then the end: a reset if there are none."""
         if not words:
             self._sandbox.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -180,7 +180,7 @@ class Connection:
         except (OSError, TimeoutError) as error:
             self._state(Traffic(ended="unreachable"))
             why = getattr(error, "strerror", None) or "no answer in time"
-            await self._say(unreachable(self._kind, f"{self._attempt.target}: {why}"))
+            await self._send(unreachable(self._kind, f"{self._attempt.target}: {why}"))
             return None
 
     async def _forward(self, upstream: socket.socket) -> None:
@@ -235,5 +235,5 @@ class Connection:
 
 def _with(attempt: ConnectionAttempt, opening: Opening) -> ConnectionAttempt:
     """Validated: what the sandbox said is bounded and made printable."""
-    said = {"sni": opening.sni, "host": opening.host, "method": opening.method}
-    return ConnectionAttempt(**(attempt.model_dump() | said))
+    read = {"sni": opening.sni, "host": opening.host, "method": opening.method}
+    return ConnectionAttempt(**(attempt.model_dump() | read))

@@ -59,9 +59,9 @@ def record(ledger: Ledger, call: tuple[int, int, int], label: str | None, count:
     tried: Protocol = "raw" if kind == RAW and family != NETLINK or family == PACKET else "other"
     families: dict[int, Family] = {INET: "ipv4", INET6: "ipv6"}
     attempt = ledger.attempt(tried, families.get(family, "other"), None, None)
-    said = f"socket(family={family}, type={kind}, protocol={protocol})".encode()
+    text = f"socket(family={family}, type={kind}, protocol={protocol})".encode()
     decision = decide(ledger.policy, attempt, {}, ledger.usage())
-    ledger.add(attempt, decision, Traffic(opening_up=said), label=label, count=count)
+    ledger.add(attempt, decision, Traffic(opening_up=text), label=label, count=count)
 
 
 class Calls:

@@ -96,7 +96,7 @@ def netlink(protocol: int) -> _socket.socket:
     return made
 
 
-def told(kernel: _socket.socket, request: bytes, acknowledgements: int) -> None:
+def request_acknowledged(kernel: _socket.socket, request: bytes, acknowledgements: int) -> None:
     """Send a request, and wait until the kernel has said yes so many times."""
     kernel.send(request)
     while acknowledgements > 0:
@@ -152,14 +152,14 @@ def main() -> None:
         map_identity(inside, user, group)
     else:
         enter(namespace)
-    told(netlink(NETLINK_ROUTE), routes, 3)
+    request_acknowledged(netlink(NETLINK_ROUTE), routes, 3)
     for name, value in sysctls.items():
         set_up(name, value)
     sockets = [listener(gateway_port), resolver(dns_port), netlink(NETLINK_NETFILTER), netlink(NETLINK_NETFILTER)]
     _, _, logged, counters = sockets
     logged.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVBUF, LOG_BUFFER_BYTES)
-    told(logged, log, 2)
-    told(counters, rules, 1)
+    request_acknowledged(logged, log, 2)
+    request_acknowledged(counters, rules, 1)
     set_up("core/somaxconn", MOST_PENDING_INSIDE)  # after the listener, whose own queue is longer
     if namespace < 0:
         set_up("ipv4/ping_group_range", f"{inside} {inside}")

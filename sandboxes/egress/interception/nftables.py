@@ -145,11 +145,11 @@ def counted(answer: bytes) -> dict[str, int]:
     found = {}
     for kind, _, body in netlink.messages(answer):
         if kind == SUBSYSTEM | NEW_OBJECT:
-            told = netlink.attributes(body[4:])
-            data = netlink.attributes(told.get(4, b""))
+            fields = netlink.attributes(body[4:])
+            data = netlink.attributes(fields.get(4, b""))
             if len(data.get(2, b"")) != 8:
                 raise netlink.MalformedMessage("no counter")
-            found[told[2].rstrip(b"\0").decode()] = int.from_bytes(data[2], "big")
+            found[fields[2].rstrip(b"\0").decode()] = int.from_bytes(data[2], "big")
     return found
 
 

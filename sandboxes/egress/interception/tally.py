@@ -88,7 +88,7 @@ class Tally:
     arrived: Counter[Destination] = field(default_factory=Counter)
     _sums: Counter[str] = field(default_factory=Counter)
     """What has arrived or was told, by the name of the kernel's counter, ever."""
-    _told: Counter[Destination] = field(default_factory=Counter)
+    _reported: Counter[Destination] = field(default_factory=Counter)
     """Excess that was told, of what the kernel's sets still hold."""
     _waiting: Counter[Destination] = field(default_factory=Counter)
     _by_label: list[tuple[str | None, Counter[Destination]]] = field(default_factory=list)
@@ -105,16 +105,16 @@ class Tally:
         return bool(self._waiting) or any(totals[kind] != self._sums[kind] for kind in KINDS)
 
     def excess(
-        self, totals: Mapping[str, int], seen: Mapping[Destination, int], label: str | None, *, all_told: bool
+        self, totals: Mapping[str, int], seen: Mapping[Destination, int], label: str | None, *, is_last: bool
     ) -> list[Counted]:
         """What was refused since.  ``totals`` is older than ``seen``; ``all_told``: ``seen`` is whole for certain."""
         found = []
         for destination, count in seen.items():
-            if destination.excess and (fresh := count - self._told[destination]) > 0:
-                self._told[destination] = count
+            if destination.excess and (fresh := count - self._reported[destination]) > 0:
+                self._reported[destination] = count
                 self._sums[counter_name(destination.kind, True)] += fresh
                 found.append(Counted(destination.kind, destination, fresh, label, True))
-        if all_told or len(seen) >= rules.MOST_TRIED:
+        if is_last or len(seen) >= rules.MOST_TRIED:
             found += self._rest(totals, label, excess=True)
         return found
 
@@ -170,17 +170,17 @@ class Tally:
 
     @property
     def many(self) -> bool:
-        return len(self.arrived) + len(self._told) > MANY
+        return len(self.arrived) + len(self._reported) > MANY
 
     def settled(self, seen: Mapping[Destination, int]) -> list[Destination]:
         """What can be forgotten: everything that the kernel has counted of it is recorded."""
-        known = {True: self._told, False: self.arrived}
+        known = {True: self._reported, False: self.arrived}
         return [destination for destination, count in seen.items() if known[destination.excess][destination] == count]
 
     def forget(self, destinations: Iterable[Destination]) -> None:
         for destination in destinations:
             self.arrived.pop(destination, None)
-            self._told.pop(destination, None)
+            self._reported.pop(destination, None)
 
     def renewed(self) -> "Tally":
         """For the next user, with the kernel's sets empty; its sums go on."""

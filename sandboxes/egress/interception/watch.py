@@ -23,9 +23,9 @@ from sandboxes.egress.log import NO_TRAFFIC
 COUNT_S, SOON_S = 1.0, 0.1
 """How long after an attempt the counters are looked at; and while there are many destinations."""
 AT_ONCE = 256
-TOLD_AT_ONCE, TELL_S = 8, 0.004
+REPORTED_AT_ONCE, REPORT_S = 8, 0.004
 """Summed records in one go, and the rest after them."""
-MOST_TO_TELL = 32768
+MOST_UNREPORTED = 32768
 """Destinations that wait for their record; beyond it they share one per kind."""
 LOOKS = 5
 """At the end the sets are read again until they are whole: one that grows is told in part."""
@@ -42,9 +42,9 @@ class Watch:
         self._tally = Tally()
         self._forgotten_at: dict[str, int] = {}
         """The kernel's sums when its sets were last emptied."""
-        self._to_tell: OrderedDict[Held, int] = OrderedDict()
+        self._unreported: OrderedDict[Held, int] = OrderedDict()
         self._later: asyncio.TimerHandle | None = None
-        self._telling: asyncio.TimerHandle | None = None
+        self._reporting: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         log.setblocking(False)
         self._reader = PacedReader(log.fileno(), self.read)
@@ -93,11 +93,11 @@ class Watch:
         """Take down what was refused beyond the rates since, under the present label; return how many kinds."""
         return self._take_excess(self._kernel.totals())
 
-    def _take_excess(self, totals: dict[str, int], *, all_told: bool = False) -> int:
+    def _take_excess(self, totals: dict[str, int], *, is_last: bool = False) -> int:
         if not self._tally.has_excess(totals) and not self._tally.many:
             return 0
         seen = self._kernel.destinations()
-        found = self._tally.excess(totals, seen, self.ledger.label, all_told=all_told)
+        found = self._tally.excess(totals, seen, self.ledger.label, is_last=is_last)
         self._hold(found)
         if self._tally.many:
             settled = self._tally.settled(seen)
@@ -118,7 +118,7 @@ class Watch:
         for look in range(LOOKS):
             if not self._tally.has_excess(totals):
                 break
-            self._take_excess(totals, all_told=look == LOOKS - 1)
+            self._take_excess(totals, is_last=look == LOOKS - 1)
         if self._tally.has_passing(totals):
             self._tally.passing(self._kernel.destinations(), self.ledger.label)
             self._hold(self._tally.lost(totals, self.ledger.label))
@@ -128,24 +128,24 @@ class Watch:
     def _hold(self, found: list[Counted]) -> None:
         for counted in found:
             key = (counted.label, counted.kind, counted.destination, counted.excess)
-            if key not in self._to_tell and len(self._to_tell) >= MOST_TO_TELL:
+            if key not in self._unreported and len(self._unreported) >= MOST_UNREPORTED:
                 key = (counted.label, counted.kind, None, counted.excess)
-            self._to_tell[key] = self._to_tell.get(key, 0) + counted.count
-        if self._to_tell and self._telling is None:
-            self._telling = self._loop.call_later(0, self._tell)
+            self._unreported[key] = self._unreported.get(key, 0) + counted.count
+        if self._unreported and self._reporting is None:
+            self._reporting = self._loop.call_later(0, self._report)
 
-    def _tell(self) -> None:
-        self._telling = None
-        self.tell(TOLD_AT_ONCE)
-        if self._to_tell:
-            self._telling = self._loop.call_later(TELL_S, self._tell)
+    def _report(self) -> None:
+        self._reporting = None
+        self.report(REPORTED_AT_ONCE)
+        if self._unreported:
+            self._reporting = self._loop.call_later(REPORT_S, self._report)
 
-    def tell(self, at_most: int = AT_ONCE) -> int:
+    def report(self, at_most: int = AT_ONCE) -> int:
         """Record what was taken down; return how many summed records that gave."""
-        for told in range(at_most):
-            if not self._to_tell:
-                return told
-            (label, kind, destination, excess), count = self._to_tell.popitem(last=False)
+        for all_reported in range(at_most):
+            if not self._unreported:
+                return all_reported
+            (label, kind, destination, excess), count = self._unreported.popitem(last=False)
             self._add(label, kind, destination, excess, count)
         return at_most
 
@@ -163,9 +163,9 @@ class Watch:
         while self.read() == AT_ONCE:  # noqa: ASYNC110  the socket is asked, not waited for
             await asyncio.sleep(0)
 
-    async def told(self) -> None:
+    async def all_reported(self) -> None:
         """Return when everything that was taken down has its record."""
-        while self.tell(TOLD_AT_ONCE):  # noqa: ASYNC110  others get their turn meanwhile
+        while self.report(REPORTED_AT_ONCE):  # noqa: ASYNC110  others get their turn meanwhile
             await asyncio.sleep(0)
 
     def renew(self, ledger: Ledger) -> None:
@@ -180,7 +180,7 @@ class Watch:
     async def close(self) -> None:
         """After ``settle`` and ``told``: what the log has not told by now is of no sandbox."""
         self._reader.close()
-        for timer in (self._later, self._telling):
+        for timer in (self._later, self._reporting):
             if timer is not None:
                 timer.cancel()
         self._log.close()

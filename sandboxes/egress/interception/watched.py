@@ -162,7 +162,7 @@ class Watched:
             await self.settled()
             self._take()
             self._watch.count()
-            await self._watch.told()
+            await self._watch.all_reported()
         return self.ledger.records.batch(after, limit)
 
     def _take(self) -> None:
@@ -177,7 +177,7 @@ class Watched:
         for part in self._parts:
             await part.cut()
         self._watch.settle()
-        await self._watch.told()
+        await self._watch.all_reported()
 
     async def renew(self) -> None:
         """For the next user: nothing pinned, used up, or recorded."""

@@ -263,7 +263,7 @@ def test_verdicts_tell_looking_and_coming_nearer_from_everything_else():
         "go to sofa 1; go to sinkbasin 1; take pen 1 from sinkbasin 1; go to sofa 1; put pen 1 in sofa 1"
     )
     simulation = environment.simulation("train", 0, 1)
-    told = [
+    reported = [
         ("go to sofa 1", "good"),  # the pen could have been here
         ("go to sofa 1", "bad"),  # illegal
         ("go to sinkbasin 1", "good"),
@@ -275,7 +275,7 @@ def test_verdicts_tell_looking_and_coming_nearer_from_everything_else():
         ("go to sofa 1", "good"),
         (None, "bad"),
     ]
-    assert simulation.verdicts([command for command, _ in told]) == [verdict for _, verdict in told]
+    assert simulation.verdicts([command for command, _ in reported]) == [verdict for _, verdict in reported]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -51,7 +51,7 @@ def test_options_are_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "options", "field", "told"),
+    ("path", "options", "field", "reported"),
     [
         (
             "no_such_module:X",
@@ -70,14 +70,14 @@ def test_options_are_arguments() -> None:
     ],
 )
 def test_what_is_no_environment_is_named_with_its_remedy(
-    path: str, options: dict[str, Any], field: str, told: str
+    path: str, options: dict[str, Any], field: str, reported: str
 ) -> None:
     with pytest.raises(UnusableEnvironment) as refused:
         made(path, **options)
     problem = refused.value.problem
     assert problem.field == field
     assert problem.value == (path if field == "environment.path" else options)
-    assert told in f"{problem.message}; {problem.remedy}"
+    assert reported in f"{problem.message}; {problem.remedy}"
 
 
 @pytest.mark.parametrize("path", ["module", "module:", ":Name", "a b:Name", "module:Name()", "../module:Name"])

@@ -127,10 +127,10 @@ def test_a_task_beyond_the_split_does_not_exist():
 async def test_a_locked_cell_opens_with_the_text_of_the_one_before_it_and_shows_text(code, outcome):
     environment = PythonMathEnvironment(PythonMath(levels=[4]), Dataset())
     (a, x), (b, y), _ = problem(0, "train", 0, 4).hidden.items()
-    said = {"a": a, "b": b, "x": x, "y": y, "product": x * y}
+    phrase = {"a": a, "b": b, "x": x, "y": y, "product": x * y}
     async with (
         Pool(SandboxSpec(), size=1) as sandboxes,
         environment.session(environment.tasks("train")[0], sandboxes) as tool,
     ):
-        answered = await tool.act(AssistantMessage.calling("python", {"code": code.format(**said)}))
-    assert answered.messages[0].content.removeprefix("Error: ") == outcome.format(**said)
+        answered = await tool.act(AssistantMessage.calling("python", {"code": code.format(**phrase)}))
+    assert answered.messages[0].content.removeprefix("Error: ") == outcome.format(**phrase)

@@ -31,7 +31,7 @@ async def judged(level: int, *turns: list[int]) -> list[str]:
 async def test_a_part_of_the_expression_is_good_once_and_what_has_nothing_to_do_with_it_is_not():
     drawn = problem(0, "train", 0, 2)
     assert drawn.question == "62+58*42=?"
-    told = [
+    reported = [
         (call("58*42"), "good"),
         (call("58*42"), "bad"),  # a repetition
         (call("42+1"), "bad"),  # new, and of no use
@@ -41,7 +41,7 @@ async def test_a_part_of_the_expression_is_good_once_and_what_has_nothing_to_do_
         (call("62+58*42"), "bad"),  # shows again what is known
         (answer("2498"), "good"),
     ]
-    assert await judged(2, *(turn for turn, _ in told)) == [verdict for _, verdict in told]
+    assert await judged(2, *(turn for turn, _ in reported)) == [verdict for _, verdict in reported]
 
 
 async def test_a_wrong_answer_and_a_turn_without_form_are_bad():
@@ -51,7 +51,7 @@ async def test_a_wrong_answer_and_a_turn_without_form_are_bad():
 
 async def test_opening_a_cell_helps_without_showing_anything():
     (a, x), (b, y), _ = problem(0, "train", 0, 4).hidden.items()
-    told = [
+    reported = [
         (call(f'show("{a}")'), "bad"),
         (call(f'open_cell("{a}")'), "good"),
         (call(f'open_cell("{a}")'), "bad"),
@@ -61,7 +61,7 @@ async def test_opening_a_cell_helps_without_showing_anything():
         (call(f"{x}*{y}"), "good"),
         (answer(str(x * y)), "bad"),
     ]
-    assert await judged(4, *(turn for turn, _ in told)) == [verdict for _, verdict in told]
+    assert await judged(4, *(turn for turn, _ in reported)) == [verdict for _, verdict in reported]
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4])

@@ -150,7 +150,7 @@ async def test_a_snapshot_brings_the_grid_back():
 def test_only_moves_on_a_shortest_way_are_good():
     room = Room(BORDER, frozenset({16}))
     far = SokobanSimulation(room, SokobanState(13, frozenset({15})))
-    told = [
+    reported = [
         ("right", "good"),
         ("left", "bad"),  # away again
         ("right", "good"),
@@ -158,7 +158,7 @@ def test_only_moves_on_a_shortest_way_are_good():
         (None, "bad"),
         ("right", "good"),
     ]
-    assert far.verdicts([move for move, _ in told]) == [verdict for _, verdict in told]
+    assert far.verdicts([move for move, _ in reported]) == [verdict for _, verdict in reported]
     lost = SokobanSimulation(room, SokobanState(13, frozenset({19})))
     assert lost.verdicts(["down"]) == ["bad"]
 

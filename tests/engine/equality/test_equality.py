@@ -31,17 +31,19 @@ def test_a_small_run_comes_to_the_recorded_digits(name: str, tmp_path: Path) -> 
     if not different:
         return
     if digest_of_this_machine(SETTINGS) == recording["arithmetic"]:
-        pytest.fail(f"{told(different)}\nThis machine adds as the recorded one ({recording['processor']}); {REMEDY}")
+        pytest.fail(
+            f"{reported(different)}\nThis machine adds as the recorded one ({recording['processor']}); {REMEDY}"
+        )
     warnings.warn(
         f"{name}: {processor()} adds otherwise than {recording['processor']}, where the digits were recorded: "
         f"{len(different)} of them differ, and were compared with a tolerance",
         stacklevel=1,
     )
     far = far_differences(name, recording["runs"][name], now)
-    assert not far, f"{told(far)}\n{REMEDY}"
+    assert not far, f"{reported(far)}\n{REMEDY}"
 
 
-def told(different: list[str]) -> str:
+def reported(different: list[str]) -> str:
     more = len(different) - MOST_TOLD
     return "\n".join(different[:MOST_TOLD] + ([f"and {more} more"] if more > 0 else []))
 

@@ -167,7 +167,7 @@ def test_a_mask_that_hits_nobody_is_absence_and_one_that_hits_is_not() -> None:
 
 
 def test_repairs_change_no_bit_of_what_is_not_dpo() -> None:
-    plain, told = learner_for(run_spec(GRPO)), learner_for(run_spec(GRPO))
+    plain, reported = learner_for(run_spec(GRPO)), learner_for(run_spec(GRPO))
     learned(plain, grouped(rollouts()))
-    learned(told, grouped(map(repaired, rollouts())))
-    assert same_bits(plain.weights(), told.weights())
+    learned(reported, grouped(map(repaired, rollouts())))
+    assert same_bits(plain.weights(), reported.weights())

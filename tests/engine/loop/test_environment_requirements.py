@@ -63,7 +63,7 @@ def test_a_recipe_that_needs_nothing_lacks_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "field", "told"),
+    ("recipe", "field", "reported"),
     [
         ({"purification": {}, "cold_start": False}, "recipe.purification", "the sessions of Plain keep no snapshots"),
         ({}, "recipe.cold_start", "Plain has no demonstrator"),
@@ -79,10 +79,10 @@ def test_a_recipe_that_needs_nothing_lacks_nothing() -> None:
         ),
     ],
 )
-def test_a_capability_that_the_recipe_needs_is_asked_for(recipe: dict[str, Any], field: str, told: str) -> None:
+def test_a_capability_that_the_recipe_needs_is_asked_for(recipe: dict[str, Any], field: str, reported: str) -> None:
     [(where, text)] = lacking(recipe)
     assert where == field
-    assert told in text
+    assert reported in text
 
 
 def test_an_environment_of_fewer_tasks_than_the_dataset_says_is_refused() -> None:
@@ -90,15 +90,15 @@ def test_an_environment_of_fewer_tasks_than_the_dataset_says_is_refused() -> Non
 
 
 @pytest.mark.parametrize(
-    ("tools", "told"),
+    ("tools", "reported"),
     [
         ((ToolSchema("two words"),), "'two words' needs a name of its own"),
         ((ToolSchema("same"), ToolSchema("same")), "'same' needs a name of its own"),
         ((ToolSchema("odd", parameters={"type": "number of things"}),), "are no JSON schema"),
     ],
 )
-def test_tools_that_cannot_be_called_are_refused(tools: tuple[ToolSchema, ...], told: str) -> None:
-    assert all(told in text for _, text in lacking(tools=tools))
+def test_tools_that_cannot_be_called_are_refused(tools: tuple[ToolSchema, ...], reported: str) -> None:
+    assert all(reported in text for _, text in lacking(tools=tools))
     assert lacking(tools=tools)
 
 

@@ -253,10 +253,10 @@ def test_self_imitation_goes_on_in_steps_whose_rollouts_are_all_masked(rig: Made
         schedule={"steps": 3, "checkpoint_every": 1},
     ).start()
     assert running.ended() == exit_codes.ENDED
-    told = step_values(service)
-    assert [values["sil/buffer"] for values in told] == [12, 0, 0]
-    assert [values["sil/replayed"] for values in told] == [0, 12, 0]
-    assert [values["train/updates"] > 0 for values in told] == [True, True, False]
+    reported = step_values(service)
+    assert [values["sil/buffer"] for values in reported] == [12, 0, 0]
+    assert [values["sil/replayed"] for values in reported] == [0, 12, 0]
+    assert [values["train/updates"] > 0 for values in reported] == [True, True, False]
     assert [warning for warning in warnings(service) if "no update" in warning] == [
         "step 3: no update, since none of its 24 rollouts teaches anything"
     ]

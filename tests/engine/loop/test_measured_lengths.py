@@ -15,14 +15,14 @@ def problems(environment: dict[str, Any], context_tokens: int, **parts: Any) -> 
 
 def test_a_context_without_room_for_prompt_and_turn_is_refused() -> None:
     """The longest first questions of levels 1 to 3 have 21 tokens with their marks."""
-    [told] = problems({}, 20)
-    assert told == "the longest prompt (21 tokens) and one turn (32) do not fit"
+    [reported] = problems({}, 20)
+    assert reported == "the longest prompt (21 tokens) and one turn (32) do not fit"
 
 
 @pytest.mark.parametrize("environment", [{"levels": [1]}, {"id": "household"}, {"id": "sokoban"}])
 def test_a_cold_start_asks_for_room_for_its_longest_demonstration(environment: dict[str, Any]) -> None:
-    [told] = problems(environment, 60)
-    assert "the cold start's longest demonstration has" in told
+    [reported] = problems(environment, 60)
+    assert "the cold start's longest demonstration has" in reported
     assert problems(environment, 60, recipe={"cold_start": False}) == []
 
 

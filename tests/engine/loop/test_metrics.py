@@ -122,5 +122,5 @@ def test_the_summary_tells_purified_success_only_of_runs_that_evaluate_with_it()
 
 
 def test_what_the_learner_counts_under_a_prefix_of_its_own_keeps_it() -> None:
-    told = learner_metrics({"learning_rate": 0.1, "loss": 1.0, "critic/loss": 2.0, "sil/replayed": 3.0})
-    assert told == {"train/lr": 0.1, "train/loss": 1.0, "critic/loss": 2.0, "sil/replayed": 3.0}
+    reported = learner_metrics({"learning_rate": 0.1, "loss": 1.0, "critic/loss": 2.0, "sil/replayed": 3.0})
+    assert reported == {"train/lr": 0.1, "train/loss": 1.0, "critic/loss": 2.0, "sil/replayed": 3.0}

@@ -115,9 +115,13 @@ def test_without_a_review_decision_it_is_in_no_update_and_not_in_the_comparison(
     workers = Suspicious.last
     assert all(rollout.id != SUSPECT for batch in workers.batches for rollout in batch)
     assert len([one for one in workers.batches[0] if one.prompt == 0]) == 3
-    [told] = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
-    assert (told["masked_because"], told["trained_at_step"], told["alerts"]) == ("quarantined", None, ["sandbox/1"])
-    assert told["turns"][0]["advantages"] is None
+    [reported] = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    assert (reported["masked_because"], reported["trained_at_step"], reported["alerts"]) == (
+        "quarantined",
+        None,
+        ["sandbox/1"],
+    )
+    assert reported["turns"][0]["advantages"] is None
     assert any(
         SUSPECT in one["message"] and "until a review decision" in one["message"] for one in service.of_kind("log")
     )
@@ -143,22 +147,22 @@ def test_found_benign_it_is_credited_in_its_group_and_moves_the_weights(rig: Cal
     assert running.ended() == exit_codes.ENDED
     workers = Suspicious.last
     assert [step for step in range(1, 6) if SUSPECT in workers.learned(step)] == [2]
-    *_, told = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
-    assert (told["masked_because"], told["sampled_at_version"], told["trained_at_step"]) == (None, 0, 2)
-    assert [turn["old_logprobs"] for turn in told["turns"]] == [turn["logprobs"] for turn in told["turns"]]
+    *_, reported = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    assert (reported["masked_because"], reported["sampled_at_version"], reported["trained_at_step"]) == (None, 0, 2)
+    assert [turn["old_logprobs"] for turn in reported["turns"]] == [turn["logprobs"] for turn in reported["turns"]]
     group = [rollout for rollout in workers.batches[0] if rollout.prompt == 0]
-    mean = (sum(one.reward for one in group) + told["reward"]) / (len(group) + 1)
-    advantage = told["turns"][0]["advantages"][0]
-    assert advantage == pytest.approx(0, abs=1e-6) or advantage * (told["reward"] - mean) > 0
+    mean = (sum(one.reward for one in group) + reported["reward"]) / (len(group) + 1)
+    advantage = reported["turns"][0]["advantages"][0]
+    assert advantage == pytest.approx(0, abs=1e-6) or advantage * (reported["reward"] - mean) > 0
     assert [one["values"]["train/released"] for one in metrics_with(service, "train/released")] == [0, 1]
     assert any("found benign and trained on now" in one["message"] for one in service.of_kind("log"))
     [settled] = service.of_kind("settled")
     assert (settled["trajectory"], settled["step"], settled["outcome"]) == (SUSPECT, 2, "trained-on")
-    values = [value for turn in told["turns"] for value in turn["advantages"]]
+    values = [value for turn in reported["turns"] for value in turn["advantages"]]
     assert settled["advantage"] == pytest.approx(sum(values) / len(values))
     assert settled["group_mean"] == pytest.approx(mean)
     assert (settled["group_size"], settled["updates_since"]) == (len(group) + 1, 1)
-    assert settled["rewards_differ"] is (len({told["reward"], *(one.reward for one in group)}) > 1)
+    assert settled["rewards_differ"] is (len({reported["reward"], *(one.reward for one in group)}) > 1)
 
 
 @pytest.mark.parametrize("credit", ["gae", "reinforce-pp"])
@@ -188,19 +192,19 @@ def test_a_failure_that_comes_back_is_a_failure_also_where_credit_whitens_a_step
 
 
 @pytest.mark.parametrize(
-    ("verdict", "within", "told", "outcomes"),
+    ("verdict", "within", "reported", "outcomes"),
     [
         ("malicious", 8, "until a review decision", []),
         ("benign", 0, "too late to be trained on", ["too-late"]),
     ],
 )
 def test_otherwise_it_never_comes_back(
-    rig: Callable[..., Rig], service: Any, verdict: str, within: int, told: str, outcomes: list[str]
+    rig: Callable[..., Rig], service: Any, verdict: str, within: int, reported: str, outcomes: list[str]
 ) -> None:
     running = rig(after_review_decision(service, verdict), release_within_steps=within).start()
     assert running.ended() == exit_codes.ENDED
     assert all(SUSPECT not in Suspicious.last.learned(step) for step in range(1, 6))
-    assert any(told in one["message"] for one in service.of_kind("log"))
+    assert any(reported in one["message"] for one in service.of_kind("log"))
     assert [one["outcome"] for one in service.of_kind("settled")] == outcomes
 
 
@@ -248,8 +252,8 @@ def test_an_alert_that_comes_between_score_and_update_masks_it_all_the_same(
     assert running.ended() == exit_codes.ENDED
     assert SUSPECT not in learned[0]
     assert len(learned[0]) > 1
-    *_, told = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
-    assert told["masked_because"] == "quarantined"
+    *_, reported = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    assert reported["masked_because"] == "quarantined"
 
 
 def test_an_alert_that_comes_between_score_and_update_makes_no_expert(
@@ -328,25 +332,25 @@ def test_another_reason_stays_when_the_review_decision_is_benign() -> None:
 def test_review_decisions_are_heard_once_and_the_last_one_counts() -> None:
     quarantine = Quarantine()
     quarantine.decided([review_decision("benign"), review_decision("malicious", 2)])
-    state = quarantine.heard(QuarantineState())
+    state = quarantine.absorbed(QuarantineState())
     assert (state.verdicts, state.decided_through) == ({SUSPECT: "malicious"}, 2)
     quarantine.decided([review_decision("benign")])
-    assert quarantine.heard(state) == state
+    assert quarantine.absorbed(state) == state
 
 
 def test_another_alert_voids_what_was_decided_before_it_and_one_told_again_does_not() -> None:
     quarantine = Quarantine()
     quarantine.alerted(alert(number=1))
     quarantine.decided([review_decision("benign")])
-    decided = quarantine.heard(QuarantineState())
+    decided = quarantine.absorbed(QuarantineState())
     assert decided.verdicts == {SUSPECT: "benign"}
     resumed = Quarantine()
     resumed.alerted(alert(number=1))
-    assert resumed.heard(decided).verdicts == {SUSPECT: "benign"}
+    assert resumed.absorbed(decided).verdicts == {SUSPECT: "benign"}
     resumed.alerted(alert(number=2))
-    assert resumed.heard(decided).verdicts == {}
+    assert resumed.absorbed(decided).verdicts == {}
     resumed.decided([review_decision("malicious", 2)])
-    assert resumed.heard(decided).verdicts == {SUSPECT: "malicious"}
+    assert resumed.absorbed(decided).verdicts == {SUSPECT: "malicious"}
 
 
 def held_at(step: int) -> QuarantineState:
@@ -424,11 +428,11 @@ def test_a_group_that_version_0_2_held_is_let_go_as_one_of_today() -> None:
     today = held_at(3)
     [group] = old.held
     assert (group.step, group.out) == (3, today.held[0].out)
-    assert [told_of(member) for member in group.members] == [told_of(member) for member in today.held[0].members]
+    assert [kept_of(member) for member in group.members] == [kept_of(member) for member in today.held[0].members]
     assert {member.prompt for member in group.members} == {group.plan.prompt} == {3_000_000}
     first, second = group.out
     now = QuarantineState(decided_through=1, verdicts={first: "benign"}, held=today.held)
-    assert told_by(released(old, 4, within=8)) == told_by(released(now, 4, within=8))
+    assert kept_by(released(old, 4, within=8)) == kept_by(released(now, 4, within=8))
     let_go = released(old, 4, within=8)
     assert [(held.step, held.out, len(held.group.rollouts)) for held in let_go.groups] == [(3, [first], 3)]
     assert [(held.step, held.out) for held in let_go.held] == [(3, [second])]
@@ -436,14 +440,14 @@ def test_a_group_that_version_0_2_held_is_let_go_as_one_of_today() -> None:
     assert QuarantineState.model_validate_json(old.model_dump_json()) == old  # and is written as one of today
 
 
-def told_of(member: Trajectory) -> dict[str, Any]:
+def kept_of(member: Trajectory) -> dict[str, Any]:
     """All but its prompt's number, which version 0.2 did not count, and whether it was trained on."""
     return member.model_dump(exclude={"prompt", "trained_at_step"})
 
 
-def told_by(release: Release) -> tuple[Any, ...]:
+def kept_by(release: Release) -> tuple[Any, ...]:
     let_go, held = (
-        [(group.step, [told_of(member) for member in group.members], group.out) for group in groups]
+        [(group.step, [kept_of(member) for member in group.members], group.out) for group in groups]
         for groups in (release.groups, release.held)
     )
     return let_go, held, release.late, release.discarded

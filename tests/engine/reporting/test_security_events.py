@@ -63,10 +63,10 @@ def test_records_of_one_sandbox_and_turn_share_an_event_and_keep_their_order(run
     for one in (record(1), record(2), alert(), record(3), record(4, turn=1), record(1, sandbox="other", turn=None)):
         run.log.write(one)
     run.reader.drain()
-    told = [
+    reported = [
         (event["kind"], event.get("sandbox"), event["origin"] and event["origin"]["turn"]) for event in run.events()
     ]
-    assert told == [
+    assert reported == [
         ("egress", "sandbox", 0), ("alert", None, 2), ("egress", "sandbox", 0), ("egress", "sandbox", 1),
         ("egress", "other", None),
     ]  # fmt: skip

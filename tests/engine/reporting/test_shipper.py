@@ -121,15 +121,15 @@ def test_an_answer_that_ends_the_engine_is_named(
 ) -> None:
     ingest = service.ingest
     change(service)
-    told: list[str] = []
-    shipper = Shipper(spool, ingest, heartbeat=lambda: HEARTBEAT, on_change=lambda: told.append(str(shipper.ended)))
+    reported: list[str] = []
+    shipper = Shipper(spool, ingest, heartbeat=lambda: HEARTBEAT, on_change=lambda: reported.append(str(shipper.ended)))
     shipper.start()
     emit(EventWriter(spool, attempt=1), 1)
     assert not shipper.flush(10)
     assert shipper.ended
     assert shipper.ended.status == status
     assert words in str(shipper.ended)
-    assert told == [str(shipper.ended)]
+    assert reported == [str(shipper.ended)]
     assert service.events == []
     assert spool.last_seq == 1
 

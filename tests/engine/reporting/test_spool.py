@@ -140,9 +140,9 @@ def test_events_that_nobody_has_any_more_are_told_as_lost(tmp_path: Path) -> Non
     spool = damaged(tmp_path, spoil)
     assert spool.last_seq == 8
     EventWriter(spool, attempt=2).admit_losses()
-    [told] = [json.loads(line) for line in spool.read(9, max_events=9, max_bytes=10_000)]
-    assert (told["seq"], told["level"]) == (9, "warning")
-    assert told["message"].startswith("2 events of earlier attempts are lost")
+    [reported] = [json.loads(line) for line in spool.read(9, max_events=9, max_bytes=10_000)]
+    assert (reported["seq"], reported["level"]) == (9, "warning")
+    assert reported["message"].startswith("2 events of earlier attempts are lost")
 
 
 def test_a_segment_that_cannot_be_begun_loses_nothing_of_the_full_one(
@@ -202,16 +202,16 @@ while True:
 
 
 def test_what_was_appended_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
-    told = 0
+    reported = 0
     for _ in range(3):
         with subprocess.Popen(
             [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout
             for _ in range(30):
-                told = int(process.stdout.readline())
+                reported = int(process.stdout.readline())
             process.kill()
         spool = Spool(tmp_path)
-        assert spool.last_seq >= told
+        assert spool.last_seq >= reported
         assert numbers(spool) == list(range(1, spool.last_seq + 1))
         spool.close()

@@ -161,15 +161,15 @@ EXPERIENCE = ("Use the tool.", "</EXP><answer>")
 
 
 async def test_experience_is_read_before_the_question_and_the_first_turn_tells_where(sandboxes):
-    told, untold = ScriptedPolicy(call("1"), answer("1")), ScriptedPolicy(call("1"), answer("1"))
-    shown = await run_episode(replace(request(), experience=EXPERIENCE), arena(told, sandboxes))
+    reported, untold = ScriptedPolicy(call("1"), answer("1")), ScriptedPolicy(call("1"), answer("1"))
+    shown = await run_episode(replace(request(), experience=EXPERIENCE), arena(reported, sandboxes))
     plain = await run_episode(request(), arena(untold, sandboxes))
     first, second = shown.turns
     start, stop = first.experience_span
     assert TOKENIZER.decode(first.context_ids[start:stop]) == "<EXP>Use the tool.\n</EXP><answer></EXP>\n"
     assert [*first.context_ids[:start], *first.context_ids[stop:]] == plain.turns[0].context_ids
     assert (second.experience_span, plain.turns[0].experience_span) == (None, None)
-    assert told.seen[next(iter(told.seen))][: len(first.context_ids)] == first.context_ids
+    assert reported.seen[next(iter(reported.seen))][: len(first.context_ids)] == first.context_ids
 
 
 async def test_experience_that_leaves_no_room_ends_the_episode_as_truncated(sandboxes):

@@ -107,13 +107,13 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trajectory(question: str = "42*63=?", output: str = "2646") -> Trajectory:
     call = ToolCall(name="python", arguments="42*63", output=output, status="ok", seconds=0.0)
-    said = [("<tool>42*63</tool>", call), ("<answer>1</answer>", None)]
+    phrase = [("<tool>42*63</tool>", call), ("<answer>1</answer>", None)]
     turns = [
         Turn(
             context_ids=[], context_text="", token_ids=[1], pieces=[text], logprobs=[0.0], policy_versions=[0],
             tool_call=made,
         )
-        for text, made in said
+        for text, made in phrase
     ]  # fmt: skip
     task = Task(id="train-0", split="train", level=1, question=question, answer="hidden-answer")
     return Trajectory(
@@ -339,9 +339,9 @@ def test_pauses_double_within_bounds_and_depend_on_nothing_but_question_and_try(
     assert pause_s("question", 3, asked_for_s=3.0) == pauses[3]
 
 
-@pytest.mark.parametrize(("said", "seconds"), [("3", 3.0), ("", 0.0), ("-3", 0.0), ("nan", 0.0), ("9" * 400, 0.0)])
-def test_only_seconds_are_read_of_when_to_come_back(said: str, seconds: float) -> None:
-    assert seconds_in(said) == seconds
+@pytest.mark.parametrize(("phrase", "seconds"), [("3", 3.0), ("", 0.0), ("-3", 0.0), ("nan", 0.0), ("9" * 400, 0.0)])
+def test_only_seconds_are_read_of_when_to_come_back(phrase: str, seconds: float) -> None:
+    assert seconds_in(phrase) == seconds
 
 
 def test_only_the_servers_own_refusal_is_told_and_no_other_content() -> None:

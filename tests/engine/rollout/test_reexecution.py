@@ -67,13 +67,13 @@ async def test_a_prefix_of_nothing_is_a_fresh_start_with_a_name(sandboxes):
     assert timeless(played[0]) == {**timeless(played[1]), "start": played[0].start.model_dump()}
 
 
-@pytest.mark.parametrize(("change", "told"), [({"output": "3"}, "ok '3'"), ({"status": "error"}, "error '2'")])
-async def test_an_observation_that_differs_ends_the_episode(sandboxes, change, told):
+@pytest.mark.parametrize(("change", "reported"), [({"output": "3"}, "ok '3'"), ({"status": "error"}, "error '2'")])
+async def test_an_observation_that_differs_ends_the_episode(sandboxes, change, reported):
     expert = await expert_of(sandboxes, call("1"), call("2"), answer("1"))
     recorded = expert.turns[1].tool_call.model_copy(update=change)
     expert.turns[1] = expert.turns[1].model_copy(update={"tool_call": recorded})
     policy = ScriptedPolicy(answer("1"), context_tokens=400)
-    with pytest.raises(ReplayDiverged, match=f"turn 1: ok '2' instead of {told}"):
+    with pytest.raises(ReplayDiverged, match=f"turn 1: ok '2' instead of {reported}"):
         await run_episode(started(expert, 2), arena(policy, sandboxes))
     assert len(policy.released) == 1
 

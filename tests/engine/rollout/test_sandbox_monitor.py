@@ -106,12 +106,14 @@ async def test_when_an_episode_is_over_all_that_its_sandbox_did_was_judged_with_
     async with watching(tmp_path) as watch:
         turns = [call(f"import os;os.system('exec /usr/bin/id');open('file-{number}','w')") for number in range(3)]
         played = await watch.play(*turns, answer("42"))
-        told = {(action.label, action.kind, action.path or action.argv[-1]) for action in watch.actions}
+        reported = {(action.label, action.kind, action.path or action.argv[-1]) for action in watch.actions}
     labels = [label_of(Origin(trajectory=played.id, turn=number)) for number in range(3)]
-    assert {one for one in told if one[1] == "file"} == {
+    assert {one for one in reported if one[1] == "file"} == {
         (label, "file", f"/work/file-{number}") for number, label in enumerate(labels)
     }
-    assert {one for one in told if one[2] == "/usr/bin/id"} == {(label, "program", "/usr/bin/id") for label in labels}
+    assert {one for one in reported if one[2] == "/usr/bin/id"} == {
+        (label, "program", "/usr/bin/id") for label in labels
+    }
 
 
 async def test_a_sandbox_that_waits_in_its_call_is_stopped_in_it(tmp_path):

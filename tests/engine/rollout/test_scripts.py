@@ -113,11 +113,11 @@ def test_a_demonstrator_that_reasons_says_the_same_behind_a_word():
         strict=True,
     )
     for without, with_words in pairs:
-        for bare, told in zip(without.turns, with_words.turns, strict=True):
-            worded = WITH_REASONING.parse(told.token_ids, TOOLS).message
+        for bare, reported in zip(without.turns, with_words.turns, strict=True):
+            worded = WITH_REASONING.parse(reported.token_ids, TOOLS).message
             assert replace(worded, reasoning="") == RENDERER.parse(bare.token_ids, TOOLS).message
             assert worded.malformed is None
-            assert RENDERER.parse(told.token_ids, TOOLS).message.malformed is not None
+            assert RENDERER.parse(reported.token_ids, TOOLS).message.malformed is not None
             assert worded.reasoning in (("tell ",) if worded.answers else ("look ", "calc "))
 
 

@@ -99,14 +99,16 @@ TABLE_8 = {
 
 @pytest.mark.parametrize("task", TABLE_8)
 def test_spears_table_8_is_as_printed(task: str) -> None:
-    told, made = preset(f"paper-spear-{task}").paper, recipe(f"paper-spear-{task}")
+    reported, made = preset(f"paper-spear-{task}").paper, recipe(f"paper-spear-{task}")
     imitation = made.self_imitation
     assert imitation is not None
     assert imitation.covariance is not None
-    schedule = [told["schedule"][key] for key in ("prompts_per_step", "group_size", "minibatch_trajectories", "steps")]
-    beside = [told["schedule"]["temperature"], *(told[key] for key in ("top_p", "turns", "prompt_tokens"))]
+    schedule = [
+        reported["schedule"][key] for key in ("prompts_per_step", "group_size", "minibatch_trajectories", "steps")
+    ]
+    beside = [reported["schedule"]["temperature"], *(reported[key] for key in ("top_p", "turns", "prompt_tokens"))]
     bounds = [imitation.warmup_steps, imitation.covariance.low, imitation.covariance.high]
-    assert (*schedule, *beside, told["response_tokens"], *bounds) == TABLE_8[task]
+    assert (*schedule, *beside, reported["response_tokens"], *bounds) == TABLE_8[task]
     same = (made.optimizer.learning_rate, made.reward.tool_calls_decay_steps, made.kl, made.selection.keep_groups)
     assert same == (1e-6, 200, None, 0.75)
     buffers = (imitation.replay_buffer, imitation.baseline_buffer, imitation.covariance.share)
@@ -140,18 +142,18 @@ def test_of_a_kind_only_those_are_told_that_are_taken_there(name: str, path: str
 
 
 def test_every_field_of_a_recipe_says_what_it_does() -> None:
-    told: set[type[BaseModel]] = set()
+    reported: set[type[BaseModel]] = set()
 
     def silent(model: type[BaseModel]) -> list[str]:
-        if model in told:
+        if model in reported:
             return []
-        told.add(model)
+        reported.add(model)
         fields = model.model_fields.items()
         here = [f"{model.__name__}.{name}" for name, info in fields if name != "kind" and not info.description]
         return [*here, *(one for _, info in fields for inner in models_in(info.annotation) for one in silent(inner))]
 
     assert silent(Recipe) == []
-    assert all(model.__doc__ for model in told)
+    assert all(model.__doc__ for model in reported)
 
 
 def test_a_part_of_a_preset_can_be_taken_away() -> None:

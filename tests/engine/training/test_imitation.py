@@ -15,12 +15,12 @@ from tests.engine.training.cast import trajectory, turn
 def started(reward: float, *, imitated: int = 0, **more: Any) -> Trajectory:
     """Behind two turns of an expert."""
     prefilled = [turn([8], [20 + n], prefilled=True, imitated=n < imitated) for n in range(2)]
-    told = [
+    reported = [
         Change(kind="prefilled", turn=n, start=0, stop=1, reason="imitated" if n < imitated else "replayed")
         for n in range(2)
     ]
     start = Start(expert="e", prefix=2, turns=3, reward=1.0)
-    return trajectory(*prefilled, turn([8], [30]), reward=reward, start=start, changes=told, **more)
+    return trajectory(*prefilled, turn([8], [30]), reward=reward, start=start, changes=reported, **more)
 
 
 def imitated(one: Trajectory) -> list[bool]:

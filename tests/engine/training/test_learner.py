@@ -136,7 +136,7 @@ IPA = {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa", "imitati
 
 
 @pytest.mark.parametrize(
-    ("recipe", "told"),
+    ("recipe", "reported"),
     [
         ({"mismatch": {"mask": "token"}}, [(1, 1, 2), (1, 3, 4)]),
         ({"mismatch": {"mask": "chunk"}}, [(1, 0, 4)]),
@@ -147,7 +147,7 @@ IPA = {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa", "imitati
     ],
 )
 def test_what_the_mismatch_mask_cuts_is_told_and_is_what_update_leaves_out(
-    recipe: dict[str, Any], told: list[tuple[int, int, int]]
+    recipe: dict[str, Any], reported: list[tuple[int, int, int]]
 ) -> None:
     """The generator found two tokens impossible that the trainer finds as likely as any."""
     learner = learner_for(run_spec({"credit": {"kind": "grpo"}} | recipe))
@@ -156,10 +156,10 @@ def test_what_the_mismatch_mask_cuts_is_told_and_is_what_update_leaves_out(
     groups = credited(learner, grouped(played))
     first, second = rollouts_in(groups)
     cut = [(change.kind, change.turn, change.start, change.stop) for change in first.changes]
-    assert cut == [("mismatch-masked", *span) for span in told]
+    assert cut == [("mismatch-masked", *span) for span in reported]
     assert second.changes == []
     masked = updated(learner, groups)["mismatch_masked"]
-    assert masked == pytest.approx(sum(stop - start for _, start, stop in told) / 8)
+    assert masked == pytest.approx(sum(stop - start for _, start, stop in reported) / 8)
 
 
 def test_a_step_without_pairs_is_told_and_makes_no_update() -> None:

@@ -50,7 +50,7 @@ def test_what_was_recorded_is_learned_instead_of_scripted_demonstrations(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "reported"),
     [
         ("{", r"recorded.jsonl, line 3: .*JSON"),
         (changed("reward", "much"), r"line 3: reward = 'much'"),
@@ -70,10 +70,10 @@ def test_what_was_recorded_is_learned_instead_of_scripted_demonstrations(tmp_pat
     ],
 )
 def test_a_bad_line_ends_the_run_before_it_starts_with_file_line_and_field(
-    tmp_path: Path, document: Any, told: str
+    tmp_path: Path, document: Any, reported: str
 ) -> None:
     written(tmp_path, [GOOD[0], "", document])
-    with pytest.raises(BadRecording, match=told):
+    with pytest.raises(BadRecording, match=reported):
         learner_for(spec_for("some/recorded.jsonl"), tmp_path)
 
 

@@ -35,11 +35,11 @@ def replays(imitator: SelfImitator, *steps: tuple[float, ...]) -> list[tuple[Rep
 
 def test_a_full_buffer_is_replayed_in_the_next_step_and_then_empty() -> None:
     """Algorithm 1.  Baselines 0.5, 0.5, 0.2: the median is 0.5, so a reward of 1 has A~ = 0.5."""
-    told = replays(spear(), (1, 0), (1, 0), (0.3, 0.1), (1, 0))
-    assert [one["buffer"] for _, one in told] == [1, 2, 0, 1]
-    assert [one["replayed"] for _, one in told] == [0, 0, 2, 0]
-    assert told[2][1]["baseline"] == 0.5
-    replay = told[2][0]
+    reported = replays(spear(), (1, 0), (1, 0), (0.3, 0.1), (1, 0))
+    assert [one["buffer"] for _, one in reported] == [1, 2, 0, 1]
+    assert [one["replayed"] for _, one in reported] == [0, 0, 2, 0]
+    assert reported[2][1]["baseline"] == 0.5
+    replay = reported[2][0]
     assert [sample.token_ids.tolist() for sample in replay.samples] == [[1, 21, 21], [1, 22, 21]]
     assert [sample.advantages.tolist() for sample in replay.samples] == [[0, 0.5, 0.5]] * 2
     assert [sample.old_logprobs.tolist() for sample in replay.samples] == [
@@ -51,24 +51,24 @@ def test_a_full_buffer_is_replayed_in_the_next_step_and_then_empty() -> None:
 
 def test_what_is_now_ordinary_is_not_replayed() -> None:
     """P50 has risen above the reward that was good once."""
-    told = replays(spear(replay_buffer=1, baseline_buffer=1), (0.4, 0), (1, 1))
-    assert told[1][1] | {"weight": 0} == {
+    reported = replays(spear(replay_buffer=1, baseline_buffer=1), (0.4, 0), (1, 1))
+    assert reported[1][1] | {"weight": 0} == {
         "replayed": 0, "baseline": 1, "weight": 0, "buffer": 0, "expired": 0
     }  # fmt: skip
-    assert not told[1][0].active
+    assert not reported[1][0].active
 
 
 def test_without_baselines_each_keeps_its_own_advantage() -> None:
-    told = replays(spear(replay_buffer=1, baseline_buffer=0), (1, 0), (1, 1))
-    assert [sample.advantages.tolist() for sample in told[1][0].samples] == [[0, 0.5, 0.5]]
+    reported = replays(spear(replay_buffer=1, baseline_buffer=0), (1, 0), (1, 1))
+    assert [sample.advantages.tolist() for sample in reported[1][0].samples] == [[0, 0.5, 0.5]]
 
 
 def test_nobody_who_is_masked_is_imitated_but_counts_in_the_baseline() -> None:
     means, played, _ = step_of(1, 1, 0)
     played[0] = played[0].model_copy(update={"masked_because": "overlong"})
     samples = [sample_from_trajectory(rollout) for rollout in played]
-    _, told = spear().next_replay(means, played, samples, step=1)
-    assert (told["buffer"], told["baseline"]) == (0, 0.5)
+    _, reported = spear().next_replay(means, played, samples, step=1)
+    assert (reported["buffer"], reported["baseline"]) == (0, 0.5)
 
 
 def test_what_comes_back_from_quarantine_is_replayed_and_pushes_no_mean_of_its_own() -> None:
@@ -78,9 +78,9 @@ def test_what_comes_back_from_quarantine_is_replayed_and_pushes_no_mean_of_its_o
     assert first["baseline"] == pytest.approx(1 / 3)
     _, [*_, back], [*_, back_sample] = step_of(1, 0, 0, 0, 0.8)
     means, played, samples = step_of(2, 1, 0)
-    _, told = imitator.next_replay(means, [*played, back], [*samples, back_sample], step=2)
+    _, reported = imitator.next_replay(means, [*played, back], [*samples, back_sample], step=2)
     assert imitator.state()["baselines"] == pytest.approx([1 / 3, 0.5])
-    assert told["buffer"] == 3
+    assert reported["buffer"] == 3
     assert [entry["step"] for entry in imitator.state()["entries"]] == [1, 2, 1]
     # Nothing else is left to learn from in this step.
     imitator.next_replay([], [back], [back_sample], step=3)
@@ -88,16 +88,16 @@ def test_what_comes_back_from_quarantine_is_replayed_and_pushes_no_mean_of_its_o
 
 
 def test_too_old_entries_leave() -> None:
-    told = replays(spear(max_age_steps=1), (1, 0), (1, 1), (1, 1))
-    assert [one["buffer"] for _, one in told] == [1, 1, 0]
-    assert [one["expired"] for _, one in told] == [0, 0, 1]
+    reported = replays(spear(max_age_steps=1), (1, 0), (1, 1), (1, 1))
+    assert [one["buffer"] for _, one in reported] == [1, 1, 0]
+    assert [one["expired"] for _, one in reported] == [0, 0, 1]
 
 
 def test_a_full_buffer_that_steps_without_learning_made_too_old_is_not_replayed() -> None:
     imitator = spear(max_age_steps=10)
     replays(imitator, (1, 0), (1, 0))
-    _, told = imitator.next_replay(*step_of(13, 1, 0), step=13)
-    assert (told["replayed"], told["buffer"]) == (0, 1)
+    _, reported = imitator.next_replay(*step_of(13, 1, 0), step=13)
+    assert (reported["replayed"], reported["buffer"]) == (0, 1)
 
 
 def test_saved_through_torch_and_loaded_it_goes_on_as_if_nothing_had_happened() -> None:
@@ -112,8 +112,8 @@ def test_saved_through_torch_and_loaded_it_goes_on_as_if_nothing_had_happened() 
     resumed = spear()
     resumed.load(torch.load(file, weights_only=True))
     for number in (3, 4):
-        replay, told = resumed.next_replay(*step_of(number, *steps[number - 1]), step=number)
-        assert told == expected[number - 1][1]
+        replay, reported = resumed.next_replay(*step_of(number, *steps[number - 1]), step=number)
+        assert reported == expected[number - 1][1]
         for ours, theirs in zip(replay.samples, expected[number - 1][0].samples, strict=True):
             for column in ("token_ids", "loss_mask", "advantages", "old_logprobs"):
                 assert np.array_equal(getattr(ours, column), getattr(theirs, column))

@@ -15,7 +15,7 @@ import pytest
 from sandboxes.interface import ExecResult, Sandbox
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
-from tests.sandboxes.watched_scene import NOWHERE, guard
+from tests.sandboxes.watched_scene import NOWHERE, refuse_other_ways_out
 
 PROLOGUE = """
 import ctypes, errno, os, signal, socket, subprocess, sys, time
@@ -49,7 +49,7 @@ class Arena:
     sandbox: Sandbox
 
     async def attack(self, program: str, **options: float) -> ExecResult:
-        await guard(self.sandbox)
+        await refuse_other_ways_out(self.sandbox)
         return await self.assault(program, **options)
 
     async def assault(self, program: str, **options: float) -> ExecResult:
@@ -72,7 +72,7 @@ async def make_arena(request) -> AsyncIterator[MakeArena]:
             spec = SandboxSpec(**({"network": network, "timeout_s": 20} | fields))
             on_action = (lambda _: None) if request.param == "observed" else None
             sandbox = await stack.enter_async_context(opened(spec, upstream=NOWHERE, on_action=on_action))
-            await guard(sandbox)
+            await refuse_other_ways_out(sandbox)
             sandboxes.append(sandbox)
             return Arena(sandbox)
 

@@ -9,7 +9,15 @@ import time
 import pytest
 
 from sandboxes.interface import ExecResult
-from tests.sandboxes.watched_scene import UPLINKS, AttackRefused, Internet, Scene, allowing, guard, scene
+from tests.sandboxes.watched_scene import (
+    UPLINKS,
+    AttackRefused,
+    Internet,
+    Scene,
+    allowing,
+    refuse_other_ways_out,
+    scene,
+)
 
 
 def targets(staged: Scene) -> list[str]:
@@ -308,7 +316,7 @@ async def test_a_server_of_the_sandbox_on_a_foreign_address_catches_nothing():
 async def test_connections_that_find_the_gateway_asleep_are_not_forgotten():
     """The supervisor's loop stands still while a guest fills the kernel's queue and more."""
     async with scene() as staged:
-        await guard(staged.sandbox)
+        await refuse_other_ways_out(staged.sandbox)
         program = """
 import socket, time, os
 open("/work/begun", "w").close(); time.sleep(0.5)
@@ -405,7 +413,7 @@ async def test_connections_held_open_starve_neither_the_gateway_nor_its_records(
 
 async def test_what_is_tried_in_the_last_moment_is_recorded_too():
     async with scene() as staged:
-        await guard(staged.sandbox)
+        await refuse_other_ways_out(staged.sandbox)
         running = asyncio.create_task(
             staged.sandbox.exec(
                 ["/usr/bin/python3", "-S", "-c", "import socket, os, time\n"

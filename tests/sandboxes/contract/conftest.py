@@ -67,7 +67,9 @@ def sandbox_service(tmp_path_factory) -> Iterator[None]:
         while '"serving"' not in log.read_text():
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
-        port = next(told["port"] for line in log.read_text().splitlines() if "port" in (told := json.loads(line)))
+        port = next(
+            reported["port"] for line in log.read_text().splitlines() if "port" in (reported := json.loads(line))
+        )
         patch.setenv("PALESTRA_SANDBOX_URL", f"http://127.0.0.1:{port}")
         patch.setenv("PALESTRA_SANDBOX_TOKEN", text)
         yield

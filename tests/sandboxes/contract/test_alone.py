@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from tests.sandboxes.asking import python, said, shell
+from tests.sandboxes.asking import cell_output, python, shell
 
 PYTHON = ["/usr/bin/python3", "-I", "-S", "-c"]
 OTHERS = """
@@ -103,12 +103,12 @@ async def test_its_exit_code_is_the_kernels_whatever_was_rewritten(sandbox):
 
 async def test_an_interpreter_that_a_program_rewrote_in_its_memory_is_gone(sandbox):
     """``/proc/PID/mem`` of a process of the same user can be written, without ptrace."""
-    where = await said(sandbox, "decision = bytearray(b'wrong' * 100)\nimport ctypes, os\n"
+    where = await cell_output(sandbox, "decision = bytearray(b'wrong' * 100)\nimport ctypes, os\n"
                             "print(os.getpid(), ctypes.addressof(ctypes.c_char.from_buffer(decision)))")  # fmt: skip
     pid, address = where.split()
     rewrite = f"memory = open('/proc/{pid}/mem', 'r+b', 0); memory.seek({address}); memory.write(b'right' * 100)"
     await sandbox.exec([*PYTHON, rewrite])
-    assert (await said(sandbox, "print(decision[:5])")) == "bytearray(b'right')", (
+    assert (await cell_output(sandbox, "print(decision[:5])")) == "bytearray(b'right')", (
         "if it cannot be done, docs are too modest"
     )
     checked = await sandbox.exec([*PYTHON, "raise SystemExit('decision' in globals())"], alone=True)

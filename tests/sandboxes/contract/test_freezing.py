@@ -16,7 +16,7 @@ from sandboxes.interface import (
     SnapshotUnavailable,
 )
 from sandboxes.opened import open_sandbox
-from tests.sandboxes.asking import host_processes, said, shell
+from tests.sandboxes.asking import cell_output, host_processes, shell
 
 SPIN = "while True: pass"
 
@@ -190,12 +190,12 @@ async def test_an_inspection_shows_processes_and_files(sandbox):
 
 
 async def test_processor_time_is_seen(sandbox):
-    await said(sandbox, "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass")
+    await cell_output(sandbox, "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass")
     assert max(process.cpu_seconds for process in (await sandbox.inspect()).processes) >= 0.25
 
 
 async def test_hostile_names_are_shown_without_harm(sandbox):
-    await said(
+    await cell_output(
         sandbox,
         r"""
         import os, ctypes
@@ -218,7 +218,7 @@ async def test_hostile_names_are_shown_without_harm(sandbox):
 
 
 async def test_an_inspection_is_bounded(sandbox):
-    await said(
+    await cell_output(
         sandbox,
         f"""
         import os

@@ -5,7 +5,7 @@ The programs below are attackers: they write what the interpreter writes, to whe
 
 import asyncio
 
-from tests.sandboxes.asking import python, said
+from tests.sandboxes.asking import cell_output, python
 
 FORGER = """
 import os, struct, sys, time
@@ -57,7 +57,7 @@ WAYS = [("in_a_child", "LIE"), ("in_a_thread", "(nonces + [b''])[0] + LIE"), ("a
 
 async def test_a_late_report_of_a_former_cell_is_none_of_the_next(sandbox):
     for way, forged in WAYS:
-        await said(sandbox, FORGER + LATE.format(way=way, forged=forged))
+        await cell_output(sandbox, FORGER + LATE.format(way=way, forged=forged))
         result = await sandbox.run_python(FAILING, timeout_s=60)
         assert (result.outcome, result.exit_code) == ("killed", None), (way, forged, result)
         assert TOLD in result.stderr
@@ -69,8 +69,8 @@ async def test_a_late_report_of_a_former_cell_is_none_of_the_next(sandbox):
 
 
 async def test_a_report_between_two_cells_ends_the_interpreter_and_not_the_next_cell(sandbox):
-    pid = await said(sandbox, "import os; print(os.getpid())")
-    await said(sandbox, FORGER + LATE.format(way="in_a_child", forged="LIE"))
+    pid = await cell_output(sandbox, "import os; print(os.getpid())")
+    await cell_output(sandbox, FORGER + LATE.format(way="in_a_child", forged="LIE"))
     await sandbox.write_file("go", b"")
     # Not the file "sent": the child may be ended, with its interpreter, before it can write that.
     while (await sandbox.exec(["/bin/sh", "-c", f"test -e /proc/{pid}"])).outcome == "ok":  # noqa: ASYNC110
@@ -87,7 +87,7 @@ async def test_a_report_without_the_nonce_ends_its_own_cell(sandbox):
 
 
 async def test_a_program_that_reports_on_behalf_of_the_interpreter_is_not_believed(sandbox):
-    pid = await said(sandbox, "import os; print(os.getpid())")
+    pid = await cell_output(sandbox, "import os; print(os.getpid())")
     running = asyncio.create_task(sandbox.run_python(FAILING, timeout_s=60))
     program = (
         FORGER
@@ -123,10 +123,10 @@ async def test_frames_on_every_descriptor_change_no_result(sandbox):
 async def test_each_cell_has_a_nonce_of_its_own_that_an_honest_interpreter_reports(sandbox):
     """Through a prelude, a restore and a fork too: nobody is mistaken for a forger."""
     await sandbox.set_prelude(FORGER)
-    seen = [await said(sandbox, "print(own_nonces()[0])") for _ in range(3)]
+    seen = [await cell_output(sandbox, "print(own_nonces()[0])") for _ in range(3)]
     kept = await sandbox.snapshot()
-    seen.append(await said(sandbox, "print(own_nonces()[0])"))
+    seen.append(await cell_output(sandbox, "print(own_nonces()[0])"))
     await sandbox.restore(kept)
-    seen.append(await said(sandbox, "if os.fork() == 0: os._exit(3)\nprint(own_nonces()[0])"))
+    seen.append(await cell_output(sandbox, "if os.fork() == 0: os._exit(3)\nprint(own_nonces()[0])"))
     assert len(set(seen)) == 5
     assert (await sandbox.run_python("1/0")).exception == "ZeroDivisionError"

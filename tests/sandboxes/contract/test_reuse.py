@@ -8,7 +8,7 @@ import json
 import pytest
 
 from sandboxes.pool import Pool
-from tests.sandboxes.asking import said
+from tests.sandboxes.asking import cell_output
 
 LEAVE_NOTES = """
 import os, socket, struct
@@ -77,12 +77,12 @@ async def successor_sees(spec) -> tuple[dict, dict]:
     """What a first user reads, and what reads one who comes after somebody has left notes."""
     async with Pool(spec, 1) as pool:
         async with pool.acquire() as sandbox:
-            first = json.loads(await said(sandbox, READ_NOTES))
-            await said(sandbox, LEAVE_NOTES)
+            first = json.loads(await cell_output(sandbox, READ_NOTES))
+            await cell_output(sandbox, LEAVE_NOTES)
         while pool.stats().cleaning:
             await asyncio.sleep(0.01)
         async with pool.acquire() as sandbox:
-            return first, json.loads(await said(sandbox, READ_NOTES))
+            return first, json.loads(await cell_output(sandbox, READ_NOTES))
 
 
 async def test_a_user_of_a_sandbox_that_is_never_used_again_reads_nothing_of_the_one_before(make_spec):

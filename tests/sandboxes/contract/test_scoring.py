@@ -12,7 +12,7 @@ from sandboxes.opened import opened
 from sandboxes.pool import Pool
 from sandboxes.scoring import scoring_sandbox
 from sandboxes.tree import Tree, TreeEntry, TreeLimits, TreeRefused
-from tests.sandboxes.asking import printed, python, said
+from tests.sandboxes.asking import cell_output, printed, python
 
 ROOT = Path(__file__).parents[3]
 LISTED = "cd /work && find . -mindepth 1 | sort"
@@ -33,7 +33,7 @@ async def test_nothing_of_the_source_is_there_but_the_chosen_files(sandbox, spec
         assert await printed(scoring, LISTED) == "./out\n./out/a.py\n./out/hard\n./out/sub\n./out/sub/b\n"
         assert await scoring.read_file("out/hard") == b"s"
         modes = "import os; print([oct(os.stat(p).st_mode) for p in ('out/a.py', 'out/hard')])"
-        assert await said(scoring, modes) == "['0o100755', '0o100644']"
+        assert await cell_output(scoring, modes) == "['0o100755', '0o100644']"
         assert await printed(scoring, "ls /tmp") == ""
 
 
@@ -126,8 +126,8 @@ async def test_a_tree_is_written_over_what_is_there_and_through_nothing(sandbox)
         os.symlink("/tmp/folder", "out"); os.mkfifo("fifo")
     """)  # fmt: skip
     await sandbox.write_tree(Tree.of({"link": b"new", "two": b"2", "fifo": b"f", "deep/er/file": b"d"}))
-    told = "import os; print([open(p).read() for p in ('/tmp/aim', 'link', 'one', 'two', 'fifo', 'deep/er/file')])"
-    assert await said(sandbox, told) == "['as it was', 'new', '1', '2', 'f', 'd']"
+    reported = "import os; print([open(p).read() for p in ('/tmp/aim', 'link', 'one', 'two', 'fifo', 'deep/er/file')])"
+    assert await cell_output(sandbox, reported) == "['as it was', 'new', '1', '2', 'f', 'd']"
     with pytest.raises(TreeRefused, match="path = 'out': it is a symbolic link"):
         await sandbox.write_tree(Tree.of({"out/file": b"x"}))
     assert await printed(sandbox, "ls /tmp/folder") == ""

@@ -9,67 +9,67 @@ import pytest
 from sandboxes.interface import SandboxLost, SnapshotUnavailable
 from sandboxes.opened import open_sandbox, opened
 from sandboxes.pool import Pool
-from tests.sandboxes.asking import printed, said
+from tests.sandboxes.asking import cell_output, printed
 
 # -- the interpreter -------------------------------------------------------------------------------
 
 
 async def test_variables_functions_and_imports_are_as_they_were(sandbox):
-    await said(sandbox, "import math\nnumbers = [1]\ndef f(x): return math.sqrt(x) + len(numbers)")
+    await cell_output(sandbox, "import math\nnumbers = [1]\ndef f(x): return math.sqrt(x) + len(numbers)")
     snapshot = await sandbox.snapshot()
-    await said(sandbox, "numbers.append(2); new = 1; del math\ndef f(x): return 'changed'")
+    await cell_output(sandbox, "numbers.append(2); new = 1; del math\ndef f(x): return 'changed'")
     await sandbox.restore(snapshot)
-    assert await said(sandbox, "numbers, f(9), 'new' in globals()") == "([1], 4.0, False)"
+    assert await cell_output(sandbox, "numbers, f(9), 'new' in globals()") == "([1], 4.0, False)"
 
 
 async def test_a_snapshot_changes_nothing_by_itself(sandbox):
-    await said(sandbox, "x = [1]; import os; pid = os.getpid(); open('f', 'w').write('a')")
+    await cell_output(sandbox, "x = [1]; import os; pid = os.getpid(); open('f', 'w').write('a')")
     await sandbox.snapshot()
-    assert await said(sandbox, "x, pid == os.getpid(), open('f').read()") == "([1], True, 'a')"
+    assert await cell_output(sandbox, "x, pid == os.getpid(), open('f').read()") == "([1], True, 'a')"
 
 
 async def test_it_can_be_restored_many_times(sandbox):
-    await said(sandbox, "x = 0")
+    await cell_output(sandbox, "x = 0")
     snapshot = await sandbox.snapshot()
     for number in range(12):
-        assert await said(sandbox, f"x += {number}; x") == str(number)
+        assert await cell_output(sandbox, f"x += {number}; x") == str(number)
         await sandbox.restore(snapshot)
 
 
 async def test_an_older_moment_and_then_a_newer_one(sandbox):
-    await said(sandbox, "x = 1; open('/work/f', 'w').write('one')")
+    await cell_output(sandbox, "x = 1; open('/work/f', 'w').write('one')")
     older = await sandbox.snapshot()
-    await said(sandbox, "x = 2; open('/work/f', 'w').write('two'); open('/tmp/g', 'w').write('g')")
+    await cell_output(sandbox, "x = 2; open('/work/f', 'w').write('two'); open('/tmp/g', 'w').write('g')")
     newer = await sandbox.snapshot()
-    await said(sandbox, "x = 3")
+    await cell_output(sandbox, "x = 3")
     for snapshot, expected in ((older, "(1, 'one', [])"), (newer, "(2, 'two', ['g'])"), (older, "(1, 'one', [])")):
         await sandbox.restore(snapshot)
-        assert await said(sandbox, "import os; x, open('/work/f').read(), os.listdir('/tmp')") == expected
+        assert await cell_output(sandbox, "import os; x, open('/work/f').read(), os.listdir('/tmp')") == expected
 
 
 async def test_a_snapshot_of_a_restored_moment_is_one_like_any_other(sandbox):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     first = await sandbox.snapshot()
     await sandbox.restore(first)
-    await said(sandbox, "x += 1")
+    await cell_output(sandbox, "x += 1")
     second = await sandbox.snapshot()
     await sandbox.drop(first)
-    await said(sandbox, "x += 1")
+    await cell_output(sandbox, "x += 1")
     await sandbox.restore(second)
-    assert await said(sandbox, "x") == "2"
+    assert await cell_output(sandbox, "x") == "2"
 
 
 async def test_random_numbers_after_a_restore_are_those_that_would_have_come(sandbox):
-    await said(sandbox, "import random; random.seed(7); random.gauss(0, 1)")
+    await cell_output(sandbox, "import random; random.seed(7); random.gauss(0, 1)")
     snapshot = await sandbox.snapshot()
-    first = await said(sandbox, "random.gauss(0, 1), random.random()")
+    first = await cell_output(sandbox, "random.gauss(0, 1), random.random()")
     for _ in range(2):
         await sandbox.restore(snapshot)
-        assert await said(sandbox, "random.gauss(0, 1), random.random()") == first
+        assert await cell_output(sandbox, "random.gauss(0, 1), random.random()") == first
 
 
 async def test_cells_are_numbered_on_from_the_snapshot(sandbox):
-    await said(sandbox, "1")
+    await cell_output(sandbox, "1")
     snapshot = await sandbox.snapshot()
     before = (await sandbox.run_python("1/0")).stderr
     await sandbox.restore(snapshot)
@@ -78,7 +78,7 @@ async def test_cells_are_numbered_on_from_the_snapshot(sandbox):
 
 async def test_restore_after_a_time_out_brings_the_variables_back(sandbox):
     await sandbox.set_prelude("def helper(): return 'prelude'")
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     snapshot = await sandbox.snapshot()
     assert (await sandbox.run_python("while True: pass", timeout_s=0.2)).outcome == "timeout"
     await sandbox.restore(snapshot)
@@ -88,7 +88,7 @@ async def test_restore_after_a_time_out_brings_the_variables_back(sandbox):
 
 async def test_a_time_out_after_a_restore_still_leads_to_a_fresh_interpreter_with_the_prelude(sandbox):
     await sandbox.set_prelude("def helper(): return 'prelude'")
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     snapshot = await sandbox.snapshot()
     await sandbox.restore(snapshot)
     assert (await sandbox.run_python("while True: pass", timeout_s=0.2)).outcome == "timeout"
@@ -96,21 +96,21 @@ async def test_a_time_out_after_a_restore_still_leads_to_a_fresh_interpreter_wit
     assert result.stdout == "(False, 'prelude')\n"
     assert result.stderr.startswith("[fresh interpreter: ")
     await sandbox.restore(snapshot)
-    assert await said(sandbox, "x") == "1"
+    assert await cell_output(sandbox, "x") == "1"
 
 
 async def test_restore_after_a_memory_error(sandbox, spec):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     snapshot = await sandbox.snapshot()
     assert (await sandbox.run_python(f"bytearray({spec.memory_mib} * 2**20)")).outcome == "memory"
     await sandbox.restore(snapshot)
-    assert await said(sandbox, "x") == "1"
+    assert await cell_output(sandbox, "x") == "1"
 
 
 async def test_the_state_after_a_time_out_is_a_moment_too(sandbox):
     await sandbox.run_python("while True: pass", timeout_s=0.2)
     snapshot = await sandbox.snapshot()
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     await sandbox.restore(snapshot)
     after = await sandbox.run_python("'x' in globals()")
     assert (after.stdout, after.stderr[:20]) == ("False\n", "[fresh interpreter: ")
@@ -118,9 +118,9 @@ async def test_the_state_after_a_time_out_is_a_moment_too(sandbox):
 
 async def test_an_unused_sandbox_is_a_moment_too(sandbox):
     snapshot = await sandbox.snapshot()
-    await said(sandbox, "x = 1; open('f', 'w').write('x')")
+    await cell_output(sandbox, "x = 1; open('f', 'w').write('x')")
     await sandbox.restore(snapshot)
-    assert await said(sandbox, "import os; 'x' in globals(), os.listdir('/work')") == "(False, [])"
+    assert await cell_output(sandbox, "import os; 'x' in globals(), os.listdir('/work')") == "(False, [])"
 
 
 async def test_a_prelude_set_later_is_unset(sandbox):
@@ -129,11 +129,11 @@ async def test_a_prelude_set_later_is_unset(sandbox):
     await sandbox.set_prelude("who = 'second'")
     await sandbox.restore(snapshot)
     await sandbox.run_python("while True: pass", timeout_s=0.2)
-    assert await said(sandbox, "who") == "'first'"
+    assert await cell_output(sandbox, "who") == "'first'"
 
 
 async def test_the_limits_hold_for_a_restored_interpreter(sandbox, spec):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     snapshot = await sandbox.snapshot()
     await sandbox.restore(snapshot)
     assert (await sandbox.run_python(f"bytearray({2 * spec.memory_mib} * 2**20)")).outcome == "memory"
@@ -146,7 +146,7 @@ async def test_the_limits_hold_for_a_restored_interpreter(sandbox, spec):
 
 
 async def test_of_threads_only_the_main_one_comes_back(sandbox):
-    await said(
+    await cell_output(
         sandbox,
         """
         import threading, time
@@ -158,9 +158,11 @@ async def test_of_threads_only_the_main_one_comes_back(sandbox):
         """,
     )
     snapshot = await sandbox.snapshot()
-    assert await said(sandbox, "before = len(ticks); time.sleep(0.1); len(ticks) > before") == "True"
+    assert await cell_output(sandbox, "before = len(ticks); time.sleep(0.1); len(ticks) > before") == "True"
     await sandbox.restore(snapshot)
-    seen = await said(sandbox, "before = len(ticks); time.sleep(0.1); len(ticks) > before, threading.active_count()")
+    seen = await cell_output(
+        sandbox, "before = len(ticks); time.sleep(0.1); len(ticks) > before, threading.active_count()"
+    )
     assert seen == "(False, 1)"
 
 
@@ -168,9 +170,9 @@ async def test_of_threads_only_the_main_one_comes_back(sandbox):
 
 
 async def test_processes_started_since_are_gone(sandbox):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     snapshot = await sandbox.snapshot()
-    await said(sandbox, "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True); None")
+    await cell_output(sandbox, "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True); None")
     program = asyncio.create_task(sandbox.exec(["sleep", "61"]))
     while "sleep" not in await printed(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"):
         await asyncio.sleep(0.01)
@@ -187,7 +189,7 @@ async def test_a_program_under_way_is_not_disturbed_by_a_snapshot(sandbox):
 
 
 async def test_user_code_sees_no_child_that_it_did_not_make(sandbox):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     snapshot = await sandbox.snapshot()
     for _ in range(2):
         assert (await sandbox.run_python("import os; os.wait()")).exception == "ChildProcessError"
@@ -196,20 +198,20 @@ async def test_user_code_sees_no_child_that_it_did_not_make(sandbox):
 
 async def test_a_copy_cannot_be_made_without_room_for_its_process(spec):
     async with opened(spec.model_copy(update={"processes": 2})) as sandbox:
-        await said(sandbox, "x = 1")
+        await cell_output(sandbox, "x = 1")
         with pytest.raises(SnapshotUnavailable, match="processes"):
             await sandbox.snapshot()
-        assert await said(sandbox, "x") == "1"
+        assert await cell_output(sandbox, "x") == "1"
 
 
 async def test_dropping_frees_the_process_at_once(spec):
     async with opened(spec.model_copy(update={"processes": 3})) as sandbox:
-        await said(sandbox, "x = 1")
+        await cell_output(sandbox, "x = 1")
         for _ in range(30):
             snapshot = await sandbox.snapshot()
             await sandbox.restore(snapshot)
             await sandbox.drop(snapshot)
-        assert await said(sandbox, "x") == "1"
+        assert await cell_output(sandbox, "x") == "1"
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ def both(): return listing('/work'), listing('/tmp'), oct(os.stat('/work').st_mo
 
 
 async def test_files_are_as_they_were(sandbox):
-    await said(
+    await cell_output(
         sandbox,
         LISTING
         + """
@@ -246,7 +248,7 @@ before = both()
 """,
     )
     snapshot = await sandbox.snapshot()
-    await said(
+    await cell_output(
         sandbox,
         """
         import shutil
@@ -261,11 +263,11 @@ before = both()
         """,
     )
     await sandbox.restore(snapshot)
-    assert await said(sandbox, "both() == before or print(both(), before)") == "True"
+    assert await cell_output(sandbox, "both() == before or print(both(), before)") == "True"
 
 
 async def test_what_cannot_be_read_by_its_permissions_is_kept_too(sandbox):
-    await said(
+    await cell_output(
         sandbox,
         """
         import os
@@ -275,7 +277,7 @@ async def test_what_cannot_be_read_by_its_permissions_is_kept_too(sandbox):
     )
     snapshot = await sandbox.snapshot()
     assert await printed(sandbox, "stat -c %a /work/locked") == "0\n"
-    await said(sandbox, "os.chmod('/work/locked', 0o700); os.unlink('/work/locked/f'); os.rmdir('/work/locked')")
+    await cell_output(sandbox, "os.chmod('/work/locked', 0o700); os.unlink('/work/locked/f'); os.rmdir('/work/locked')")
     await sandbox.restore(snapshot)
     assert await printed(
         sandbox, "stat -c %a locked; chmod 700 locked; stat -c %a locked/f; chmod 600 locked/f; cat locked/f"
@@ -284,50 +286,53 @@ async def test_what_cannot_be_read_by_its_permissions_is_kept_too(sandbox):
 
 async def test_links_are_not_followed_out_of_the_sandbox_files(sandbox):
     """Neither when it is kept (a link to a system folder) nor when it is put back (a folder became a link)."""
-    await said(sandbox, "import os; os.symlink('/usr/lib', 'lib'); os.mkdir('d'); open('d/f', 'w').write('f')")
+    await cell_output(sandbox, "import os; os.symlink('/usr/lib', 'lib'); os.mkdir('d'); open('d/f', 'w').write('f')")
     snapshot = await sandbox.snapshot()
-    await said(sandbox, "os.unlink('d/f'); os.rmdir('d'); os.symlink('/usr', 'd'); os.unlink('lib'); os.mkdir('lib')")
+    await cell_output(
+        sandbox, "os.unlink('d/f'); os.rmdir('d'); os.symlink('/usr', 'd'); os.unlink('lib'); os.mkdir('lib')"
+    )
     await sandbox.restore(snapshot)
     assert (
-        await said(sandbox, "os.readlink('lib'), open('d/f').read(), os.path.islink('d')") == "('/usr/lib', 'f', False)"
+        await cell_output(sandbox, "os.readlink('lib'), open('d/f').read(), os.path.islink('d')")
+        == "('/usr/lib', 'f', False)"
     )
 
 
 async def test_a_disk_full_of_other_files_does_not_stand_in_the_way(sandbox, spec):
     fill = f"open('/work/{{}}', 'wb').write(os.urandom({spec.disk_mib} * 2**20 - 8192))"
-    await said(
+    await cell_output(
         sandbox, f"import os, hashlib; {fill.format('old')}; digest = hashlib.md5(open('old', 'rb').read()).digest()"
     )
     snapshot = await sandbox.snapshot()
-    await said(sandbox, f"os.unlink('old'); {fill.format('new')}")
+    await cell_output(sandbox, f"os.unlink('old'); {fill.format('new')}")
     await sandbox.restore(snapshot)
     assert (
-        await said(sandbox, "os.listdir(), hashlib.md5(open('old', 'rb').read()).digest() == digest")
+        await cell_output(sandbox, "os.listdir(), hashlib.md5(open('old', 'rb').read()).digest() == digest")
         == "(['old'], True)"
     )
 
 
 async def test_the_interpreter_stands_where_it_stood(sandbox):
-    await said(sandbox, "import os; os.mkdir('/work/here'); os.chdir('/work/here')")
+    await cell_output(sandbox, "import os; os.mkdir('/work/here'); os.chdir('/work/here')")
     snapshot = await sandbox.snapshot()
-    await said(sandbox, "os.chdir('/tmp'); os.rmdir('/work/here')")
+    await cell_output(sandbox, "os.chdir('/tmp'); os.rmdir('/work/here')")
     await sandbox.restore(snapshot)
     assert (
-        await said(sandbox, "open('f', 'w').write('x'); os.getcwd(), os.listdir('/work/here')")
+        await cell_output(sandbox, "open('f', 'w').write('x'); os.getcwd(), os.listdir('/work/here')")
         == "('/work/here', ['f'])"
     )
 
 
 async def test_snapshots_of_files_that_stay_the_same_cost_nothing_more(sandbox, spec):
-    await said(sandbox, f"import os; open('f', 'wb').write(os.urandom({spec.disk_mib} * 2**20))")
+    await cell_output(sandbox, f"import os; open('f', 'wb').write(os.urandom({spec.disk_mib} * 2**20))")
     for number in range(8):
-        await said(sandbox, f"x = {number}")
+        await cell_output(sandbox, f"x = {number}")
         await sandbox.snapshot()
 
 
 async def test_too_much_to_keep_is_said_and_changes_nothing(sandbox, spec):
     async def fill() -> None:
-        await said(sandbox, f"import os; open('f', 'wb').write(os.urandom({spec.disk_mib} * 2**20))")
+        await cell_output(sandbox, f"import os; open('f', 'wb').write(os.urandom({spec.disk_mib} * 2**20))")
 
     kept = []
     for _ in range(2):
@@ -336,7 +341,7 @@ async def test_too_much_to_keep_is_said_and_changes_nothing(sandbox, spec):
     await fill()
     with pytest.raises(SnapshotUnavailable, match=f"{2 * spec.disk_mib} MiB"):
         await sandbox.snapshot()
-    assert await said(sandbox, "os.listdir()") == "['f']"
+    assert await cell_output(sandbox, "os.listdir()") == "['f']"
     await sandbox.drop(kept[0])
     await sandbox.snapshot()
 
@@ -350,7 +355,7 @@ async def test_too_much_to_keep_is_said_and_changes_nothing(sandbox, spec):
     ],
 )
 async def test_files_beyond_the_bounds_are_refused_with_the_reason(sandbox, code, reason):
-    await said(sandbox, code)
+    await cell_output(sandbox, code)
     with pytest.raises(SnapshotUnavailable, match=reason):
         await sandbox.snapshot()
     assert sandbox.alive
@@ -364,10 +369,10 @@ KILL_OTHERS = (
 
 
 async def test_killing_the_frozen_copy_loses_the_sandbox_at_restore_and_not_before(sandbox):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     snapshot = await sandbox.snapshot()
-    await said(sandbox, KILL_OTHERS)
-    assert await said(sandbox, "x") == "1"
+    await cell_output(sandbox, KILL_OTHERS)
+    assert await cell_output(sandbox, "x") == "1"
     async with asyncio.timeout(5):
         with pytest.raises(SandboxLost, match="set back"):
             await sandbox.restore(snapshot)
@@ -375,27 +380,27 @@ async def test_killing_the_frozen_copy_loses_the_sandbox_at_restore_and_not_befo
 
 
 async def test_a_killed_copy_can_be_dropped_and_the_next_one_serves(sandbox):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     killed = await sandbox.snapshot()
-    await said(sandbox, KILL_OTHERS)
+    await cell_output(sandbox, KILL_OTHERS)
     await sandbox.drop(killed)
     snapshot = await sandbox.snapshot()
     await sandbox.restore(snapshot)
-    assert await said(sandbox, "x") == "1"
+    assert await cell_output(sandbox, "x") == "1"
 
 
 @pytest.mark.parametrize("signal", ["SIGSTOP", "SIGINT", "SIGTERM"])
 async def test_a_copy_that_does_not_answer_loses_the_sandbox_in_bounded_time(sandbox, signal):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     snapshot = await sandbox.snapshot()
-    await said(sandbox, f"import signal\n{KILL_OTHERS.replace('9)', f'signal.{signal})')}")
+    await cell_output(sandbox, f"import signal\n{KILL_OTHERS.replace('9)', f'signal.{signal})')}")
     async with asyncio.timeout(60):
         with pytest.raises(SandboxLost):
             await sandbox.restore(snapshot)
 
 
 async def test_an_interpreter_that_poses_as_its_copy_is_not_believed(sandbox):
-    await said(
+    await cell_output(
         sandbox,
         """
         import _socket, os
@@ -407,11 +412,11 @@ async def test_an_interpreter_that_poses_as_its_copy_is_not_believed(sandbox):
     )
     with pytest.raises(SnapshotUnavailable, match="Protocol error"):
         await sandbox.snapshot()
-    assert await said(sandbox, "1") == "1"
+    assert await cell_output(sandbox, "1") == "1"
 
 
 async def test_an_interpreter_that_does_not_fork_cannot_be_kept_and_goes_on(sandbox):
-    await said(sandbox, "import os, time\nx = 1\nos.fork = lambda: time.sleep(3) or 1 / 0")
+    await cell_output(sandbox, "import os, time\nx = 1\nos.fork = lambda: time.sleep(3) or 1 / 0")
     async with asyncio.timeout(60):
         with pytest.raises(SnapshotUnavailable):
             await sandbox.snapshot()
@@ -423,7 +428,7 @@ async def test_an_interpreter_that_does_not_fork_cannot_be_kept_and_goes_on(sand
 )
 async def test_forged_answers_lose_the_sandbox_at_worst(sandbox, answer):
     """The interpreter answers instead of a copy, and then as often as it can."""
-    await said(
+    await cell_output(
         sandbox,
         f"""
         import _socket, os
@@ -447,11 +452,11 @@ async def test_forged_answers_lose_the_sandbox_at_worst(sandbox, answer):
         except (SandboxLost, SnapshotUnavailable):
             return
         await sandbox.reset()
-        assert await said(sandbox, "'x' in globals()") == "False"
+        assert await cell_output(sandbox, "'x' in globals()") == "False"
 
 
 async def test_a_child_hidden_behind_a_frozen_copy_does_not_survive_a_time_out(sandbox):
-    await said(
+    await cell_output(
         sandbox,
         """
         import os, time
@@ -477,21 +482,21 @@ async def test_a_sandbox_without_snapshots_says_how_to_get_them(spec):
     async with opened(spec.model_copy(update={"snapshots": False})) as sandbox:
         with pytest.raises(SnapshotUnavailable, match="snapshots = true"):
             await sandbox.snapshot()
-        assert await said(sandbox, "1") == "1"
+        assert await cell_output(sandbox, "1") == "1"
 
 
 async def test_more_than_eight_are_refused(sandbox):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     kept = [await sandbox.snapshot() for _ in range(8)]
     with pytest.raises(ValueError, match="8"):
         await sandbox.snapshot()
     await sandbox.drop(kept[3])
     await sandbox.restore(await sandbox.snapshot())
-    assert await said(sandbox, "x") == "1"
+    assert await cell_output(sandbox, "x") == "1"
 
 
 async def test_a_dropped_or_foreign_snapshot_is_refused_and_dropping_twice_is_fine(sandbox, spec):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     snapshot = await sandbox.snapshot()
     async with opened(spec) as other:
         with pytest.raises(ValueError, match="another sandbox"):
@@ -500,29 +505,29 @@ async def test_a_dropped_or_foreign_snapshot_is_refused_and_dropping_twice_is_fi
     await sandbox.drop(snapshot)
     with pytest.raises(ValueError, match="dropped"):
         await sandbox.restore(snapshot)
-    assert await said(sandbox, "x") == "1"
+    assert await cell_output(sandbox, "x") == "1"
 
 
 async def test_reset_drops_all_and_leaves_no_process_or_variable(sandbox):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     kept = [await sandbox.snapshot() for _ in range(3)]
     await sandbox.reset()
     for snapshot in kept:
         with pytest.raises(ValueError, match="dropped"):
             await sandbox.restore(snapshot)
     assert await printed(sandbox, "set -- /proc/[0-9]*; echo $#") == "3\n", "the agent, an interpreter, sh"
-    assert await said(sandbox, "'x' in globals()") == "False"
+    assert await cell_output(sandbox, "'x' in globals()") == "False"
 
 
 async def test_a_sandbox_from_the_pool_has_nothing_of_the_former_users_snapshots(spec):
     async with Pool(spec, size=1) as pool:
         async with pool.acquire() as sandbox:
-            await said(sandbox, "x = 1")
+            await cell_output(sandbox, "x = 1")
             snapshot = await sandbox.snapshot()
         async with pool.acquire() as sandbox:
             with pytest.raises(ValueError, match="dropped"):
                 await sandbox.restore(snapshot)
-            assert await said(sandbox, "'x' in globals()") == "False"
+            assert await cell_output(sandbox, "'x' in globals()") == "False"
             assert await printed(sandbox, "set -- /proc/[0-9]*; echo $#") == "3\n"
 
 
@@ -536,7 +541,7 @@ async def test_every_call_on_a_closed_sandbox_is_lost(spec):
 
 
 async def test_a_cancelled_snapshot_is_not_kept(sandbox):
-    await said(sandbox, "x = 1")
+    await cell_output(sandbox, "x = 1")
     for _ in range(12):
         taking = asyncio.create_task(sandbox.snapshot())
         await asyncio.sleep(0.001)
@@ -544,15 +549,15 @@ async def test_a_cancelled_snapshot_is_not_kept(sandbox):
         await asyncio.gather(taking, return_exceptions=True)
     for _ in range(7):  # one may have been taken before it could be cancelled
         await sandbox.snapshot()
-    assert await said(sandbox, "x") == "1"
+    assert await cell_output(sandbox, "x") == "1"
 
 
 async def test_a_cancelled_restore_is_whole(sandbox):
-    await said(sandbox, "x = 1; open('f', 'w').write('1')")
+    await cell_output(sandbox, "x = 1; open('f', 'w').write('1')")
     snapshot = await sandbox.snapshot()
-    await said(sandbox, "x = 2; open('f', 'w').write('2')")
+    await cell_output(sandbox, "x = 2; open('f', 'w').write('2')")
     restoring = asyncio.create_task(sandbox.restore(snapshot))
     await asyncio.sleep(0.001)
     restoring.cancel()
     await asyncio.gather(restoring, return_exceptions=True)
-    assert await said(sandbox, "x, open('f').read()") == "(1, '1')"
+    assert await cell_output(sandbox, "x, open('f').read()") == "(1, '1')"

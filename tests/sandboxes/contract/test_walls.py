@@ -9,7 +9,7 @@ import pytest
 
 from sandboxes.backends.namespaces.limits import HOST_IDS_FROM
 from sandboxes.opened import opened
-from tests.sandboxes.asking import errno_of, python, said, shell
+from tests.sandboxes.asking import cell_output, errno_of, python, shell
 
 
 async def test_sandboxes_do_not_see_each_other(spec):
@@ -77,7 +77,7 @@ async def test_nobody_answers_out_there_or_on_the_hosts_loopback(sandbox):
 
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    heard = await said(
+    heard = await cell_output(
         sandbox,
         f"""
         import socket

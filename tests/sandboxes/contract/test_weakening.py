@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tests.sandboxes.asking import python, said
+from tests.sandboxes.asking import cell_output, python
 
 CALLS = """
 import ctypes, errno, fcntl, os, platform, resource, signal, socket, struct
@@ -158,7 +158,9 @@ ATTEMPTS = {
 
 
 async def seen(sandbox, function: str) -> dict[str, object]:
-    return json.loads(await said(sandbox, f"import json\n{CALLS}\n{AGENT}\n{OWN}\nprint(json.dumps({function}()))"))
+    return json.loads(
+        await cell_output(sandbox, f"import json\n{CALLS}\n{AGENT}\n{OWN}\nprint(json.dumps({function}()))")
+    )
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)

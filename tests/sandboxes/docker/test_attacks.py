@@ -9,7 +9,7 @@ from sandboxes.backends.docker import sockets
 from sandboxes.backends.docker.sockets import SOCKETS_MIB, bound_sockets
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
-from tests.sandboxes.asking import errno_of, said, shell
+from tests.sandboxes.asking import cell_output, errno_of, shell
 from tests.sandboxes.attacks import test_escapes as escapes
 from tests.sandboxes.attacks import test_resources as resources
 from tests.sandboxes.attacks import test_tampering as tampering
@@ -97,11 +97,11 @@ async def test_shared_memory_is_no_second_disk(sandbox):
             while True: open(f"/dev/shm/{names}", "w").close(); names += 1
         except OSError: print(names <= 1024)
     """
-    assert await said(sandbox, fill) == f"{2**20} ENOSPC\nTrue"
+    assert await cell_output(sandbox, fill) == f"{2**20} ENOSPC\nTrue"
     run = "cp /bin/true /tmp/t && /tmp/t && rm -f /dev/shm/*; cp /bin/true /dev/shm/t && /dev/shm/t"
     assert (await shell(sandbox, run)).exit_code == 126, "nothing is executed there"
     await sandbox.reset()
-    assert await said(sandbox, "import multiprocessing; print(multiprocessing.Semaphore(2).acquire())") == "True"
+    assert await cell_output(sandbox, "import multiprocessing; print(multiprocessing.Semaphore(2).acquire())") == "True"
 
 
 async def test_of_the_machine_neither_its_devices_nor_its_timers_are_read(sandbox):
@@ -111,14 +111,14 @@ async def test_of_the_machine_neither_its_devices_nor_its_timers_are_read(sandbo
         assert await errno_of(sandbox, f"os.stat({path!r})") in ("EACCES", "ENOENT"), path
     for path in ("/proc/keys", "/proc/interrupts", "/proc/acpi"):
         read = f"import os; print(os.listdir({path!r}) if os.path.isdir({path!r}) else open({path!r}).read(100))"
-        assert await said(sandbox, read) in ("", "[]"), path
+        assert await cell_output(sandbox, read) in ("", "[]"), path
 
 
 async def test_a_set_user_id_program_of_an_image_gives_nothing(sandbox):
     """The bit stays in the image; no-new-privileges makes the kernel ignore it, whatever the program."""
     found = (await shell(sandbox, "find / -xdev -perm -4000 -user 0")).stdout.split()
     assert "/usr/bin/sleep-as-root" in found, "or this proves nothing"
-    told = await said(
+    reported = await cell_output(
         sandbox,
         """
         import os, subprocess, time
@@ -131,8 +131,8 @@ async def test_a_set_user_id_program_of_an_image_gives_nothing(sandbox):
         asleep.kill()
         """,
     )
-    assert told == "True True\n1 {0}"
-    mounts = await said(sandbox, "print([line.split()[1:4] for line in open('/proc/mounts')])")
+    assert reported == "True True\n1 {0}"
+    mounts = await cell_output(sandbox, "print([line.split()[1:4] for line in open('/proc/mounts')])")
     options = {place: flags.split(",") for place, _, flags in eval(mounts)}
     assert all("nosuid" in options[place] for place in ("/work", "/tmp", "/dev/shm", "/proc", "/dev"))
     assert "ro" in options["/"]
@@ -141,7 +141,7 @@ async def test_a_set_user_id_program_of_an_image_gives_nothing(sandbox):
 
 async def test_buffers_of_connections_are_bounded_beside_the_memory(sandbox):
     """Each process may open 256 files, each connection wants 8 MiB: what nobody reads is held by the kernel."""
-    held = await said(
+    held = await cell_output(
         sandbox,
         """
         import socket

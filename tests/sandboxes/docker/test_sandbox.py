@@ -24,7 +24,7 @@ from sandboxes.interface import SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.opened import open_sandbox, opened
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
-from tests.sandboxes.asking import errno_of, host_processes, printed, python, said
+from tests.sandboxes.asking import cell_output, errno_of, host_processes, printed, python
 
 ROOT = Path(__file__).parents[3]
 NOT_STILL = APIError(f"Cannot pause container 1: OCI runtime pause failed: {NOT_YET}: unknown")
@@ -60,7 +60,7 @@ async def test_a_container_whose_runtime_died_early_is_started_again(spec, monke
 
     monkeypatch.setattr(Container, "_start", classmethod(first_refused))
     async with opened(spec) as sandbox:
-        assert await said(sandbox, "print(6 * 7)") == "42"
+        assert await cell_output(sandbox, "print(6 * 7)") == "42"
     assert "started again: cannot start a stopped process" in caplog.text
 
 
@@ -140,7 +140,7 @@ async def test_of_the_machines_devices_nothing_is_shown(sandbox):
     """Whether the empty folder itself may be opened is the runtime's choice: older ones leave it the image's mode."""
     for path in ("/sys", "/dev/mqueue", "/dev/pts"):
         shown = f"import os; print(os.listdir({path!r}) if os.access({path!r}, os.R_OK) else [])"
-        assert await said(sandbox, shown) == "[]", path
+        assert await cell_output(sandbox, shown) == "[]", path
     assert await errno_of(sandbox, "os.listdir('/sys/fs/cgroup')") in ("ENOENT", "EACCES")
 
 
@@ -161,12 +161,12 @@ async def test_shared_memory_is_wiped_by_a_reset_and_set_back_by_a_restore(sandb
     assert await sandbox.read_file("/dev/shm/kept") == b"then"
     assert "/dev/shm/kept" in [file.path for file in (await sandbox.inspect()).files]
     await sandbox.reset()
-    assert await said(sandbox, "import os; print(os.listdir('/dev/shm'))") == "[]"
+    assert await cell_output(sandbox, "import os; print(os.listdir('/dev/shm'))") == "[]"
 
 
 async def test_all_processes_together_get_no_more_memory_than_the_container_has(sandbox):
     """Each stays below its own limit."""
-    ended = await said(
+    ended = await cell_output(
         sandbox,
         """
         import os, signal
@@ -337,15 +337,15 @@ def test_a_container_of_an_earlier_boot_is_an_orphan_once_it_does_not_run(marked
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "cell_output"),
     [
         ("unix:///nowhere/docker.sock", "no Docker daemon answers at unix:///nowhere/docker.sock.*namespaces"),
         ("tcp://192.0.2.1:2375", "on this machine only"),
     ],
 )
-async def test_without_a_daemon_the_remedy_is_said(spec, monkeypatch, address, said):
+async def test_without_a_daemon_the_remedy_is_said(spec, monkeypatch, address, cell_output):
     monkeypatch.setenv("DOCKER_HOST", address)
-    with pytest.raises(SandboxUnavailable, match=said):
+    with pytest.raises(SandboxUnavailable, match=cell_output):
         await open_sandbox(spec)
 
 

@@ -253,8 +253,8 @@ def test_text_that_only_speaks_of_actions_is_none():
 
 def test_the_same_story_is_told_once_until_it_grows_old():
     suite = Suite(POLICY)
-    told = [len(suite.feed(shell("./xmrig").model_copy(update={"at": at}))) for at in (0.0, 299.0, 300.0)]
-    assert told == [1, 0, 1]
+    reported = [len(suite.feed(shell("./xmrig").model_copy(update={"at": at}))) for at in (0.0, 299.0, 300.0)]
+    assert reported == [1, 0, 1]
 
 
 def test_a_rule_can_be_left_out_and_a_wrong_id_is_refused():

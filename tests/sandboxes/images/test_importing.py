@@ -22,8 +22,8 @@ def images(docker_image, capsys):
 
     def run(*arguments: str) -> tuple[str, bool]:
         code = main(["images", *map(str, arguments)])
-        said = capsys.readouterr()
-        return said.out + said.err, code == 0
+        output = capsys.readouterr()
+        return output.out + output.err, code == 0
 
     return run
 
@@ -47,11 +47,11 @@ async def test_a_folder_is_built_without_network_shown_used_and_removed(images, 
     COPY greeting /usr/greeting
     RUN python3 -c "import socket; print(socket.create_connection(('192.0.2.1', 80), 1))" || echo none > /usr/network
     """
-    said, fine = images("build", folder(tmp_path / "f", recipe, greeting="hello"), "--name", "built", "--tag", "1",
+    output, fine = images("build", folder(tmp_path / "f", recipe, greeting="hello"), "--name", "built", "--tag", "1",
                         "--owner", "bob")  # fmt: skip
-    assert fine, said
+    assert fine, output
     shown = json.loads(images("show", "built:1")[0])
-    assert shown["digest"] in said
+    assert shown["digest"] in output
     assert (shown["owner"], shown["source"], shown["python"]) == ("bob", "folder f", "/usr/bin/python3")
     assert shown["size_bytes"] > 10**6
     assert "built" in images("list")[0]
@@ -68,9 +68,9 @@ def test_a_tar_of_docker_save_is_the_same_image_again(images, tmp_path):
     digest = Registry().resolve("host").digest
     saved = tmp_path / "saved.tar"
     saved.write_bytes(b"".join(daemon.client().get_image(digest)))
-    said, fine = images("import", saved, "--name", "again", "--tag", "1")
-    assert fine, said
-    assert digest in said
+    output, fine = images("import", saved, "--name", "again", "--tag", "1")
+    assert fine, output
+    assert digest in output
     assert images("remove", "again")[1]
     assert digest in ids(), "another name still means it"
 
@@ -86,9 +86,9 @@ def test_a_tar_that_would_give_a_tag_of_the_daemon_another_meaning_is_refused(im
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     before = daemon.client().inspect_image("palestra/host:1")["Id"]
-    said, fine = images("import", tmp_path / "evil.tar", "--name", "evil")
+    output, fine = images("import", tmp_path / "evil.tar", "--name", "evil")
     assert not fine
-    assert "another meaning" in said
+    assert "another meaning" in output
     assert daemon.client().inspect_image("palestra/host:1")["Id"] == before
 
 
@@ -98,9 +98,9 @@ def test_a_root_file_system_may_have_any_file_named_like_dockers(images, tmp_pat
         entry = tarfile.TarInfo("manifest.json")
         entry.size = len(content)
         tar.addfile(entry, io.BytesIO(content))
-    said, fine = images("import", tmp_path / "root.tar", "--name", "named")
+    output, fine = images("import", tmp_path / "root.tar", "--name", "named")
     assert not fine
-    assert "it has no /bin/sh" in said
+    assert "it has no /bin/sh" in output
 
 
 def test_a_tar_that_is_cut_is_refused(images, tmp_path):
@@ -109,9 +109,9 @@ def test_a_tar_that_is_cut_is_refused(images, tmp_path):
         entry.size = 100_000
         tar.addfile(entry, io.BytesIO(os.urandom(entry.size)))
     (tmp_path / "cut.tgz").write_bytes((tmp_path / "whole.tgz").read_bytes()[:50_000])
-    said, fine = images("import", tmp_path / "cut.tgz", "--name", "cut")
+    output, fine = images("import", tmp_path / "cut.tgz", "--name", "cut")
     assert not fine
-    assert "this is no tar" in said
+    assert "this is no tar" in output
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_a_tar_that_is_cut_is_refused(images, tmp_path):
 def test_an_image_without_a_shell_or_a_python_is_refused_at_import(images, tmp_path, lacking, problem):
     tar = root_file_system.write(tmp_path / "root.tar", **{lacking: False})
     before = ids()
-    said, fine = images("import", tar, "--name", "lacking")
+    output, fine = images("import", tar, "--name", "lacking")
     assert not fine
-    assert problem in said
-    assert "apt-get install" in said
+    assert problem in output
+    assert "apt-get install" in output
     assert ids() == before
     assert "lacking" not in images("list")[0]
 
@@ -142,9 +142,9 @@ def test_an_image_without_a_shell_or_a_python_is_refused_at_import(images, tmp_p
 )
 def test_a_build_that_makes_no_sandbox_is_refused_and_leaves_no_image(images, tmp_path, line, problem):
     before = {image["Id"] for image in daemon.client().images()}
-    said, fine = images("build", folder(tmp_path / "f", f"FROM palestra/host:1\n{line}\n"), "--name", "bad")
+    output, fine = images("build", folder(tmp_path / "f", f"FROM palestra/host:1\n{line}\n"), "--name", "bad")
     assert not fine
-    assert problem in said
+    assert problem in output
     assert {image["Id"] for image in daemon.client().images()} == before
 
 
@@ -156,14 +156,14 @@ def test_an_image_with_volumes_is_refused_wherever_it_comes_from(images, tmp_pat
     (tmp_path / "saved.tar").write_bytes(b"".join(client.get_image(volumes)))
     client.remove_container(made["Id"])
     client.remove_image(volumes)
-    said, fine = images("import", tmp_path / "saved.tar", "--name", "volumes")
+    output, fine = images("import", tmp_path / "saved.tar", "--name", "volumes")
     assert not fine
-    assert "it declares volumes (/data)" in said
+    assert "it declares volumes (/data)" in output
     assert volumes not in ids()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (("import", "nowhere.tar", "--name", "x"), "tar = 'nowhere.tar': there is no such file"),
         (("import", __file__, "--name", "x"), "this is no tar"),
@@ -174,10 +174,10 @@ def test_an_image_with_volumes_is_refused_wherever_it_comes_from(images, tmp_pat
         (("remove", "docker.io/x"), "images of other registries are not used"),
     ],
 )
-def test_a_mistake_is_said_with_its_remedy(images, arguments, said):
+def test_a_mistake_is_said_with_its_remedy(images, arguments, output):
     text, fine = images(*arguments)
     assert not fine
-    assert said in text
+    assert output in text
     assert text.startswith("error: ")
     assert ";" in text
     assert "Traceback" not in text

@@ -53,9 +53,9 @@ async def test_every_kind_of_change_is_told_with_both_paths(observing):
         """)
         assert result.outcome == "ok", result
         files = [action for action in seen.actions if action.kind == "file"]
-    told = list(dict.fromkeys((action.operation, action.path, action.target) for action in files))
+    reported = list(dict.fromkeys((action.operation, action.path, action.target) for action in files))
     assert seen.sum(operation="mode", path="/work/old") == 2
-    assert told == [
+    assert reported == [
         ("write", "/work/old", ""), ("mode", "/work/old", ""),
         ("rename", "/work/old", "/work/new"), ("link", "/work/second", "/work/new"),
         ("link", "/work/id", "/usr/bin/id"),
@@ -68,8 +68,8 @@ async def test_what_was_there_before_is_told_from_what_is_new(observing):
     async with observing() as seen:
         await seen.sandbox.write_file("tests/test_sum.py", b"assert True")
         await seen.shell("echo > tests/test_sum.py; echo > tests/conftest.py; cat .aws/credentials")
-        told = {(action.operation, action.path): action.found for action in seen.actions if action.kind == "file"}
-    assert told == {
+        reported = {(action.operation, action.path): action.found for action in seen.actions if action.kind == "file"}
+    assert reported == {
         ("write", "/work/tests/test_sum.py"): True, ("write", "/work/tests/conftest.py"): False,
         ("read", "/work/.aws/credentials"): False,
     }  # fmt: skip

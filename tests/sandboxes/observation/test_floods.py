@@ -53,6 +53,6 @@ def test_a_flood_of_one_kind_hides_no_other():
     sums.taken()
     sums.add(made(2, kind="program", operation=None, argv=["miner"]))
     sums.add(made(3, operation="delete", path="/work/tests/test_x.py"))
-    told = sums.taken()[0]
-    assert [(action["program"], action["count"]) for action in told] == [("/p2", 1), ("/p3", 1)]
-    assert told[0]["argv"] == ["miner"]
+    reported = sums.taken()[0]
+    assert [(action["program"], action["count"]) for action in reported] == [("/p2", 1), ("/p3", 1)]
+    assert reported[0]["argv"] == ["miner"]

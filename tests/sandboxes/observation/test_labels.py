@@ -11,8 +11,8 @@ async def test_what_is_done_in_a_turn_is_told_with_that_turn(observing):
                 await seen.sandbox.exec(["touch", f"file-{turn}"])
         seen.sandbox.label(None)
         await seen.sandbox.settled()
-        told = {action.path: action.label for action in seen.actions if action.operation == "write"}
-    assert told == {f"/work/file-{turn}": f"turn-{turn}" for turn in range(12)}
+        reported = {action.path: action.label for action in seen.actions if action.operation == "write"}
+    assert reported == {f"/work/file-{turn}": f"turn-{turn}" for turn in range(12)}
 
 
 async def test_what_goes_on_in_the_background_belongs_to_the_turn_in_which_it_happens(observing):
@@ -32,8 +32,8 @@ open("early", "w").close()
         seen.sandbox.label("second")
         await seen.sandbox.run_python("go.set(); done.wait()")
         await seen.sandbox.settled()
-        told = {action.path: action.label for action in seen.actions if action.operation == "write"}
-    assert told == {"/work/early": "first", "/work/late": "second"}
+        reported = {action.path: action.label for action in seen.actions if action.operation == "write"}
+    assert reported == {"/work/early": "first", "/work/late": "second"}
 
 
 async def test_refused_sockets_carry_their_turn_as_well(observing):

@@ -206,9 +206,9 @@ def test_an_ordinary_user_can_observe_sandboxes():
         run = subprocess.run(
             command, capture_output=True, text=True, cwd=folder, timeout=120, env={"PYTHONPATH": folder}
         )
-    told = [("/usr/bin/dash", ("/bin/sh", "-c", "exec touch file"), ""), ("/usr/bin/touch", ("touch", "file"), ""),
+    reported = [("/usr/bin/dash", ("/bin/sh", "-c", "exec touch file"), ""), ("/usr/bin/touch", ("touch", "file"), ""),
             ("/usr/bin/touch", (), "/work/file")]  # fmt: skip
-    assert (run.returncode, run.stdout) == (0, f"{told}\n"), run.stderr
+    assert (run.returncode, run.stdout) == (0, f"{reported}\n"), run.stderr
 
 
 def test_a_question_that_somebody_has_answered_meanwhile_is_not_waited_for(tmp_path):
@@ -221,11 +221,11 @@ ours, theirs = socket.socketpair()
 sandbox = Observed(nobody, theirs, os.getpid(), 16)
 print(sandbox.answer())
 """
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         timeout=60,
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
     )
-    assert told.stdout == "False\n", told.stderr
+    assert reported.stdout == "False\n", reported.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.observation.reading import Started, doubts
+from sandboxes.observation.reading import Started, corrected
 
 
 async def test_a_program_of_exec_is_told_with_what_it_is_given(observing):
@@ -103,16 +103,16 @@ async def test_what_is_looked_for_in_folders_where_it_is_not_is_no_program(obser
 
 
 @pytest.mark.parametrize(
-    ("told", "runs"),
+    ("reported", "runs"),
     [(["sleep", "1"], True), (["sleep", "1000"], False), (["/bin/sleep"], True), (["busybox", "1000"], False)],
 )
-def test_a_program_that_is_not_what_was_told_is_told_as_well(told, runs):
+def test_a_program_that_is_not_what_was_told_is_told_as_well(reported, runs):
     with subprocess.Popen(["sleep", "1000"]) as running:
         try:
             while b"1000" not in Path(f"/proc/{running.pid}/cmdline").read_bytes():
                 assert running.poll() is None
-            action = {"kind": "program", "program": "/usr/bin/x", "argv": told, "pid": running.pid}
-            instead = doubts(Started(action, running.pid, b"before"))
+            action = {"kind": "program", "program": "/usr/bin/x", "argv": reported, "pid": running.pid}
+            instead = corrected(Started(action, running.pid, b"before"))
         finally:
             running.kill()
     assert (instead is not None) is runs
@@ -125,8 +125,8 @@ async def test_a_script_and_its_interpreter_are_one_program(observing):
     async with observing() as seen:
         await seen.sandbox.write_file("script", b"#!/bin/sh -e\nsleep 0.2\n")
         await seen.shell("chmod +x script; ./script; ./script with words")
-        told = [program.argv for program in seen.programs() if program.program == "/work/script"]
-    assert told == [("./script",), ("./script", "with", "words")]
+        reported = [program.argv for program in seen.programs() if program.program == "/work/script"]
+    assert reported == [("./script",), ("./script", "with", "words")]
     assert not [program for program in seen.programs() if program.argv[:1] == ("/bin/sh",) and "-e" in program.argv]
 
 

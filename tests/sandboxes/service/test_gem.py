@@ -139,6 +139,6 @@ async def test_a_step_alone_is_a_program_with_an_exit_code_and_ends_the_session(
     await alice.post("/gem/reset", json={"instance": instance, "seed": 7})
     await step(alice, instance, "x = 1\nimport os\nif os.fork() == 0:\n    while True: os.sched_yield()")
     others = "import os; print({n for n in os.listdir('/proc') if n.isdigit()} - {'1', str(os.getpid())}); exit(3)"
-    told = await alice.post("/gem/step", json={"instance": instance, "action": others, "alone": True})
-    assert (told.json()["observation"], told.json()["info"]["exit_code"]) == ("set()\n", 3)
+    reported = await alice.post("/gem/step", json={"instance": instance, "action": others, "alone": True})
+    assert (reported.json()["observation"], reported.json()["info"]["exit_code"]) == ("set()\n", 3)
     assert "[fresh interpreter: " in (await step(alice, instance, "x"))["observation"]

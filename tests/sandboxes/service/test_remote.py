@@ -197,7 +197,7 @@ async def test_a_sandbox_that_its_user_keeps_is_never_idle(at_service, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("url", "token", "said"),
+    ("url", "token", "phrase"),
     [
         ("", "t", "PALESTRA_SANDBOX_URL"),
         ("ftp://x", "t", "PALESTRA_SANDBOX_URL"),
@@ -207,12 +207,12 @@ async def test_a_sandbox_that_its_user_keeps_is_never_idle(at_service, monkeypat
         ("http://127.0.0.1:9", "t", "does not answer"),
     ],
 )
-async def test_what_is_missing_for_a_service_is_said(at_service, monkeypatch, url, token, said):
+async def test_what_is_missing_for_a_service_is_said(at_service, monkeypatch, url, token, phrase):
     monkeypatch.setattr("sandboxes.backends.remote.connection.PAUSES_S", (0.01,))
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", token)
     if url is not None:
         monkeypatch.setenv("PALESTRA_SANDBOX_URL", url)
-    with pytest.raises(SandboxUnavailable, match=said) as refused:
+    with pytest.raises(SandboxUnavailable, match=phrase) as refused:
         await open_sandbox(AWAY)
     assert "secret" not in str(refused.value)
     assert token in ("", "t") or token not in str(refused.value)

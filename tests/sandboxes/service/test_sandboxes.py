@@ -231,13 +231,13 @@ async def test_chosen_files_go_from_one_sandbox_to_another(alice):
     }  # fmt: skip
     assert (await alice.put(f"{fresh}/tree", json=tree)).status_code == 204
     assert (await alice.get(f"{fresh}/files", params={"path": "out/a"})).content == b"\xff"
-    for body, status, told in (
+    for body, status, reported in (
         ({"paths": ["link"]}, 409, "path = 'link': it is a symbolic link"),
         ({"paths": ["../etc"]}, 422, "path = '../etc': it may not be copied"),
         ({"paths": ["out"], "entries": 1}, 409, "limits.entries"),
     ):
         refused = await alice.post(f"{source}/tree", json=body)
-        assert (refused.status_code, told in refused.json()["detail"]) == (status, True), refused.text
+        assert (refused.status_code, reported in refused.json()["detail"]) == (status, True), refused.text
     out = await alice.put(f"{fresh}/tree", json={"entries": [{"path": "../x", "content": "eA=="}]})
     assert (out.status_code, "path = '../x'" in out.json()["detail"]) == (422, True)
 

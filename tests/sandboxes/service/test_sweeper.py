@@ -49,14 +49,14 @@ def apart(tmp_path: Path) -> Iterator:
     def start() -> Apart:
         command = [sys.executable, "-m", "sandboxes", "serve", "--port", "0", "--tokens", str(tmp_path / "tokens.json")]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        said = []
+        phrase = []
         for line in process.stderr:
-            said.append(line)
-            if (told := json.loads(line))["event"] == "serving":
-                started.append(Apart(process, f"http://127.0.0.1:{told['port']}"))
-                started[-1].said = said
+            phrase.append(line)
+            if (reported := json.loads(line))["event"] == "serving":
+                started.append(Apart(process, f"http://127.0.0.1:{reported['port']}"))
+                started[-1].phrase = phrase
                 return started[-1]
-        raise AssertionError(f"the service did not start: {said}")
+        raise AssertionError(f"the service did not start: {phrase}")
 
     yield start
     for one in started:
@@ -149,10 +149,10 @@ async def test_a_sweep_says_what_it_removes_and_touches_nothing_of_the_living(ap
         # Whoever makes its first sandbox on this machine removes empty groups of the dead, and may have been quicker.
         assert {group for group in groups if Path(group).exists()} <= set(seen["cgroups"])
         swept = subprocess.run(command, capture_output=True, check=True)
-        told = json.loads(swept.stdout)
+        reported = json.loads(swept.stdout)
         assert not any(Path(group).exists() for group in groups)
-        assert told["failed"] == []
-        assert stranger.pid not in told["processes"]
+        assert reported["failed"] == []
+        assert stranger.pid not in reported["processes"]
         assert guests() == []
         assert (await ours.run_python("1 + 1")).stdout == "2\n"
         assert (await bob.post(f"{path}/python", json={"code": "1 + 1"})).json()["stdout"] == "2\n"
@@ -165,8 +165,8 @@ async def test_a_sweep_says_what_it_removes_and_touches_nothing_of_the_living(ap
 def test_where_no_docker_listens_its_sdk_is_not_even_imported(tmp_path):
     program = "import sys; from sandboxes.sweeper import sweep; sweep(remove=False); print('docker' in sys.modules)"
     nowhere = os.environ | {"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"}
-    told = subprocess.run([sys.executable, "-c", program], env=nowhere, capture_output=True, check=True)
-    assert told.stdout == b"False\n"
+    reported = subprocess.run([sys.executable, "-c", program], env=nowhere, capture_output=True, check=True)
+    assert reported.stdout == b"False\n"
 
 
 async def test_processes_without_a_cgroup_are_found_by_their_mark(tmp_path):

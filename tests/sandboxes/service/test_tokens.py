@@ -196,7 +196,7 @@ async def test_no_log_has_a_token_or_what_is_in_a_sandbox(service, alice, caplog
     await alice.post(f"{path}/python", json={"code": "'SECRET-' + 'CODE'"})
     await alice.delete(path)
     ours = [record for record in caplog.records if record.name.startswith("sandboxes")]
-    said = "".join(str(vars(record)) for record in ours)
-    assert "sandbox open" in said
-    assert "SECRET" not in said
-    assert alice.headers["Authorization"] not in said
+    phrase = "".join(str(vars(record)) for record in ours)
+    assert "sandbox open" in phrase
+    assert "SECRET" not in phrase
+    assert alice.headers["Authorization"] not in phrase

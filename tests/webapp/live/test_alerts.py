@@ -57,7 +57,7 @@ class Bell(Viewer):
                 return frame
 
 
-async def tell(engine: Engine, *names: str) -> list[int]:
+async def emit(engine: Engine, *names: str) -> list[int]:
     """Raise alerts; their numbers."""
     events = [engine.alert(name, origin={"trajectory": f"t-{name}", "turn": 0}) for name in names]
     assert (await sync_to_async(engine.post)(*events)).status_code == 200
@@ -66,10 +66,10 @@ async def tell(engine: Engine, *names: str) -> list[int]:
 
 
 async def test_a_follower_hears_of_every_alert_beyond_its_cursor_once(engine: Engine, bob: User) -> None:
-    known = await tell(engine, "a/1", "a/2", "a/3")
+    known = await emit(engine, "a/1", "a/2", "a/3")
     async with Bell(bob, known[0]) as bell:
         await bell.hear(open=3, pending=3)
-        later = await tell(engine, "b/1", "b/2")
+        later = await emit(engine, "b/1", "b/2")
         assert (await bell.hear(open=5))["now"] == pytest.approx(time.time(), abs=600)
     assert bell.ids == known[1:] + later
 
@@ -77,7 +77,7 @@ async def test_a_follower_hears_of_every_alert_beyond_its_cursor_once(engine: En
 async def test_coming_back_with_the_cursor_misses_and_doubles_nothing(engine: Engine, bob: User) -> None:
     everything, seen, cursor = [], [], 0
     for round_ in range(4):
-        everything += await tell(engine, *(f"{round_}/{n}" for n in range(1, 60)))
+        everything += await emit(engine, *(f"{round_}/{n}" for n in range(1, 60)))
         async with Bell(bob, cursor) as bell:
             frame = await bell.hear(after=everything[-1])
             cursor = frame["after"]
@@ -87,17 +87,17 @@ async def test_coming_back_with_the_cursor_misses_and_doubles_nothing(engine: En
 
 
 async def test_an_alert_that_comes_again_is_no_news(engine: Engine, bob: User) -> None:
-    await tell(engine, "a/1")
+    await emit(engine, "a/1")
     async with Bell(bob) as bell:
         await bell.hear(open=1)
-        await tell(engine, "a/1")
-        await tell(engine, "a/2")
+        await emit(engine, "a/1")
+        await emit(engine, "a/2")
         await bell.hear(open=2)
     assert len(bell.ids) == 2
 
 
 async def test_what_people_do_about_alerts_is_heard(engine: Engine, bob: User, rita: User) -> None:
-    one, _ = await tell(engine, "a/1", "a/2")
+    one, _ = await emit(engine, "a/1", "a/2")
     async with Bell(bob) as bell:
         await bell.hear(open=2, pending=2)
         await sync_to_async(acknowledge_alert)(await Alert.objects.aget(id=one), acting_user=rita)
@@ -113,7 +113,7 @@ async def test_a_notification_wakes_the_reader_without_its_poll(
     monkeypatch.setattr(hub, "POLL_S", 3600.0)
     async with Bell(bob) as bell:
         await bell.hear(open=0)
-        await tell(engine, "a/1")
+        await emit(engine, "a/1")
         await bell.hear(open=1)
 
 
@@ -129,12 +129,12 @@ async def test_a_follower_hears_nothing_of_another_team(engine: Engine, charlie:
     team = (await Membership.objects.select_related("team").aget(user=charlie)).team
     run = await sync_to_async(submit_run)(team, spec, acting_user=charlie)
     await sync_to_async(run.move_to)("launching", by="worker", attempt=1)
-    await tell(engine, "a/1", "a/2")
+    await emit(engine, "a/1", "a/2")
     async with Bell(charlie) as bell:
         frame = await bell.frame()
         assert (frame["alerts"], frame["open"], frame["pending"]) == ([], 0, 0)
-        await tell(engine, "a/3")
-        own = await tell(Engine(run), "c/1")
+        await emit(engine, "a/3")
+        own = await emit(Engine(run), "c/1")
         await bell.hear(open=1)
     assert bell.ids == own
 
@@ -144,7 +144,7 @@ async def test_someone_in_two_teams_hears_of_both(engine: Engine, charlie: User,
     await Membership.objects.acreate(team=team, user=charlie, role="viewer")
     run = await sync_to_async(submit_run)(own, spec, acting_user=charlie)
     await sync_to_async(run.move_to)("launching", by="worker", attempt=1)
-    ids = [*await tell(engine, "a/1"), *await tell(Engine(run), "c/1"), *await tell(engine, "a/2")]
+    ids = [*await emit(engine, "a/1"), *await emit(Engine(run), "c/1"), *await emit(engine, "a/2")]
     async with Bell(charlie) as bell:
         await bell.hear(open=3)
     assert bell.ids == ids
@@ -163,7 +163,7 @@ async def test_many_followers_are_one_reader(engine: Engine, bob: User, monkeypa
     for bell in bells:
         await bell.__aenter__()
         await bell.hear(open=0)
-    await tell(engine, "a/1")
+    await emit(engine, "a/1")
     for bell in bells:
         await bell.hear(open=1)
         await bell.__aexit__()
@@ -196,7 +196,7 @@ async def test_a_removed_member_hears_no_more(engine: Engine, bob: User, monkeyp
     async with Bell(bob) as bell:
         await bell.hear(open=0)
         await Membership.objects.filter(user=bob).adelete()
-        await tell(engine, "a/1")
+        await emit(engine, "a/1")
         assert await bell.closing_code() == consumer.REFUSED
     assert bell.ids == []
 
@@ -209,11 +209,11 @@ async def test_the_stream_of_a_run_carries_alerts_whole_and_egress_in_sums(engin
         assert (await sync_to_async(engine.post)(*events)).status_code == 200
     async with Viewer(run, bob) as viewer:
         await viewer.see(4)
-    _, told, alert, again = (event for frame in viewer.frames for event in frame["events"])
-    assert {name: told[name] for name in ("records", "allowed", "denied", "bytes_up")} == {
+    _, reported, alert, again = (event for frame in viewer.frames for event in frame["events"])
+    assert {name: reported[name] for name in ("records", "allowed", "denied", "bytes_up")} == {
         "records": 4, "allowed": 1, "denied": 6, "bytes_up": 30,
     }  # fmt: skip
-    assert told["origin"] == {"trajectory": "train-1-0", "turn": 1}
+    assert reported["origin"] == {"trajectory": "train-1-0", "turn": 1}
     assert again["records"] == again["denied"] == 0
     assert (alert["id"], alert["finding"]["rule"], alert["quarantined"]) == ("sandbox-1/1", "mining-stratum", True)
 
@@ -224,8 +224,8 @@ async def test_a_told_trajectory_says_how_its_quarantine_stands(engine: Engine, 
     await sync_to_async(engine.post)(*events)
     async with Viewer(run, bob) as viewer:
         await viewer.see(3)
-    told = viewer.frames[-1]["events"][-1]["trajectory"]
-    assert (told["alerts"], told["quarantine"]) == (1, "pending")
+    reported = viewer.frames[-1]["events"][-1]["trajectory"]
+    assert (reported["alerts"], reported["quarantine"]) == (1, "pending")
 
 
 def test_ids_follow_the_order_of_commits(engine: Engine, team: Any, alice: User, spec: Any) -> None:

@@ -44,13 +44,13 @@ class Engine:
         story = Story(steps=6, groups=1, group_size=4, begin_at=time.time())
         self.events = [event for batch in story.whole() for event in batch]
         self.run = run
-        self.told = 0
+        self.reported = 0
 
-    async def tell(self, count: int, *, heartbeat: Heartbeat | None = None) -> None:
-        events = self.events[self.told : self.told + count]
-        batch = Batch(attempt=1, first_seq=self.told + 1, events=events, heartbeat=heartbeat)
+    async def emit(self, count: int, *, heartbeat: Heartbeat | None = None) -> None:
+        events = self.events[self.reported : self.reported + count]
+        batch = Batch(attempt=1, first_seq=self.reported + 1, events=events, heartbeat=heartbeat)
         await sync_to_async(accept)(self.run.id, batch)
-        self.told += len(events)
+        self.reported += len(events)
 
     @property
     def unfinished(self) -> int:
@@ -125,7 +125,7 @@ class Viewer:
 async def test_a_viewer_gets_what_lies_beyond_its_cursor_and_nothing_else(
     engine: Engine, bob: User, after: int
 ) -> None:
-    await engine.tell(100)
+    await engine.emit(100)
     async with Viewer(engine.run, bob, after) as viewer:
         await viewer.see(100)
     assert viewer.seqs == list(range(after + 1, 101))
@@ -133,14 +133,14 @@ async def test_a_viewer_gets_what_lies_beyond_its_cursor_and_nothing_else(
 
 async def test_reconnecting_anywhere_leaves_no_gap_and_no_double(engine: Engine, bob: User) -> None:
     seen: list[int] = []
-    while engine.told < engine.unfinished:
+    while engine.reported < engine.unfinished:
         async with Viewer(engine.run, bob, seen[-1] if seen else 0) as viewer:
-            await engine.tell(min(23, engine.unfinished - engine.told))
-            await viewer.see(max(1, engine.told - 9))  # leave before everything is seen
+            await engine.emit(min(23, engine.unfinished - engine.reported))
+            await viewer.see(max(1, engine.reported - 9))  # leave before everything is seen
         seen += viewer.seqs
     async with Viewer(engine.run, bob, seen[-1]) as viewer:
-        if seen[-1] < engine.told:
-            await viewer.see(engine.told)
+        if seen[-1] < engine.reported:
+            await viewer.see(engine.reported)
     assert seen + viewer.seqs == list(range(1, engine.unfinished + 1))
 
 
@@ -148,7 +148,7 @@ async def test_events_of_a_live_run_arrive_without_any_notification(engine: Engi
     """The ingest's notification is cut off here, and no channel layer is running."""
     async with Viewer(engine.run, bob) as viewer:
         await viewer.frame()
-        await engine.tell(5)
+        await engine.emit(5)
         await viewer.see(5)
     assert viewer.seqs == [1, 2, 3, 4, 5]
 
@@ -159,7 +159,7 @@ async def test_a_notification_wakes_the_hub_without_its_poll(
     monkeypatch.setattr(hub, "POLL_S", 3600.0)
     async with Viewer(engine.run, bob) as viewer:
         await viewer.frame()
-        await engine.tell(5)
+        await engine.emit(5)
         await viewer.see(5)
     assert viewer.seqs == [1, 2, 3, 4, 5]
 
@@ -170,15 +170,15 @@ async def test_a_slow_viewer_costs_no_memory_and_misses_nothing(
     monkeypatch.setattr(runs, "RING_FRAMES", 2)
     monkeypatch.setattr(hub, "POLL_S", 0.02)
     monkeypatch.setattr(hub, "INTERVAL_S", 0.0)
-    await engine.tell(1)
+    await engine.emit(1)
     async with runs.run_hub(engine.run.id) as joined:
         slow, seqs = joined.frames(0), []
         seqs += _seqs(await anext(slow))
-        while engine.told < engine.unfinished:
-            await engine.tell(min(10, engine.unfinished - engine.told))
-            await _until(lambda: joined.cursor == engine.told)
+        while engine.reported < engine.unfinished:
+            await engine.emit(min(10, engine.unfinished - engine.reported))
+            await _until(lambda: joined.cursor == engine.reported)
             assert len(joined._ring) <= 2
-        while seqs[-1] < engine.told:
+        while seqs[-1] < engine.reported:
             seqs += _seqs(await anext(slow))
         await slow.aclose()
     assert seqs == list(range(1, engine.unfinished + 1))
@@ -207,7 +207,7 @@ async def test_many_viewers_are_one_reader(engine: Engine, bob: User, monkeypatc
     for viewer in viewers:
         await viewer.__aenter__()
         await viewer.frame()
-    await engine.tell(30)
+    await engine.emit(30)
     for viewer in viewers:
         await viewer.see(30)
     assert reads == [0]
@@ -217,11 +217,11 @@ async def test_many_viewers_are_one_reader(engine: Engine, bob: User, monkeypatc
 
 
 async def test_a_change_of_the_header_is_told_without_events(engine: Engine, bob: User) -> None:
-    await engine.tell(3)
+    await engine.emit(3)
     async with Viewer(engine.run, bob, 3) as viewer:
         assert (await viewer.frame())["run"]["state"] == "running"
         heartbeat = Heartbeat(step=0, total_steps=6, phase="paused", phase_since=time.time(), eta_s=12.5)
-        await engine.tell(0, heartbeat=heartbeat)
+        await engine.emit(0, heartbeat=heartbeat)
         while viewer.frames[-1]["run"]["state"] != "paused":
             await viewer.frame()
     assert viewer.frames[-1]["run"]["eta_s"] == 12.5
@@ -230,15 +230,15 @@ async def test_a_change_of_the_header_is_told_without_events(engine: Engine, bob
 
 async def test_a_quiet_run_is_heard_of_all_the_same(engine: Engine, bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "KEEPALIVE_S", 0.05)
-    await engine.tell(3)
+    await engine.emit(3)
     async with Viewer(engine.run, bob, 3) as viewer:
         for _ in range(4):
             assert (await viewer.frame())["events"] == []
 
 
 async def test_an_ended_run_is_sent_to_its_end_and_closed(engine: Engine, bob: User) -> None:
-    while engine.told < len(engine.events):
-        await engine.tell(200)
+    while engine.reported < len(engine.events):
+        await engine.emit(200)
     async with Viewer(engine.run, bob, 10) as viewer:
         await viewer.see(len(engine.events))
         assert viewer.frames[-1]["run"]["state"] == "succeeded"
@@ -246,13 +246,13 @@ async def test_an_ended_run_is_sent_to_its_end_and_closed(engine: Engine, bob: U
 
 
 async def test_trajectories_come_as_summaries(engine: Engine, bob: User) -> None:
-    await engine.tell(engine.unfinished)
+    await engine.emit(engine.unfinished)
     async with Viewer(engine.run, bob) as viewer:
         await viewer.see(engine.unfinished)
-    told = [one["trajectory"] for frame in viewer.frames for one in frame["events"] if one["kind"] == "trajectory"]
-    assert told
-    assert all("turns" in one and not isinstance(one["turns"], list) for one in told)
-    assert {"id", "purpose", "sampled_at_version", "trained_at_step", "reward", "success", "tokens"} <= set(told[0])
+    reported = [one["trajectory"] for frame in viewer.frames for one in frame["events"] if one["kind"] == "trajectory"]
+    assert reported
+    assert all("turns" in one and not isinstance(one["turns"], list) for one in reported)
+    assert {"id", "purpose", "sampled_at_version", "trained_at_step", "reward", "success", "tokens"} <= set(reported[0])
 
 
 @pytest.mark.parametrize(("who", "code"), [("nobody", consumer.SIGNED_OUT), ("charlie", consumer.REFUSED)])
@@ -279,7 +279,7 @@ async def test_a_removed_member_stops_seeing_the_run(
 ) -> None:
     monkeypatch.setattr(consumer, "RECHECK_S", 0.0)
     monkeypatch.setattr(hub, "KEEPALIVE_S", 0.05)
-    await engine.tell(3)
+    await engine.emit(3)
     async with Viewer(engine.run, bob) as viewer:
         await viewer.see(3)
         await Membership.objects.filter(user=bob).adelete()
@@ -289,7 +289,7 @@ async def test_a_removed_member_stops_seeing_the_run(
 async def test_who_signs_out_stops_seeing_the_run(engine: Engine, bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "RECHECK_S", 0.0)
     monkeypatch.setattr(hub, "KEEPALIVE_S", 0.05)
-    await engine.tell(3)
+    await engine.emit(3)
     async with Viewer(engine.run, bob) as viewer:
         await viewer.see(3)
         await Session.objects.all().adelete()
@@ -297,7 +297,7 @@ async def test_who_signs_out_stops_seeing_the_run(engine: Engine, bob: User, mon
 
 
 async def test_a_cursor_beyond_the_log_is_refused(engine: Engine, bob: User) -> None:
-    await engine.tell(3)
+    await engine.emit(3)
     async with Viewer(engine.run, bob, 4) as viewer:
         assert await viewer.closing_code() == consumer.REFUSED
 

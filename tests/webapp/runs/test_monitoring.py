@@ -34,16 +34,20 @@ def test_runs_are_counted_by_state_and_every_state_is_there(team, alice, spec: R
     engine.post(
         engine.started(), engine.metric(1, perf__tokens_per_s=125.0), engine.metric(2, perf__tokens_per_s=250.0)
     )
-    told = numbers()
-    assert (told["palestra_runs", "queued"], told["palestra_runs", "running"], told["palestra_runs", "failed"]) == (
+    reported = numbers()
+    assert (
+        reported["palestra_runs", "queued"],
+        reported["palestra_runs", "running"],
+        reported["palestra_runs", "failed"],
+    ) == (
         1,
         1,
         0,
     )
-    assert told["palestra_queue_oldest_seconds",] >= 90
-    assert told["palestra_tokens_per_second",] == 250.0
-    assert told["palestra_events_stored",] == 3
-    assert told["palestra_ingest_events_total",] - before.get(("palestra_ingest_events_total",), 0) == 3
+    assert reported["palestra_queue_oldest_seconds",] >= 90
+    assert reported["palestra_tokens_per_second",] == 250.0
+    assert reported["palestra_events_stored",] == 3
+    assert reported["palestra_ingest_events_total",] - before.get(("palestra_ingest_events_total",), 0) == 3
 
 
 def test_a_refused_batch_is_counted_by_its_answer(engine: Any) -> None:
@@ -62,14 +66,14 @@ def test_what_waits_in_the_broker_is_told(valkey_server: str) -> None:
         broker.delete(TASKS)
         broker.rpush(TASKS, "one", "two")
         try:
-            told = numbers()
+            reported = numbers()
         finally:
             broker.delete(TASKS)
-    assert (told["palestra_broker_up",], told["palestra_tasks_waiting",]) == (1, 2)
+    assert (reported["palestra_broker_up",], reported["palestra_tasks_waiting",]) == (1, 2)
 
 
 def test_a_broker_that_is_down_is_a_number_and_no_error(settings) -> None:
     settings.REDIS_URL = "unix:///nowhere/valkey.sock"
-    told = numbers()
-    assert told["palestra_broker_up",] == 0
-    assert ("palestra_tasks_waiting",) not in told
+    reported = numbers()
+    assert reported["palestra_broker_up",] == 0
+    assert ("palestra_tasks_waiting",) not in reported

@@ -157,9 +157,9 @@ async def _connections_are_given_back() -> AsyncIterator[None]:
 @pytest.mark.usefixtures("_connections_are_given_back")
 @pytest.mark.django_db(transaction=True)
 async def test_live_frames_and_the_snapshot_say_the_same(cold_run: Run) -> None:
-    told = json.loads((await read_header(cold_run.id)).text)["now"]
-    assert told == (await sync_to_async(snapshot)(cold_run.id))["run"]["now"]
-    assert (told["sentence"], told["done"], told["of"], told["leads"]) == (
+    reported = json.loads((await read_header(cold_run.id)).text)["now"]
+    assert reported == (await sync_to_async(snapshot)(cold_run.id))["run"]["now"]
+    assert (reported["sentence"], reported["done"], reported["of"], reported["leads"]) == (
         "Now: supervised cold start, 500 of 600, about 20 s left. Next: 60 steps of RL.",
         500,
         600,

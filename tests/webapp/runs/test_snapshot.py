@@ -14,14 +14,14 @@ from webapp.runs.snapshot import MOST_POINTS, snapshot
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def tell(run: Run, events: list[dict[str, Any]], attempt: int = 1) -> None:
+def emit(run: Run, events: list[dict[str, Any]], attempt: int = 1) -> None:
     accept(run.id, Batch(attempt=attempt, first_seq=events[0]["seq"], events=events))
 
 
 def test_the_snapshot_stands_at_the_last_event_it_contains(launching_run: Run) -> None:
     story = Story(steps=3, groups=1, group_size=2, begin_at=time.time())
     events = story.beginning() + story.step(1)
-    tell(launching_run, events)
+    emit(launching_run, events)
     seen = snapshot(launching_run.id)
     assert seen["seq"] == events[-1]["seq"]
     assert seen["series"]["train/reward"]["steps"] == [1]
@@ -42,7 +42,7 @@ def test_a_long_series_is_rolled_up_and_keeps_its_spike(launching_run: Run) -> N
     for begin in range(0, points, 1000):
         steps = range(begin, begin + 1000)
         values = [{"x": 1000.0 if step == 4321 else 1.0} for step in steps]
-        tell(launching_run, [
+        emit(launching_run, [
             {"kind": "metric", "seq": step + 1, "attempt": 1, "at": 0.0, "step": step, "values": value}
             for step, value in zip(steps, values, strict=True)
         ])  # fmt: skip
@@ -69,7 +69,7 @@ def test_phases_of_a_voided_attempt_are_not_shown(launching_run: Run) -> None:
     def started(seq: int, attempt: int, step: int) -> dict[str, Any]:
         return {"kind": "started", "seq": seq, "attempt": attempt, "at": 0.0, "from_step": step, "total_steps": 9}
 
-    tell(launching_run, [started(1, 1, 0), phase(2, 1, 1, 1.0), phase(3, 1, 2, 2.0), phase(4, 1, 3, 3.0)])
+    emit(launching_run, [started(1, 1, 0), phase(2, 1, 1, 1.0), phase(3, 1, 2, 2.0), phase(4, 1, 3, 3.0)])
     Run.objects.filter(id=launching_run.id).update(attempt=2)
-    tell(launching_run, [started(5, 2, 1), phase(6, 2, 2, 20.0)], attempt=2)
+    emit(launching_run, [started(5, 2, 1), phase(6, 2, 2, 20.0)], attempt=2)
     assert snapshot(launching_run.id)["phases"] == [[1, "collect", 1.0], [2, "collect", 20.0]]

@@ -48,9 +48,9 @@ def test_all_like_one_are_decided_at_once_numbered_kept_and_audited(engine: Engi
     [entry] = AuditEntry.objects.filter(verb="quarantine.rule")
     assert entry.user == rita
     assert (entry.details["trajectories"], entry.details["review_decisions"]) == (120, "1 to 120")
-    told = engine.post(heartbeat=engine.heartbeat(decided_through=0)).json()["review_decisions"]
-    assert len(told) == 100
-    assert {one["verdict"] for one in told} == {"benign"}
+    reported = engine.post(heartbeat=engine.heartbeat(decided_through=0)).json()["review_decisions"]
+    assert len(reported) == 100
+    assert {one["verdict"] for one in reported} == {"benign"}
 
 
 def test_sent_again_it_changes_nothing(engine: Engine, api_of: Any, rita: User) -> None:

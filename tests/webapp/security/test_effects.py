@@ -41,17 +41,17 @@ def test_alert_trajectory_and_rest_say_what_the_review_decision_did(
 ) -> None:
     rule(alarming_run, TRAJECTORY, "benign", acting_user=rita)
     engine.post(settled(engine))
-    said = "Trained on at step 3, advantage +0.7: reward 0.9, mean of the 8 compared rollouts 0.4."
+    phrase = "Trained on at step 3, advantage +0.7: reward 0.9, mean of the 8 compared rollouts 0.4."
     alert = Alert.objects.get()
     for path in (f"/alerts/{alert.id}/", f"/runs/{alarming_run.id}/trajectories/{TRAJECTORY}/"):
-        assert said in page_of(rita, path), path
+        assert phrase in page_of(rita, path), path
     assert "advantage +0.7" in page_of(rita, f"/runs/{alarming_run.id}/security/")
-    assert effect(api_of, rita, alarming_run) == {"effect": "trained-on", "text": said, "step": 3, "advantage": 0.7}
+    assert effect(api_of, rita, alarming_run) == {"effect": "trained-on", "text": phrase, "step": 3, "advantage": 0.7}
     assert api_of(rita).get(f"/alerts/{alert.id}").json()["quarantine"]["effect"]["advantage"] == 0.7
 
 
 @pytest.mark.parametrize(
-    ("verdict", "fields", "kind", "said"),
+    ("verdict", "fields", "kind", "phrase"),
     [
         (None, None, "open", "Not trained on so far: it waits for a review decision."),
         ("benign", None, "awaited", "takes effect in the run's next step"),
@@ -70,7 +70,7 @@ def test_alert_trajectory_and_rest_say_what_the_review_decision_did(
     ],
 )
 def test_each_reason_has_its_words(
-    engine: Engine, alarming_run: Run, rita: User, api_of: Any, verdict: Any, fields: Any, kind: str, said: str
+    engine: Engine, alarming_run: Run, rita: User, api_of: Any, verdict: Any, fields: Any, kind: str, phrase: str
 ) -> None:
     if verdict:
         rule(alarming_run, TRAJECTORY, verdict, acting_user=rita)
@@ -78,7 +78,7 @@ def test_each_reason_has_its_words(
         assert engine.post(settled(engine, **fields)).status_code == 200
     found = effect(api_of, rita, alarming_run)
     assert found["effect"] == kind
-    assert said in found["text"]
+    assert phrase in found["text"]
 
 
 def test_a_run_that_ended_says_so_and_does_not_deny_what_was_trained_on(
@@ -133,8 +133,8 @@ def test_the_page_of_an_alert_shows_its_turn_while_its_step_is_not_over(
     assert "&lt;tool&gt;relay()&lt;/tool&gt;" in text
     assert "under way" in text
     assert "turn-link" not in text
-    told = api_of(victor).get(f"/alerts/{alert.id}").json()["turn_text"]
-    assert told == {**TEXT, "output": None, "error_class": None}
+    reported = api_of(victor).get(f"/alerts/{alert.id}").json()["turn_text"]
+    assert reported == {**TEXT, "output": None, "error_class": None}
     ended = TEXT | {"output": "stopped by alert", "error_class": "frozen"}
     engine.post(engine.event("turn", origin=ORIGIN, text=ended))
     text = page_of(victor, f"/alerts/{alert.id}/")

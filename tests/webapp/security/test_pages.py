@@ -39,8 +39,15 @@ def paths(alarming_run: Run) -> dict[str, str]:
 def test_the_inbox_shows_open_alerts_and_where_they_lead(alarming_run: Run, victor: User, paths: Any) -> None:
     text = page_of(victor, "/alerts/")
     assert f'href="{paths["alert"]}"' in text
-    for said in ("Mining protocol", "203.0.113.7:4444", "critical", "train-1-0#2", "waits for a review decision", "#1"):
-        assert said in text, said
+    for phrase in (
+        "Mining protocol",
+        "203.0.113.7:4444",
+        "critical",
+        "train-1-0#2",
+        "waits for a review decision",
+        "#1",
+    ):
+        assert phrase in text, phrase
     assert "data-review" not in text  # a viewer's keys 1 and 2 do nothing
 
 
@@ -171,7 +178,7 @@ def test_review_decisions_stay_on_record_on_the_page(alarming_run: Run, rita: Us
 
 def test_the_security_of_a_run_counts_lists_and_filters(victor: User, paths: Any) -> None:
     text = page_of(victor, paths["security"])
-    for said in (
+    for phrase in (
         "Mining protocol",
         "train-1-0",
         "1 open",
@@ -180,7 +187,7 @@ def test_the_security_of_a_run_counts_lists_and_filters(victor: User, paths: Any
         "pool.example",
         "No rule allows it",
     ):
-        assert said in text, said
+        assert phrase in text, phrase
     dns_only = page_of(victor, f"{paths['security']}?protocol=dns", **{"HX-Request": "true"})
     assert "pool.example" in dns_only
     assert "tcp 203.0.113.7:4444" not in dns_only

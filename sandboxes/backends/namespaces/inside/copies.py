@@ -136,7 +136,7 @@ def freeze(cells: _socket.socket) -> tuple[int, _socket.socket]:
     try:
         cells.sendmsg([struct.pack("!I", FREEZE)], [rights(ONE_DESCRIPTOR.pack(its_control.fileno()))])
         its_control.close()
-        return heard(control, READY), control
+        return received_number(control, READY), control
     except OSError:
         control.close()
         raise
@@ -148,10 +148,10 @@ def thaw(control: _socket.socket, descriptors: list[int]) -> int:
     """Have a frozen copy make an interpreter with these ``GIVEN`` descriptors; its pid.  Raises like ``freeze``."""
     nonce = os.urandom(NONCE_BYTES)  # an answer given before it was asked is none
     control.sendmsg([nonce], [rights(DESCRIPTORS.pack(*descriptors))])
-    return heard(control, nonce)
+    return received_number(control, nonce)
 
 
-def heard(control: _socket.socket, expected: bytes) -> int:
+def received_number(control: _socket.socket, expected: bytes) -> int:
     """The pid of who answers as expected."""
     try:
         # Room for credentials and nothing else: what a guest would pass us is closed by the kernel.

@@ -114,10 +114,10 @@ def run_cell(code: bytes, filename: str, variables: dict[str, object], display_t
         evaluate(code, filename, variables)
         return flush() or REPORT.pack(FINE, False, 0, 0)
     except SystemExit as leaving:
-        said = leaving.code
-        status = said if isinstance(said, int) else int(said is not None)
-        if isinstance(said, str):
-            complain(said + "\n")
+        exit_value = leaving.code
+        status = exit_value if isinstance(exit_value, int) else int(exit_value is not None)
+        if isinstance(exit_value, str):
+            complain(exit_value + "\n")
         return flush() or ended(FAILED, leaving, min(max(status, -(2**31)), 2**31 - 1))
     except MemoryError as error:
         error.__traceback__ = None
@@ -166,10 +166,10 @@ def ended(outcome: int, error: BaseException, exit_code: int | None = None) -> b
     return REPORT.pack(outcome, exit_code is not None, exit_code or 0, len(name)) + name
 
 
-def read_report(told: bytes, nonce: bytes) -> tuple[str, int | None, bytes] | None:
+def read_report(message: bytes, nonce: bytes) -> tuple[str, int | None, bytes] | None:
     """The agent's side: outcome, exit code, exception; ``None`` if this is no report of the cell with that nonce."""
-    report = told.removeprefix(nonce)
-    if len(nonce) != NONCE_BYTES or len(told) - len(report) != NONCE_BYTES or len(report) < REPORT.size:
+    report = message.removeprefix(nonce)
+    if len(nonce) != NONCE_BYTES or len(message) - len(report) != NONCE_BYTES or len(report) < REPORT.size:
         return None
     outcome, exited, exit_code, name_bytes = REPORT.unpack_from(report)
     if outcome not in OUTCOMES or len(report) != REPORT.size + name_bytes or name_bytes > LONGEST_NAME_BYTES:

@@ -22,8 +22,8 @@ class Refused(Exception):
     """A path that is not copied; ``payload`` says which one and why."""
 
     def __init__(self, reason: str, path: str) -> None:
-        told = path.encode("utf-8", "backslashreplace")[:LONGEST_PATH_BYTES]
-        self.payload = bytes([frames.REASONS.index(reason)]) + told
+        shown = path.encode("utf-8", "backslashreplace")[:LONGEST_PATH_BYTES]
+        self.payload = bytes([frames.REASONS.index(reason)]) + shown
 
 
 class Allowance:

@@ -51,7 +51,7 @@ def groups_of(sandbox: NamespaceSandbox) -> list[Path]:
     return [] if sandbox._process.group is None else [folder for _, folder in sandbox._process.group.folders]
 
 
-async def standing_still(sandbox: NamespaceSandbox) -> bool:
+async def stands_still(sandbox: NamespaceSandbox) -> bool:
     """Or comes to: a busy kernel takes its time with whom it was ending already, and that runs no code of a guest."""
     for _ in range(10):
         first = await sandbox.inspect()
@@ -103,7 +103,7 @@ async def test_no_fork_escapes(sandbox, program):
     await begun(sandbox)
     await asyncio.sleep(0.2)
     await sandbox.freeze("it forks")
-    assert await standing_still(sandbox)
+    assert await stands_still(sandbox)
     await asyncio.gather(*running, return_exceptions=True)
 
 
@@ -157,7 +157,7 @@ async def test_the_agents_deadline_does_not_lose_a_frozen_sandbox(sandbox, monke
     with pytest.raises(SandboxFrozen):
         await running
     assert sandbox.alive
-    assert await standing_still(sandbox) or len((await sandbox.inspect()).processes) == 2
+    assert await stands_still(sandbox) or len((await sandbox.inspect()).processes) == 2
 
 
 async def test_a_sandbox_that_does_not_stand_still_is_killed(sandbox, monkeypatch, caplog):

@@ -280,7 +280,7 @@ async def test_signals_that_the_embedder_ignores_are_not_ignored_by_guests():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         async with opened(SandboxSpec(timeout_s=10)) as sandbox:
-            told = await sandbox.exec(["/bin/sh", "-c", "kill -HUP $$"])
+            reported = await sandbox.exec(["/bin/sh", "-c", "kill -HUP $$"])
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert (told.outcome, told.exit_code) == ("killed", -signal.SIGHUP)
+    assert (reported.outcome, reported.exit_code) == ("killed", -signal.SIGHUP)
