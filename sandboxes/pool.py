@@ -270,7 +270,7 @@ class Pool:
         except PoolClosed:
             return  # then nobody needs it
         except SandboxUnavailable as error:
-            log.error("a sandbox could not be replaced: %s", error)  # whoever needs it next will be told as well
+            log.error("a sandbox could not be replaced: %s", error)  # whoever needs it next gets the same error
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)

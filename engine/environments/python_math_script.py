@@ -11,7 +11,7 @@ from engine.environments.contract import Manner
 from engine.environments.python_math_problems import Problem, problem
 from sandboxes.interface import ExecResult
 
-LOOK, CALCULATE, SAY = "look ", "calc ", "tell "
+LOOK, CALCULATE, REPORT = "look ", "calc ", "tell "
 """What a demonstrator that reasons writes before a call that looks something up, one that calculates, an answer."""
 
 
@@ -44,7 +44,7 @@ def with_reasoning(plan: Plan) -> Plan:
     executions = tuple(
         replace(execution, reasoning=LOOK if "show" in execution.code else CALCULATE) for execution in plan.executions
     )
-    return replace(plan, executions=executions, reasoning=SAY)
+    return replace(plan, executions=executions, reasoning=REPORT)
 
 
 def planned(solved: Problem, level: int, manner: Manner, rng: Random) -> Plan:

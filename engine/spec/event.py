@@ -105,7 +105,7 @@ class _SecurityEvent(_Event):
 class EgressRecorded(_SecurityEvent):
     """What one sandbox tried to reach.
 
-    An attempt at a run may tell the same again: ``sandbox`` and the record's ``seq`` name a record.
+    An attempt at a run may report the same again: ``sandbox`` and the record's ``seq`` name a record.
     """
 
     kind: Literal["egress"] = "egress"
@@ -117,7 +117,7 @@ class EgressRecorded(_SecurityEvent):
 
 
 class AlertRaised(_SecurityEvent):
-    """A detector found something.  An attempt at a run may tell the same again: ``id`` names it."""
+    """A detector found something.  An attempt at a run may report the same again: ``id`` names it."""
 
     kind: Literal["alert"] = "alert"
     id: str

@@ -54,14 +54,14 @@ class Response(Strict):
 
     quarantine: Literal["critical", "warning", "never"] = "critical"
     """From which severity on the sandbox is frozen, the episode ends, and its trajectory is kept out of training until
-    a reviewer has decided.  Every alert is told, whatever stands here."""
+    a reviewer has decided.  Every alert is reported, whatever stands here."""
     pause: bool = False
     """Whether the run pauses as well.  A person resumes it."""
     keep_frozen_s: float = Field(default=300.0, ge=0, le=86400)
     """How long a frozen sandbox is kept for inspection, in seconds."""
     release_within_steps: int = Field(default=8, ge=0, le=1000)
     """A trajectory that is found benign is trained on if at most so many updates happened since it was sampled; a
-    later review decision comes too late for training and is told."""
+    later review decision comes too late for training and is reported."""
     without: list[str] = []
     """Ids of rules that this environment does not want."""
     uploads: list[Annotated[str, Field(min_length=1, max_length=255)]] = []

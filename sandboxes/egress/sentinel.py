@@ -70,7 +70,7 @@ class Sentinel:
                 try:
                     self._on_finding(alarm)
                 except Exception:
-                    log.exception("finding %s of sandbox %s could not be told", alarm.rule, alarm.sandbox)
+                    log.exception("finding %s of sandbox %s could not be reported", alarm.rule, alarm.sandbox)
 
     def _look(self, event: DetectorEvent) -> list[Finding]:
         sandbox = event.attempt.sandbox if isinstance(event, EgressRecord) else event.sandbox

@@ -143,7 +143,7 @@ class HostedSandboxes:
             async with self._starting:
                 hosted.opened(await self._open(hosted))
         except Exception as error:
-            # Whatever it is, somebody waits for this sandbox and must be told.
+            # Whatever it is, somebody waits for this sandbox and must be notified.
             known = isinstance(error, SandboxUnavailable | OSError)
             reason = str(error) if known else "a fault of the service, which its log tells"
             hosted.refused = SandboxUnavailable(reason)

@@ -14,5 +14,5 @@ def test_a_distribution_by_hand() -> None:
         Distribution.of([])
 
 
-def test_it_is_told_as_median_and_extremes() -> None:
+def test_it_is_reported_as_median_and_extremes() -> None:
     assert str(Distribution(1234.4, 1.0, 90.0, 0.5, 99.999, 4)) == "1,234 (0.50 to 100.00)"

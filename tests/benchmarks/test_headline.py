@@ -13,7 +13,7 @@ from benchmarks.overhead import headlines as of_overhead
 from devtools.benching import benchmarks
 
 
-def test_medians_are_judged_and_their_spread_is_told() -> None:
+def test_medians_are_judged_and_their_spread_is_reported() -> None:
     measured = Distribution.of([3.0, 1.0, 2.0])
     assert at_most("x", measured, 2) == Headline("x", 2.0, (1.0, 3.0), "<= 2", True)
     assert at_most("x", measured, 1.9).met is False

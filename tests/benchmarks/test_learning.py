@@ -73,7 +73,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert "tool_error_rate" not in summarised["arms"]["a"]
 
 
-def test_a_height_never_reached_counts_as_one_step_more_and_is_told() -> None:
+def test_a_height_never_reached_counts_as_one_step_more_and_is_reported() -> None:
     summarised = summary("eval/success_greedy", [outcome("a", 0, 1.0), outcome("b", 0, 0.1)])
     assert summarised["arms"]["b"]["steps_to_90"]["mean"] == 11
     assert summarised["arms"]["b"]["reached_90"]["mean"] == 0

@@ -218,7 +218,7 @@ def test_docker_runs_the_statement_and_nothing_of_it_stays() -> None:
 
 
 @pytest.mark.parametrize(("present", "named"), [((), "docker is missing"), (("docker",), "dockerd, containerd, runc")])
-def test_why_docker_is_not_measured_is_told(
+def test_why_docker_is_not_measured_is_reported(
     present: tuple[str, ...], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in present:

@@ -102,7 +102,7 @@ def test_sign_in_launch_watch_look_inside_and_cancel(
     assert complaints == []
 
 
-def test_filters_stand_in_the_address_a_form_is_sent_once_and_an_ended_session_is_told(
+def test_filters_stand_in_the_address_a_form_is_sent_once_and_an_ended_session_is_reported(
     web: Web, sample: Sample, tab: Callable[..., Page], complaints: list[str]
 ) -> None:
     page = tab()

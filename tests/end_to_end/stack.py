@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TOLD_BY_PYTEST = ("DATABASE_URL", "REDIS_URL", "PALESTRA_", "RAY_", "DJANGO_", "PYTEST_", "COV_")
+SET_BY_PYTEST = ("DATABASE_URL", "REDIS_URL", "PALESTRA_", "RAY_", "DJANGO_", "PYTEST_", "COV_")
 MAKE_KEY = """
 from webapp.accounts.models import User
 from webapp.accounts.services import create_api_key
@@ -54,7 +54,7 @@ class Stack:
 
     @property
     def environment(self) -> dict[str, str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(TOLD_BY_PYTEST)}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_PYTEST)}
         return clean | {"PALESTRA_HOME": str(self.home), "PYTHONPATH": str(ROOT)}
 
     @property

@@ -26,7 +26,7 @@ def test_the_list_for_programs_holds_the_recipes() -> None:
     assert all(one["recipe"]["objective"]["kind"] for one in reported)
 
 
-def test_one_recipe_is_told_with_defaults_ranges_and_source() -> None:
+def test_one_recipe_is_reported_with_defaults_ranges_and_source() -> None:
     reported = engine("recipes", "show", "spear-grpo").stdout
     assert "source: SPEAR, section 4" in reported
     assert "* self_imitation.replay_buffer = 2048  (at least 0, at most 1000000)" in reported

@@ -144,7 +144,7 @@ asyncio.run(main())
 
 
 @needs_cgroups
-async def test_what_a_killed_owner_left_is_found_by_his_mark_and_can_be_ended():
+async def test_what_a_killed_owner_left_is_found_by_its_mark_and_can_be_ended():
     embedder = subprocess.Popen([sys.executable, "-c", EMBEDDER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     pids = eval(await asyncio.to_thread(embedder.stdout.readline))
     (mark,) = (mark for mark in left_behind() if mark.startswith(f"{embedder.pid}:"))

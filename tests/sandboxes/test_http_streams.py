@@ -34,7 +34,7 @@ def chunked(method: bytes, body: bytes, version: bytes = b"1.1") -> bytes:
     return head + b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
 
 
-class Told:
+class Forwarded:
     """What reached the server, and which requests were asked about."""
 
     def __init__(self) -> None:
@@ -47,9 +47,9 @@ class Told:
         return b"/hidden" in self.passed and "DELETE" not in self.asked
 
 
-async def played(stream: bytes, size: int, status: int | None = None) -> Told:
+async def played(stream: bytes, size: int, status: int | None = None) -> Forwarded:
     """The stream in pieces of ``size``, after its first request was allowed."""
-    reported, left = Told(), [stream[at : at + size] for at in range(0, len(stream), size)]
+    reported, left = Forwarded(), [stream[at : at + size] for at in range(0, len(stream), size)]
 
     async def more() -> bytes:
         return left.pop(0) if left else b""

@@ -161,7 +161,7 @@ async def test_users_of_a_pool_have_records_quotas_and_pins_of_their_own():
     ]  # fmt: skip
 
 
-async def test_what_a_user_left_behind_is_recorded_as_his_and_cut():
+async def test_what_a_user_left_behind_is_recorded_as_its_own_and_cut():
     internet, records, hung_up = Internet({"files.example.org": ["203.0.113.5"]}), [], asyncio.Event()
 
     async def patient(reader, writer):

@@ -43,7 +43,7 @@ async def test_sandboxes_are_made_when_first_needed_and_used_again(pool_of_used)
     assert (stats.started, stats.served, stats.idle) == (1, 5, 1)
 
 
-async def test_without_reuse_each_user_gets_a_sandbox_of_his_own_that_was_made_ahead():
+async def test_without_reuse_each_user_gets_a_sandbox_of_its_own_that_was_made_ahead():
     async with Pool(SPEC, 2) as pool:
         former = []
         for served in range(1, 6):
@@ -293,7 +293,7 @@ async def failing() -> None:
     raise ZeroDivisionError
 
 
-async def test_a_cancelled_user_gives_his_sandbox_back(pool):
+async def test_a_cancelled_user_gives_its_sandbox_back(pool):
     async def user() -> None:
         async with pool.acquire() as sandbox:
             await sandbox.run_python("import time; time.sleep(60)")
@@ -308,7 +308,7 @@ async def test_a_cancelled_user_gives_his_sandbox_back(pool):
         assert pool.stats().busy == 2
 
 
-async def test_a_failing_user_gives_his_sandbox_back(pool):
+async def test_a_failing_user_gives_its_sandbox_back(pool):
     for _ in range(5):
         with pytest.raises(KeyError):
             async with pool.acquire():

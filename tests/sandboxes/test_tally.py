@@ -15,14 +15,14 @@ def totals(**found: int) -> dict[str, int]:
     return names | {name.replace("_", "-"): count for name, count in found.items()}
 
 
-def test_excess_is_told_once_and_by_destination():
+def test_excess_is_reported_once_and_by_destination():
     tally, kernel = Tally(), totals(packets_excess=5)
     assert tally.excess(kernel, {OTHER: 5}, "turn 1", is_last=False) == [Counted("packets", OTHER, 5, "turn 1", True)]
     assert not tally.has_excess(kernel)
     assert tally.excess(totals(packets_excess=7), {OTHER: 7}, "turn 2", is_last=False)[0].count == 2
 
 
-def test_what_no_set_has_is_told_without_a_destination_when_nothing_can_be_missing_by_chance():
+def test_what_no_set_has_is_reported_without_a_destination_when_nothing_can_be_missing_by_chance():
     tally, kernel = Tally(), totals(packets_excess=8)
     assert tally.excess(kernel, {OTHER: 5}, None, is_last=False)[-1].destination == OTHER
     assert tally.excess(kernel, {OTHER: 5}, None, is_last=True) == [Counted("packets", None, 3, None, True)]

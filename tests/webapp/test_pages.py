@@ -136,7 +136,7 @@ def test_signing_in_never_leads_to_another_site(bob: User) -> None:
     assert Client().post("/sign-in", form)["Location"] == "/"
 
 
-def test_a_wrong_password_is_told_on_the_page_and_keeps_the_address(bob: User) -> None:
+def test_a_wrong_password_is_reported_on_the_page_and_keeps_the_address(bob: User) -> None:
     answer = Client().post("/sign-in", {"email": bob.email, "password": "wrong"})
     assert answer.status_code == 422
     assert "e-mail or password is wrong".lower() in answer.content.decode().lower()
@@ -177,7 +177,7 @@ def test_buttons_need_a_post(run: Run, bob: User) -> None:
     assert signed_in(bob).get(f"/runs/{run.id}/cancel").status_code == 405
 
 
-def test_what_a_service_refuses_is_told_on_the_run_page(run: Run, bob: User) -> None:
+def test_what_a_service_refuses_is_reported_on_the_run_page(run: Run, bob: User) -> None:
     client = signed_in(bob)
     client.post(f"/runs/{run.id}/cancel")
     answer = client.post(f"/runs/{run.id}/pause", follow=True)

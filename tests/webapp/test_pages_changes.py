@@ -91,7 +91,7 @@ def test_purified_evaluations_and_episodes_that_are_done_are_stored_and_can_be_f
         assert re.findall(r">((?:eval|train)-[\w-]+-\d-\d)<", html) == ["eval-purified-0-0"]
 
 
-def test_a_repair_is_told_with_its_attempts_and_what_stood_there(
+def test_a_repair_is_reported_with_its_attempts_and_what_stood_there(
     client: Client, reported: Callable[..., Run], story: Story
 ) -> None:
     html = page_of(client, reported(plain(story, 0, changes=[REPAIR])), 0)
@@ -125,7 +125,9 @@ def test_experience_is_marked_as_not_trained_on(client: Client, reported: Callab
     assert "Not trained on." in html
 
 
-def test_tokens_that_the_mismatch_mask_cut_are_told(client: Client, reported: Callable[..., Run], story: Story) -> None:
+def test_tokens_that_the_mismatch_mask_cut_are_reported(
+    client: Client, reported: Callable[..., Run], story: Story
+) -> None:
     cut = {"kind": "mismatch-masked", "turn": 0, "start": 1, "stop": 3, "reason": "mismatch", "details": {"bound": 5.0}}
     html = page_of(client, reported(plain(story, 0, changes=[cut])), 0)
     assert "2 tokens masked: mismatch of sampling and training" in html

@@ -277,7 +277,7 @@ def test_only_what_differs_from_the_preset_is_marked() -> None:
     assert changed.changed == 2
 
 
-def test_a_wrong_combination_is_told_at_the_table_that_it_is_about(browser: Client, experiment: Experiment) -> None:
+def test_a_wrong_combination_is_reported_at_the_table_that_it_is_about(browser: Client, experiment: Experiment) -> None:
     form = form_of(browser, experiment) | {"recipe.self_imitation": "on", "recipe.objective.kind": "tis"}
     page = shown(browser, experiment, form)
     assert "remove self_imitation" in page.split('id="s-recipe-self_imitation-about"')[1].split("</div>")[0]
@@ -363,7 +363,7 @@ def test_a_form_that_was_made_for_nothing_readable_is_read_all_the_same(
     assert answer.status_code == 200
 
 
-def test_a_number_beyond_64_bits_is_told_next_to_its_field(browser: Client, experiment: Experiment) -> None:
+def test_a_number_beyond_64_bits_is_reported_next_to_its_field(browser: Client, experiment: Experiment) -> None:
     form = {"base": '{"name": "x"}', "action": "save", "name": "x", "model.hidden_size": "9" * 400}
     answer = browser.post(f"/experiments/{experiment.id}/", form)
     assert answer.status_code == 422

@@ -41,8 +41,8 @@ def sentence(problem: Problem) -> str:
     if problem.message.startswith("Input should be a valid") and kind not in (problem.remedy, _VAGUE):
         return f"{value} is not {kind}; give {kind}"
     message = problem.message[:1].upper() + problem.message[1:]
-    is_telling = problem.value != "(missing)" and not isinstance(problem.value, (dict, list))
-    return f"{message}{f' (you gave {value})' if is_telling else ''}; {problem.remedy}"
+    shows_value = problem.value != "(missing)" and not isinstance(problem.value, (dict, list))
+    return f"{message}{f' (you gave {value})' if shows_value else ''}; {problem.remedy}"
 
 
 def loose(problem: Problem) -> Complaint:

@@ -1,7 +1,7 @@
 """What ``egress`` and ``alert`` events mean for the tables that reviewers read.
 
 Inside the ingest's transaction, under the run's row lock, in a fixed number of statements per batch.
-An attempt at a run may tell the same again: ``(run, sandbox, seq)`` names a record and ``id`` an alert, and
+An attempt at a run may report the same again: ``(run, sandbox, seq)`` names a record and ``id`` an alert, and
 what is there already changes nothing.  ``started`` voids nothing here: this is an audit.
 """
 

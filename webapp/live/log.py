@@ -2,7 +2,7 @@
 
 Nothing is parsed here: an event goes from the row to the socket as it stands.  A trajectory's
 event carries only the summary that a list shows; one that a later attempt made void carries null.
-An ``egress`` event carries sums over its records; what was told before counts nothing.
+An ``egress`` event carries sums over its records; what was reported before counts nothing.
 """
 
 import json

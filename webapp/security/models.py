@@ -24,7 +24,7 @@ class EgressRecord(models.Model):
     sandbox = models.CharField(max_length=200)
     seq = models.BigIntegerField()
     event_seq = models.BigIntegerField()
-    """Of the first event that told it: with ``seq`` a place in the run's order of records."""
+    """Of the first event that reported it: with ``seq`` a place in the run's order of records."""
     trajectory_id = models.CharField(max_length=100, blank=True)
     """Empty where no tool call was under way; then ``turn`` is None."""
     turn = models.IntegerField(null=True)
@@ -179,7 +179,7 @@ class Alert(models.Model):
 
 
 class AlertedTurn(models.Model):
-    """The turn of an alert as far as the engine has told it; the trajectory itself comes at the end of its step."""
+    """The turn of an alert as far as the engine has reported it; the trajectory itself comes at the end of its step."""
 
     pk = models.CompositePrimaryKey("run_id", "trajectory_id", "turn")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="alerted_turns", db_index=False)

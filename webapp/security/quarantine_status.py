@@ -74,7 +74,7 @@ def quarantine_status_of(request: HttpRequest, run: Run, trajectory_id: str) -> 
 
 
 def consequences(run: Run, row: Trajectory | None) -> list[str]:
-    """``row`` is None as long as the engine has not told the trajectory."""
+    """``row`` is None as long as the engine has not reported the trajectory."""
     most = release_within(run.spec["environment"].get("response"))
     if run.has_ended:
         return _about(run, row, most)

@@ -72,7 +72,7 @@ class TurnShown:
 
 
 def turn_shown(alert: Alert, row: Trajectory | None) -> TurnShown | None:
-    """From the trajectory once it is there, before that as far as the engine has told it; None if nobody knows."""
+    """From the trajectory once it is there, before that as far as the engine has reported it; None if nobody knows."""
     if row is not None and alert.turn is not None:
         turns = row.document.turns
         turn = turns[alert.turn] if alert.turn < len(turns) else None
@@ -85,6 +85,6 @@ def turn_shown(alert: Alert, row: Trajectory | None) -> TurnShown | None:
 
 
 def turn_of(alert: Alert) -> AlertedTurn | None:
-    """As far as the engine has told it."""
+    """As far as the engine has reported it."""
     place = {"run_id": alert.run_id, "trajectory_id": alert.trajectory_id, "turn": alert.turn}
     return AlertedTurn.objects.filter(**place).first() if alert.turn is not None else None

@@ -143,7 +143,7 @@ class NamespaceSandbox:
                 sockets.bound(init_pid)
             except OSError as error:
                 warn_of_unbounded_sockets(f"their size cannot be set ({error.strerror}), which needs root")
-        sockets.guard().add(
+        sockets.socket_guard().add(
             init_pid, lambda found: self._lose(f"it held {found} sockets: {sockets.MOST_SOCKETS} at most")
         )
 
@@ -463,7 +463,7 @@ class NamespaceSandbox:
         if self._lost is None:
             self._lost = reason
             if self._process is not None:
-                sockets.guard().remove(self._process.init_pid)
+                sockets.socket_guard().remove(self._process.init_pid)
                 self._process.kill()
         self._link.fail(SandboxLost, self._lost)
         return self._lost

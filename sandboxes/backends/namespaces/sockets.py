@@ -111,6 +111,6 @@ class SocketGuard:
 _guards: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, SocketGuard]" = weakref.WeakKeyDictionary()
 
 
-def guard() -> SocketGuard:
+def socket_guard() -> SocketGuard:
     """Of the running event loop."""
     return _guards.setdefault(asyncio.get_running_loop(), SocketGuard())

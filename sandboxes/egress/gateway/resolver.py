@@ -177,7 +177,7 @@ class Resolver:
         try:
             async with asyncio.timeout(LOOKUP_S):
                 addresses = await self._look_up(name, FAMILIES[question.query_type])
-            fit = [address for address in addresses if self._may_be_told(name, address)][:MOST_ADDRESSES]
+            fit = [address for address in addresses if self._may_be_answered(name, address)][:MOST_ADDRESSES]
             inside = bool(addresses) and not fit
             judged = decision.model_copy(update={"allowed": False, "reason": "special-range"}) if inside else decision
             for address in fit:
@@ -190,7 +190,7 @@ class Resolver:
         finally:
             self.ledger.add(attempt, judged, NO_TRAFFIC, label=label)
 
-    def _may_be_told(self, name: str, address: str) -> bool:
+    def _may_be_answered(self, name: str, address: str) -> bool:
         """Not an address of a special range, unless a rule that names the host names that range as well."""
         found = ip(address)
         if special_range(found) is None:

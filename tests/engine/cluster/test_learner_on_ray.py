@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-STARTS_A_CREW = """
+STARTS_WORKERS = """
 import asyncio, sys
 from pathlib import Path
 from engine.cluster.ray_token import use_private_token
@@ -33,10 +33,10 @@ asyncio.run(start())
 
 
 @pytest.mark.slow
-def test_bad_recordings_are_told_by_name(tmp_path: Path) -> None:
+def test_bad_recordings_are_reported_by_name(tmp_path: Path) -> None:
     """Ray reads its environment when it is imported, so it needs a process of its own."""
     ended = subprocess.run(
-        [sys.executable, "-c", STARTS_A_CREW, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", STARTS_WORKERS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert "raised BadRecording: recipe.cold_start.recorded = 'nowhere.jsonl': there is no such file" in ended.stdout, (
         ended.stdout + ended.stderr

@@ -17,7 +17,7 @@ from tests.engine.equality.comparing import differences, far_differences
 from tests.engine.equality.runs import RUN_FILES, SETTINGS, Written, as_document, numbers_of, recorded, started
 
 REMEDY = "if the change has to change them, say why and run: python -m tests.engine.equality.runs --record"
-MOST_TOLD = 40
+MOST_SHOWN = 40
 
 
 @pytest.mark.slow
@@ -44,8 +44,8 @@ def test_a_small_run_comes_to_the_recorded_digits(name: str, tmp_path: Path) -> 
 
 
 def reported(different: list[str]) -> str:
-    more = len(different) - MOST_TOLD
-    return "\n".join(different[:MOST_TOLD] + ([f"and {more} more"] if more > 0 else []))
+    more = len(different) - MOST_SHOWN
+    return "\n".join(different[:MOST_SHOWN] + ([f"and {more} more"] if more > 0 else []))
 
 
 def assert_worth_comparing(name: str, left: Written) -> None:
@@ -83,7 +83,7 @@ def changed(run: dict[str, Any], change: Callable[[dict[str, Any]], None]) -> di
     return copied
 
 
-def test_one_last_digit_is_told_with_its_place_and_both_values(run: dict[str, Any]) -> None:
+def test_one_last_digit_is_reported_with_its_place_and_both_values(run: dict[str, Any]) -> None:
     loss = run["metrics"]["train/loss"]["2"]
     now = changed(run, lambda copied: copied["metrics"]["train/loss"].update({"2": loss * (1 + 2**-52)}))
     assert differences("spear", run, run) == []

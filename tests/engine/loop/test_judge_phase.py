@@ -71,7 +71,7 @@ async def test_what_the_judge_says_of_an_experts_turns_is_not_in_the_policys_sha
     assert judged.metrics["judge/good"] == 0
 
 
-async def test_each_kind_of_failure_is_told_once(rollout: Rollout) -> None:
+async def test_each_kind_of_failure_is_reported_once(rollout: Rollout) -> None:
     played = [rollout(member=index) for index in range(4)]
     failing: dict[str, Exception] = {one.id: JudgeTimeout("late") for one in played[:3]}
     judge = ByName({**failing, played[3].id: JudgeUnavailable("gone")})

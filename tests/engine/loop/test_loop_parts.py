@@ -121,7 +121,9 @@ def test_a_judges_verdicts_stand_on_the_turns_and_in_the_metrics(rig: Made, serv
     assert begun == ["sync-weights", "collect", "score", "judge", "credit", "update"]
 
 
-def test_a_judge_that_talks_nonsense_is_told_and_costs_only_its_verdicts(rig: Made, service: Any, court: Court) -> None:
+def test_a_judge_that_talks_nonsense_is_reported_and_costs_only_its_verdicts(
+    rig: Made, service: Any, court: Court
+) -> None:
     court.says = lambda _: "I would rather not."
     assert rig(credit=judged_by(court, retries=0)).start().ended() == exit_codes.ENDED
     assert [values["judge/failed"] for values in step_values(service)] == [24, 24]
@@ -226,7 +228,7 @@ class Forgetful(InProcessWorkers):
         return {"updates": 0.0, "sil/expired": 3.0, "sil/buffer": 40.0}
 
 
-def test_a_replay_buffer_that_loses_trajectories_before_it_is_full_is_told_once(rig: Made, service: Any) -> None:
+def test_a_replay_buffer_that_loses_trajectories_before_it_is_full_is_reported_once(rig: Made, service: Any) -> None:
     assert rig(Forgetful).start().ended() == exit_codes.ENDED
     [warning] = [one for one in warnings(service) if "replay_buffer" in one]
     assert warning.startswith("step 1: 3 good trajectories became too old to be replayed, with 40 in the buffer")

@@ -374,7 +374,7 @@ def test_a_group_is_held_whole_and_let_go_one_by_one() -> None:
     assert (done.groups, done.held, done.late, done.discarded) == ([], [], {}, {})
 
 
-def test_too_late_is_told_and_nothing_is_kept_for_it() -> None:
+def test_too_late_is_reported_and_nothing_is_kept_for_it() -> None:
     state = held_at(1)
     still = released(state, 9, within=8)
     assert [len(one.members) for one in still.held] == [0]

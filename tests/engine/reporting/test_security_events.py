@@ -73,7 +73,7 @@ def test_records_of_one_sandbox_and_turn_share_an_event_and_keep_their_order(run
     assert [one.id for one in run.alerts] == ["sandbox/1"]
 
 
-def test_the_turn_of_an_alert_is_told_before_it(run: Run) -> None:
+def test_the_turn_of_an_alert_is_reported_before_it(run: Run) -> None:
     text = TurnText.cut(wrote="<tool>relay()", call="relay()" * 2000)
     run.log.write(TurnEntry(origin=Origin(trajectory="train-0-1", turn=2), text=text))
     run.log.write(alert())
@@ -93,7 +93,7 @@ def test_no_event_holds_too_many(run: Run) -> None:
     assert [len(event["records"]) for event in run.events()] == [MOST_RECORDS, MOST_RECORDS, 1]
 
 
-def test_each_is_told_once_also_by_the_next_attempt(run: Run) -> None:
+def test_each_is_reported_once_also_by_the_next_attempt(run: Run) -> None:
     run.log.write(record(1))
     run.reader.close()
     run.spool.close()
@@ -133,7 +133,7 @@ def test_a_torn_line_is_not_read_and_a_torn_progress_costs_repetition_only(run: 
     assert run.numbers() == [("sandbox", 1)] * 2
 
 
-def test_what_the_journal_cannot_take_is_told_later(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_journal_cannot_take_is_reported_later(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.log.write(record(1))
     with monkeypatch.context() as full:
         full.setattr(run.spool, "append", lambda *_, **__: (_ for _ in ()).throw(SpoolError("the disk is full")))
@@ -150,7 +150,7 @@ def test_a_run_whose_sandboxes_try_nothing_has_no_folder(run: Run) -> None:
     assert not (run.folder / "security-log").exists()
 
 
-def test_a_damaged_line_is_told_and_costs_nothing_but_itself(run: Run) -> None:
+def test_a_damaged_line_is_reported_and_costs_nothing_but_itself(run: Run) -> None:
     for seq in (1, 2, 3):
         run.log.write(record(seq))
     run.log.close()

@@ -90,7 +90,7 @@ def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> Non
     Spool(tmp_path, lock_timeout_s=0.0).close()
 
 
-def test_missing_segments_are_told_not_skipped(tmp_path: Path) -> None:
+def test_missing_segments_are_reported_not_skipped(tmp_path: Path) -> None:
     spool = Spool(tmp_path, segment_bytes=10)
     for first in (1, 2, 3):
         spool.append(lines(first, 1), first_seq=first)
@@ -133,7 +133,7 @@ def test_a_spool_cut_below_what_the_service_has_goes_on_above_it(tmp_path: Path)
     assert numbers(Spool(tmp_path), 9) == [9]
 
 
-def test_events_that_nobody_has_any_more_are_told_as_lost(tmp_path: Path) -> None:
+def test_events_that_nobody_has_any_more_are_reported_as_lost(tmp_path: Path) -> None:
     def spoil(content: bytearray) -> None:
         content[-len(lines(9, 1)[0]) - len(lines(10, 1)[0]) + 3] ^= 0xFF
 

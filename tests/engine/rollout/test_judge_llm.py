@@ -344,7 +344,7 @@ def test_only_seconds_are_read_of_when_to_come_back(phrase: str, seconds: float)
     assert seconds_in(phrase) == seconds
 
 
-def test_only_the_servers_own_refusal_is_told_and_no_other_content() -> None:
+def test_only_the_servers_own_refusal_is_reported_and_no_other_content() -> None:
     """Whoever writes a spec chooses the address; an internal service's pages must not reach the run's log."""
     assert refusal_in(b'{"error": {"message": "no such model"}}') == ": 'no such model'"
     assert refusal_in(b'{"secret": "s3cr3t"}') == ""

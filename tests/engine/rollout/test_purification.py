@@ -277,7 +277,7 @@ async def test_a_sandbox_lost_in_a_correction_is_no_trajectory(sandboxes):
     assert len(policy.released) == 1
 
 
-async def test_a_state_that_cannot_be_kept_is_told_and_the_failure_stays(sandboxes):
+async def test_a_state_that_cannot_be_kept_is_reported_and_the_failure_stays(sandboxes):
     dig = call("import os\nfor _ in range(99):os.mkdir('d');os.chdir('d')")
     trajectory, policy = await purified(sandboxes, dig, call("1"), call("1/0"), call("nobody"), answer("1"))
     assert [one.output for one in trajectory.tool_calls] == ["", "1", ZERO, NAME]

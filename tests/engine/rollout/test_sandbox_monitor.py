@@ -60,7 +60,7 @@ async def watching(folder, spec=SPEC, **response):
         await monitor.close()
 
 
-async def test_a_tunnel_in_the_third_turn_ends_the_episode_there_and_is_told_with_that_turn(tmp_path):
+async def test_a_tunnel_in_the_third_turn_ends_the_episode_there_and_is_reported_with_that_turn(tmp_path):
     async with watching(tmp_path) as watch:
         played = await watch.play(call("a=6"), call("print(a*7)"), call(TUNNEL), call("print(1)"), answer("42"))
     assert played.masked_because == "quarantined"
@@ -81,7 +81,7 @@ async def test_a_tunnel_in_the_third_turn_ends_the_episode_there_and_is_told_wit
     assert not any(record.record.decision.allowed for record in records)
 
 
-async def test_the_turn_of_an_alert_is_told_while_the_episode_goes_on_and_again_with_its_output(tmp_path):
+async def test_the_turn_of_an_alert_is_reported_while_the_episode_goes_on_and_again_with_its_output(tmp_path):
     async with watching(tmp_path) as watch:
         played = await watch.play(call("a=6"), call(TUNNEL), call("print(1)"), answer("42"))
     [alert] = [one for one in watch.seen("alert") if one.finding.severity == "critical"]
@@ -95,7 +95,7 @@ async def test_the_turn_of_an_alert_is_told_while_the_episode_goes_on_and_again_
     assert {one.origin.turn for one in watch.seen("turn")} <= {alert.origin.turn, alert.origin.turn + 1}
 
 
-async def test_turns_without_an_alert_are_told_nowhere(tmp_path):
+async def test_turns_without_an_alert_are_reported_nowhere(tmp_path):
     async with watching(tmp_path) as watch:
         await watch.play(call(QUIET), call("print(40+2)"), answer("42"))
         assert watch.seen("turn") == []
@@ -186,7 +186,7 @@ async def test_a_test_that_was_there_is_not_the_policys_to_change(tmp_path):
     }
 
 
-async def test_what_is_denied_and_not_alarming_is_only_told(tmp_path):
+async def test_what_is_denied_and_not_alarming_is_only_reported(tmp_path):
     async with watching(tmp_path) as watch:
         played = await watch.play(call(QUIET), call("print(40+2)"), answer("42"))
     assert played.masked_because is None

@@ -132,7 +132,7 @@ def test_a_part_that_is_absent_says_of_which_kinds_it_may_be() -> None:
         ("agentevolver-attributing", "credit.judge.kind", "rules, llm"),
     ],
 )
-def test_of_a_kind_only_those_are_told_that_are_taken_there(name: str, path: str, kinds: str) -> None:
+def test_of_a_kind_only_those_are_reported_that_are_taken_there(name: str, path: str, kinds: str) -> None:
     [knob] = [one for one in knobs_of(preset(name)) if one.path == path]
     assert knob.range == f"one of: {kinds}"
     part, table = path.split(".")[:2]

@@ -293,7 +293,7 @@ def test_what_is_missing_is_named() -> None:
     assert problems_in(caught.value, RunSpec) == [Problem("name", "(missing)", "Field required", "add it")]
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     found = problems(seed=-1, schedule={"steps": 0, "stepz": 1}, model={"layers": "two"})
     assert {one.field for one in found} == {"seed", "schedule.steps", "schedule.stepz", "model.layers"}
 

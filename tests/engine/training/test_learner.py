@@ -146,7 +146,7 @@ IPA = {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa", "imitati
         ({"mismatch": {"weight": "token"}}, []),
     ],
 )
-def test_what_the_mismatch_mask_cuts_is_told_and_is_what_update_leaves_out(
+def test_what_the_mismatch_mask_cuts_is_reported_and_is_what_update_leaves_out(
     recipe: dict[str, Any], reported: list[tuple[int, int, int]]
 ) -> None:
     """The generator found two tokens impossible that the trainer finds as likely as any."""
@@ -162,7 +162,7 @@ def test_what_the_mismatch_mask_cuts_is_told_and_is_what_update_leaves_out(
     assert masked == pytest.approx(sum(stop - start for _, start, stop in reported) / 8)
 
 
-def test_a_step_without_pairs_is_told_and_makes_no_update() -> None:
+def test_a_step_without_pairs_is_reported_and_makes_no_update() -> None:
     learner = learner_for(run_spec(RECIPES["dpo"]))
     before = learner.weights()
     assert learned(learner, grouped(rollouts())) == {

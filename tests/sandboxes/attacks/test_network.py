@@ -88,7 +88,7 @@ async def test_raw_packet_vsock_and_netfilter_sockets_are_refused_and_recorded()
     assert staged.attempts[4].opening_up == b"socket(family=17, type=3, protocol=768)"
 
 
-async def test_a_caller_who_dies_while_he_waits_for_an_answer_disturbs_nobody():
+async def test_a_caller_who_dies_while_waiting_for_an_answer_disturbs_nobody():
     async with scene() as staged:
         await staged.sandbox.run_python("""
 import os, signal, socket, time

@@ -239,7 +239,7 @@ async def test_every_inspection_says_which_limits_are_in_force(sandbox):
 # -- names -----------------------------------------------------------------------------------------
 
 
-async def test_each_user_of_a_sandbox_has_a_name_of_his_own(sandbox, spec):
+async def test_each_user_of_a_sandbox_has_a_name_of_its_own(sandbox, spec):
     names = [sandbox.name]
     for _ in range(3):
         await sandbox.run_python("1")

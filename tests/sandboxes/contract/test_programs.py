@@ -69,13 +69,13 @@ async def test_bytes_of_every_value_go_through_a_program(sandbox):
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 125, 126, 127, 128, 255])
-async def test_every_exit_code_is_told(sandbox, code):
+async def test_every_exit_code_is_reported(sandbox, code):
     result = await shell(sandbox, f"exit {code}")
     assert (result.exit_code, result.outcome) == (code, "ok" if code == 0 else "error")
 
 
 @pytest.mark.parametrize("signal", [1, 2, 9, 11, 15])
-async def test_every_signal_is_told(sandbox, signal):
+async def test_every_signal_is_reported(sandbox, signal):
     assert ((r := await shell(sandbox, f"kill -{signal} $$")).outcome, r.exit_code) == ("killed", -signal)
 
 

@@ -48,7 +48,7 @@ open("/work/go", "w").close()
 while not os.path.exists("/work/sent"): time.sleep(0.01)
 raise ValueError("the truth")
 """
-TOLD = "reported what it was not asked"
+UNASKED_REPORT = "reported what it was not asked"
 
 
 WAYS = [("in_a_child", "LIE"), ("in_a_thread", "(nonces + [b''])[0] + LIE"), ("at_exit", "b'x' * 16 + LIE"),
@@ -60,12 +60,12 @@ async def test_a_late_report_of_a_former_cell_is_none_of_the_next(sandbox):
         await cell_output(sandbox, FORGER + LATE.format(way=way, forged=forged))
         result = await sandbox.run_python(FAILING, timeout_s=60)
         assert (result.outcome, result.exit_code) == ("killed", None), (way, forged, result)
-        assert TOLD in result.stderr
+        assert UNASKED_REPORT in result.stderr
         after = await sandbox.run_python(
             "import os; [os.remove(n) for n in ('go', 'sent') if os.path.exists(n)]; 6 * 7"
         )
         assert (after.outcome, after.stdout) == ("ok", "42\n")
-        assert after.stderr.startswith(f"[fresh interpreter: the former one {TOLD}")
+        assert after.stderr.startswith(f"[fresh interpreter: the former one {UNASKED_REPORT}")
 
 
 async def test_a_report_between_two_cells_ends_the_interpreter_and_not_the_next_cell(sandbox):
@@ -77,13 +77,13 @@ async def test_a_report_between_two_cells_ends_the_interpreter_and_not_the_next_
         await asyncio.sleep(0.01)
     result = await sandbox.run_python("raise ValueError('the truth')")
     assert (result.outcome, result.exception) == ("error", "ValueError")
-    assert result.stderr.startswith(f"[fresh interpreter: the former one {TOLD}")
+    assert result.stderr.startswith(f"[fresh interpreter: the former one {UNASKED_REPORT}")
 
 
 async def test_a_report_without_the_nonce_ends_its_own_cell(sandbox):
     result = await sandbox.run_python(FORGER + "os.write(4, LIE)\nwait_for('/work/never')", timeout_s=60)
     assert result.outcome == "killed"
-    assert TOLD in result.stderr
+    assert UNASKED_REPORT in result.stderr
 
 
 async def test_a_program_that_reports_on_behalf_of_the_interpreter_is_not_believed(sandbox):
@@ -100,7 +100,7 @@ open("/work/sent", "w").close()
     await sandbox.exec(["/usr/bin/python3", "-S", "-c", program], timeout_s=60)
     result = await running
     assert (result.outcome, result.exception) == ("killed", None), result
-    assert TOLD in result.stderr
+    assert UNASKED_REPORT in result.stderr
 
 
 async def test_frames_on_every_descriptor_change_no_result(sandbox):

@@ -330,7 +330,7 @@ async def test_snapshots_of_files_that_stay_the_same_cost_nothing_more(sandbox, 
         await sandbox.snapshot()
 
 
-async def test_too_much_to_keep_is_said_and_changes_nothing(sandbox, spec):
+async def test_too_much_to_keep_is_reported_and_changes_nothing(sandbox, spec):
     async def fill() -> None:
         await cell_output(sandbox, f"import os; open('f', 'wb').write(os.urandom({spec.disk_mib} * 2**20))")
 

@@ -167,7 +167,7 @@ async def test_buffers_of_connections_are_bounded_beside_the_memory(sandbox):
     assert (await sandbox.run_python("6 * 7")).stdout == "42\n"
 
 
-def test_where_nothing_bounds_the_buffers_it_is_said(caplog):
+def test_where_nothing_bounds_the_buffers_it_is_reported(caplog):
     sockets._warn.cache_clear()
     assert not bound_sockets(0)
     assert "TCP buffers of containers are outside of their memory limit" in caplog.text

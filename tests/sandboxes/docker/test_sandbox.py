@@ -343,7 +343,7 @@ def test_a_container_of_an_earlier_boot_is_an_orphan_once_it_does_not_run(marked
         ("tcp://192.0.2.1:2375", "on this machine only"),
     ],
 )
-async def test_without_a_daemon_the_remedy_is_said(spec, monkeypatch, address, cell_output):
+async def test_without_a_daemon_the_remedy_is_reported(spec, monkeypatch, address, cell_output):
     monkeypatch.setenv("DOCKER_HOST", address)
     with pytest.raises(SandboxUnavailable, match=cell_output):
         await open_sandbox(spec)

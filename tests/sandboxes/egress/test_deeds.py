@@ -157,7 +157,7 @@ def test_a_file_that_is_moved_onto_a_given_test_changes_it():
     assert alarms(file("read", given), moved) == {("tamper-tests", "warning")}
 
 
-def test_a_pipeline_is_told_whichever_of_its_programs_starts_first():
+def test_a_pipeline_is_reported_whichever_of_its_programs_starts_first():
     writer = program("base64", "-d", pid=11, parent=10, streams=("pipe", "pipe", "pipe"))
     reader = program("bash", pid=12, parent=10, streams=("pipe", "pipe", "pipe"))
     for events in ((writer, reader), (reader, writer)):

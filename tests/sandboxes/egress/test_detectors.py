@@ -251,7 +251,7 @@ def test_text_that_only_speaks_of_actions_is_none():
     assert Suite(POLICY).feed(spoken) == []
 
 
-def test_the_same_story_is_told_once_until_it_grows_old():
+def test_the_same_story_is_reported_once_until_it_grows_old():
     suite = Suite(POLICY)
     reported = [len(suite.feed(shell("./xmrig").model_copy(update={"at": at}))) for at in (0.0, 299.0, 300.0)]
     assert reported == [1, 0, 1]
@@ -366,7 +366,7 @@ def test_hostile_text_neither_raises_nor_takes_long(text):
         "depth",
     ],
 )
-def test_what_is_not_read_is_said(event):
+def test_what_is_not_read_is_reported(event):
     (found,) = [found for found in Suite(POLICY).feed(event) if found.rule == "unread-command"]
     assert found.severity == "warning"  # text is a hint, and what it hides is told by what it does
     assert found.evidence
@@ -401,7 +401,7 @@ def test_much_ordinary_work_is_read_or_is_no_code(event):
     assert Suite(POLICY).feed(event) == []
 
 
-def test_a_long_file_that_is_written_is_said_and_alarms_nobody():
+def test_a_long_file_that_is_written_is_reported_and_alarms_nobody():
     written = ExecEvent(sandbox="b", at=0.0, writes="data.csv", code="1,2,3\n" * 200_000)
     assert [(found.rule, found.severity) for found in Suite(POLICY).feed(written)] == [("unread-command", "info")]
 

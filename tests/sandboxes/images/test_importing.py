@@ -174,7 +174,7 @@ def test_an_image_with_volumes_is_refused_wherever_it_comes_from(images, tmp_pat
         (("remove", "docker.io/x"), "images of other registries are not used"),
     ],
 )
-def test_a_mistake_is_said_with_its_remedy(images, arguments, output):
+def test_a_mistake_is_reported_with_its_remedy(images, arguments, output):
     text, fine = images(*arguments)
     assert not fine
     assert output in text

@@ -24,7 +24,7 @@ WAYS = """
 """
 
 
-async def test_a_written_file_is_told_where_it_lies(observing):
+async def test_a_written_file_is_reported_where_it_lies(observing):
     async with observing() as seen:
         assert (await seen.cell(WAYS)).outcome == "ok"
     assert seen.files("write") == [
@@ -34,7 +34,7 @@ async def test_a_written_file_is_told_where_it_lies(observing):
     ]  # fmt: skip
 
 
-async def test_every_kind_of_change_is_told_with_both_paths(observing):
+async def test_every_kind_of_change_is_reported_with_both_paths(observing):
     async with observing() as seen:
         await seen.sandbox.write_file("old", b"x")
         result = await seen.cell("""

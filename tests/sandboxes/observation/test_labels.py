@@ -1,7 +1,7 @@
 """An action carries the label of the tool call during which it was done, also when it is reported later."""
 
 
-async def test_what_is_done_in_a_turn_is_told_with_that_turn(observing):
+async def test_what_is_done_in_a_turn_is_reported_with_that_turn(observing):
     async with observing() as seen:
         for turn in range(12):
             seen.sandbox.label(f"turn-{turn}")

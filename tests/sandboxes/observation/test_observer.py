@@ -145,7 +145,7 @@ print(sorted(os.listdir("/")), sorted(os.listdir("/dev")), sorted(os.listdir("/t
             assert (await ask(seen.sandbox)).stdout == (await ask(plain)).stdout
 
 
-async def test_a_pool_tells_users_apart_and_freezing_keeps_what_was_told():
+async def test_a_pool_tells_users_apart_and_freezing_keeps_what_was_reported():
     actions: list[ObservedAction] = []
     async with Pool(SPEC, 1, on_action=actions.append) as pool:
         names = []

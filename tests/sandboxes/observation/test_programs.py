@@ -8,7 +8,7 @@ import pytest
 from sandboxes.observation.reading import Started, corrected
 
 
-async def test_a_program_of_exec_is_told_with_what_it_is_given(observing):
+async def test_a_program_of_exec_is_reported_with_what_it_is_given(observing):
     async with observing() as seen:
         await seen.sandbox.exec(["cat", "-"], stdin=b"x", env={"PYTHONPATH": "/work/hook", "NAME": "y"})
         await seen.sandbox.settled()
@@ -45,7 +45,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_program_is_told_by_whatever_way_it_is_started(observing, way):
+async def test_a_program_is_reported_by_whatever_way_it_is_started(observing, way):
     async with observing() as seen:
         result = await seen.cell(WAYS[way])
         assert result.outcome == "ok", result
@@ -55,7 +55,7 @@ async def test_a_program_is_told_by_whatever_way_it_is_started(observing, way):
     assert program.parent_program.startswith("/usr/bin/python3")
 
 
-async def test_an_interpreter_is_told_with_its_code(observing):
+async def test_an_interpreter_is_reported_with_its_code(observing):
     async with observing() as seen:
         await seen.shell("exec /usr/bin/python3 -S -c 'print(1)'")
     assert [program.argv[0:1] for program in seen.programs()] == [("/bin/sh",), ("/usr/bin/python3",)]
@@ -82,7 +82,7 @@ async def test_a_shell_that_speaks_over_a_socket_is_told_so(observing):
     assert true.streams[:2] == ("unix", "null")
 
 
-async def test_memory_cannot_become_a_program_and_the_attempt_is_told(observing):
+async def test_memory_cannot_become_a_program_and_the_attempt_is_reported(observing):
     async with observing() as seen:
         await seen.cell("""
             import os
@@ -106,7 +106,7 @@ async def test_what_is_looked_for_in_folders_where_it_is_not_is_no_program(obser
     ("reported", "runs"),
     [(["sleep", "1"], True), (["sleep", "1000"], False), (["/bin/sleep"], True), (["busybox", "1000"], False)],
 )
-def test_a_program_that_is_not_what_was_told_is_told_as_well(reported, runs):
+def test_a_program_that_is_not_what_was_reported_is_reported_as_well(reported, runs):
     with subprocess.Popen(["sleep", "1000"]) as running:
         try:
             while b"1000" not in Path(f"/proc/{running.pid}/cmdline").read_bytes():
@@ -150,7 +150,7 @@ async def test_memory_that_only_the_kernel_can_read_hides_no_program(observing):
     assert seen.refused() == {"execve": 1}
 
 
-async def test_arguments_whose_array_lies_across_two_pages_at_an_odd_address_are_told(observing):
+async def test_arguments_whose_array_lies_across_two_pages_at_an_odd_address_are_reported(observing):
     """No pointer has to lie at a multiple of its size: the kernel reads such an array, and so does the observer."""
     async with observing() as seen:
         result = await seen.cell("""

@@ -19,7 +19,7 @@ REFUSED = f"""
 """
 
 
-async def test_a_refused_call_fails_and_is_told(observing):
+async def test_a_refused_call_fails_and_is_reported(observing):
     async with observing() as seen:
         result = await seen.cell(REFUSED)
         assert [line.split()[1:] for line in result.stdout.splitlines()] == [["-1", "1"]] * 7, result

@@ -207,7 +207,7 @@ async def test_a_sandbox_that_its_user_keeps_is_never_idle(at_service, monkeypat
         ("http://127.0.0.1:9", "t", "does not answer"),
     ],
 )
-async def test_what_is_missing_for_a_service_is_said(at_service, monkeypatch, url, token, phrase):
+async def test_what_is_missing_for_a_service_is_reported(at_service, monkeypatch, url, token, phrase):
     monkeypatch.setattr("sandboxes.backends.remote.connection.PAUSES_S", (0.01,))
     monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", token)
     if url is not None:

@@ -99,7 +99,7 @@ async def execs(client: httpx.AsyncClient, path: str) -> bool:
         ({"idle_s": 0}, "idle_s", "greater than 0"),
     ],
 )
-async def test_bad_input_is_told_with_field_value_and_remedy(alice, body, field, remedy):
+async def test_bad_input_is_reported_with_field_value_and_remedy(alice, body, field, remedy):
     answer = await alice.post("/v1/sandboxes", json=body)
     assert (answer.status_code, answer.headers["Content-Type"]) == (422, "application/problem+json")
     problem = answer.json()["problems"][0]
@@ -125,7 +125,7 @@ async def test_input_that_is_not_base64_is_refused(alice, stdin):
         ('{"idle_s": NaN}', "idle_s", None),
     ],
 )
-async def test_what_no_text_can_say_is_told_all_the_same(alice, body, field, value):
+async def test_what_no_text_can_say_is_reported_all_the_same(alice, body, field, value):
     answer = await alice.post("/v1/sandboxes", content=body, headers={"Content-Type": "application/json"})
     problem = answer.json()["problems"][0]
     assert (answer.status_code, problem["field"], problem["value"]) == (422, field, value)

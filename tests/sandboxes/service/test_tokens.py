@@ -171,7 +171,7 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(tmp_path):
     assert (again.returncode, "no valid token" in again.stderr) == (2, True)
 
 
-def test_a_name_is_given_once_and_bad_values_are_told(tmp_path):
+def test_a_name_is_given_once_and_bad_values_are_reported(tmp_path):
     file = str(tmp_path / "tokens.json")
     assert command("token", "--tokens", file, "create", "ci").returncode == 0
     twice = command("token", "--tokens", file, "create", "ci")

@@ -117,7 +117,7 @@ async def test_a_notification_wakes_the_reader_without_its_poll(
         await bell.hear(open=1)
 
 
-async def test_who_has_just_joined_looks_once_for_what_was_said_before(valkey_server: str) -> None:
+async def test_who_has_just_joined_looks_once_for_what_was_reported_before(valkey_server: str) -> None:
     notified = asyncio.Event()
     listening = asyncio.create_task(listen("nobody-notifies", notified, retry_s=1.0))
     async with asyncio.timeout(60):

@@ -216,7 +216,7 @@ async def test_many_viewers_are_one_reader(engine: Engine, bob: User, monkeypatc
     assert hub._HUBS[asyncio.get_running_loop()] == {}
 
 
-async def test_a_change_of_the_header_is_told_without_events(engine: Engine, bob: User) -> None:
+async def test_a_change_of_the_header_is_reported_without_events(engine: Engine, bob: User) -> None:
     await engine.emit(3)
     async with Viewer(engine.run, bob, 3) as viewer:
         assert (await viewer.frame())["run"]["state"] == "running"

@@ -71,7 +71,7 @@ def test_run_numbers_have_no_gaps(run: Run, alice: User) -> None:
     assert (run.number, second.number) == (1, 2)
 
 
-def test_a_live_run_is_told_and_moves_later(launching_run: Run, alice: User) -> None:
+def test_a_live_run_is_reported_and_moves_later(launching_run: Run, alice: User) -> None:
     services.cancel_run(launching_run, acting_user=alice)
     launching_run.refresh_from_db()
     assert (launching_run.state, launching_run.desired) == (RunStatus.LAUNCHING, Desired.CANCEL)

@@ -61,7 +61,7 @@ def test_alerts_are_counted_by_severity_and_state(engine: Any) -> None:
     assert numbers()["palestra_alerts", "critical", "open"] == 1
 
 
-def test_what_waits_in_the_broker_is_told(valkey_server: str) -> None:
+def test_what_waits_in_the_broker_is_reported(valkey_server: str) -> None:
     with redis.Redis.from_url(settings.REDIS_URL) as broker:
         broker.delete(TASKS)
         broker.rpush(TASKS, "one", "two")

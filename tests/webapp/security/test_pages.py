@@ -100,7 +100,7 @@ def test_an_alert_shows_evidence_rule_records_and_the_way_to_the_turn(victor: Us
     assert 'id="turn-2"' in page_of(victor, paths["trajectory"])
 
 
-def test_the_way_to_the_turn_opens_when_the_trajectory_is_told(engine: Engine, victor: User) -> None:
+def test_the_way_to_the_turn_opens_when_the_trajectory_is_reported(engine: Engine, victor: User) -> None:
     engine.post(engine.started(), engine.alert())
     text = page_of(victor, f"/alerts/{Alert.objects.get().id}/")
     assert "turn-link" not in text

@@ -31,7 +31,7 @@ def met(actions):
 
 
 @needs_cgroups
-async def test_forks_without_a_program_are_told_with_their_turn():
+async def test_forks_without_a_program_are_reported_with_their_turn():
     actions = []
     async with opened(SPEC, on_action=actions.append) as sandbox:
         sandbox.label("turn-1")
