@@ -101,7 +101,7 @@ class Sandbox(Protocol):
 
     @property
     def name(self) -> str:
-        """Of its present user, random: ``attempt.sandbox`` of his records.  ``reset`` gives the sandbox another one."""
+        """It names the present user's records (``attempt.sandbox``) and is random; ``reset`` gives another one."""
         ...
 
     @property

@@ -1,7 +1,7 @@
 """Whose a sandbox is: a mark on what a sandbox leaves on its host, by which a later process finds what a dead one left.
 
 ``<pid>:<ticks>:<boot>:<pid namespace>`` names one process for good.  Process ids mean something within one pid
-namespace of one boot only: about an owner in another one nothing is known, and what is his is not touched.
+namespace of one boot only: about an owner in another one nothing is known, and what it owns is not touched.
 """
 
 import os

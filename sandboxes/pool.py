@@ -5,7 +5,7 @@
        └── none, at size: wait, users in turn         │ frozen: kept for inspection, open another
                                                       └ fails, or sandbox lost: close, open another
 
-A permit stands for a place in the pool.  A user holds it, and after him the end or reset of his sandbox: so
+A permit stands for a place in the pool.  A user holds it, and then the end or reset of its sandbox: so
 nobody ever meets a sandbox that is as its last user left it, and no more than ``size`` sandboxes exist beside the
 frozen ones.
 """
@@ -163,7 +163,7 @@ class Pool:
     async def _close(self) -> None:
         # Users and cleaners come to an end by themselves once their sandboxes are closed.
         idle = list(self._idle)
-        self._idle.clear()  # now: whatever a cleaner adds from here on, he closes
+        self._idle.clear()  # now: whatever a cleaner adds from here on, it closes
         await _all_closed((*self._busy, *idle))
         while self._cleaning:
             await asyncio.wait(self._cleaning)

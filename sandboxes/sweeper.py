@@ -149,7 +149,7 @@ def _remove_groups(swept: Swept, groups: dict[str, list[Group]], trees: tuple[Hi
             if remove and not _gone(group):
                 swept.failed.append(f"cgroup {group.folders[0][1]} has processes that do not end")
         if remove:
-            for tree in trees:  # an owner who was killed before his first sandbox
+            for tree in trees:  # an owner that was killed before its first sandbox
                 with suppress(OSError):
                     (tree.folder / mark).rmdir()
                     tree.folder.rmdir()

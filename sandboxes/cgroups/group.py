@@ -1,6 +1,6 @@
 """The cgroup of one sandbox: made before its first process, joined by that, removed after its last.
 
-<tree>/palestra/<owner.mark()>/<sandbox>     in each tree; whoever finds it knows whose it is, and whether he lives
+<tree>/palestra/<owner.mark()>/<sandbox>     in each tree; whoever finds it knows whose it is, and whether it lives
 """
 
 import errno

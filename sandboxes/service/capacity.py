@@ -1,6 +1,6 @@
 """What the host can bear, who has it, and who is next.
 
-Whoever can be let in by himself but not now waits.  Owners take turns, and so do the users of an owner, and
+A request that fits the host but not now waits.  Owners take turns, and so do the users of an owner, and
 whoever was let in longest ago goes first.  The head of the queue is never overtaken: a large sandbox waits
 until there is room for it, and everybody behind it waits as well.
 """

@@ -59,7 +59,7 @@ def _http(_: Request, error: Exception) -> Response:
 
 
 def _ours(request: Request, error: Exception) -> Response:
-    """The server logs it with its traceback; the asker learns no more than that it is not his fault."""
+    """The server logs it with its traceback; the caller learns no more than that the fault is not the caller's."""
     detail = "a fault of the service, which its log tells: report it, and try again later"
     return _answer(Problem(type="about:blank", title="Internal Server Error", status=500, detail=detail))
 

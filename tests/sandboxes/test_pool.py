@@ -153,7 +153,7 @@ async def test_a_turn_that_comes_to_a_user_who_gives_up_goes_to_the_next():
     gone, waits = (asyncio.create_task(turns.acquire(user)) for user in ("gone", "waits"))
     await asyncio.sleep(0)
     turns.release()
-    gone.cancel()  # he has his turn and does not know it yet
+    gone.cancel()  # it has its turn and does not know it yet
     async with asyncio.timeout(60):
         await waits
     assert gone.cancelled()
@@ -341,7 +341,7 @@ async def test_close_ends_waiters_users_and_idle_sandboxes():
 
 
 async def test_a_sandbox_that_comes_free_while_the_pool_closes_is_closed_too(monkeypatch):
-    """Its cleaner finds another idle sandbox first, whose end he waits for."""
+    """Its cleaner finds another idle sandbox first, and waits for its end."""
     pool, reset, close = Pool(USED_AGAIN, 2), NamespaceSandbox.reset, NamespaceSandbox.close
     closing, held = asyncio.Event(), []
 

@@ -82,7 +82,7 @@ def victor(team: Team) -> User:
 
 @pytest.fixture
 def charlie(db: None) -> User:
-    """In another team, so that what he may not see is not an effect of having no team at all."""
+    """In another team, so that what this user may not see is not an effect of having no team at all."""
     user = User.objects.create_user("charlie@example.org", "correct horse battery")
     create_team("Red Team", acting_user=user)
     return user

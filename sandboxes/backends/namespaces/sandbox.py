@@ -425,7 +425,7 @@ class NamespaceSandbox:
         try:
             return await self._within(deadline_s, answer)
         except asyncio.CancelledError:
-            # End what was started before the caller goes on: the sandbox is his, in a state that he can tell.
+            # End what was started before the caller goes on: the sandbox is the caller's, in a known state.
             self._link.notify("cancel", number)
             await completed(self._settled(answer))
             raise

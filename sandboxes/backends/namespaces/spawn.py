@@ -32,7 +32,7 @@ class Spawner:
             error: Exception | None = None
             try:
                 process = start()
-            except Exception as failure:  # the caller's: this thread must go on, or he would wait for ever
+            except Exception as failure:  # the caller's: this thread must go on, or the caller would wait for ever
                 error = failure
             try:
                 loop.call_soon_threadsafe(_settle, future, process, error)

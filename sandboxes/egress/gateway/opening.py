@@ -2,7 +2,7 @@
 
 Pure.  The bytes are hostile, and there may be too few of them: ``read_opening`` then says so, and the
 caller waits for more or gives up.  What looks like TLS or HTTP but cannot be read gets the name
-``UNREADABLE``, which no rule can name: whoever hides where he is going goes nowhere by name.
+``UNREADABLE``, which no rule can name: a program that hides its destination reaches nothing by name.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What raised an alert is out of training until a reviewer has decided, and comes back if he finds it benign."""
+"""What raised an alert is out of training until a reviewer has decided, and comes back if it is found benign."""
 
 import asyncio
 import json

@@ -297,7 +297,7 @@ async def test_nobody_in_the_sandbox_may_change_its_network():
 
 
 async def test_a_server_of_the_sandbox_on_a_foreign_address_catches_nothing():
-    """Every address is local, so a guest can bind any of them; what he sends there goes to the gateway all the same."""
+    """Every address is local, so a guest can bind any of them; what it sends there goes to the gateway all the same."""
     async with scene() as staged:
         result = await staged.attack("""
             listener = socket.create_server(("203.0.113.5", 8080)); listener.settimeout(0.5)

@@ -26,7 +26,7 @@ class Running:
         return self.tokens.create(name, name, Quota(**quota))[1]
 
     async def client(self, name: str, **quota: float) -> httpx.AsyncClient:
-        """One who has a token of his own."""
+        """A client with a token of its own."""
         headers = {"Authorization": f"Bearer {self.token(name, **quota)}"}
         made = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60, trust_env=False)
         return await self.clients.enter_async_context(made)

@@ -3,8 +3,8 @@
     agent --cells socket: FREEZE, control socket--> interpreter --fork--> frozen copy --control: READY--> agent
     agent --control: nonce, four descriptors------> frozen copy --fork--> interpreter --control: nonce--> agent
 
-Both ends are here.  The frozen copy is the user's own process: he can end it and bend it, and so can
-lose his sandbox.  The agent believes of it only its process id, which the kernel states, and that it is
+Both ends are here.  The frozen copy is the user's own process: the user can end it and bend it, and so
+lose the sandbox.  The agent believes of it only its process id, which the kernel states, and that it is
 the agent's child; it never waits longer than ANSWER_S.
 """
 

@@ -90,7 +90,7 @@ class Snapshots:
             self.drop(name)
 
     def leave_to_agent(self) -> None:
-        """In a fork of the agent: contents and sockets are nothing to a guest, and would count as his memory."""
+        """In a fork of the agent: contents and sockets are nothing to a guest, and would count as its memory."""
         for snapshot in self.kept.values():
             if snapshot.control is not None:
                 os.close(snapshot.control.detach())
