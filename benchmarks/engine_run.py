@@ -68,7 +68,9 @@ class Engine:
             self._generator = generator_for(self._spec)
             opened.callback(self._generator.close)
             folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
-            sandboxes = await opened.enter_async_context(opened_sandboxes(self._spec, folder))
+            sandboxes = await opened.enter_async_context(
+                opened_sandboxes(self._spec.environment, folder, size=self._spec.resources.sandboxes)
+            )
             fixed_length = self._workload.setting == "completions"
             sampler = WithoutStop(self._generator) if fixed_length else self._generator
             self._worker = RolloutWorker(self._spec, sampler, sandboxes.pool, sandboxes.monitor)

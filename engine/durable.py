@@ -1,12 +1,13 @@
 """Files and folders that are there as a whole or not at all, and what is said of one that the disk has spoilt since."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
+
+from engine.disk import fsync
 
 
 class DamagedFile(Exception):
@@ -53,23 +54,3 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     fsync(folder.parent)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a small file so that after a power cut it is the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    fsync(path.parent)
-
-
-def fsync(path: Path) -> None:
-    """Of a file or a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -220,7 +220,7 @@ def config(workload: Workload, output: Path) -> GRPOConfig:
 def prompt_texts(workload: Workload, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """One text per group of every step.  Raises RuntimeError when TRL would read other ids than Palestra."""
     spec = workload.run_spec()
-    environment, renderer, planner = environment_for(spec), renderer_for(spec), Planner(spec)
+    environment, renderer, planner = environment_for(spec.environment, spec.dataset), renderer_for(spec), Planner(spec)
     tasks = environment.tasks("train")
     token_ids = [
         renderer.prompt([Message("user", tasks[request.task].question)], environment.tools(tasks[request.task]))
@@ -247,7 +247,9 @@ def measure(workload: Workload, output: Path) -> list[Step]:
         opened = AsyncExitStack()
         try:
             folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
-            sandboxes = runner.run(opened.enter_async_context(opened_sandboxes(spec, folder))).pool
+            sandboxes = runner.run(
+                opened.enter_async_context(opened_sandboxes(spec.environment, folder, size=spec.resources.sandboxes))
+            ).pool
             return _train(workload, output, episode_reward, Episodes(spec, sandboxes, runner.run))
         finally:
             runner.run(opened.aclose())

@@ -50,7 +50,9 @@ class InProcessWorkers:
         self._learner = await self._learning(lambda: learner_for(self._spec, self._recordings))
         self._generator = generator_for(self._spec)
         self._open.callback(self._generator.close)
-        sandboxes = await self._open.enter_async_context(opened_sandboxes(self._spec, self._security_log))
+        sandboxes = await self._open.enter_async_context(
+            opened_sandboxes(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
+        )
         self._worker = RolloutWorker(self._spec, self._generator, sandboxes.pool, sandboxes.monitor)
 
     async def cold_start(self, first: int, last: int) -> float:

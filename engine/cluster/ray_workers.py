@@ -101,7 +101,9 @@ class RolloutActor:
     async def start(self) -> None:
         from engine.cluster.sandboxes import opened_sandboxes
 
-        self._sandboxes = await self._open.enter_async_context(opened_sandboxes(self._spec, self._security_log))
+        self._sandboxes = await self._open.enter_async_context(
+            opened_sandboxes(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
+        )
 
     async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
         """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.rollout.sandbox_monitor import SandboxMonitor
 from engine.rollout.security_log import SecurityLog
-from engine.spec.run import RunSpec
+from engine.spec.environment import Environment
 from engine.spec.security import Response
 from sandboxes.opened import opened
 from sandboxes.pool import Pool
@@ -24,33 +24,33 @@ class MonitoredPool:
 
 
 @asynccontextmanager
-async def opened_sandboxes(spec: RunSpec, security_log: Path) -> AsyncIterator[MonitoredPool]:
+async def opened_sandboxes(environment: Environment, security_log: Path, *, size: int) -> AsyncIterator[MonitoredPool]:
     """Raises SandboxUnavailable at once if this machine cannot make sandboxes.
 
     What they do is written below the folder ``security_log``.  An environment without sandbox never asks the
     pool for a sandbox, and none is made.
     """
-    sandbox = spec.environment.sandbox
-    response = Response() if sandbox is None else spec.environment.response
+    sandbox = environment.sandbox
+    response = Response() if sandbox is None else environment.response
     monitor = SandboxMonitor(response, None if sandbox is None else sandbox.egress, SecurityLog(security_log))
     try:
         async with Pool(
             sandbox or SandboxSpec(),
-            size=spec.resources.sandboxes,
+            size=size,
             on_record=monitor.on_record,
             on_action=monitor.on_action,
             keep_frozen_s=response.keep_frozen_s,
         ) as pool:
             if sandbox is not None:
-                await pool.warm(min(WARM, spec.resources.sandboxes))
+                await pool.warm(min(WARM, size))
             yield MonitoredPool(pool, monitor)
     finally:
         await monitor.close()
 
 
-async def probe(spec: RunSpec) -> None:
+async def probe(sandbox: SandboxSpec | None) -> None:
     """Make one sandbox and run something in it.  Raises SandboxUnavailable, which says what is missing."""
-    if spec.environment.sandbox is None:
+    if sandbox is None:
         return
-    async with opened(spec.environment.sandbox) as sandbox:
+    async with opened(sandbox) as sandbox:
         await sandbox.run_python("1 + 1")

@@ -42,11 +42,11 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
     if problems := lacking(spec):
         raise BadSpec([f"{file}: {problem}" for problem in problems])
     _check_recordings(spec, file.parent)
-    folder = run_dir or default_run_dir(spec)
+    folder = run_dir or default_run_dir(spec.name)
     _refuse_unwritable(json_file)
     checkpoints = _checkpoints_for(spec, folder, resume=resume)
     try:
-        asyncio.run(probe(spec))
+        asyncio.run(probe(spec.environment.sandbox))
         spool = Spool(folder / "spool", lock_timeout_s=1.0)
     except (SandboxUnavailable, SandboxLost, SpoolError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -66,9 +66,9 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
     return _report_outcome(attempt, code, ended.summary, file=file, folder=folder, json_file=json_file)
 
 
-def default_run_dir(spec: RunSpec) -> Path:
+def default_run_dir(name: str) -> Path:
     home = Path(os.environ.get("PALESTRA_HOME", ".palestra"))
-    return home / "engine" / re.sub(r"[^\w.-]+", "-", spec.name)
+    return home / "engine" / re.sub(r"[^\w.-]+", "-", name)
 
 
 def _checkpoints_for(spec: RunSpec, folder: Path, *, resume: bool) -> Checkpoints:
@@ -105,7 +105,7 @@ def _next_attempt(spool: Spool) -> int:
 def _check_recordings(spec: RunSpec, folder: Path) -> None:
     """Here paths in the run file are relative to it."""
     try:
-        recorded_trajectories(spec, folder)
+        recorded_trajectories(spec.recipe.cold_start, spec.model, folder)
     except BadRecording as error:
         raise BadSpec([str(error)]) from error
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from engine.durable import fsync
+from engine.disk import fsync
 from engine.loop import manifest
 from engine.loop.state import RunState
 

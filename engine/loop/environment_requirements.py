@@ -38,7 +38,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 def lacking_in_environment(spec: RunSpec) -> list[Problem]:
     """What the environment is not, or has no room for.  Runs the environment's code, but no sandbox."""
     try:
-        environment = environment_for(spec)
+        environment = environment_for(spec.environment, spec.dataset)
     except UnusableEnvironment as unusable:
         return [unusable.problem]
     if problems := [*_missing_capabilities(spec, environment), *_missing_tasks(spec, environment)]:
@@ -50,7 +50,7 @@ def lacking_in_environment(spec: RunSpec) -> list[Problem]:
 
 
 def _missing_capabilities(spec: RunSpec, environment: Environment) -> Iterator[Problem]:
-    recipe, attribution = spec.recipe, attribution_in(spec)
+    recipe, attribution = spec.recipe, attribution_in(spec.recipe)
     kind = type(environment).__name__
     restorable = isinstance(environment, RestorableSessions) and environment.restorable
     if recipe.purification is not None and not restorable:

@@ -12,16 +12,25 @@ from engine.loop.expert_pool import Expert, ExpertPool, as_expert, can_be_expert
 from engine.seeds import derived_seed
 from engine.spec.exploration import ExpertStarts, ParallelAnchors, SequentialRollback
 from engine.spec.rollout_group import GroupPlan, Prefill, RolloutGroup
-from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 
 
 class ExpertStartPlanner:
     """Plans a round's groups from what the state knows.  Reads the pool and never changes it."""
 
-    def __init__(self, spec: RunSpec, starts: ExpertStarts, solution: Callable[[int], Trajectory]) -> None:
+    def __init__(
+        self,
+        starts: ExpertStarts,
+        solution: Callable[[int], Trajectory],
+        *,
+        prompts_per_step: int,
+        train_tasks: int,
+        seed: int,
+    ) -> None:
         """``solution`` gives a task's scripted solution; it is asked only where ``starts.demonstrations`` says so."""
-        self._spec = spec
+        self._prompts_per_step = prompts_per_step
+        self._train_tasks = train_tasks
+        self._seed = seed
         self._starts = starts
         self._solution = solution
 
@@ -31,13 +40,13 @@ class ExpertStartPlanner:
         ``first`` says where they begin: its numbers and its place are those of the first group.  ``share`` bounds the
         groups that start from experts, in which a fresh anchor counts too.
         """
-        wanted = self._spec.schedule.prompts_per_step
+        wanted = self._prompts_per_step
         # At least one; 1e-9: 0.7 * 10 is 6.999... in floating point and means 7.
         room = max(1, floor(self._starts.share * wanted + 1e-9))
         groups: list[GroupPlan] = []
         place = first.place
         while len(groups) < wanted:
-            fresh = replace(first, place=place, task=place % self._spec.dataset.train_tasks)
+            fresh = replace(first, place=place, task=place % self._train_tasks)
             begun = self._begun(fresh, pool.tasks.get(fresh.task), min(room, wanted - len(groups)))
             room -= len(begun)
             for group in begun or [fresh]:
@@ -70,7 +79,7 @@ class ExpertStartPlanner:
 
     def _prefixes(self, plan: GroupPlan, known: Expert, turns: int, room: int) -> list[int]:
         if isinstance(self._starts.how, ParallelAnchors):
-            seed = derived_seed("anchors", self._spec.seed, plan.step, plan.task)
+            seed = derived_seed("anchors", self._seed, plan.step, plan.task)
             return anchor_prefixes(turns, min(self._starts.how.anchors, room), how=self._starts.how.how, seed=seed)
         return [max(0, turns - known.left)]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from engine.algorithms.filters import highest_variance_groups, is_informative
 from engine.algorithms.sample_masks import SampleFacts, TurnFacts, mask_reason
-from engine.spec.credit import Credit, compares_a_group
+from engine.spec.estimator import Estimator
+from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
-from engine.spec.run import RunSpec
 from engine.spec.selection import Selection
 from engine.spec.trajectory import Trajectory
 from engine.training.imitation import has_something_to_imitate, imitates
@@ -51,22 +51,23 @@ class Selected:
         return rollouts_in([*self.kept, *self.dropped])
 
 
-def select(spec: RunSpec, groups: Sequence[RolloutGroup]) -> Selected:
-    selection = spec.recipe.selection
-    kept, dropped = comparable(spec.recipe.credit, groups), list[RolloutGroup]()
+def select(recipe: Recipe, groups: Sequence[RolloutGroup], *, batch: int) -> Selected:
+    """``batch`` is how many groups a step trains on at most, where dynamic sampling may choose."""
+    selection = recipe.selection
+    kept, dropped = comparable(recipe.credit, groups), list[RolloutGroup]()
     if selection.dynamic_sampling is not None:
-        chosen = informative(kept)[: spec.schedule.prompts_per_step]
+        chosen = informative(kept)[:batch]
         numbers = {group.plan.number for group in chosen}
         dropped = [_with_reason(group, DROPPED) for group in kept if group.plan.number not in numbers]
         kept = chosen
     kept = [group.with_rollouts(masked(selection, rollout) for rollout in group.rollouts) for group in kept]
     kept = _without_least_varied(kept, keep=selection.keep_groups)
-    return Selected(kept, dropped, imitates=imitates(spec.recipe))
+    return Selected(kept, dropped, imitates=imitates(recipe))
 
 
-def comparable(credit: Credit, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+def comparable(credit: Estimator, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """The groups in which enough rollouts came back for the credit to compare."""
-    fewest = 2 if compares_a_group(credit) else 1
+    fewest = 2 if credit.compares_a_group() else 1
     return [group for group in groups if len(group.rollouts) >= fewest]
 
 
@@ -75,11 +76,11 @@ def informative(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     return [group for group in groups if is_informative(group.successes, len(group.rollouts))]
 
 
-def enough_informative(spec: RunSpec, groups: Sequence[RolloutGroup]) -> bool:
+def enough_informative(recipe: Recipe, groups: Sequence[RolloutGroup], *, batch: int) -> bool:
     """Whether dynamic sampling has its batch.  Where it is off, the first round is enough."""
-    if spec.recipe.selection.dynamic_sampling is None:
+    if recipe.selection.dynamic_sampling is None:
         return True
-    return len(informative(comparable(spec.recipe.credit, groups))) >= spec.schedule.prompts_per_step
+    return len(informative(comparable(recipe.credit, groups))) >= batch
 
 
 def masked(selection: Selection, rollout: Trajectory) -> Trajectory:

@@ -19,6 +19,7 @@ from engine.rollout.judge import EnvironmentJudge, Judge, JudgeCounts, JudgeFail
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution
 from engine.spec.judge import LlmJudge
+from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
@@ -84,22 +85,22 @@ class Judging:
             return failure
 
 
-def attribution_in(spec: RunSpec) -> Attribution | None:
+def attribution_in(recipe: Recipe) -> Attribution | None:
     """The credit that needs verdicts; None where none would ever be asked for."""
-    credit = spec.recipe.credit
-    return credit if isinstance(credit, Attribution) and credit.alpha > 0 and spec.recipe.reinforces else None
+    credit = recipe.credit
+    return credit if isinstance(credit, Attribution) and credit.alpha > 0 and recipe.reinforces else None
 
 
 def judging_for(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> Judging | None:
     """None where nothing is judged.  ``requirements.lacking`` says before whether the key, or the oracle, is there."""
-    credit = attribution_in(spec)
+    credit = attribution_in(spec.recipe)
     if credit is None:
         return None
     if isinstance(credit.judge, LlmJudge):
         variable = credit.judge.api_key_variable
         key = None if variable is None else environ[variable].strip()
         return Judging(credit, LanguageModelJudge(credit.judge, key=key))
-    environment = environment_for(spec)
+    environment = environment_for(spec.environment, spec.dataset)
     if not isinstance(environment, Oracle):
         raise TypeError(f"{spec.environment.id} is no oracle")
     return Judging(credit, EnvironmentJudge(environment))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from engine.durable import write_durably
+from engine.disk import write_durably
 
 NAME = "manifest.json"
 _SPOILT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}

@@ -9,10 +9,11 @@ from engine.loop.group_filters import DROPPED, LOW_VARIANCE, Selected
 from engine.loop.planner import Played
 from engine.loop.quarantine import Release, is_out
 from engine.rollout.evaluation import success_rate, tool_error_rate
+from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import rollouts_in
-from engine.spec.run import RunSpec
 from engine.spec.selection import Selection
 from engine.spec.trajectory import Trajectory
+from sandboxes.spec import SandboxSpec
 
 LEARNER_KEYS = {"learning_rate": "lr"}
 """What the learner calls differently from ``train/...``."""
@@ -22,7 +23,7 @@ LEARNER_KEYS = {"learning_rate": "lr"}
 class StepFacts:
     """What one step came to, before the learner's own numbers."""
 
-    spec: RunSpec
+    recipe: Recipe
     played: Played
     selected: Selected
     policy_version: int
@@ -35,7 +36,7 @@ def step_metrics(facts: StepFacts) -> dict[str, float]:
 
     They speak of all rollouts that could be compared, whether they were then trained on or not.
     """
-    recipe, everyone = facts.spec.recipe, facts.selected.rollouts
+    recipe, everyone = facts.recipe, facts.selected.rollouts
     values = rollout_metrics(everyone, discarded=facts.played.discarded.total(), policy_version=facts.policy_version)
     values |= _selection_metrics(recipe.selection, facts)
     if recipe.purification is not None:
@@ -47,7 +48,7 @@ def step_metrics(facts: StepFacts) -> dict[str, float]:
     return values
 
 
-def quarantine_metrics(spec: RunSpec, selected: Selected, release: Release) -> dict[str, float]:
+def quarantine_metrics(sandbox: SandboxSpec | None, selected: Selected, release: Release) -> dict[str, float]:
     """What alerts took out of this step, and what came of those of earlier steps.
 
     Where sandboxes have no network they are told only of steps in which there was something.
@@ -58,7 +59,6 @@ def quarantine_metrics(spec: RunSpec, selected: Selected, release: Release) -> d
         "train/quarantine_discarded": len(release.discarded),
         "train/released_too_late": len(release.late),
     }
-    sandbox = spec.environment.sandbox
     has_network = sandbox is not None and sandbox.network != "none"
     return values if has_network or any(values.values()) else {}
 

@@ -51,9 +51,19 @@ class Planner:
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
-        self._environment = environment_for(spec)
+        self._environment = environment_for(spec.environment, spec.dataset)
         starts, experience = spec.recipe.expert_starts, spec.recipe.experience
-        self._starts = None if starts is None else ExpertStartPlanner(spec, starts, self._solution)
+        self._starts = (
+            None
+            if starts is None
+            else ExpertStartPlanner(
+                starts,
+                self._solution,
+                prompts_per_step=spec.schedule.prompts_per_step,
+                train_tasks=spec.dataset.train_tasks,
+                seed=spec.seed,
+            )
+        )
         self._experience = None if experience is None else ExperienceRetriever(experience)
 
     def _solution(self, task: int) -> Trajectory:
@@ -85,7 +95,7 @@ class Planner:
         return [request for plan in plans for request in self._requests(plan)]
 
     def _requests(self, plan: GroupPlan) -> list[EpisodeRequest]:
-        plain = group_requests(self._spec, plan)
+        plain = group_requests(self._spec.schedule, self._spec.recipe.purification, plan, seed=self._spec.seed)
         shown = 0 if self._experience is None else self._experience.shown(len(plain))
         experience = self._experience_of(plan.task) if shown else ()
         return [

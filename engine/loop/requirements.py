@@ -7,16 +7,17 @@ from engine.loop.environment_requirements import lacking_in_environment
 from engine.loop.judge_phase import attribution_in
 from engine.spec.judge import LlmJudge
 from engine.spec.problems import Problem
+from engine.spec.recipe import Recipe
 from engine.spec.run import RunSpec
 
 
 def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Problem]:
     """What the spec names and this process does not find.  No value of a secret is in it."""
-    return [*_judge_key(spec, environ), *lacking_in_environment(spec)]
+    return [*_judge_key(spec.recipe, environ), *lacking_in_environment(spec)]
 
 
-def _judge_key(spec: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
-    credit = attribution_in(spec)
+def _judge_key(recipe: Recipe, environ: Mapping[str, str]) -> Iterator[Problem]:
+    credit = attribution_in(recipe)
     if credit is None or not isinstance(credit.judge, LlmJudge):
         return
     variable = credit.judge.api_key_variable

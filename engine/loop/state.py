@@ -50,6 +50,11 @@ class RunState(BaseModel):
         """Only what is read from a file can be of an earlier version."""
         return files_of_0_2.run_state(document, get_args(Purpose)) if info.mode == "json" else document
 
+    def go_on_from(self, saved: "RunState") -> None:
+        """Become what a checkpoint says; whoever holds this state sees it."""
+        for name in type(self).model_fields:
+            setattr(self, name, getattr(saved, name))
+
     def evaluation_due(self) -> bool:
         """Before the first step, after the last one, and every ``evaluation.every`` steps."""
         every, done = self.spec.evaluation.every, self.finished_steps

@@ -1,16 +1,14 @@
 """From what the workers saw (engine/rollout/security_log.py) to the run's events.
 
-    worker ──► <run dir>/security-log/<writer>.jsonl ──► this thread, ten times a second ──► events
-                                                                    └──► quarantine
+    worker ──► <run dir>/security-log/<writer>-<n>.jsonl ──► this thread, ten times a second ──► events
+                                                                        └──► quarantine
 
-How far each file was read is written down after its lines are in the events.  Who is killed in
-between tells some lines again; sandbox and number name a record, and its id an alert, so that the
-service stores each once.
+The reader's cursor moves after its lines are in the events (engine/durable_log.py).  A driver that is
+killed in between emits some lines again; sandbox and number name a record, and its id an alert, so that
+the service stores each once.
 """
 
-import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
@@ -19,6 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from engine.durable_log import LogReader, Piece
 from engine.reporting.event_writer import EventWriter
 from engine.rollout.security_log import AlertEntry, RecordEntry, SecurityLogEntry, TurnEntry
 from engine.spec.event import MOST_RECORDS, AlertedTurn, AlertRaised, EgressRecorded
@@ -26,7 +25,6 @@ from engine.spec.event import MOST_RECORDS, AlertedTurn, AlertRaised, EgressReco
 log = logging.getLogger("engine.security_log")
 
 EVERY_S = 0.1
-BYTES_AT_ONCE = 2**20
 ENTRY: TypeAdapter[RecordEntry | AlertEntry | TurnEntry] = TypeAdapter(SecurityLogEntry)
 
 
@@ -46,11 +44,9 @@ class SecurityEvents(threading.Thread):
 
     def __init__(self, folder: Path, events: EventWriter, on_alert: Callable[[AlertEntry], None]) -> None:
         super().__init__(name="security-log", daemon=True)
-        self._folder = folder
         self._events = events
         self._on_alert = on_alert
-        self._progress = folder / "read.json"
-        self._read = self._read_before()
+        self._reader = LogReader(folder, folder / "read.json")
         self._mutex = threading.Lock()
         self._ending = threading.Event()
 
@@ -64,9 +60,9 @@ class SecurityEvents(threading.Thread):
     def drain(self) -> None:
         """Emit everything that stands there now.  Raises SpoolError and OSError; then the rest is emitted next time."""
         with self._mutex:
-            for path in sorted(self._folder.glob("*.jsonl")):
-                while self._emit_piece(path):
-                    pass
+            for piece in self._reader.pieces():
+                self._emit(piece)
+                self._reader.passed(piece)
 
     def close(self) -> None:
         """After the writers have ended: emit the rest.  Raises like ``drain``.  Twice is fine."""
@@ -75,21 +71,12 @@ class SecurityEvents(threading.Thread):
             self.join()
         self.drain()
 
-    def _emit_piece(self, path: Path) -> bool:
-        """One piece of a file; whether there may be more."""
-        with path.open("rb") as file:
-            file.seek(self._read.get(path.name, 0))
-            lines, _, _ = file.read(BYTES_AT_ONCE).rpartition(b"\n")
-        if not lines:
-            return False
-        seen = [entry for line in lines.split(b"\n") if (entry := self._read_back(line, path)) is not None]
+    def _emit(self, piece: Piece) -> None:
+        seen = [entry for line in piece.lines if (entry := self._read_back(line, piece.path)) is not None]
         self._events.emit_all(list(_events(seen)))
         for entry in seen:
             if isinstance(entry, AlertEntry):
                 self._on_alert(entry)
-        self._read[path.name] = self._read.get(path.name, 0) + len(lines) + 1
-        self._remember()
-        return True
 
     def _read_back(self, line: bytes, path: Path) -> RecordEntry | AlertEntry | TurnEntry | None:
         """None for a line that the disk has spoilt: the others, and the run, do not wait for it."""
@@ -102,20 +89,6 @@ class SecurityEvents(threading.Thread):
                 f"{path} has a damaged line of {len(line)} bytes: what a sandbox tried there is lost",
             )
             return None
-
-    def _remember(self) -> None:
-        beside = self._progress.with_suffix(".new")
-        beside.write_text(json.dumps(self._read))
-        os.replace(beside, self._progress)
-
-    def _read_before(self) -> dict[str, int]:
-        try:
-            return TypeAdapter(dict[str, int]).validate_json(self._progress.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except ValidationError:
-            log.warning("%s is torn: what was emitted before is emitted again", self._progress)
-            return {}
 
 
 def _events(seen: Sequence[RecordEntry | AlertEntry | TurnEntry]) -> Iterator[tuple[type[Any], dict[str, Any]]]:

@@ -1,25 +1,25 @@
 """The run's events on disk, before anybody else has them (docs/events.md, "The numbers").
 
-A folder of append-only segments ``<first seq>.jsonl``, one event a line, numbered 1, 2, 3 ... over
-all attempts.  An event stands in the spool once its batch is fsynced; nothing that stands there is
-ever changed.  Segments that the service has wholly acknowledged are deleted, except the last one:
-its name and lines keep the numbering alive.
+A log (engine/durable_log.py) whose segments are named ``<first seq>.jsonl``, one event a line, numbered
+1, 2, 3 ... over all attempts, each batch fsynced.  Its reader is the service, its cursor the number that the
+service has acknowledged: segments wholly below it are deleted, except the last one, whose name and lines
+keep the numbering alive.
 
 One process writes at a time (a file lock); inside it any thread may append or read.
 """
 
 import fcntl
 import json
-import os
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from engine.durable import fsync, write_durably
+from pydantic import NonNegativeInt, TypeAdapter
+
+from engine.durable_log import SUFFIX, Cursor, DamagedCursor, Segment, line_ends, segments
 
 LONGEST_EVENT_BYTES = 3 * 2**20
 """Shorter than the largest batch (4 MiB), so every event can be sent."""
@@ -41,9 +41,11 @@ class Spool:
         self._mutex = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = _locked(folder / "lock", lock_timeout_s)
-        self.acked = _read_number(folder / "acked")
+        self._cursor: Cursor[int] = Cursor(folder / "acked", TypeAdapter(NonNegativeInt), sync=True)
+        self.acked = self._acked_before()
         """The highest number that the service has."""
-        self._segments = [_Segment.opened(path, self.acked) for path in sorted(folder.glob("[0-9]*.jsonl"))]
+        paths = [path for path in segments(folder) if path.stem.isdecimal()]
+        self._segments = [_Numbered.opened(path, self.acked) for path in paths]
         self._check_consecutive()
         self.cut_lines = sum(segment.cut_lines for segment in self._segments)
         """Whole lines that were no events when it was opened, and what came after them: a kill only tears the last."""
@@ -52,7 +54,7 @@ class Spool:
                 segment.path.unlink()
             self._segments = []
         if self._segments:
-            self._writer = self._segments[-1].path.open("ab", buffering=0)
+            self._writer = Segment.reopened(self._segments[-1].path, size=self._segments[-1].size)
         else:
             self._writer = self._begun_segment(self.acked + 1)
 
@@ -92,10 +94,12 @@ class Spool:
             segment = self._segments[-1]
             if first_seq != segment.next_seq:
                 raise SpoolError(f"event {first_seq} was offered where {segment.next_seq} comes next")
-            lines = [line + b"\n" for line in lines]
-            if too_long := [len(line) for line in lines if len(line) > LONGEST_EVENT_BYTES]:
-                raise SpoolError(f"an event of {too_long[0]} bytes is longer than {LONGEST_EVENT_BYTES}")
-            self._write(segment, b"".join(lines))
+            if too_long := [len(line) for line in lines if len(line) >= LONGEST_EVENT_BYTES]:
+                raise SpoolError(f"an event of {too_long[0]} bytes is longer than {LONGEST_EVENT_BYTES - 1}")
+            try:
+                self._writer.append(lines, sync=True)
+            except OSError as error:
+                raise SpoolError(f"events cannot be written to {segment.path}: {error.strerror or error}") from error
             segment.add(lines)
             last_seq = self.last_seq
             if segment.size >= self._segment_bytes:
@@ -121,7 +125,7 @@ class Spool:
             if seq <= self.acked:
                 return
             self.acked = seq
-            write_durably(self._folder / "acked", str(seq).encode())
+            self._cursor.write(seq)
             while len(self._segments) > 1 and self._segments[0].next_seq - 1 <= seq:
                 self._segments.pop(0).path.unlink(missing_ok=True)
 
@@ -130,34 +134,23 @@ class Spool:
             self._writer.close()
             self._lock_file.close()
 
-    def _write(self, segment: "_Segment", data: bytes) -> None:
-        """All of ``data`` or nothing: what a failed write left is cut off again."""
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._writer.write(rest) :]
-            os.fsync(self._writer.fileno())
-        except OSError as error:
-            os.ftruncate(self._writer.fileno(), segment.size)
-            raise SpoolError(f"events cannot be written to {segment.path}: {error.strerror or error}") from error
-
-    def _roll(self, full: "_Segment") -> None:
+    def _roll(self, full: "_Numbered") -> None:
         writer = self._begun_segment(full.next_seq)
         self._writer.close()
         self._writer = writer
 
-    def _begun_segment(self, first_seq: int) -> FileIO:
+    def _begun_segment(self, first_seq: int) -> Segment:
         """Make the last segment, open for appending.  Raises OSError; then there is none."""
-        path = self._folder / f"{first_seq:012d}.jsonl"
-        writer = path.open("ab", buffering=0)
-        try:
-            fsync(self._folder)
-        except OSError:
-            writer.close()
-            path.unlink()
-            raise
-        self._segments.append(_Segment(path, first_seq))
+        path = self._folder / f"{first_seq:012d}{SUFFIX}"
+        writer = Segment.begun(path, sync=True)
+        self._segments.append(_Numbered(path, first_seq))
         return writer
+
+    def _acked_before(self) -> int:
+        try:
+            return self._cursor.read() or 0
+        except DamagedCursor as error:
+            raise SpoolError(f"{error}; remove it, and what the service has is sent again") from error
 
     def _check_consecutive(self) -> None:
         for left, right in zip(self._segments, self._segments[1:], strict=False):
@@ -165,8 +158,8 @@ class Spool:
                 raise SpoolError(f"{self._folder}: events {left.next_seq} to {right.first_seq - 1} are missing")
 
 
-class _Segment:
-    """One file: where each of its lines begins."""
+class _Numbered:
+    """A segment: the numbers of its lines, and where each of them begins."""
 
     def __init__(self, path: Path, first_seq: int) -> None:
         self.path = path
@@ -175,8 +168,8 @@ class _Segment:
         self.cut_lines = 0
 
     @classmethod
-    def opened(cls, path: Path, acked: int) -> "_Segment":
-        """Read a segment of an earlier attempt and cut off a torn tail: what is no event of the expected number.
+    def opened(cls, path: Path, acked: int) -> "_Numbered":
+        """Read a segment of an earlier attempt and cut off what is no event of the expected number.
 
         Lines up to ``acked`` only count: nobody reads them any more.
         """
@@ -186,9 +179,9 @@ class _Segment:
                 if not line.endswith(b"\n") or (segment.next_seq > acked and _seq_of(line) != segment.next_seq):
                     segment.cut_lines = sum(damaged.endswith(b"\n") for damaged in (line, *file))
                     break
-                segment.add([line])
+                segment.add([line[:-1]])
         if segment.size != path.stat().st_size:
-            os.truncate(path, segment.size)
+            Segment.reopened(path, size=segment.size).close()
         return segment
 
     @property
@@ -200,8 +193,7 @@ class _Segment:
         return self._ends[-1]
 
     def add(self, lines: Sequence[bytes]) -> None:
-        for line in lines:
-            self._ends.append(self._ends[-1] + len(line))
+        self._ends += line_ends(lines, self.size)
 
     def span(self, first_seq: int, max_events: int, max_bytes: int) -> tuple[int, int]:
         """Begin and end (bytes) of the lines from ``first_seq``; at least one line."""
@@ -232,10 +224,3 @@ def _locked(path: Path, timeout_s: float) -> BinaryIO:
                 file.close()
                 raise SpoolError(f"another process is still writing the events of this run ({path})") from None
             time.sleep(0.1)
-
-
-def _read_number(path: Path) -> int:
-    text = path.read_text() if path.exists() else "0"
-    if not text.isdigit():
-        raise SpoolError(f"{path} holds no number ({text[:20]!r}); remove it, and what the service has is sent again")
-    return int(text)

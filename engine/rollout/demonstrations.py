@@ -104,7 +104,7 @@ class DemonstrationWriter:
 
 def demonstration_writer_for(spec: RunSpec) -> DemonstrationWriter:
     """Raises TypeError for an environment without demonstrator, with which no run begins that needs one."""
-    environment = environment_for(spec)
+    environment = environment_for(spec.environment, spec.dataset)
     if not isinstance(environment, Demonstrator):
         raise TypeError(f"{spec.environment.id} has no demonstrator")
     return DemonstrationWriter(environment, renderer_for(spec), spec.recipe.reward, spec.seed)

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 from engine.algorithms import saar
 from engine.seeds import derived_seed
+from engine.spec.exploration import Purification
 from engine.spec.rollout_group import GroupPlan, Prefill
-from engine.spec.run import RunSpec
+from engine.spec.run import Schedule
 from engine.spec.trajectory import Purpose, Split
 
 
@@ -56,14 +57,17 @@ class EpisodeRequest:
         return replace(self, seed=derived_seed(self.seed, "again", number)) if number else self
 
 
-def group_requests(spec: RunSpec, plan: GroupPlan) -> list[EpisodeRequest]:
+def group_requests(
+    schedule: Schedule, purification: Purification | None, plan: GroupPlan, *, seed: int
+) -> list[EpisodeRequest]:
     """All rollouts of one group: its training task from its start, ``group_size`` times.
 
-    Of a recipe with purification, the share rho is to be purified; each rollout's seed decides whether it is.
+    Of a recipe with purification, the share rho is to be purified; each rollout's seed, which comes from the run's
+    ``seed``, decides whether it is.
     """
     requests = []
-    for member in range(spec.schedule.group_size):
-        seed = derived_seed(spec.seed, "train", plan.step, plan.number, member)
+    for member in range(schedule.group_size):
+        own_seed = derived_seed(seed, "train", plan.step, plan.number, member)
         requests.append(
             EpisodeRequest(
                 purpose="train",
@@ -72,24 +76,23 @@ def group_requests(spec: RunSpec, plan: GroupPlan) -> list[EpisodeRequest]:
                 version=plan.version,
                 split="train",
                 task=plan.task,
-                temperature=spec.schedule.temperature,
-                seed=seed,
-                purify=_is_purified(spec, seed),
-                logprob_temperature=spec.schedule.logprob_temperature,
+                temperature=schedule.temperature,
+                seed=own_seed,
+                purify=_is_purified(purification, own_seed),
+                logprob_temperature=schedule.logprob_temperature,
             )
         )
     return requests
 
 
 def evaluation_requests(
-    spec: RunSpec, version: int, tasks: int, prompts: Mapping[Purpose, int]
+    purification: Purification | None, version: int, tasks: int, prompts: Mapping[Purpose, int], *, seed: int
 ) -> list[EpisodeRequest]:
     """The first ``tasks`` held-out tasks, each once greedily and once by sampling at temperature 1.
 
     Where the recipe asks for it, once more by sampling, with every failed call purified.  ``prompts`` says how many
     prompts of each purpose the run has had before.
     """
-    purification = spec.recipe.purification
     how: list[tuple[Purpose, float]] = [("eval-greedy", 0.0), ("eval-sampled", 1.0)]
     if purification is not None and purification.in_evaluation:
         how.append(("eval-purified", 1.0))
@@ -102,7 +105,7 @@ def evaluation_requests(
             split="heldout",
             task=task,
             temperature=temperature,
-            seed=derived_seed(spec.seed, purpose, version, task, 0),
+            seed=derived_seed(seed, purpose, version, task, 0),
             purify=purpose == "eval-purified",
         )
         for purpose, temperature in how
@@ -115,6 +118,5 @@ def shares(requests: Sequence[EpisodeRequest], workers: int) -> list[list[Episod
     return [list(requests[worker::workers]) for worker in range(workers)]
 
 
-def _is_purified(spec: RunSpec, seed: int) -> bool:
-    purification = spec.recipe.purification
+def _is_purified(purification: Purification | None, seed: int) -> bool:
     return purification is not None and saar.purifies(seed, rho=purification.share)

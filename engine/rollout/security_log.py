@@ -1,12 +1,11 @@
 """What the sandboxes of a worker tried, on disk before anybody else has it.
 
-One file per writer in a folder of the run; a line stands there whole as soon as ``write`` returns, so
-a killed worker takes nothing with it.  The driver reads the lines into the run's events.
+A log (engine/durable_log.py) that all workers of a run write; a line stands there whole as soon as ``write``
+returns, so a killed worker takes nothing with it.  The driver reads the lines into the run's events
+(engine/reporting/security_events.py) and removes the segments that are done.
 """
 
-import errno
 import logging
-import os
 import threading
 import uuid
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from engine.durable_log import LogWriter
 from engine.spec import files_of_0_2
 from engine.spec.security import Origin, TurnText
 from engine.spec.strict import Strict
@@ -21,6 +21,9 @@ from sandboxes.egress.detectors.finding import Finding
 from sandboxes.egress.record import EgressRecord
 
 log = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 16 * 2**20
+"""After which a writer begins another segment."""
 
 
 class _Entry(Strict):
@@ -61,17 +64,16 @@ SecurityLogEntry = Annotated[RecordEntry | AlertEntry | TurnEntry, Field(discrim
 class SecurityLog:
     """Any thread may write.  The file is made with the first line."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._mutex = threading.Lock()
-        self._fd: int | None = None
+        self._writer = LogWriter(folder, uuid.uuid4().hex, segment_bytes=segment_bytes)
         self._owed: list[bytes] = []
 
     def write(self, entry: RecordEntry | AlertEntry) -> None:
         """Raises OSError, e.g. on a full disk; then the entry is not there, and the caller still has it."""
         with self._mutex:
             self._pay()
-            self._append(_line(entry))
+            self._writer.append(_line(entry))
 
     def write_or_owe(self, entry: AlertEntry | TurnEntry) -> None:
         """One that nobody else keeps: what cannot be written now comes before whatever is written next."""
@@ -88,35 +90,16 @@ class SecurityLog:
             try:
                 self._pay()
             finally:
-                self._end_file()
+                self._writer.close()
 
     def _pay(self) -> None:
         while self._owed:
-            self._append(self._owed[0])
+            self._writer.append(self._owed[0])
             self._owed.pop(0)
-
-    def _append(self, line: bytes) -> None:
-        if self._fd is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / f"{uuid.uuid4().hex}.jsonl"
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        written = False
-        try:
-            if os.write(self._fd, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
-            written = True
-        finally:
-            if not written:
-                self._end_file()  # a torn line ends its file: readers take whole lines only
-
-    def _end_file(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
 
 
 def _line(entry: RecordEntry | AlertEntry | TurnEntry) -> bytes:
-    return entry.model_dump_json().encode() + b"\n"
+    return entry.model_dump_json().encode()
 
 
 def label_of(origin: Origin) -> str:

@@ -59,7 +59,7 @@ class RolloutWorker:
         self, spec: RunSpec, generator: TextGenerator, sandboxes: Sandboxes, monitor: SandboxMonitor | None = None
     ) -> None:
         self._arena = Arena(
-            environment=environment_for(spec),
+            environment=environment_for(spec.environment, spec.dataset),
             renderer=renderer_for(spec),
             generator=generator,
             sandboxes=sandboxes,

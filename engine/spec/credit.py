@@ -1,69 +1,72 @@
-"""Credit: how the rewards of rollouts become advantages."""
+"""Credit: how the rewards of rollouts become advantages.  The registry of advantage estimators is ``Credit``."""
 
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from engine.spec.estimator import COMPARES_A_GROUP
+from engine.spec.estimator import COMPARES_A_GROUP, CriticEstimator, Estimator
 from engine.spec.judge import Judge, RuleJudge
-from engine.spec.requirement import Part, Requirements, needs_observations
-from engine.spec.strict import LARGEST_NUMBER, LONGEST_SCHEDULE, OUT_OF_REACH
+from engine.spec.requirement import Requirements, needs_observations
+from engine.spec.strict import LARGEST_NUMBER, LONGEST_SCHEDULE
 
 
-class Grpo(Part):
+class Grpo(Estimator):
     """A = (R - mean R) / std R inside the group of one prompt (arXiv:2402.03300)."""
 
     kind: Literal["grpo"] = "grpo"
+    computed_by: ClassVar[str] = "engine.training.estimators.outcome:advantages"
     requires_of_run: ClassVar[Requirements] = (COMPARES_A_GROUP,)
 
 
-class DrGrpo(Part):
+class DrGrpo(Estimator):
     """A = R - mean R: GRPO without the division by the std (arXiv:2503.20783)."""
 
     kind: Literal["dr-grpo"] = "dr-grpo"
+    computed_by: ClassVar[str] = "engine.training.estimators.outcome:advantages"
     requires_of_run: ClassVar[Requirements] = (COMPARES_A_GROUP,)
 
 
-class Rloo(Part):
+class Rloo(Estimator):
     """A = R - mean of the *other* rewards of the group (arXiv:2402.14740)."""
 
     kind: Literal["rloo"] = "rloo"
+    computed_by: ClassVar[str] = "engine.training.estimators.outcome:advantages"
     requires_of_run: ClassVar[Requirements] = (COMPARES_A_GROUP,)
 
 
-class ReinforcePlusPlus(Part):
+class ReinforcePlusPlus(Estimator):
     """A = (R - mean R) / std R over the whole batch of a step (REINFORCE++, arXiv:2501.03262)."""
 
     kind: Literal["reinforce-pp"] = "reinforce-pp"
+    computed_by: ClassVar[str] = "engine.training.estimators.outcome:advantages"
     requires_of_run: ClassVar[Requirements] = (replace(COMPARES_A_GROUP, when=lambda credit: credit.group_baseline),)
     group_baseline: bool = False
     """Subtract the mean of the group first, the paper's second variant."""
 
+    def whitens_a_step(self) -> bool:
+        return True
 
-class Gae(Part):
+
+class Gae(CriticEstimator):
     """Generalised advantage estimation from a critic (PPO, arXiv:1707.06347; GAE, arXiv:1506.02438, eq. 16).
 
     The critic is a second model of the policy's shape, which starts from the policy's weights.
     """
 
     kind: Literal["gae"] = "gae"
+    estimated_by: ClassVar[str] = "engine.training.estimators.gae:generalised"
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per sampled token."""
     lam: float = Field(default=1.0, ge=0, le=1)
     """lambda: 0 trusts the critic alone, 1 the observed return alone."""
-    whiten: bool = True
-    """Bring the advantages of a step to mean 0 and std 1, as PPO's reference code does."""
-    critic_learning_rate: float = Field(default=1e-3, gt=0, le=1)
-    """Of the critic's own optimiser, constant."""
-    value_clip: float | None = Field(default=0.5, gt=0, le=OUT_OF_REACH)
-    """The critic's value may move this far per step before its loss stops rewarding it; absent: plain regression."""
 
 
-class Gigpo(Part):
+class Gigpo(Estimator):
     """A = A_E + w A_S: a group's trajectories, and its steps that acted on the same observation (arXiv:2505.10978)."""
 
     kind: Literal["gigpo"] = "gigpo"
+    computed_by: ClassVar[str] = "engine.training.estimators.gigpo:advantages"
     requires_of_run: ClassVar[Requirements] = (
         COMPARES_A_GROUP,
         needs_observations("gigpo", field="recipe.credit.kind"),
@@ -78,10 +81,11 @@ class Gigpo(Part):
     """``steps`` counts a trajectory once per step, as the public code does, so that long ones weigh more."""
 
 
-class ChunkReturn(Part):
+class ChunkReturn(Estimator):
     """G_k = gamma^(K - k) R for all tokens of chunk k of K, a chunk being one turn (IPA; ALE, eq. 5)."""
 
     kind: Literal["chunk-return"] = "chunk-return"
+    computed_by: ClassVar[str] = "engine.training.estimators.chunk_return:advantages"
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per interaction with the environment, never per token.  1 is trajectory-level REINFORCE."""
 
@@ -90,10 +94,11 @@ AttributionScale = Literal["paper", "code"]
 """Of what the std of a judge's verdicts is: trajectory averages (5.2), or steps (AgentEvolver's public code)."""
 
 
-class Attribution(Part):
+class Attribution(Estimator):
     """Suffix sums of a judge's verdict on each turn and of the outcome (AgentEvolver, eq. 18 to 21)."""
 
     kind: Literal["attribution"] = "attribution"
+    computed_by: ClassVar[str] = "engine.training.estimators.attribution:advantages"
     requires_of_run: ClassVar[Requirements] = (COMPARES_A_GROUP,)
     alpha: float = Field(default=0.1, ge=0, le=1)
     """Weight of the verdicts; 0.1 to 0.2 is best, 0.3 overfits to the judge (7.5.3).  0 is the outcome alone."""
@@ -108,15 +113,3 @@ class Attribution(Part):
 
 
 Credit = Grpo | DrGrpo | Rloo | ReinforcePlusPlus | Gae | Gigpo | ChunkReturn | Attribution
-
-
-def compares_a_group(credit: Credit) -> bool:
-    """Whether the advantage is exactly 0 in a group of one."""
-    if isinstance(credit, ReinforcePlusPlus):
-        return credit.group_baseline
-    return not isinstance(credit, Gae | ChunkReturn)
-
-
-def whitens_a_step(credit: Credit) -> bool:
-    """Whether an advantage is measured against all rollouts of a step, so that a group alone has no true one."""
-    return isinstance(credit, ReinforcePlusPlus) or (isinstance(credit, Gae) and credit.whiten)

@@ -197,6 +197,11 @@ class RunSpec(Strict):
             )
 
     @property
+    def longest_response_tokens(self) -> int:
+        """What the policy can write in one episode at most."""
+        return min(self.model.context_tokens, self.environment.max_turns * self.environment.max_turn_tokens)
+
+    @property
     def rl_steps(self) -> int:
         """``schedule.steps``, or 0 where the recipe has no RL."""
         return self.schedule.steps if self.recipe.reinforces else 0

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.spec.credit import Gae
-from engine.spec.run import RunSpec
+from engine.spec.estimator import CriticEstimator
+from engine.spec.recipe import Recipe
 from engine.training.backends.interface import ValueNetwork
 from engine.training.batch import Sample
 from engine.training.loss_terms.value import ValueLoss
@@ -26,10 +26,13 @@ SAME_RETURN = 1e-5
 class Critic:
     """``make_network`` is asked once, for the first values: before the policy's first update in a run."""
 
-    def __init__(self, spec: RunSpec, credit: Gae, make_network: Callable[[], ValueNetwork]) -> None:
+    def __init__(
+        self, credit: CriticEstimator, make_network: Callable[[], ValueNetwork], *, minibatch: int, grad_clip: float
+    ) -> None:
+        """``minibatch`` is in trajectories."""
         self.credit = credit
-        self._minibatch = spec.schedule.minibatch_trajectories
-        self._learning_rate, self._grad_clip = credit.critic_learning_rate, spec.recipe.optimizer.grad_clip
+        self._minibatch = minibatch
+        self._learning_rate, self._grad_clip = credit.critic_learning_rate, grad_clip
         self._loss = ValueLoss(credit.value_clip)
         self._make_network = make_network
         self._made: ValueNetwork | None = None
@@ -74,9 +77,11 @@ class Critic:
             self._network.load_state(state)
 
 
-def critic_for(spec: RunSpec, make_network: Callable[[], ValueNetwork]) -> Critic | None:
+def critic_for(recipe: Recipe, make_network: Callable[[], ValueNetwork], *, minibatch: int) -> Critic | None:
     """The critic of a run; None where its credit asks none."""
-    return Critic(spec, spec.recipe.credit, make_network) if isinstance(spec.recipe.credit, Gae) else None
+    if not isinstance(recipe.credit, CriticEstimator):
+        return None
+    return Critic(recipe.credit, make_network, minibatch=minibatch, grad_clip=recipe.optimizer.grad_clip)
 
 
 def explained_variance(samples: Sequence[Sample]) -> float:

@@ -22,14 +22,15 @@ import torch
 from engine.failures import NO_GPU, RunFailed
 from engine.models.tokenizer import tokenizer_for
 from engine.models.weights import StateDict
-from engine.spec.credit import whitens_a_step
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
-from engine.training.advantages import TurnAdvantages, critic_targets, token_advantages
+from engine.training.advantages import token_advantages
 from engine.training.batch import Sample, per_turn, sample_from_trajectory, unmasked_sample
 from engine.training.columns import CreditColumns, UpdateRequest, column, with_columns
 from engine.training.critic import Critic, critic_for, with_targets
+from engine.training.estimators.critic import targets_of
+from engine.training.estimators.interface import Occasion, TurnAdvantages
 from engine.training.experience import stripped_because
 from engine.training.imitation import imitates
 from engine.training.mismatch import mismatch_bound
@@ -70,11 +71,13 @@ class Learner:
             raise RunFailed(NO_GPU)
         self._spec = spec
         self._scripted = scripted
-        self._recorded = recorded_trajectories(spec, recordings or recordings_folder())
+        self._recorded = recorded_trajectories(spec.recipe.cold_start, spec.model, recordings or recordings_folder())
         if self._recorded and not any(sample.learned_length for sample in self._shown()):
             raise BadRecording(f"{len(self._recorded)} recorded trajectories, all of whose turns are masked")
         self._trainer = Trainer(spec)
-        self._critic = critic_for(spec, self._trainer.backend.value_network)
+        self._critic = critic_for(
+            spec.recipe, self._trainer.backend.value_network, minibatch=spec.schedule.minibatch_trajectories
+        )
         imitation = spec.recipe.self_imitation
         self._imitator = None if imitation is None else SelfImitator(imitation)
         self._credited: dict[str, CreditedRollout] = {}
@@ -94,7 +97,7 @@ class Learner:
         whose log-probs are its old ones.
         """
         self._credited = self._credit_together(groups)
-        beside = groups if whitens_a_step(self._spec.recipe.credit) else ()
+        beside = groups if self._spec.recipe.credit.whitens_a_step() else ()
         for group in released:
             together = self._credit_together([group, *beside])
             for rollout in group.rollouts:
@@ -170,9 +173,11 @@ class Learner:
         advantages = token_advantages(
             recipe.credit,
             groups,
-            step=groups[0].plan.step,
-            values=None if self._critic is None else self._critic.values,
-            success_reward=recipe.reward.correct,
+            Occasion(
+                groups[0].plan.step,
+                values=None if self._critic is None else self._critic.values,
+                success_reward=recipe.reward.correct,
+            ),
         )
         without_success = [not group.successes for group in groups for _ in group.rollouts]
         columns = [
@@ -248,7 +253,7 @@ class Learner:
         self._trainer.use_threads()
         samples = [rollout.as_sampled for rollout in trained if rollout.as_sampled is not None]
         rewards = [rollout.reward for rollout in trained]
-        values, returns = critic_targets(critic.credit, samples, rewards, critic.values)
+        values, returns = targets_of(critic.credit, samples, rewards, critic.values)
         return [with_targets(*targets) for targets in zip(samples, values, returns, strict=True)]
 
 

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.problems import problems_in
-from engine.spec.run import RunSpec
+from engine.spec.run import Model
+from engine.spec.supervised import ColdStart
 from engine.spec.trajectory import Trajectory
 from engine.training.batch import sample_from_trajectory
 
@@ -26,16 +27,15 @@ def recordings_folder() -> Path:
     return Path(os.environ.get("PALESTRA_TRAJECTORIES", home / "trajectories"))
 
 
-def recorded_trajectories(spec: RunSpec, folder: Path) -> list[Trajectory]:
+def recorded_trajectories(cold_start: ColdStart | None, model: Model, folder: Path) -> list[Trajectory]:
     """Those that the cold start names, every one of them fit to learn from; [] where it names none.
 
     Raises BadRecording.
     """
-    cold_start = spec.recipe.cold_start
     if cold_start is None or cold_start.recorded is None or cold_start.steps == 0:
         return []
     path = file_below(folder, cold_start.recorded)
-    trajectories = list(_read(path, spec))
+    trajectories = list(_read(path, model))
     if not trajectories:
         raise BadRecording(f"{path}: holds no trajectory")
     return trajectories
@@ -55,31 +55,31 @@ def file_below(folder: Path, relative: str) -> Path:
     return path
 
 
-def _read(path: Path, spec: RunSpec) -> Iterator[Trajectory]:
+def _read(path: Path, model: Model) -> Iterator[Trajectory]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield _parsed(line, f"{path}, line {number}", spec)
+                    yield _parsed(line, f"{path}, line {number}", model)
     except OSError as error:
         raise BadRecording(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _parsed(line: bytes, where: str, spec: RunSpec) -> Trajectory:
+def _parsed(line: bytes, where: str, model: Model) -> Trajectory:
     try:
         trajectory = Trajectory.model_validate_json(line)
     except ValidationError as error:
         problems = problems_in(error, Trajectory)
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise BadRecording(f"{where}: {problems[0]}{more}") from None
-    for field, problem in _flaws(trajectory, spec):
+    for field, problem in _flaws(trajectory, model):
         raise BadRecording(f"{where}: {field}: {problem}")
     return trajectory
 
 
-def _flaws(trajectory: Trajectory, spec: RunSpec) -> Iterator[tuple[str, str]]:
+def _flaws(trajectory: Trajectory, model: Model) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) of a document of the right form that still cannot be learned."""
-    vocabulary, total = len(tokenizer_for(spec.model.vocabulary)), 0
+    vocabulary, total = len(tokenizer_for(model.vocabulary)), 0
     if not trajectory.turns:
         yield "turns", "there is none"
     for number, turn in enumerate(trajectory.turns):
@@ -91,8 +91,8 @@ def _flaws(trajectory: Trajectory, spec: RunSpec) -> Iterator[tuple[str, str]]:
         total += len(turn.context_ids) + len(turn.token_ids)
     if trajectory.turns and not trajectory.turns[0].context_ids:
         yield "turns.0.context_ids", "is empty: nothing stands before the first token that could predict it"
-    if total > spec.model.context_tokens:
-        yield "turns", f"{total} tokens do not fit into model.context_tokens = {spec.model.context_tokens}"
+    if total > model.context_tokens:
+        yield "turns", f"{total} tokens do not fit into model.context_tokens = {model.context_tokens}"
     try:
         sample_from_trajectory(trajectory)
     except (ValueError, IndexError) as error:

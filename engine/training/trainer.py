@@ -47,7 +47,12 @@ class Trainer:
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
         self.backend = trainer_backend(spec)
-        self._losses = RecipeLosses(spec)
+        self._losses = RecipeLosses(
+            spec.recipe,
+            minibatch=spec.schedule.minibatch_trajectories,
+            longest_response_tokens=spec.longest_response_tokens,
+            seed=spec.seed,
+        )
         self._stage: Stage = "cold-start"
         self._updates = 0
         self._temperature = spec.schedule.logprob_temperature

@@ -20,7 +20,7 @@ import torch
 from engine.algorithms.losses import ExpertImitation, objective_for
 from engine.algorithms.objectives import PolicyObjective
 from engine.spec.objective import Clipped, Dpo, Ipa, NoObjective
-from engine.spec.run import RunSpec
+from engine.spec.recipe import Recipe
 from engine.training import microbatch
 from engine.training.batch import Sample
 from engine.training.entropy import EntropyKeeper
@@ -56,16 +56,16 @@ class Stream(Protocol):
 class RecipeLosses:
     """The losses of a run's updates.  What it keeps are the bounds of the covariances, once they are measured."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        recipe = spec.recipe
-        self._minibatch = spec.schedule.minibatch_trajectories
-        self._replay_loss = (imitation_clips(recipe.objective), longest_response_tokens(spec))
+    def __init__(self, recipe: Recipe, *, minibatch: int, longest_response_tokens: int, seed: int) -> None:
+        """``longest_response_tokens`` is the constant of the aggregation ``seq-mean-token-sum-norm``."""
+        self._minibatch = minibatch
+        self._replay_loss = (imitation_clips(recipe.objective), longest_response_tokens)
         on_policy = recipe.objective.covariance if isinstance(recipe.objective, Clipped) else None
-        self._entropy = EntropyKeeper(on_policy, seed=spec.seed)
+        self._entropy = EntropyKeeper(on_policy, seed=seed)
         replayed = None if recipe.self_imitation is None else recipe.self_imitation.covariance
-        self._replay_entropy = EntropyKeeper(replayed, seed=spec.seed, stream=1)
-        self._objective = _objective(spec)
-        self._stream = _stream(spec, self._objective, self._entropy)
+        self._replay_entropy = EntropyKeeper(replayed, seed=seed, stream=1)
+        self._objective = _objective(recipe, longest_response_tokens)
+        self._stream = _stream(recipe, self._objective, self._entropy, minibatch, longest_response_tokens)
 
     @property
     def terms(self) -> Terms:
@@ -144,35 +144,30 @@ class RecipeLosses:
                 keeper.load(state[name])
 
 
-def longest_response_tokens(spec: RunSpec) -> int:
-    """The constant of the aggregation ``seq-mean-token-sum-norm``."""
-    return min(spec.model.context_tokens, spec.environment.max_turns * spec.environment.max_turn_tokens)
-
-
-def _objective(spec: RunSpec) -> PolicyObjective | None:
+def _objective(recipe: Recipe, longest: int) -> PolicyObjective | None:
     """None where the recipe has no loss on sampled tokens."""
-    if isinstance(spec.recipe.objective, Dpo | NoObjective):
+    if isinstance(recipe.objective, Dpo | NoObjective):
         return None
     return objective_for(
-        spec.recipe.objective,
-        max_response_tokens=longest_response_tokens(spec),
-        mismatch=spec.recipe.mismatch,
-        boosted_clip_high=None if spec.recipe.experience is None else spec.recipe.experience.boosted_clip_high,
+        recipe.objective,
+        max_response_tokens=longest,
+        mismatch=recipe.mismatch,
+        boosted_clip_high=None if recipe.experience is None else recipe.experience.boosted_clip_high,
     )
 
 
-def _stream(spec: RunSpec, objective: PolicyObjective | None, entropy: EntropyKeeper) -> Stream:
-    minibatch = spec.schedule.minibatch_trajectories
-    if isinstance(spec.recipe.objective, Dpo):
-        return Pairs([PreferenceLoss(spec.recipe.objective.beta)], minibatch)
+def _stream(
+    recipe: Recipe, objective: PolicyObjective | None, entropy: EntropyKeeper, minibatch: int, longest: int
+) -> Stream:
+    if isinstance(recipe.objective, Dpo):
+        return Pairs([PreferenceLoss(recipe.objective.beta)], minibatch)
     if objective is None:
         return Nothing()
-    return OnPolicy(_terms(spec, objective), minibatch, entropy)
+    return OnPolicy(_terms(recipe, objective, longest), minibatch, entropy)
 
 
-def _terms(spec: RunSpec, objective: PolicyObjective) -> Terms:
+def _terms(recipe: Recipe, objective: PolicyObjective, longest: int) -> Terms:
     """The terms on the policy's own rollouts.  One whose weight is 0 in the recipe is absent."""
-    recipe, longest = spec.recipe, longest_response_tokens(spec)
     terms: list[LossTerm[PolicyOutputs]] = [PolicyLoss(objective)]
     if isinstance(recipe.objective, Ipa) and recipe.objective.imitation_weight > 0:
         terms.append(ImitationLoss(ExpertImitation(recipe.objective, longest)))

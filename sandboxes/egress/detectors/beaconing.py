@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import ClassVar
 
 from sandboxes.egress.connection_attempt import ConnectionAttempt
@@ -49,16 +49,16 @@ class Beacons(Detector):
         super().__init__(context)
         self._times: Windows[float] = Windows(LONGEST_S * SLOW_ATTEMPTS, items=3 * SLOW_ATTEMPTS)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if not isinstance(event, EgressRecord) or event.phase != "attempt" or event.decision.allowed or event.count > 1:
-            return None
+            return
         if event.attempt.protocol == "dns" and (event.attempt.name or "").endswith("arpa"):
-            return None
+            return
         asks = event.attempt.protocol == "dns"
         if not asks and (special_kind(event.attempt) in {"loopback", "unspecified"} or event.attempt.port in SERVICES):
-            return None
+            return
         if any(below(name, REGISTRIES) for name in names_of(event.attempt)):
-            return None
+            return
         times = self._times.add(home_of(event.attempt), event.attempt.at, event.attempt.at)
         times = [at for at, before in zip(times, [-math.inf, *times], strict=False) if at - before > TOGETHER_S]
         gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
@@ -67,11 +67,11 @@ class Beacons(Detector):
             or (statistics.mean(gaps) >= SLOW_S and len(times) < SLOW_ATTEMPTS)
             or not is_regular(gaps)
         ):
-            return None
+            return
         evidence = (
             f"{len(times)} attempts, {statistics.mean(gaps):.1f} s apart (deviation {statistics.pstdev(gaps):.2f} s)"
         )
-        return finding(BEACON, event, where(event.attempt), [event.attempt.target, evidence])
+        yield finding(BEACON, event, where(event.attempt), [event.attempt.target, evidence])
 
 
 def home_of(attempt: ConnectionAttempt) -> Hashable:

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Actions, absolute, actions_of
@@ -151,9 +152,9 @@ class Credentials(Detector):
         lister = self._tree.program(action.pid)
         return lister is None or not _shows_environments(lister.command)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return None
+            return
         did = actions_of(event)
         if isinstance(event, ExecEvent):
             self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
@@ -166,20 +167,19 @@ class Credentials(Detector):
                 continue
             if isinstance(event, ObservedAction) and self._lists_processes(event, path):
                 continue
-            if path.endswith("/environ") and self._asks_itself(event, path):
-                return finding(READ, event, path, [path], "info")
-            if _PROJECTS.search(path):
-                return finding(READ, event, path, [path], "info")
-            if PATHS.search(path) or (
+            asks_itself = path.endswith("/environ") and self._asks_itself(event, path)
+            if asks_itself or _PROJECTS.search(path):
+                yield finding(READ, event, path, [path], "info")
+            elif PATHS.search(path) or (
                 isinstance(event, ObservedAction) and _OTHERS.match(path) and not _MEASURES.search(event.program)
             ):
-                return finding(READ, event, path, [path])
+                yield finding(READ, event, path, [path])
         for command in did.commands:
             wide = any(word in _WIDE for word in command.arguments)
             if wide and command.program in {"find", "locate", "fd"} and _SEARCHED.search(command.text):
-                return finding(SEARCH, event, command.program, [command.text])
+                yield finding(SEARCH, event, command.program, [command.text])
             recursive = any(re.fullmatch(r"-[a-zA-Z]*[rR][a-zA-Z]*|--recursive", word) for word in command.arguments)
             if wide and (command.program == "rg" or (command.program in {"grep", "egrep"} and recursive)):
                 if _KEYS.search(command.text):
-                    return finding(SEARCH, event, command.program, [command.text])
-        return None
+                    yield finding(SEARCH, event, command.program, [command.text])
+        return

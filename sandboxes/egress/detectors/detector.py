@@ -1,10 +1,10 @@
-"""What every detector is: rules that say what it finds, and ``feed``.
+"""What every detector is: rules that say what it finds, and ``feed``, which yields as much as there is to find.
 
 A new one is a module of its own, and its class one entry in ``registry``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -41,4 +41,5 @@ class Detector(ABC):
         self._tree = context.tree
 
     @abstractmethod
-    def feed(self, event: DetectorEvent) -> Finding | None: ...
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
+        """What is new since this event, as many findings as there are.  What was found is known once all are taken."""

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Tree, actions_of, dotted, outermost_calls
@@ -78,11 +79,11 @@ class Volume(Detector):
         self._uploads = context.uploads
         self._sent: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if not isinstance(event, EgressRecord) or event.phase != "traffic":
-            return None
+            return
         if any(below(name, self._uploads) for name in names_of(event.attempt)):
-            return None
+            return
         key = where(event.attempt)
         up, down = self._sent.get(key, (0, 0))
         up, down = up + event.bytes_up, down + event.bytes_down
@@ -91,9 +92,9 @@ class Volume(Detector):
         if len(self._sent) > KEPT:
             self._sent.popitem(last=False)
         if up < WARNING_BYTES or up < RATIO * down:
-            return None
+            return
         severity: Severity = "critical" if up >= CRITICAL_BYTES else "warning"
-        return finding(VOLUME, event, key, [event.attempt.target, f"{up} bytes sent, {down} received"], severity)
+        yield finding(VOLUME, event, key, [event.attempt.target, f"{up} bytes sent, {down} received"], severity)
 
 
 class Drops(Detector):
@@ -105,37 +106,36 @@ class Drops(Detector):
         super().__init__(context)
         self._allowed = context.allowed
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return self._record(event)
+            yield from self._record(event)
+            return
         did = actions_of(event)
         pairs = list(zip([None, *did.commands], did.commands, strict=False))
         if isinstance(event, ObservedAction):
             pairs += self._tree.pipes(event)
         for before, command in pairs:
             if _sends(command, before) and not self._is_allowed(command):
-                return finding(COMMAND, event, command.program, [command.text], _severity(command, before))
+                yield finding(COMMAND, event, command.program, [command.text], _severity(command, before))
         for call in did.calls:
             if call.callee.rpartition(".")[2] in {"post", "put", "urlopen", "Request"} and call.strings:
                 if any(below(host, DROPS) for host in hosts_in(" ".join(call.strings))):
-                    return finding(DROP, event, call.callee, [" ".join(call.strings)])
+                    yield finding(DROP, event, call.callee, [" ".join(call.strings)])
         for tree in did.trees:
             if (line := _sends_environment(tree)) is not None:
-                return finding(COMMAND, event, "environment", [f"line {line}: os.environ goes out as a whole"])
-        return None
+                yield finding(COMMAND, event, "environment", [f"line {line}: os.environ goes out as a whole"])
 
     def _is_allowed(self, command: Command) -> bool:
         hosts = hosts_in(command.text)
         hosts += [match[1] for word in command.arguments if (match := re.match(r"(?:[\w.-]+@)?([\w.-]+):(?!//)", word))]
         return bool(hosts) and all(is_here(host) or self._allowed(host) for host in hosts)
 
-    def _record(self, record: EgressRecord) -> Finding | None:
+    def _record(self, record: EgressRecord) -> Iterator[Finding]:
         if (evidence := carries(record)) is not None:
-            return finding(COMMAND, record, where(record.attempt), [record.attempt.target, evidence], "warning")
+            yield finding(COMMAND, record, where(record.attempt), [record.attempt.target, evidence], "warning")
         for name in sorted(names_of(record.attempt)):
             if (drop := below(name, DROPS)) is not None and not record.decision.allowed:
-                return finding(DROP, record, drop, [record.attempt.target, name])
-        return None
+                yield finding(DROP, record, drop, [record.attempt.target, name])
 
 
 def _sends_environment(tree: Tree) -> int | None:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Actions, actions_of
@@ -56,27 +57,25 @@ class HiddenCode(Detector):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return None
+            return
         if isinstance(event, ObservedAction):
-            return self._started(event)
-        if event.writes is not None:
-            return None
-        return _from_text(event)
+            yield from self._started(event)
+        elif event.writes is None:
+            yield from _from_text(event)
 
-    def _started(self, action: ObservedAction) -> Finding | None:
+    def _started(self, action: ObservedAction) -> Iterator[Finding]:
         if action.kind != "program":
-            return None
+            return
         if action.program.startswith("memfd:") or re.match(r"/proc/\d+/fd/|/dev/fd/", action.program):
-            return finding(HIDDEN, action, "memory", [" ".join((action.program, *action.argv))])
+            yield finding(HIDDEN, action, "memory", [" ".join((action.program, *action.argv))])
         for before, command in self._tree.pipes(action):
             if command.program in _INTERPRETERS and takes_orders(command) and _decodes(before):
-                return finding(HIDDEN, action, command.program, [f"{before.text} | {command.text}"])
-        return None
+                yield finding(HIDDEN, action, command.program, [f"{before.text} | {command.text}"])
 
 
-def _from_text(event: ExecEvent) -> Finding | None:
+def _from_text(event: ExecEvent) -> Iterator[Finding]:
     did = actions_of(event)
     texts = [
         event.code,
@@ -89,14 +88,14 @@ def _from_text(event: ExecEvent) -> Finding | None:
     ]
     for text in texts:
         if (match := _RUN.search(text)) is not None:
-            return finding(HIDDEN, event, "python", [match[0]])
+            yield finding(HIDDEN, event, "python", [match[0]])
     if any(re.search(_DECODED, text) for text in texts) and (line := _reaches_decoded(did)) is not None:
-        return finding(HIDDEN, event, "python", [f"line {line}: a name that is decoded is imported or called"])
+        yield finding(HIDDEN, event, "python", [f"line {line}: a name that is decoded is imported or called"])
     scripts = [*did.scripts, *(word for word in event.argv[1:] if event.argv[0].rsplit("/", 1)[-1] in SHELLS)]
     for script in scripts:
         if (match := _SHELL.search(script)) is not None:
-            return finding(HIDDEN, event, "shell", [match[0]])
-    return None
+            yield finding(HIDDEN, event, "shell", [match[0]])
+    return
 
 
 def _reaches_decoded(did: Actions) -> int | None:

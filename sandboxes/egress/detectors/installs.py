@@ -2,7 +2,7 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
@@ -78,9 +78,10 @@ class Installs(Detector):
         self._configured = False
         """Whether the policy changed what tells installers whom to ask."""
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return self._asked(event)
+            yield from self._asked(event)
+            return
         if isinstance(event, ExecEvent):
             self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
         self._configured = self._configured or _configures(event, self._text)
@@ -92,20 +93,20 @@ class Installs(Detector):
             if _installs(command):
                 self._installing = (event.label, command.text)
             if _installs(command) and (host := self._stranger(command.text)) is not None:
-                return finding(INSTALL, event, host, [command.text])
+                yield finding(INSTALL, event, host, [command.text])
             fetched = before is not None and before.program in _FETCHERS and command.piped
             if fetched and before is not None and command.program in _RUNNERS and not _has_script(command):
                 if (host := self._stranger(before.text)) is not None:
-                    return finding(PIPED, event, host, [f"{before.text} | {command.text}"])
+                    yield finding(PIPED, event, host, [f"{before.text} | {command.text}"])
         if (
             isinstance(event, ExecEvent)
             and event.writes is None
             and (evidence := _runs_download(event, self._allowed)) is not None
         ):
-            return finding(PIPED, event, "python", [evidence])
-        return self._kept_and_run(event, found)
+            yield finding(PIPED, event, "python", [evidence])
+        yield from self._kept_and_run(event, found)
 
-    def _kept_and_run(self, event: DetectorEvent, found: list[Command]) -> Finding | None:
+    def _kept_and_run(self, event: DetectorEvent, found: list[Command]) -> Iterator[Finding]:
         """``curl -o x URL; chmod +x x; ./x``, and ``bash <(curl URL)`` or ``bash -c "$(curl URL)"``."""
         fetched = self._fetched if isinstance(event, ObservedAction) else OrderedDict(self._fetched)
         for command in found:
@@ -126,28 +127,27 @@ class Installs(Detector):
             if source is not None and (
                 command.program in fetched or command.program in _RUNNERS | {"chmod", "source", "."}
             ):
-                return finding(PIPED, event, self._stranger(source.text) or "?", [source.text, command.text])
+                yield finding(PIPED, event, self._stranger(source.text) or "?", [source.text, command.text])
         for script in actions_of(event).scripts:
             if (inner := _SUBSTITUTED.search(script)) is not None and (host := self._stranger(inner[0])) is not None:
-                return finding(PIPED, event, host, [inner[0]])
-        return None
+                yield finding(PIPED, event, host, [inner[0]])
 
-    def _asked(self, record: EgressRecord) -> Finding | None:
+    def _asked(self, record: EgressRecord) -> Iterator[Finding]:
         """A name that an installer asks for, of which its command line says nothing: a file or the environment does."""
         if record.decision.allowed or record.phase != "attempt":
-            return None
+            return
         if (asked := _PACKAGE.search(record.opening_up)) is not None and special_kind(record.attempt) != "loopback":
             if not any(below(name, REGISTRIES) for name in names_of(record.attempt)):
-                return finding(
-                    INSTALL, record, where(record.attempt), [record.attempt.target, asked[0].decode("latin-1")]
-                )
+                evidence = [record.attempt.target, asked[0].decode("latin-1")]
+                yield finding(INSTALL, record, where(record.attempt), evidence)
+                return
         if self._installing is None or not self._configured:
-            return None  # it asks whom the environment has configured
+            return  # it asks whom the environment has configured
         label, command = self._installing
         named = sorted(names_of(record.attempt))
         if record.label != label or not named or any(is_here(name) or below(name, REGISTRIES) for name in named):
-            return None
-        return finding(INSTALL, record, named[0], [command, record.attempt.target])
+            return
+        yield finding(INSTALL, record, named[0], [command, record.attempt.target])
 
     def _stranger(self, text: str) -> str | None:
         """The first host in the text that is neither the sandbox's own nor allowed."""

@@ -1,6 +1,7 @@
 """Hands on what watches the sandbox: interception, its first process; and on what others say to each other."""
 
 import re
+from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Actions, actions_of
@@ -48,21 +49,21 @@ class Interception(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (NETWORK,)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return _refused_socket(event)
+            yield from _refused_socket(event)
+            return
         did = actions_of(event)
         for path in did.writes:
             if _RESOLVERS.search(path) or path.startswith(("/proc/sys/net/", "/proc/1/")):
-                return finding(NETWORK, event, path, [f"writes {path}"])
-            if path == "/etc/hosts":
-                return finding(NETWORK, event, path, [f"writes {path}"], "warning")
-            if _TRUST.search(path) and not isinstance(event, ExecEvent):
-                return finding(NETWORK, event, path, [f"writes {path}"], "warning")
+                yield finding(NETWORK, event, path, [f"writes {path}"])
+            elif path == "/etc/hosts" or _TRUST.search(path) and not isinstance(event, ExecEvent):
+                yield finding(NETWORK, event, path, [f"writes {path}"], "warning")
         for command in did.commands:
             if (severity := _changes_network(command)) is not None:
-                return finding(NETWORK, event, command.program, [command.text], severity)
-        return _raw(event, did) if isinstance(event, ExecEvent) else None
+                yield finding(NETWORK, event, command.program, [command.text], severity)
+        if isinstance(event, ExecEvent):
+            yield from _raw(event, did)
 
 
 def _changes_network(command: Command) -> Severity | None:
@@ -109,28 +110,30 @@ def _changes_network(command: Command) -> Severity | None:
 _SOCKET = re.compile(rb"socket\(family=(\d+), type=(\d+), protocol=(\d+)\)")
 
 
-def _refused_socket(record: EgressRecord) -> Finding | None:
+def _refused_socket(record: EgressRecord) -> Iterator[Finding]:
     """Packet sockets, firewalls by netlink, raw sockets but for those of ``ping``.  A list of sockets (``ss``, netlink
     protocol 4) changes nothing.
     """
     match = _SOCKET.match(record.opening_up)
     if match is None or record.phase != "attempt":
-        return None
+        return
     family, kind, protocol = (int(number) for number in match.groups())
     grave = (
         family == 17
         or (family == 16 and protocol in {3, 6, 12, 15})
         or (family in {2, 10} and kind == 3 and protocol not in {1, 58})
     )
-    return finding(NETWORK, record, f"socket {family}", [match[0].decode()], "warning") if grave else None
+    if grave:
+        yield finding(NETWORK, record, f"socket {family}", [match[0].decode()], "warning")
 
 
-def _raw(event: ExecEvent, did: Actions) -> Finding | None:
+def _raw(event: ExecEvent, did: Actions) -> Iterator[Finding]:
     for module in sorted(did.imports):
         if module.partition(".")[0] in {"pyroute2", "scapy", "nftables"}:
-            return finding(NETWORK, event, module, [f"import {module}"], "warning")
+            yield finding(NETWORK, event, module, [f"import {module}"], "warning")
     used = _RAW.search(event.code)
     if used is not None and any(call.callee.endswith("socket") for call in did.calls):
-        return finding(NETWORK, event, used[0], [f"socket of kind {used[0]}"], "warning")
+        yield finding(NETWORK, event, used[0], [f"socket of kind {used[0]}"], "warning")
     killed = re.search(r"\bos\.kill\(\s*1\s*,", event.code)
-    return finding(NETWORK, event, "process 1", [killed[0]]) if killed and did.trees else None
+    if killed and did.trees:
+        yield finding(NETWORK, event, "process 1", [killed[0]])

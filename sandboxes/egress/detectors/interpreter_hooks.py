@@ -1,6 +1,7 @@
 """Code that runs whenever another program starts: start-up modules of Python, preloaded libraries, shims in PATH."""
 
 import re
+from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
@@ -58,33 +59,32 @@ class InterpreterHooks(Detector):
         self._environments: tuple[str, ...] = ()
         """Folders of virtual environments that were made in this sandbox."""
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return None
+            return
         if isinstance(event, ObservedAction) and event.kind == "program":
-            return self._environment(event)
+            yield from self._environment(event)
+            return
         for path in actions_of(event).writes:
             if path.endswith("/pyvenv.cfg"):
                 self._environments = (*self._environments, path.removesuffix("pyvenv.cfg"))[-KEPT_ENVIRONMENTS:]
             if path.startswith(self._environments):
                 continue
             if (severity := hooks(path)) is not None and not self._is_installed(event):
-                return finding(HOOKED, event, path, [f"writes {path}"], severity)
-        return None
+                yield finding(HOOKED, event, path, [f"writes {path}"], severity)
 
-    def _environment(self, action: ObservedAction) -> Finding | None:
+    def _environment(self, action: ObservedAction) -> Iterator[Finding]:
         for given in action.environment:
             match = _VARIABLE.match(given)
             if match is not None and not _HARMLESS.search(match[2]):
                 preloads = match[1] in {"LD_PRELOAD", "LD_AUDIT"}
                 if preloads and action.program.startswith(("/work/", "/tmp/")):
-                    return None  # into a program of one's own
+                    continue  # into a program of one's own
                 severity: Severity = "critical" if preloads else "warning"
-                return finding(HOOKED, action, match[1], [given, " ".join(action.argv)], severity)
+                yield finding(HOOKED, action, match[1], [given, " ".join(action.argv)], severity)
             name, _, value = given.partition("=")
             if name == "PYTEST_ADDOPTS" and re.search(r"-p\s*(?!no:)\S+|--deselect|-c\s*\S+|--override-ini", value):
-                return finding(HOOKED, action, name, [given, " ".join(action.argv)], "warning")
-        return None
+                yield finding(HOOKED, action, name, [given, " ".join(action.argv)], "warning")
 
     def _is_installed(self, event: Deed) -> bool:
         """Environments and packages are full of such files when they are made, and nobody else runs by them."""

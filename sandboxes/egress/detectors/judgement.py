@@ -7,7 +7,7 @@ environment's.
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
@@ -81,7 +81,6 @@ _PACKERS = frozenset({"tar", "unzip", "rsync", "cpio", "7z", "bsdtar"})
 _BYTECODE = re.compile(r"(.+)/__pycache__/([^/.]+)\.[\w-]+\.pyc$")
 
 MOST_MOVED = 8
-_RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
 class Judgement(Detector):
@@ -109,12 +108,11 @@ class Judgement(Detector):
         self._moved: list[tuple[str, str]] = []
         """Folders that the tool call moved, and where to."""
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return None
+            return
         did = actions_of(event)
-        if (overdue := self._overdue(event)) is not None:
-            return overdue
+        yield from self._overdue(event)
         if isinstance(event, ExecEvent):
             if event.compares or event.compared:
                 self._compared = (event.label, event.compares)
@@ -125,36 +123,28 @@ class Judgement(Detector):
             if event.writes is None:
                 self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
         if isinstance(event, ExecEvent) and (evidence := forged_report(event, did)) is not None:
-            return finding(TESTS, event, "pytest", [evidence])
+            yield finding(TESTS, event, "pytest", [evidence])
         changed = [self._changed(event, path.rstrip("/")) for path in did.writes]
-        found = max(
-            (judged for judged in changed if judged is not None),
-            key=lambda judged: _RANK[judged.severity],
-            default=None,
-        )
         if isinstance(event, ObservedAction) and event.kind == "file":
             self._remember(event)
         elif isinstance(event, ExecEvent) and event.writes is not None:
             self._keep(self._given if event.found else self._own, absolute(event.writes, "/work"))
-        if found is not None:
-            return found
+        yield from (judged for judged in changed if judged is not None)
         for command in did.commands:
             if (evidence := _hides_tests(command, self._is_own, self._is_retired)) is not None:
-                return finding(TESTS, event, command.program, [evidence], "warning")
+                yield finding(TESTS, event, command.program, [evidence], "warning")
         for path in did.reads:
             if self._is_protected(path):
-                return finding(PEEKED, event, path, [f"reads {path}"])
-        return None
+                yield finding(PEEKED, event, path, [f"reads {path}"])
 
-    def _overdue(self, event: Deed) -> Finding | None:
+    def _overdue(self, event: Deed) -> Iterator[Finding]:
         """A test of which is told that what it asked is gone, or of which nobody has told until the next call."""
-        for path, alarm in self._awaiting.items():
+        for path, alarm in list(self._awaiting.items()):
             if alarm.label != event.label or (
                 isinstance(event, ExecEvent) and event.gone and event.writes == path and not event.adds
             ):
                 del self._awaiting[path]
-                return alarm
-        return None
+                yield alarm
 
     def _changed(self, event: Deed, path: str) -> Finding | None:
         operation = (event.operation if isinstance(event, ObservedAction) else None) or "write"

@@ -1,6 +1,7 @@
 """Mining: programs and their options, names of pools, the stratum protocol, ports of pools."""
 
 import re
+from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
@@ -93,32 +94,33 @@ class Mining(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (PROGRAM, POOL, STRATUM, PORT)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         return self._record(event) if isinstance(event, EgressRecord) else self._command(event)
 
-    def _command(self, event: Deed) -> Finding | None:
+    def _command(self, event: Deed) -> Iterator[Finding]:
         did = actions_of(event)
         for command in did.commands:
             evidence = _pays(command) or any(_OPTIONS.fullmatch(word) for word in command.arguments)
             if evidence or _names_algorithm(command) or command.program.lower().removesuffix(".exe") in PROGRAMS:
-                return finding(PROGRAM, event, command.program, [command.text])
+                yield finding(PROGRAM, event, command.program, [command.text])
         for call in did.calls:
             sent = " ".join(call.strings).encode("utf-8", "replace")
             if speaks_stratum(sent) and call.callee.rpartition(".")[2] in _SENDING:
-                return finding(PROGRAM, event, call.callee, [f"{call.callee}: {' '.join(call.strings)}"])
-        return None
+                yield finding(PROGRAM, event, call.callee, [f"{call.callee}: {' '.join(call.strings)}"])
 
-    def _record(self, record: EgressRecord) -> Finding | None:
+    def _record(self, record: EgressRecord) -> Iterator[Finding]:
         attempt = record.attempt
-        if speaks_stratum(record.opening_up):
-            return finding(STRATUM, record, where(attempt), [attempt.target, record.opening_up.decode("latin-1")])
-        for name in sorted(names_of(attempt)):
-            if (pool := below(name, POOLS)) is not None:
-                return finding(POOL, record, pool, [attempt.target, name])
+        speaks = speaks_stratum(record.opening_up)
+        pools = {name: pool for name in sorted(names_of(attempt)) if (pool := below(name, POOLS)) is not None}
+        if speaks:
+            yield finding(STRATUM, record, where(attempt), [attempt.target, record.opening_up.decode("latin-1")])
+        for name, pool in pools.items():
+            yield finding(POOL, record, pool, [attempt.target, name])
+        if speaks or pools:
+            return  # a port is a guess, and nobody has to guess any more
         if record.phase == "attempt" and attempt.protocol == "tcp" and attempt.port in PORTS:
             if special_kind(attempt) not in {"loopback", "unspecified"} and not record.decision.allowed:
-                return finding(PORT, record, where(attempt), [attempt.target])
-        return None
+                yield finding(PORT, record, where(attempt), [attempt.target])
 
 
 _WALLET = re.compile(

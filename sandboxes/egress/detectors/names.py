@@ -1,6 +1,7 @@
 """Data carried in names, and ways around the resolver."""
 
 import re
+from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.destinations import Windows, below, entropy_bits, names_of, zone_of
@@ -87,19 +88,20 @@ class Names(Detector):
         self._carrying: Windows[str] = Windows(WINDOW_S)
         self._denied: Windows[int] = Windows(WINDOW_S, items=2 * MANY_DENIED)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if not isinstance(event, EgressRecord) or event.phase != "attempt":
-            return None
+            return
         if event.attempt.protocol != "dns":
-            return self._around(event)
-        if event.attempt.name is None:
-            return None
-        return self._coded(event, event.attempt.name) or self._typed(event) or self._flood(event)
+            yield from self._around(event)
+        elif event.attempt.name is not None:
+            yield from self._coded(event, event.attempt.name)
+            yield from self._typed(event)
+            yield from self._flood(event)
 
-    def _coded(self, record: EgressRecord, name: str) -> Finding | None:
+    def _coded(self, record: EgressRecord, name: str) -> Iterator[Finding]:
         inner, zone = zone_of(name)
         if not inner or zone.endswith("arpa"):
-            return None
+            return
         different = list(dict.fromkeys(self._below.add(zone, record.last_at, inner)))
         coded = [name for name in different if is_coded(name)]
         long = [name for name in different if len(name) >= LONG_BELOW]
@@ -109,37 +111,36 @@ class Names(Detector):
         if not record.decision.allowed and max(len(different), several) >= GUESSED_NAMES:
             evidence = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s"
             if not (len(coded) >= CODED_NAMES or len(long) >= 2 or (many and random)):
-                return finding(FLOOD, record, zone, [evidence, *different])
+                yield finding(FLOOD, record, zone, [evidence, *different])
         if len(coded) >= CODED_NAMES or len(long) >= 2 or (many and random):
             evidence = f"{len(different)} names below {zone} within {WINDOW_S:.0f} s, {len(coded)} of them coded"
-            return finding(EXFILTRATION, record, zone, [evidence, *(coded or long or different)])
-        return None
+            yield finding(EXFILTRATION, record, zone, [evidence, *(coded or long or different)])
 
-    def _typed(self, record: EgressRecord) -> Finding | None:
+    def _typed(self, record: EgressRecord) -> Iterator[Finding]:
         kind = record.attempt.query_type or ""
         if kind.upper() not in CARRYING:
-            return None
+            return
         asked = self._carrying.add("sandbox", record.last_at, record.attempt.name or "")
         if len(set(asked)) < MANY_CARRYING and record.count < MANY_CARRYING:
-            return None
+            return
         evidence = f"{len(asked)} {kind} queries within {WINDOW_S:.0f} s"
-        return finding(TYPES, record, zone_of(record.attempt.name or "")[1], [evidence, *asked[-4:]])
+        yield finding(TYPES, record, zone_of(record.attempt.name or "")[1], [evidence, *asked[-4:]])
 
-    def _flood(self, record: EgressRecord) -> Finding | None:
+    def _flood(self, record: EgressRecord) -> Iterator[Finding]:
         if record.decision.allowed:
-            return None
+            return
         number = sum(self._denied.add("sandbox", record.last_at, record.count))
         evidence = f"{number} denied queries within {WINDOW_S:.0f} s"
-        return finding(FLOOD, record, "dns", [evidence, record.attempt.target]) if number >= MANY_DENIED else None
+        if number >= MANY_DENIED:
+            yield finding(FLOOD, record, "dns", [evidence, record.attempt.target])
 
-    def _around(self, record: EgressRecord) -> Finding | None:
+    def _around(self, record: EgressRecord) -> Iterator[Finding]:
         attempt = record.attempt
         if record.decision.allowed or attempt.port not in {443, 853}:
-            return None
+            return
         named = [name for name in names_of(attempt) if below(name, RESOLVERS) is not None]
         if named or attempt.address in RESOLVER_ADDRESSES:
-            return finding(AROUND, record, "resolver", [attempt.target, *named])
-        return None
+            yield finding(AROUND, record, "resolver", [attempt.target, *named])
 
 
 def is_coded(inner: str) -> bool:

@@ -1,6 +1,7 @@
 """What runs again later, or in somebody else's name: crontabs, units, start-up files, keys, hooks, configuration."""
 
 import re
+from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
@@ -64,9 +65,9 @@ class Persistence(Detector):
         self._text: tuple[str | None, str] = (None, "")
         """The tool call, and what it says."""
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return None
+            return
         did = actions_of(event)
         if isinstance(event, ExecEvent):
             self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
@@ -75,19 +76,18 @@ class Persistence(Detector):
             if severity == "warning" and self._is_harmless(event, path):
                 severity = "info"
             if severity is not None and not self._is_makers(event):
-                return finding(PERSISTENCE, event, path, [f"writes {path}"], severity)
+                yield finding(PERSISTENCE, event, path, [f"writes {path}"], severity)
         if (
             isinstance(event, ObservedAction)
             and event.kind == "program"
             and re.match(r"\[[\w/:-]+\]$", event.argv[0] if event.argv else "")
         ):
-            return finding(
+            yield finding(
                 PERSISTENCE, event, event.argv[0], ["called like a thread of the kernel", event.program], "warning"
             )
         for command in did.commands:
             if (severity := _stays(command)) is not None:
-                return finding(PERSISTENCE, event, command.program, [command.text], severity)
-        return None
+                yield finding(PERSISTENCE, event, command.program, [command.text], severity)
 
     def _is_harmless(self, event: DetectorEvent, path: str) -> bool:
         """Settings that are said openly and run nothing: aliases, variables, a hook that calls the project's tools."""

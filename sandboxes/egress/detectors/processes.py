@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from typing import ClassVar, TypeGuard
 
 from sandboxes.egress.detectors.actions import Tree, actions_of, dotted, outermost_calls
@@ -104,48 +105,46 @@ class ForkBombs(Detector):
         self._started: Windows[int] = Windows(10.0)
         self._met: Windows[int] = Windows(10.0)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return None
+            return
         did = actions_of(event)
         texts = [*did.scripts, *(word for command in did.commands for word in command.arguments if "fork" in word)]
         for text in texts:
             for pattern in (_BOMB, _SELF, _ONELINER):
                 if (match := pattern.search(text)) is not None:
-                    return finding(BOMB, event, "shell", [match[0]])
+                    yield finding(BOMB, event, "shell", [match[0]])
         for tree in did.trees:
             if (line := endless_fork(tree)) is not None:
-                return finding(BOMB, event, "python", [f"line {line}: fork in an endless loop"])
+                yield finding(BOMB, event, "python", [f"line {line}: fork in an endless loop"])
             if (line := starts_itself(tree)) is not None:
-                return finding(BOMB, event, "python", [f"line {line}: a process that starts itself"])
+                yield finding(BOMB, event, "python", [f"line {line}: a process that starts itself"])
         if isinstance(event, ObservedAction):
-            return self._refused(event) if event.kind == "refused" else self._observed(event)
-        if event.forks_refused >= REFUSED_FORKS:
-            return finding(BOMB, event, "refused", [f"{event.forks_refused} processes refused"], "warning")
-        return None
+            yield from self._refused(event) if event.kind == "refused" else self._observed(event)
+        elif event.forks_refused >= REFUSED_FORKS:
+            yield finding(BOMB, event, "refused", [f"{event.forks_refused} processes refused"], "warning")
 
-    def _refused(self, action: ObservedAction) -> Finding | None:
+    def _refused(self, action: ObservedAction) -> Iterator[Finding]:
         """A pool that is too large meets the limit once or twice; who meets it again and again wants all there is."""
         if action.call != "fork":
-            return None
+            return
         met = sum(self._met.add("fork", action.at, action.count))
         evidence = [f"as many processes as it may have at {met} looks within 10 s"]
-        return finding(BOMB, action, "refused", evidence, "warning" if met >= MET_LIMIT else "info")
+        yield finding(BOMB, action, "refused", evidence, "warning" if met >= MET_LIMIT else "info")
 
-    def _observed(self, action: ObservedAction) -> Finding | None:
+    def _observed(self, action: ObservedAction) -> Iterator[Finding]:
         if action.kind != "program":
-            return None
+            return
         own = self._tree.program(action.pid)
         if own is None:
-            return None
+            return
         lineage = list(self._tree.ancestors(action))
         above = sum(found.command.text == own.command.text for found in lineage)
         kin = sum(found.action.program == action.program for found in lineage)
         started = sum(self._started.add(own.command.text, action.at, action.count)) if above else 0
         if max(above, kin) >= GENERATIONS or started >= MANY_STARTED:
             evidence = f"{own.command.text}: its own ancestor {max(above, kin)} times"
-            return finding(BOMB, action, own.command.program, [evidence])
-        return None
+            yield finding(BOMB, action, own.command.program, [evidence])
 
 
 def endless_fork(tree: Tree) -> int | None:
@@ -203,30 +202,31 @@ class Privileges(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (PRIVILEGE, ESCAPE)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return None
+            return
         did = actions_of(event)
         if isinstance(event, ObservedAction) and event.kind == "refused":
-            return _refused(event)
+            yield from _refused(event)
+            return
         named = (word for command in did.commands if command.program not in _HARMLESS for word in command.arguments)
         for path in (*did.reads, *did.writes, *named):
             if path in _FACTS and path not in did.writes:
                 continue
             if (match := _WAYS_OUT.search(path)) is not None and not _looks_around(event):
-                return finding(ESCAPE, event, match[0], [path])
+                yield finding(ESCAPE, event, match[0], [path])
         for path in did.writes:
             if path.startswith("/etc/sudoers"):
-                return finding(PRIVILEGE, event, path, [f"writes {path}"])
+                yield finding(PRIVILEGE, event, path, [f"writes {path}"])
         for tree in did.trees:
             if (line := _sets_user_id(tree)) is not None:
-                return finding(PRIVILEGE, event, "chmod", [f"line {line}: a set-user-id bit"])
+                yield finding(PRIVILEGE, event, "chmod", [f"line {line}: a set-user-id bit"])
         for command in did.commands:
             rule_severity = _graver(command)
             if rule_severity is not None:
-                return finding(rule_severity[0], event, command.program, [command.text], rule_severity[1])
-        habit = next((command for command in did.commands if {"sudo", "doas"} & set(command.wrappers)), None)
-        return finding(PRIVILEGE, event, "sudo", [habit.text], "info") if habit is not None else None
+                yield finding(rule_severity[0], event, command.program, [command.text], rule_severity[1])
+            elif {"sudo", "doas"} & set(command.wrappers):
+                yield finding(PRIVILEGE, event, "sudo", [command.text], "info")
 
 
 _LISTERS = frozenset({
@@ -267,17 +267,18 @@ def _looks_around(event: DetectorEvent) -> bool:
     return event.operation == "read" and (lists or re.match(r"/proc/\d+/(?:fd|cwd)(?:/|$)", event.path) is not None)
 
 
-def _refused(action: ObservedAction) -> Finding | None:
+def _refused(action: ObservedAction) -> Iterator[Finding]:
     if action.call not in _GRAVE_CALLS | _CALLS:
-        return None
+        return
     name = action.program.rsplit("/", 1)[-1]
     system = (
         action.program.startswith(("/usr/", "/bin/", "/sbin/")) and name not in _TOOLS and not INTERPRETERS.match(name)
     )
     if system:  # dmesg, gdb of its own program, libraries that look for a keyring
-        return finding(ESCAPE, action, action.call, [action.program], "info")
+        yield finding(ESCAPE, action, action.call, [action.program], "info")
+        return
     evidence = [f"{action.program}: {action.call} refused, {action.count} times"]
-    return finding(ESCAPE, action, action.call, evidence, "critical" if action.call in _GRAVE_CALLS else "warning")
+    yield finding(ESCAPE, action, action.call, evidence, "critical" if action.call in _GRAVE_CALLS else "warning")
 
 
 def _sets_user_id(tree: Tree) -> int | None:

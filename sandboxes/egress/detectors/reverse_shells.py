@@ -1,6 +1,7 @@
 """Shells whose input or output is somebody else: told by their descriptors, in whatever language they were started."""
 
 import re
+from collections.abc import Iterator
 
 from sandboxes.egress.detectors.destinations import is_here, special_kind
 from sandboxes.egress.detectors.detector import Context, Detector
@@ -32,14 +33,15 @@ class ReverseShells(Detector):
         self._fifo: str | None = None
         """The tool call that made a named pipe."""
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return self._connected(event)
+            yield from self._connected(event)
+            return
         if not isinstance(event, ObservedAction) or event.kind != "program" or event.streams is None:
-            return None
+            return
         found = self._tree.program(event.pid)
         if found is None:
-            return None
+            return
         if found.command.program == "mkfifo":
             self._fifo = event.label
         evidence = (
@@ -47,7 +49,8 @@ class ReverseShells(Detector):
             or self._by_pipe(event, found.command)
             or self._by_call(event, found.command)
         )
-        return finding(SHELL, event, found.command.program, [evidence, found.command.text]) if evidence else None
+        if evidence:
+            yield finding(SHELL, event, found.command.program, [evidence, found.command.text])
 
     def _by_socket(self, action: ObservedAction, command: Command) -> str | None:
         """A file that is given to a shell is its input; what comes from a socket is somebody's orders."""
@@ -86,14 +89,13 @@ class ReverseShells(Detector):
         self._waiting = (action.label, evidence)
         return None
 
-    def _connected(self, record: EgressRecord) -> Finding | None:
+    def _connected(self, record: EgressRecord) -> Iterator[Finding]:
         attempt = record.attempt
         if record.decision.allowed or attempt.protocol not in {"tcp", "udp"} or special_kind(attempt) == "loopback":
-            return None
+            return
         self._called = (record.label, attempt.target)
         if self._waiting is not None and self._waiting[0] == record.label and record.label is not None:
-            return finding(SHELL, record, "shell", [self._waiting[1], attempt.target])
-        return None
+            yield finding(SHELL, record, "shell", [self._waiting[1], attempt.target])
 
     def _by_pipe(self, action: ObservedAction, command: Command) -> str | None:
         """A shell without a script behind a process that talks to the network."""

@@ -1,6 +1,7 @@
 """Looking around: many addresses or many ports in a short time, scanners, and the metadata service."""
 
 import re
+from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
@@ -93,32 +94,31 @@ class Scans(Detector):
         self._ports: Windows[int] = Windows(WINDOW_S)
         self._places: Windows[tuple[str, int]] = Windows(WINDOW_S)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if not isinstance(event, EgressRecord) or event.phase != "attempt" or event.decision.allowed:
-            return None
+            return
         attempt = event.attempt
         if attempt.address is None or attempt.protocol == "dns" or special_kind(attempt) in {"loopback", "unspecified"}:
-            return None
+            return
         inside = special_kind(attempt) is not None
         severity: Severity = "critical" if inside else "warning"
         spread = event.spread
         addresses = set(self._hosts.add((attempt.protocol, inside), event.last_at, attempt.address))
         ports = set(self._ports.add(attempt.address, event.last_at, attempt.port or 0))
+        places = set(self._places.add(inside, event.last_at, (attempt.address, attempt.port or 0)))
         hosts = max(len(addresses), spread.addresses if spread else 0)
         if hosts >= MANY_HOSTS:
             evidence = f"{hosts} addresses within {WINDOW_S:.0f} s"
-            return finding(HOSTS, event, "private" if inside else "public", [evidence, *sorted(addresses)], severity)
-        places = set(self._places.add(inside, event.last_at, (attempt.address, attempt.port or 0)))
-        if len(places) >= MANY_PLACES and len({address for address, _ in places}) >= FEW_HOSTS:
+            yield finding(HOSTS, event, "private" if inside else "public", [evidence, *sorted(addresses)], severity)
+        elif len(places) >= MANY_PLACES and len({address for address, _ in places}) >= FEW_HOSTS:
             evidence = (
                 f"{len(places)} ports of {len({address for address, _ in places})} addresses within {WINDOW_S:.0f} s"
             )
-            return finding(HOSTS, event, "private" if inside else "public", [evidence, attempt.target], severity)
+            yield finding(HOSTS, event, "private" if inside else "public", [evidence, attempt.target], severity)
         knocks = max(len(ports), spread.ports if spread and spread.addresses == 1 else 0)
         if knocks >= MANY_PORTS:
             evidence = f"{knocks} ports within {WINDOW_S:.0f} s"
-            return finding(PORTS, event, attempt.address, [evidence, attempt.target], severity)
-        return None
+            yield finding(PORTS, event, attempt.address, [evidence, attempt.target], severity)
 
 
 class Scanners(Detector):
@@ -126,22 +126,21 @@ class Scanners(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (PROGRAM,)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return None
+            return
         did = actions_of(event)
         for script in did.scripts:
             if (match := _LOOP.search(script)) is not None:
-                return finding(PROGRAM, event, "loop", [match[0]])
+                yield finding(PROGRAM, event, "loop", [match[0]])
         for command in did.commands:
             targets = [word for word in command.arguments if not re.fullmatch(r"-.*|[\d,-]+", word)]
             here = bool(targets) and all(is_here(word) for word in targets)
             if command.program in SCANNERS and targets and not here:
-                return finding(PROGRAM, event, command.program, [command.text])
+                yield finding(PROGRAM, event, command.program, [command.text])
             swept = command.program in {"nc", "ncat", "netcat"} and any("z" in word for word in command.arguments[:3])
             if swept and re.search(r"\b\d+-\d+\b", command.text) and not any(is_here(word) for word in targets):
-                return finding(PROGRAM, event, command.program, [command.text])
-        return None
+                yield finding(PROGRAM, event, command.program, [command.text])
 
 
 class Metadata(Detector):
@@ -149,17 +148,17 @@ class Metadata(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (METADATA,)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if not isinstance(event, EgressRecord):
-            return self._command(event)
+            yield from self._command(event)
+            return
         if event.decision.allowed or event.phase != "attempt":
-            return None
+            return
         asked = names_of(event.attempt) & METADATA_NAMES
         if special_kind(event.attempt) == "metadata" or asked:
-            return finding(METADATA, event, "metadata", [event.attempt.target, *sorted(asked)])
-        return None
+            yield finding(METADATA, event, "metadata", [event.attempt.target, *sorted(asked)])
 
-    def _command(self, event: Deed) -> Finding | None:
+    def _command(self, event: Deed) -> Iterator[Finding]:
         did = actions_of(event)
         fetching = [
             command.text
@@ -176,5 +175,5 @@ class Metadata(Detector):
         ]
         for text in (*fetching, *called, *connecting):
             if _METADATA.search(text.lower()) or METADATA_NAMES & set(hosts_in(text)):
-                return finding(METADATA, event, "metadata", [text])
-        return None
+                yield finding(METADATA, event, "metadata", [text])
+        return

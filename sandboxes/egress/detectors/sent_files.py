@@ -1,6 +1,7 @@
 """A file is read and, in the same tool call, somebody is called who takes it."""
 
 import re
+from collections.abc import Iterator
 
 from sandboxes.egress.detectors.actions import absolute, actions_of
 from sandboxes.egress.detectors.destinations import special_kind
@@ -30,32 +31,32 @@ class Sent(Detector):
         """The tool call in which a program had a connection as its output, and its command."""
         self._outside: tuple[str | None, str] | None = None
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
-            return self._called(event)
+            yield from self._called(event)
+            return
         if event.label is None:
-            return None
+            return
         if isinstance(event, ObservedAction) and _pours(event):
             self._poured = (event.label, " ".join(event.argv))
         for path in _reads(event):
             self._read = (event.label, path)
-        return self._sends_a_file(event)
+        yield from self._sends_a_file(event)
 
-    def _called(self, record: EgressRecord) -> Finding | None:
+    def _called(self, record: EgressRecord) -> Iterator[Finding]:
         if record.phase != "attempt" or record.decision.allowed or special_kind(record.attempt) is not None:
-            return None
+            return
         if record.attempt.address is None or record.label is None:
-            return None
+            return
         self._outside = (record.label, record.attempt.target)
         if is_odd(record):
             self._odd = self._outside
-        return self._sends_a_file(record)
+        yield from self._sends_a_file(record)
 
-    def _sends_a_file(self, event: DetectorEvent) -> Finding | None:
+    def _sends_a_file(self, event: DetectorEvent) -> Iterator[Finding]:
         for what, destination in ((self._read, self._odd), (self._poured, self._outside)):
             if what is not None and destination is not None and what[0] == destination[0] == event.label:
-                return finding(COMMAND, event, what[1][:100], [f"reads {what[1]}", destination[1]], "warning")
-        return None
+                yield finding(COMMAND, event, what[1][:100], [f"reads {what[1]}", destination[1]], "warning")
 
 
 def _reads(event: ExecEvent | ObservedAction) -> list[str]:

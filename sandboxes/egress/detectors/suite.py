@@ -5,7 +5,7 @@ from collections import OrderedDict
 from sandboxes.egress.decision import may_resolve
 from sandboxes.egress.detectors.destinations import KEPT
 from sandboxes.egress.detectors.detector import Context
-from sandboxes.egress.detectors.finding import DetectorEvent, Finding
+from sandboxes.egress.detectors.finding import EVIDENCE_LINES, DetectorEvent, Finding, Severity
 from sandboxes.egress.detectors.hints import Hints
 from sandboxes.egress.detectors.judged_paths import PROTECTED
 from sandboxes.egress.detectors.observed_action import ObservedAction
@@ -16,6 +16,10 @@ from sandboxes.egress.policy import EgressPolicy
 
 QUIET_S = 300.0
 """A finding of the same rule, subject and severity within this time is the same story."""
+MOST_FINDINGS = 32
+"""Of one event: text of the policy's own must not be worth thousands of alerts."""
+Story = tuple[str, str, Severity]
+_GRAVEST_FIRST: tuple[Severity, ...] = ("critical", "warning", "info")
 
 
 class Suite:
@@ -36,7 +40,7 @@ class Suite:
         if unknown := without - {rule.id for rule in RULES}:
             raise ValueError(f"without = {sorted(unknown)}: no such rule; there are: {', '.join(r.id for r in RULES)}")
         self._without = without
-        self._reported: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._reported: OrderedDict[Story, float] = OrderedDict()
         self._tree = ProcessTree()
         self._written = WrittenCode()
         self._hints = Hints()
@@ -48,21 +52,41 @@ class Suite:
         self._detectors = tuple(detector(context) for detector in DETECTORS)
 
     def feed(self, event: DetectorEvent) -> list[Finding]:
+        """What is new, of all detectors: every finding of an event, at most ``MOST_FINDINGS``."""
         if isinstance(event, ObservedAction):
             self._tree.add(event)
         found = self._hints.confirmed(event)
         for looked_at in (event, *self._written.run(event)):
-            evidence = [detector.feed(looked_at) for detector in self._detectors]
-            found += [self._hints.weighed(looked_at, finding) for finding in evidence if finding is not None]
-        return [finding for finding in found if finding.rule not in self._without and self._is_new(finding)]
+            for detector in self._detectors:
+                found += [self._hints.weighed(looked_at, finding) for finding in detector.feed(looked_at)]
+        new: dict[Story, Finding] = {}
+        for finding in found:
+            if finding.rule not in self._without and self._is_new(finding):
+                new.setdefault(story_of(finding), finding)
+        reported = _gravest(list(new.values()))
+        for finding in reported:
+            self._remember(finding)
+        return reported
 
     def _is_new(self, finding: Finding) -> bool:
-        key = (finding.rule, finding.subject, finding.severity)
-        evidence = self._reported.get(key)
-        if evidence is not None and finding.at - evidence < QUIET_S:
-            return False
-        self._reported[key] = finding.at
-        self._reported.move_to_end(key)
+        reported_at = self._reported.get(story_of(finding))
+        return reported_at is None or finding.at - reported_at >= QUIET_S
+
+    def _remember(self, finding: Finding) -> None:
+        self._reported[story_of(finding)] = finding.at
+        self._reported.move_to_end(story_of(finding))
         if len(self._reported) > KEPT:
             self._reported.popitem(last=False)
-        return True
+
+
+def story_of(finding: Finding) -> Story:
+    return finding.rule, finding.subject, finding.severity
+
+
+def _gravest(findings: list[Finding]) -> list[Finding]:
+    """All of them, or the ``MOST_FINDINGS`` gravest, the last of which says how many are left out."""
+    if len(findings) <= MOST_FINDINGS:
+        return findings
+    kept = sorted(findings, key=lambda finding: _GRAVEST_FIRST.index(finding.severity))[:MOST_FINDINGS]
+    left_out = f"and {len(findings) - MOST_FINDINGS} more findings in this event"
+    return [*kept[:-1], kept[-1].model_copy(update={"evidence": (*kept[-1].evidence[: EVIDENCE_LINES - 1], left_out)})]

@@ -4,6 +4,7 @@ connections."""
 import ast
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -118,14 +119,17 @@ class Tunnels(Detector):
         super().__init__(context)
         self._open: OrderedDict[int, _Connection] = OrderedDict()
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if not isinstance(event, EgressRecord):
-            return _command(event)
-        return _service(event) or _banner(event) or self._quiet(event)
+            yield from _command(event)
+        else:
+            yield from _service(event)
+            yield from _banner(event)
+            yield from self._quiet(event)
 
-    def _quiet(self, record: EgressRecord) -> Finding | None:
+    def _quiet(self, record: EgressRecord) -> Iterator[Finding]:
         if record.phase != "traffic" or record.spread is not None or record.count > 1:
-            return None
+            return
         number = record.attempt.sequence
         connection = self._open.setdefault(number, _Connection(record.attempt.at))
         if len(self._open) > KEPT:
@@ -138,9 +142,9 @@ class Tunnels(Detector):
             self._open.pop(number, None)
         lasted_s = record.last_at - connection.began
         if not _is_quiet(connection, lasted_s):
-            return None
+            return
         summary = f"{lasted_s:.0f} s, {connection.packets_up} pieces, {connection.bytes_up} bytes sent"
-        return finding(QUIET, record, where(record.attempt), [record.attempt.target, summary])
+        yield finding(QUIET, record, where(record.attempt), [record.attempt.target, summary])
 
 
 def _is_quiet(connection: _Connection, lasted_s: float) -> bool:
@@ -152,37 +156,38 @@ def _is_quiet(connection: _Connection, lasted_s: float) -> bool:
     )
 
 
-def _service(record: EgressRecord) -> Finding | None:
+def _service(record: EgressRecord) -> Iterator[Finding]:
     for name in sorted(names_of(record.attempt)):
         if (service := below(name, SERVICES)) is not None and not record.decision.allowed:
-            return finding(SERVICE, record, service, [record.attempt.target, name])
-    return None
+            yield finding(SERVICE, record, service, [record.attempt.target, name])
+    return
 
 
-def _banner(record: EgressRecord) -> Finding | None:
+def _banner(record: EgressRecord) -> Iterator[Finding]:
     """On port 22 an allowed one is policy, and a denied one may be ``git clone git@...``: a warning."""
     attempt = record.attempt
     if not record.opening_up.startswith(b"SSH-"):
-        return None
+        return
     if attempt.port == 22 and record.decision.allowed:
-        return None
+        return
     evidence = [attempt.target, record.opening_up.decode("latin-1")]
-    return finding(BANNER, record, where(attempt), evidence, "warning" if attempt.port == 22 else "critical")
+    yield finding(BANNER, record, where(attempt), evidence, "warning" if attempt.port == 22 else "critical")
 
 
-def _command(event: Deed) -> Finding | None:
+def _command(event: Deed) -> Iterator[Finding]:
     did = actions_of(event)
     for command in did.commands:
         if _opens_tunnel(command):
-            return finding(PROGRAM, event, command.program, [command.text])
+            yield finding(PROGRAM, event, command.program, [command.text])
     for module in sorted(did.imports):
         if module.partition(".")[0] in MODULES:
-            return finding(PROGRAM, event, module, [f"import {module}"])
+            yield finding(PROGRAM, event, module, [f"import {module}"])
     for call in did.calls:
         if call.callee.endswith("request_port_forward"):
-            return finding(PROGRAM, event, call.callee, [call.callee])
+            yield finding(PROGRAM, event, call.callee, [call.callee])
     shell = _reverse_shell(did)
-    return finding(SHELL, event, "shell", [shell]) if shell is not None else None
+    if shell is not None:
+        yield finding(SHELL, event, "shell", [shell])
 
 
 def _opens_tunnel(command: Command) -> bool:

@@ -1,5 +1,6 @@
 """What is not looked at: commands that are too long, or nested too deeply, to be read whole."""
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
@@ -26,15 +27,15 @@ class Unparsed(Detector):
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (UNPARSED,)
 
-    def feed(self, event: DetectorEvent) -> Finding | None:
+    def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if not isinstance(event, ExecEvent):
-            return None
+            return
         why = [f"{name} is longer than is kept" for name in sorted(event.cut) if name != "stdin" or _runs_stdin(event)]
         why += actions_of(event).budget.unparsed
         if not why:
-            return None
+            return
         began = " ".join(event.argv) or event.code
-        return finding(UNPARSED, event, why[0], [*why, began], "warning" if event.writes is None else "info")
+        yield finding(UNPARSED, event, why[0], [*why, began], "warning" if event.writes is None else "info")
 
 
 def _runs_stdin(event: ExecEvent) -> bool:

@@ -11,15 +11,13 @@ from engine.loop.group_filters import (
     DROPPED,
     LOW_VARIANCE,
     comparable,
-    enough_informative,
     facts_of,
-    select,
 )
 from engine.spec.credit import Gae, Grpo, ReinforcePlusPlus
 from engine.spec.rollout_group import rollouts_in
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
-from tests.engine.groups import grouped
+from tests.engine.groups import grouped, is_enough_for, selected_by
 
 Rollout = Callable[..., Trajectory]
 
@@ -45,7 +43,7 @@ def groups_of(rollout: Rollout, *outcomes: str) -> list[Trajectory]:
 
 def test_with_everything_off_all_comparable_rollouts_are_trained_on_as_they_are(rollout: Rollout) -> None:
     played = groups_of(rollout, "++", "--", "+-", "+")
-    selected = select(spec_with({}), grouped(played))
+    selected = selected_by(spec_with({}), grouped(played))
     assert rollouts_in(selected.kept) == [one for one in played if one.prompt != 3]
     assert selected.dropped == []
 
@@ -62,7 +60,7 @@ def test_a_group_baseline_needs_company(rollout: Rollout) -> None:
 
 def test_dynamic_sampling_keeps_the_first_informative_groups_and_records_the_others(rollout: Rollout) -> None:
     spec = spec_with({"dynamic_sampling": {}})
-    selected = select(spec, grouped(groups_of(rollout, "++", "+-", "--", "-+", "+-")))
+    selected = selected_by(spec, grouped(groups_of(rollout, "++", "+-", "--", "-+", "+-")))
     kept, dropped = rollouts_in(selected.kept), rollouts_in(selected.dropped)
     assert [one.prompt for one in kept] == [1, 1, 3, 3]
     assert [(one.prompt, one.masked_because) for one in dropped] == [
@@ -74,13 +72,13 @@ def test_dynamic_sampling_keeps_the_first_informative_groups_and_records_the_oth
 
 def test_dynamic_sampling_goes_on_until_there_are_enough(rollout: Rollout) -> None:
     spec = spec_with({"dynamic_sampling": {}})
-    assert not enough_informative(spec, grouped(groups_of(rollout, "+-", "++", "--")))
-    assert enough_informative(spec, grouped(groups_of(rollout, "+-", "++", "--", "-+")))
-    assert enough_informative(spec_with({}), grouped(groups_of(rollout, "++")))
+    assert not is_enough_for(spec, grouped(groups_of(rollout, "+-", "++", "--")))
+    assert is_enough_for(spec, grouped(groups_of(rollout, "+-", "++", "--", "-+")))
+    assert is_enough_for(spec_with({}), grouped(groups_of(rollout, "++")))
 
 
 def test_nothing_informative_teaches_nothing(rollout: Rollout) -> None:
-    selected = select(spec_with({"dynamic_sampling": {}}), grouped(groups_of(rollout, "++", "--")))
+    selected = selected_by(spec_with({"dynamic_sampling": {}}), grouped(groups_of(rollout, "++", "--")))
     assert (selected.kept, selected.teaches, len(rollouts_in(selected.dropped))) == ([], False, 4)
 
 
@@ -97,9 +95,9 @@ def test_a_mask_names_its_reason_and_only_where_it_is_switched_on(
     rollout: Rollout, reason: str, fields: dict[str, Any]
 ) -> None:
     played = [rollout(member=0, **fields), rollout(member=1)]
-    masked, sound = rollouts_in(select(spec_with({"masks": [reason]}), grouped(played)).kept)
+    masked, sound = rollouts_in(selected_by(spec_with({"masks": [reason]}), grouped(played)).kept)
     assert (masked.masked_because, sound.masked_because) == (reason, None)
-    assert rollouts_in(select(spec_with({"masks": ["unreadable"]}), grouped(played)).kept) == played
+    assert rollouts_in(selected_by(spec_with({"masks": ["unreadable"]}), grouped(played)).kept) == played
 
 
 def test_tokens_of_an_expert_are_not_the_policys_but_its_calls_count(rollout: Rollout) -> None:
@@ -119,7 +117,7 @@ def test_the_low_variance_filter_is_that_of_the_pure_function(rollout: Rollout, 
         for index, reward in enumerate(row)
     ]
     expected = highest_variance_groups(rewards, keep=keep)
-    kept = rollouts_in(select(spec_with({"keep_groups": keep}), grouped(played)).kept)
+    kept = rollouts_in(selected_by(spec_with({"keep_groups": keep}), grouped(played)).kept)
     assert [one.masked_because is None for one in kept[::4]] == expected
     assert {one.masked_because for one in kept} <= {None, LOW_VARIANCE}
 
@@ -130,12 +128,12 @@ def test_masked_rollouts_still_count_in_their_groups_variance_and_keep_their_fir
         rollout(prompt=1, member=0, turns=1),
         rollout(prompt=1, member=1, success=False),
     ]
-    kept = rollouts_in(select(spec_with({"masks": ["void-turn"], "keep_groups": 0.5}), grouped(played)).kept)
+    kept = rollouts_in(selected_by(spec_with({"masks": ["void-turn"], "keep_groups": 0.5}), grouped(played)).kept)
     assert [one.masked_because for one in kept] == [LOW_VARIANCE, LOW_VARIANCE, "void-turn", None]
 
 
 def test_what_has_no_token_of_the_policys_teaches_nothing(rollout: Rollout) -> None:
-    assert not select(spec_with({}), grouped(rollout(member=index, prefilled=2) for index in range(2))).teaches
+    assert not selected_by(spec_with({}), grouped(rollout(member=index, prefilled=2) for index in range(2))).teaches
 
 
 @pytest.mark.parametrize(("success", "teaches"), [(False, True), (True, False)])
@@ -146,5 +144,5 @@ def test_a_step_whose_rollouts_are_all_masked_teaches_by_imitation_where_none_su
         rollout(member=index, turns=3, prefilled=2, success=success, masked_because="overlong") for index in range(2)
     ]
     ipa = {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa"}}
-    assert select(spec_with({}, **ipa), grouped(played)).teaches is teaches
-    assert not select(spec_with({}), grouped(played)).teaches
+    assert selected_by(spec_with({}, **ipa), grouped(played)).teaches is teaches
+    assert not selected_by(spec_with({}), grouped(played)).teaches

@@ -130,7 +130,7 @@ async def test_the_rule_judge_is_the_environment_itself(rollout: Rollout) -> Non
     spec = spec_with({"kind": "rules"})
     judging = judging_for(spec)
     assert judging is not None
-    environment = environment_for(spec)
+    environment = environment_for(spec.environment, spec.dataset)
     one = rollout().model_copy(update={"task": environment.tasks("train")[0]})
     judged = await judging.judge(grouped([one]), alive=nobody)
     assert isinstance(environment, Oracle)

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from engine.loop.group_filters import select
 from engine.loop.metrics import StepFacts, learner_metrics, step_metrics
 from engine.loop.planner import Played
 from engine.loop.state import RunState
@@ -12,7 +11,7 @@ from engine.loop.summary import summary_of
 from engine.spec.rollout_group import GroupPlan, Prefill, RolloutGroup
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Change, Trajectory
-from tests.engine.groups import grouped
+from tests.engine.groups import grouped, selected_by
 
 Rollout = Callable[..., Trajectory]
 
@@ -33,7 +32,7 @@ def metrics_of(
         }
     )
     played = Played(tasks_taken=0, prompts=0, groups=groups, **more)
-    return step_metrics(StepFacts(spec, played, select(spec, groups), policy_version=0, updated=updated))
+    return step_metrics(StepFacts(spec.recipe, played, selected_by(spec, groups), policy_version=0, updated=updated))
 
 
 def test_a_part_that_is_off_has_no_numbers(rollout: Rollout) -> None:

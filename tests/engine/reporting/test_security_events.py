@@ -109,7 +109,7 @@ def test_killed_between_journal_and_progress_it_tells_again_and_loses_nothing(
 ) -> None:
     run.log.write(record(1))
     with monkeypatch.context() as killed:
-        killed.setattr(run.reader, "_remember", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr(run.reader._reader, "passed", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run.reader.drain()
     run.spool.close()
@@ -162,3 +162,30 @@ def test_a_damaged_line_is_reported_and_costs_nothing_but_itself(run: Run) -> No
     assert run.numbers() == [("sandbox", 1), ("sandbox", 3)]
     [warning] = [event["message"] for event in run.events() if event["kind"] == "log"]
     assert warning.startswith(f"{file} has a damaged line of {len(second) - 1} bytes")
+
+
+def test_a_worker_that_writes_much_leaves_only_what_is_not_read_yet(run: Run) -> None:
+    run.log = SecurityLog(run.folder / "security-log", segment_bytes=500)
+    for seq in range(1, 21):
+        run.log.write(record(seq))
+    assert len(list(run.folder.glob("security-log/*.jsonl"))) > 5
+    run.reader.drain()
+    assert run.numbers() == [("sandbox", seq) for seq in range(1, 21)]
+    run.log.write(record(21))
+    run.reader.drain()
+    assert run.numbers()[-1] == ("sandbox", 21)
+    assert len(list(run.folder.glob("security-log/*.jsonl"))) <= 2
+
+
+def test_what_the_spool_cannot_take_is_not_removed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.log = SecurityLog(run.folder / "security-log", segment_bytes=500)
+    for seq in range(1, 11):
+        run.log.write(record(seq))
+    before = sorted(run.folder.glob("security-log/*.jsonl"))
+    with monkeypatch.context() as full:
+        full.setattr(run.spool, "append", lambda *_, **__: (_ for _ in ()).throw(SpoolError("the disk is full")))
+        with pytest.raises(SpoolError):
+            run.reader.drain()
+    assert sorted(run.folder.glob("security-log/*.jsonl")) == before
+    run.reader.drain()
+    assert run.numbers() == [("sandbox", seq) for seq in range(1, 11)]

@@ -153,7 +153,7 @@ def test_a_segment_that_cannot_be_begun_loses_nothing_of_the_full_one(
     def refuse(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("engine.reporting.spool.fsync", refuse)
+    monkeypatch.setattr("engine.durable_log.fsync", refuse)
     spool.append(lines(1, 2), first_seq=1)
     spool.append(lines(3, 1), first_seq=3)
     monkeypatch.undo()
@@ -215,3 +215,31 @@ def test_what_was_appended_before_a_kill_is_there_after_it(tmp_path: Path) -> No
         assert spool.last_seq >= reported
         assert numbers(spool) == list(range(1, spool.last_seq + 1))
         spool.close()
+
+
+def test_a_spool_of_0_2_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    """Written as 0.2 wrote it: a plain number in ``acked``, segments by their first number, a torn last line."""
+    (tmp_path / "lock").touch()
+    (tmp_path / "acked").write_text("2")
+    for first in (1, 4):
+        content = b"".join(line + b"\n" for line in lines(first, 3))
+        (tmp_path / f"{first:012d}.jsonl").write_bytes(content)
+    with (tmp_path / "000000000004.jsonl").open("ab") as file:
+        file.write(b'{"seq": 7, "te')
+    spool = Spool(tmp_path)
+    assert (spool.acked, spool.last_seq, spool.cut_lines) == (2, 6, 0)
+    spool.append(lines(7, 1), first_seq=7)
+    assert numbers(spool, 3) == [3, 4, 5, 6, 7]
+    spool.acknowledge(6)
+    assert (tmp_path / "acked").read_text() == "6"
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["000000000004.jsonl"]
+
+
+@pytest.mark.parametrize("content", ["", "seven", "-1", '{"a": 1}'])
+def test_an_acknowledgement_that_the_disk_has_spoilt_is_refused_with_a_remedy(tmp_path: Path, content: str) -> None:
+    spool = Spool(tmp_path)
+    spool.append(lines(1, 2), first_seq=1)
+    spool.close()
+    (tmp_path / "acked").write_text(content)
+    with pytest.raises(SpoolError, match="acked does not say how far.*remove it, and what the service has is sent"):
+        Spool(tmp_path)

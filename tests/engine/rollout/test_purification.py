@@ -9,14 +9,13 @@ from scripted import TOKENIZER, ScriptedPolicy, answer, call, logprobs_of
 
 from engine.inference.torch.generator import TorchGenerator
 from engine.rollout.episode import run_episode
-from engine.rollout.requests import evaluation_requests
 from engine.spec.exploration import Purification
 from engine.spec.generation import GenerateRequest
 from engine.spec.run import Model, RunSpec
 from sandboxes.interface import SandboxLost
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
-from tests.engine.groups import requests_of
+from tests.engine.groups import evaluations_of, requests_of
 
 ZERO, NAME = "Error: ZeroDivisionError", "Error: NameError"
 
@@ -329,7 +328,7 @@ def spec(**purification):
 
 def test_share_0_asks_for_exactly_what_no_purification_asks_for():
     assert requests_of(spec(share=0.0), 3) == requests_of(RunSpec(name="none"), 3)
-    assert evaluation_requests(spec(), 3, 9, {}) == evaluation_requests(RunSpec(name="none"), 3, 9, {})
+    assert evaluations_of(spec(), 3, 9, {}) == evaluations_of(RunSpec(name="none"), 3, 9, {})
 
 
 def test_the_share_is_kept_and_the_seed_decides_who_is_in_it():
@@ -340,7 +339,7 @@ def test_the_share_is_kept_and_the_seed_decides_who_is_in_it():
 
 
 def test_the_purified_evaluation_is_a_third_one_on_the_same_tasks():
-    plain, asked = evaluation_requests(spec(), 2, 9, {}), evaluation_requests(spec(in_evaluation=True), 2, 9, {})
+    plain, asked = evaluations_of(spec(), 2, 9, {}), evaluations_of(spec(in_evaluation=True), 2, 9, {})
     assert asked[:18] == plain
     assert [(one.purpose, one.task, one.temperature, one.purify) for one in asked[18:]] == [
         ("eval-purified", task, 1.0, True) for task in range(9)

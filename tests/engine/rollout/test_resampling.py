@@ -7,12 +7,11 @@ from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
 
 from engine.rollout.demonstrations import demonstration_writer_for
-from engine.rollout.requests import evaluation_requests
 from engine.rollout.worker import RolloutWorker
 from engine.spec.rollout_group import Prefill
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
-from tests.engine.groups import requests_of
+from tests.engine.groups import evaluations_of, requests_of
 
 
 def spec(**resampling):
@@ -124,7 +123,7 @@ async def test_an_experts_failures_are_not_the_rollouts(sandboxes):
 
 
 async def test_evaluations_are_never_played_again(sandboxes):
-    asked = evaluation_requests(SPEC, 0, 2, {})
+    asked = evaluations_of(SPEC, 0, 2, {})
     result, _ = await collected(sandboxes, {}, asked, otherwise=BARREN)
     assert (result.resampled, len(result.trajectories)) == (0, len(asked))
 

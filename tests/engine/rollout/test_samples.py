@@ -38,7 +38,7 @@ def test_a_sample_of_a_simulated_world_needs_no_sandbox_and_holds_its_demonstrat
     assert spec.environment.sandbox is None
     assert spec.environment.can_be_restored
     assert lacking(spec, {}) == []
-    assert len(environment_for(spec).tasks("train")) == spec.dataset.train_tasks
+    assert len(environment_for(spec.environment, spec.dataset).tasks("train")) == spec.dataset.train_tasks
 
 
 def test_an_environment_without_an_id_is_python_math():

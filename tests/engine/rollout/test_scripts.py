@@ -70,7 +70,7 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
             number = int(one.task.id.removeprefix("train-"))
             shape = spec.environment
             arena = Arena(
-                environment_for(spec), renderer_for(spec), policy, sandboxes, Reward(),
+                environment_for(spec.environment, spec.dataset), renderer_for(spec), policy, sandboxes, Reward(),
                 shape.max_turns, shape.max_turn_tokens, CONTEXT_TOKENS,
             )  # fmt: skip
             real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)

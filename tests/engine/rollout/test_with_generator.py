@@ -12,12 +12,12 @@ from engine.inference.torch.generator import TorchGenerator
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.models.weights import StateDict
-from engine.rollout.requests import evaluation_requests, shares
+from engine.rollout.requests import shares
 from engine.rollout.worker import RolloutWorker
 from engine.spec.exploration import Purification
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
-from tests.engine.groups import requests_of
+from tests.engine.groups import evaluations_of, requests_of
 
 SPEC = RunSpec(
     name="rollouts with a generator",
@@ -25,7 +25,7 @@ SPEC = RunSpec(
     schedule={"prompts_per_step": 8, "group_size": 4, "minibatch_trajectories": 32},
     resources={"kv_slots": 8, "sandboxes": 4, "threads": 1},
 )
-REQUESTS = [*requests_of(SPEC, 1), *evaluation_requests(SPEC, 0, 8, {})]
+REQUESTS = [*requests_of(SPEC, 1), *evaluations_of(SPEC, 0, 8, {})]
 
 
 @pytest.fixture

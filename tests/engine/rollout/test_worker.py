@@ -5,11 +5,11 @@ from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
 
 from engine.environments import python_math
-from engine.rollout.requests import evaluation_requests, shares
+from engine.rollout.requests import shares
 from engine.rollout.worker import RolloutWorker
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
-from tests.engine.groups import requests_of
+from tests.engine.groups import evaluations_of, requests_of
 
 SPEC = RunSpec(
     name="worker tests",
@@ -150,7 +150,7 @@ def test_training_takes_its_tasks_in_turn_and_begins_again_after_the_last():
 
 
 def test_evaluation_meets_each_held_out_task_once_greedily_and_once_by_sampling():
-    asked = evaluation_requests(SPEC, version=4, tasks=5, prompts={})
+    asked = evaluations_of(SPEC, version=4, tasks=5, prompts={})
     assert [(one.purpose, one.task, one.temperature) for one in asked] == [
         *(("eval-greedy", task, 0.0) for task in range(5)),
         *(("eval-sampled", task, 1.0) for task in range(5)),
@@ -159,8 +159,8 @@ def test_evaluation_meets_each_held_out_task_once_greedily_and_once_by_sampling(
 
 
 def test_no_two_requests_of_a_run_share_an_id_or_a_seed():
-    asked = [*requests_of(SPEC, 1), *requests_of(SPEC, 2), *evaluation_requests(SPEC, 0, 50, {})]
-    asked += evaluation_requests(SPEC, 2, 50, {"eval-greedy": 50, "eval-sampled": 50})
+    asked = [*requests_of(SPEC, 1), *requests_of(SPEC, 2), *evaluations_of(SPEC, 0, 50, {})]
+    asked += evaluations_of(SPEC, 2, 50, {"eval-greedy": 50, "eval-sampled": 50})
     assert len({one.id for one in asked}) == len({one.seed for one in asked}) == len(asked)
     other = SPEC.model_copy(update={"seed": 1})
     assert not {one.seed for one in requests_of(other, 1)} & {one.seed for one in asked}

@@ -13,15 +13,17 @@ from engine.spec.credit import (
     Rloo,
 )
 from engine.spec.trajectory import Start, Trajectory
-from engine.training.advantages import critic_targets, token_advantages
+from engine.training.advantages import token_advantages
 from engine.training.batch import sample_from_trajectory
+from engine.training.estimators.critic import targets_of
+from engine.training.estimators.interface import Occasion
 from tests.engine.groups import grouped
 from tests.engine.training.cast import rollouts, trajectory, turn
 
 
 def per_turn(credit: Credit, *group: Trajectory, step: int = 1) -> list[list[float]]:
     """The advantage of each turn, which all its tokens share."""
-    answers = token_advantages(credit, grouped(group), step=step)
+    answers = token_advantages(credit, grouped(group), Occasion(step))
     assert all(len(set(tokens)) == 1 for answer in answers for tokens in answer)
     assert [[len(tokens) for tokens in answer] for answer in answers] == [
         [len(each.token_ids) for each in one.turns] for one in group
@@ -75,7 +77,9 @@ def test_an_experts_turns_have_the_experts_own_return_also_behind_a_failure() ->
 def test_an_experts_return_is_never_negative(earned: float | None, expected: list[float]) -> None:
     """None: what success pays, here 3.  Failed calls may have cost an expert more than that."""
     start = Start(expert="e", prefix=2, turns=3, reward=earned)
-    answers = token_advantages(ChunkReturn(gamma=0.5), grouped([from_start(-1.0, start)]), step=1, success_reward=3.0)
+    answers = token_advantages(
+        ChunkReturn(gamma=0.5), grouped([from_start(-1.0, start)]), Occasion(1, success_reward=3.0)
+    )
     assert [tokens[0] for tokens in answers[0]] == [*expected, -1.0]
 
 
@@ -127,7 +131,7 @@ def test_the_judges_weight_falls_to_0_over_its_steps() -> None:
 def test_groups_of_two_steps_are_two_groups_though_they_have_one_number(credit: Credit) -> None:
     """Who is released from quarantine is credited beside a later step, which numbers its groups anew."""
     earlier, later = [two_turns(-1.0), two_turns(-0.5)], [two_turns(0.7, step=2)] * 2
-    answers = token_advantages(credit, [*grouped(earlier), *grouped(later)], step=1)
+    answers = token_advantages(credit, [*grouped(earlier), *grouped(later)], Occasion(1))
     assert all(value < 0 for tokens in answers[0] for value in tokens)
     assert all(value > 0 for tokens in answers[1] for value in tokens)
     assert all(value == 0 for answer in answers[2:] for tokens in answer for value in tokens)
@@ -137,13 +141,15 @@ def test_groups_of_two_steps_are_two_groups_though_they_have_one_number(credit: 
 def test_who_is_masked_counts_in_the_statistics(credit: Credit) -> None:
     played = rollouts()
     masked = [one.model_copy(update={"masked_because": "overlong"}) if one.member else one for one in played]
-    assert token_advantages(credit, grouped(masked), step=1) == token_advantages(credit, grouped(played), step=1)
+    assert token_advantages(credit, grouped(masked), Occasion(1)) == token_advantages(
+        credit, grouped(played), Occasion(1)
+    )
 
 
 @pytest.mark.parametrize("credit", [Grpo(), Rloo(), ReinforcePlusPlus(), Gigpo(), Attribution()])
 def test_the_order_of_the_trajectories_does_not_matter(credit: Credit) -> None:
     played = rollouts()
-    forwards, backwards = (token_advantages(credit, grouped(some), step=1) for some in (played, played[::-1]))
+    forwards, backwards = (token_advantages(credit, grouped(some), Occasion(1)) for some in (played, played[::-1]))
     for ours, theirs in zip(forwards, backwards[::-1], strict=True):
         assert [tokens[0] for tokens in ours] == pytest.approx([tokens[0] for tokens in theirs], abs=1e-5)
 
@@ -155,9 +161,9 @@ def test_the_expected_value_is_subtracted_from_what_was_earned() -> None:
     def values(samples: list) -> list[np.ndarray]:
         return [np.array([9, 9, 0.5, 1.0, 9, 1.5], dtype=np.float32) * sample.loss_mask for sample in samples]
 
-    [advantages] = token_advantages(Gae(whiten=False), grouped([one]), step=1, values=values)
+    [advantages] = token_advantages(Gae(whiten=False), grouped([one]), Occasion(1, values))
     assert advantages == [[1.5, 1.0], [0.5]]
-    _, [returns] = critic_targets(Gae(), [sample_from_trajectory(one, as_sampled=True)], [2.0], values)
+    _, [returns] = targets_of(Gae(), [sample_from_trajectory(one, as_sampled=True)], [2.0], values)
     assert returns.tolist() == [0, 0, 2, 2, 0, 2]
 
 
@@ -166,7 +172,7 @@ def test_with_lambda_0_only_the_next_value_counts() -> None:
         return [np.array([0, 0, 0.5, 1.0, 0, 1.5], dtype=np.float32) for _ in samples]
 
     credit = Gae(lam=0.0, gamma=0.5, whiten=False)
-    [advantages] = token_advantages(credit, grouped([two_turns(2.0)]), step=1, values=values)
+    [advantages] = token_advantages(credit, grouped([two_turns(2.0)]), Occasion(1, values))
     assert advantages == [[0.0, -0.25], [0.5]]
 
 
@@ -174,7 +180,7 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_all_sampled_tokens(
     def values(samples: list) -> list[np.ndarray]:
         return [np.linspace(0, 1, len(sample), dtype=np.float32) * sample.loss_mask for sample in samples]
 
-    rows = token_advantages(Gae(), grouped(rollouts()), step=1, values=values)
+    rows = token_advantages(Gae(), grouped(rollouts()), Occasion(1, values))
     flat = np.array([value for row in rows for tokens in row for value in tokens])
     assert flat.mean() == pytest.approx(0, abs=1e-6)
     assert flat.std() == pytest.approx(1, abs=1e-5)
@@ -187,5 +193,5 @@ def test_equal_rewards_that_nobody_foresaw_teach_nothing() -> None:
     def values(samples: list) -> list[np.ndarray]:
         return [np.zeros(len(sample), dtype=np.float32) for sample in samples]
 
-    rows = token_advantages(Gae(), grouped(played), step=1, values=values)
+    rows = token_advantages(Gae(), grouped(played), Occasion(1, values))
     assert {value for row in rows for tokens in row for value in tokens} == {0.0}

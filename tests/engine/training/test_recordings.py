@@ -9,6 +9,7 @@ from engine.cluster.members import learner_for
 from engine.launch.preflight import BadSpec
 from engine.launch.train import train
 from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
 from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
 from tests.engine.training.cast import rollouts, run_spec, same_bits
 
@@ -17,6 +18,10 @@ GOOD = [json.loads(rollout.model_dump_json()) for rollout in rollouts()]
 
 def spec_for(name: str, **cold_start: Any) -> RunSpec:
     return run_spec({"cold_start": {"steps": 4, "batch_size": 4, "recorded": name} | cold_start})
+
+
+def recorded(spec: RunSpec, folder: Path) -> list[Trajectory]:
+    return recorded_trajectories(spec.recipe.cold_start, spec.model, folder)
 
 
 def written(folder: Path, documents: list[Any]) -> Path:
@@ -99,13 +104,13 @@ def test_nothing_outside_the_folder_is_read_not_even_through_a_link(tmp_path: Pa
     os.symlink(outside / "some" / "recorded.jsonl", inside / "file.jsonl")
     for name in ("link/recorded.jsonl", "file.jsonl"):
         with pytest.raises(BadRecording, match="leads out of"):
-            recorded_trajectories(spec_for(name), inside)
+            recorded(spec_for(name), inside)
 
 
 def test_a_link_that_stays_inside_may_be_followed(tmp_path: Path) -> None:
     written(tmp_path, GOOD)
     os.symlink(tmp_path / "some", tmp_path / "link")
-    assert len(recorded_trajectories(spec_for("link/recorded.jsonl"), tmp_path)) == len(GOOD)
+    assert len(recorded(spec_for("link/recorded.jsonl"), tmp_path)) == len(GOOD)
 
 
 def test_the_folder_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,4 +131,4 @@ def test_the_command_line_looks_beside_the_run_file_and_writes_nothing_first(tmp
 
 
 def test_without_supervised_steps_the_file_is_not_asked_for(tmp_path: Path) -> None:
-    assert recorded_trajectories(spec_for("some/recorded.jsonl", steps=0), tmp_path) == []
+    assert recorded(spec_for("some/recorded.jsonl", steps=0), tmp_path) == []

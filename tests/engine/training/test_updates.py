@@ -14,7 +14,7 @@ from engine.spec.rollout_group import rollouts_in
 from engine.spec.run import RunSpec
 from engine.training import microbatch
 from engine.training.batch import Sample, sample_from_trajectory
-from engine.training.critic import critic_for, explained_variance, with_targets
+from engine.training.critic import Critic, critic_for, explained_variance, with_targets
 from engine.training.preferences import pairs_of
 from engine.training.self_imitation import Replay
 from engine.training.trainer import Trainer
@@ -37,6 +37,11 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "k3": {"kl": {"beta": 0.5}},
     "mismatch": {"mismatch": {"mask": "chunk", "mask_bound": 1.5, "weight": "token"}},
 }
+
+
+def critic_of(spec: RunSpec, trainer: Trainer) -> Critic | None:
+    minibatch = spec.schedule.minibatch_trajectories
+    return critic_for(spec.recipe, trainer.backend.value_network, minibatch=minibatch)
 
 
 def whole(recipe: dict[str, Any]) -> RunSpec:
@@ -106,7 +111,7 @@ def test_cutting_changes_no_gradient_of_the_critic(monkeypatch: pytest.MonkeyPat
     ]
     for max_tokens in (1, 60, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
-        critic = critic_for(spec, Trainer(spec).backend.value_network)
+        critic = critic_of(spec, Trainer(spec))
         gradients.append(gradient(monkeypatch, None, lambda c=critic: c.update(samples)))
     assert_equal(gradients[0], gradients[2])
     assert_equal(gradients[1], gradients[2])
@@ -183,7 +188,7 @@ def test_experts_without_a_sampled_token_are_imitated_all_the_same() -> None:
 
 def test_a_critic_whose_gradient_is_not_finite_says_whose_it_is() -> None:
     spec = whole({"credit": {"kind": "gae"}})
-    critic = critic_for(spec, Trainer(spec).backend.value_network)
+    critic = critic_of(spec, Trainer(spec))
     [sample] = [sample_from_trajectory(rollout) for rollout in rollouts()[:1]]
     nothing = np.zeros(len(sample))
     with pytest.raises(NonFiniteGradient, match="critic"):
@@ -193,7 +198,7 @@ def test_a_critic_whose_gradient_is_not_finite_says_whose_it_is() -> None:
 def test_the_critic_begins_with_values_of_0_and_a_network_of_its_own() -> None:
     spec = whole({"credit": {"kind": "gae"}})
     trainer = Trainer(spec)
-    critic = critic_for(spec, trainer.backend.value_network)
+    critic = critic_of(spec, trainer)
     samples = [sample_from_trajectory(rollout) for rollout in rollouts()]
     assert not any(values.any() for values in critic.values(samples))
     before = trainer.backend.weights()
@@ -220,7 +225,7 @@ def test_explained_variance_by_hand_and_where_there_is_nothing_to_explain() -> N
 
 def test_a_value_sees_what_stands_before_its_token_and_nothing_else() -> None:
     spec = whole({"credit": {"kind": "gae"}})
-    critic = critic_for(spec, Trainer(spec).backend.value_network)
+    critic = critic_of(spec, Trainer(spec))
     samples = [sample_from_trajectory(rollout) for rollout in rollouts()]
     critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])
     critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])

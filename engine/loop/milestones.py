@@ -1,0 +1,142 @@
+"""What happens between the steps of a run: held-out evaluations and checkpoints, and going on from one.
+
+An evaluation belongs to the weights that it measured: where those have a checkpoint already, the
+checkpoint is amended.  A checkpoint is announced once, also if its attempt was killed before it could.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine.cluster.workers import WorkerGroup
+from engine.durable import DamagedFile
+from engine.failures import AttemptFailed, RunFailed
+from engine.loop.checkpoint import CheckpointError, Checkpoints, Damaged, Found
+from engine.loop.phases import Phases
+from engine.loop.run_log import RunLog
+from engine.loop.state import RunState
+from engine.reporting.event_writer import EventWriter
+from engine.rollout.evaluation import evaluation_metrics
+from engine.rollout.requests import EpisodeRequest, evaluation_requests
+from engine.spec import event
+from engine.spec.exploration import Purification
+
+
+class Milestones:
+    """Belongs to one attempt.  ``state`` decides what is due."""
+
+    def __init__(
+        self,
+        state: RunState,
+        phases: Phases,
+        workers: WorkerGroup,
+        events: EventWriter,
+        run_log: RunLog,
+        checkpoints: Checkpoints,
+        *,
+        purification: Purification | None,
+        seed: int,
+    ) -> None:
+        self._purification = purification
+        self._seed = seed
+        self._state = state
+        self._phases = phases
+        self._workers = workers
+        self._events = events
+        self._run_log = run_log
+        self._checkpoints = checkpoints
+
+    def set_aside(self, found: Found) -> None:
+        """Put away the damaged checkpoints that were found on the way to a whole one."""
+        onward = (
+            "the run begins anew" if found.state is None else f"the run goes on after step {self._state.finished_steps}"
+        )
+        for damaged in found.damaged:
+            self._set_aside(damaged, onward)
+
+    async def resume(self, found: Found) -> None:
+        """Give the workers the weights of the checkpoint whose state the attempt goes on from."""
+        done = self._state.finished_steps
+        await self._load(done, verified=found.verified)
+        self._events.log("info", "loop", f"resumed after step {done}")
+        self._announce(done, seconds=0.0)
+
+    async def evaluate_if_due(self) -> None:
+        done = self._state.finished_steps
+        if not self._state.evaluation_due():
+            return
+        async with self._phases.phase("evaluate", done):
+            await self._workers.sync_weights(done)
+            tasks = self._state.evaluation_tasks()
+            requests = evaluation_requests(
+                self._purification, done, tasks, prompts=self._state.prompts, seed=self._seed
+            )
+            await self._evaluate(done, requests)
+        await self._phases.boundary()
+
+    async def checkpoint_if_due(self) -> None:
+        if self._state.checkpoint_due() and self._state.finished_steps not in self._checkpoints.steps():
+            await self.checkpoint()
+            await self._phases.boundary()
+
+    async def checkpoint_before_pause(self) -> None:
+        """A pause saves finished steps, and nothing of one that is under way."""
+        if self._state.cold_started and self._state.finished_steps not in self._checkpoints.steps():
+            await self.checkpoint()
+
+    async def checkpoint(self) -> None:
+        done, began = self._state.finished_steps, time.monotonic()
+        async with self._phases.phase("checkpoint", done):
+            with self._writing_checkpoint():
+                partial = self._checkpoints.begin()
+                await self._workers.save(partial)
+                self._checkpoints.complete(partial, self._state)
+                self._announce(done, seconds=time.monotonic() - began)
+
+    async def _evaluate(self, done: int, requests: list[EpisodeRequest]) -> None:
+        collected = await self._workers.collect(requests)
+        self._run_log.discarded(done, collected.discarded)
+        if not collected.trajectories:
+            raise RunFailed(f"no episode of the evaluation after step {done} could be played")
+        values = evaluation_metrics(collected.trajectories)
+        self._events.trajectories(collected.trajectories)
+        self._events.metrics(done, values)
+        self._state.evaluations[done] = values
+        self._state.count_evaluation(requests)
+        self._state.trajectories += len(collected.trajectories)
+        if done in self._checkpoints.steps():
+            with self._writing_checkpoint():
+                self._checkpoints.amend(self._state)
+
+    async def _load(self, step: int, *, verified: bool) -> None:
+        if not verified:
+            self._run_log.no_manifest(step)
+        try:
+            await self._workers.load(self._checkpoints.path(step))
+        except DamagedFile as error:
+            if verified:
+                raise CheckpointError(
+                    f"{error}, although it is what was written: by another version of Palestra?"
+                ) from error
+            self._set_aside(Damaged(step, str(error)), "the next attempt goes on from the one before")
+            raise AttemptFailed(f"the checkpoint after step {step} is damaged: {error}") from error
+
+    def _set_aside(self, damaged: Damaged, onward: str) -> None:
+        """Log it first: an attempt that is killed in between logs it again."""
+        self._run_log.damaged(damaged, onward)
+        self._checkpoints.set_aside(damaged.step)
+
+    @contextmanager
+    def _writing_checkpoint(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            step = self._state.finished_steps
+            raise AttemptFailed(f"the checkpoint after step {step} cannot be written: {error}") from error
+
+    def _announce(self, step: int, *, seconds: float) -> None:
+        """Emit once that there is a checkpoint, also if its attempt was killed before it could."""
+        if not self._checkpoints.announced(step):
+            path, size_bytes = self._checkpoints.path(step), self._checkpoints.size_bytes(step)
+            self._events.emit(event.Checkpoint, step=step, path=str(path), size_bytes=size_bytes, seconds=seconds)
+            self._checkpoints.mark_announced(step)

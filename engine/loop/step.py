@@ -1,0 +1,258 @@
+"""What happens in one RL step, phase by phase, and who waits for whom.
+
+    sync-weights  generator takes the learner's weights       (generator waits for learner)
+    collect       rollouts play, generator samples            (learner waits for rollouts)
+                  again with further prompts while dynamic sampling wants more groups
+    score         loop: groups, rewards, what is left out or masked
+    judge         a judge's verdicts, where credit asks for them
+    credit        learner: advantages, old log-probs          (the trajectories go there, columns come back)
+    update        learner: optimiser updates; k grows         (rollouts wait for learner)
+                  the step's rollouts are reported
+
+A step whose rollouts teach nothing has no credit, and no update unless self-imitation replays; k grows
+all the same.  Version k samples what update k + 1 learns from, so staleness is 0 and a step depends on
+nothing but the weights before it and the run's seed.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from engine.cluster.workers import WorkerGroup
+from engine.failures import RunFailed, divergence_named
+from engine.loop.expert_starts import learn
+from engine.loop.group_filters import Selected, comparable, enough_informative, masked, select
+from engine.loop.judge_phase import Judging
+from engine.loop.metrics import StepFacts, learner_metrics, quarantine_metrics, step_metrics
+from engine.loop.phases import Phases
+from engine.loop.planner import Planner, Played
+from engine.loop.quarantine import HeldGroup, Quarantine, Release, hold, is_out, released, without_quarantined
+from engine.loop.run_log import RunLog
+from engine.loop.settlement import settlements, trained_on
+from engine.loop.state import RunState
+from engine.models.tokenizer import tokenizer_for
+from engine.reporting.event_writer import EventWriter
+from engine.spec import event
+from engine.spec.rollout_group import RolloutGroup, rollouts_in
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+from engine.training.columns import CreditColumns, UpdateRequest, with_columns
+
+
+class StepRunner:
+    """Runs the steps of one attempt, one at a time.  ``state`` changes at the end of a step and not before."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        state: RunState,
+        phases: Phases,
+        workers: WorkerGroup,
+        events: EventWriter,
+        run_log: RunLog,
+        quarantine: Quarantine,
+        judging: Judging | None,
+    ) -> None:
+        self._spec = spec
+        self._state = state
+        self._phases = phases
+        self._workers = workers
+        self._events = events
+        self._run_log = run_log
+        self._quarantine = quarantine
+        self._judging = judging
+        self._planner = Planner(spec)
+
+    async def run_next(self) -> None:
+        """Run one batch of rollouts and its updates."""
+        step, began = self._state.finished_steps + 1, time.monotonic()
+        version = self._state.finished_steps
+        await self._sync_weights(step)
+        played, collect_s = await self._collect(step)
+        selected, release = await self._score(step, played)
+        selected, learned, update_s = await self._learn(step, selected, release)
+        self._events.emit_all([(event.QuarantineSettled, fields) for fields in settlements(step, release, learned)])
+        self._count(step, played, selected, release)
+        seconds = time.monotonic() - began
+        self._phases.progress.step_took(seconds)
+        updated = learned.get("train/updates", 0.0) > 0
+        facts = StepFacts(self._spec.recipe, played, selected, policy_version=version, updated=updated)
+        self._events.metrics(
+            step,
+            step_metrics(facts)
+            | learned
+            | quarantine_metrics(self._spec.environment.sandbox, selected, release)
+            | {
+                "perf/tokens_per_s": sum(rollout.sampled_tokens for rollout in selected.rollouts) / collect_s,
+                "perf/step_seconds": seconds,
+                "perf/collect_seconds": collect_s,
+                "perf/update_seconds": update_s,
+                "perf/rss_mib": await measured_rss_mib(self._workers, self._state),
+            },
+        )
+        await self._phases.boundary()
+
+    async def _sync_weights(self, step: int) -> None:
+        async with self._phases.phase("sync-weights", step):
+            await self._workers.sync_weights(self._state.finished_steps)
+        await self._phases.boundary()
+
+    async def _collect(self, step: int) -> tuple[Played, float]:
+        """Further rounds of prompts follow while dynamic sampling wants more groups and may have them."""
+        sampling = self._spec.recipe.selection.dynamic_sampling
+        played = Played(self._state.tasks_taken, prompts=self._state.prompts.get("train", 0))
+        async with self._phases.phase("collect", step) as spent:
+            for _ in range(1 if sampling is None else sampling.max_rounds):
+                plans = self._planner.plans(self._state.finished_steps, played, self._state.experts)
+                played.add(plans, await self._workers.collect(self._planner.requests(plans)))
+                self._phases.progress.progressed()
+                if enough_informative(self._spec.recipe, played.groups, batch=self._spec.schedule.prompts_per_step):
+                    break
+            self._run_log.discarded(step, played.discarded)
+        await self._phases.boundary()
+        return played, spent.seconds
+
+    async def _score(self, step: int, played: Played) -> tuple[Selected, Release]:
+        """Part those in quarantine from the others; leave out groups in which nobody is left to compare with; drop
+        and mask as the recipe says."""
+        async with self._phases.phase("score", step):
+            self._take_review_decisions()
+            if not any(group.rollouts for group in played.groups):
+                reasons = ", ".join(f"{count} {reason}" for reason, count in played.discarded.items())
+                raise RunFailed(f"no episode of step {step} could be played ({reasons})")
+            marked = self._quarantine.marked_groups(played.groups, self._state.quarantine)
+            quarantined = [rollout for rollout in rollouts_in(marked) if is_out(rollout)]
+            clean = [without_quarantined(group) for group in marked]
+            if not quarantined and not comparable(self._spec.recipe.credit, clean):
+                raise RunFailed(f"no group of step {step} has two episodes left to compare")
+            selected = select(self._spec.recipe, clean, batch=self._spec.schedule.prompts_per_step)
+            selected = replace(selected, quarantined=quarantined)
+            self._events.trajectories([*rollouts_in(selected.dropped), *quarantined])
+            release = released(
+                self._state.quarantine, step, within=self._spec.environment.response.release_within_steps
+            )
+            hold(release, marked)
+            self._run_log.quarantine(step, selected, release)
+        return selected, release
+
+    async def _learn(self, step: int, selected: Selected, release: Release) -> tuple[Selected, dict[str, float], float]:
+        """What the learner says of the step, empty where it was not asked, and the seconds of its update.
+
+        Self-imitation is asked also where nobody is trained on: the step's means belong to its baselines, and a
+        buffer that is full is replayed (SPEAR, algorithm 1, lines 19 and 29 to 37).
+        """
+        judged: dict[str, float] = {}
+        credited = selected.teaches or bool(release.groups)
+        if credited:
+            selected, judged = await self._judge(step, selected)
+            selected = await self._credit(step, selected, release)
+        elif self._spec.recipe.self_imitation is None or not selected.kept:
+            self._events.trajectories(rollouts_in(selected.kept))
+            self._run_log.nothing_to_learn(step, len(selected.rollouts))
+            return selected, {}, 0.0
+        learned, seconds = await self._update(step, selected, release, credited=credited)
+        self._run_log.expired(step, learned)
+        if not selected.teaches and not release.groups and not learned["updates"]:
+            self._run_log.nothing_to_learn(step, len(selected.rollouts))
+        return selected, learner_metrics(learned) | judged, seconds
+
+    async def _judge(self, step: int, selected: Selected) -> tuple[Selected, dict[str, float]]:
+        if self._judging is None or not self._judging.has_weight(step):
+            return selected, {}
+        async with self._phases.phase("judge", step):
+            with self._phases.progress.waiting_on("judge"):
+                judged = await self._judging.judge(selected.kept, alive=self._phases.progress.progressed)
+            for warning in judged.warnings:
+                self._events.log("warning", "judge", f"step {step}: {warning}")
+        await self._phases.boundary()
+        return replace(selected, kept=judged.groups), judged.metrics
+
+    async def _credit(self, step: int, selected: Selected, release: Release) -> Selected:
+        async with self._phases.phase("credit", step):
+            compared_again = self._compared_again(release)
+            with divergence_named(f"credit of step {step}", "recipe.optimizer.learning_rate"):
+                columns = await self._workers.credit(selected.kept, [group for _, group in compared_again])
+            kept = [group.with_rollouts(self._credited(group.rollouts, columns)) for group in selected.kept]
+            back = [
+                rollout
+                for held, group in compared_again
+                for rollout in self._credited(group.rollouts, columns)
+                if rollout.id in held.out
+            ]
+        await self._phases.boundary()
+        return replace(selected, kept=kept, released=back)
+
+    def _credited(self, rollouts: Sequence[Trajectory], columns: Mapping[str, CreditColumns]) -> list[Trajectory]:
+        text_of = tokenizer_for(self._spec.model.vocabulary).decode
+        return [with_columns(rollout, columns[rollout.id], text_of=text_of) for rollout in rollouts]
+
+    def _compared_again(self, release: Release) -> list[tuple[HeldGroup, RolloutGroup]]:
+        """The held groups in which a rollout that was released has somebody to be compared with.
+
+        None of their rollouts is quarantined any more; the recipe's own masks hold.
+        """
+        selection = self._spec.recipe.selection
+        return [
+            (
+                held,
+                held.group.with_rollouts(
+                    masked(selection, rollout.model_copy(update={"masked_because": None}))
+                    for rollout in held.group.rollouts
+                ),
+            )
+            for held in release.groups
+            if comparable(self._spec.recipe.credit, [held.group])
+        ]
+
+    async def _update(
+        self, step: int, selected: Selected, release: Release, *, credited: bool
+    ) -> tuple[dict[str, float], float]:
+        """The rollouts are reported with what became of them, also where the update fails for good."""
+        async with self._phases.phase("update", step) as spent:
+            groups, back = self._without_those_alerted_since(selected, release)
+            request = UpdateRequest.of(step, groups, back, credited=credited)
+            try:
+                with divergence_named(f"update of step {step}", "recipe.optimizer.learning_rate"):
+                    learned = await self._workers.update(request)
+            except RunFailed:
+                self._events.trajectories([*rollouts_in(groups), *back])
+                raise
+            release.updated = trained_on(step, back, learned)
+            self._events.trajectories([*trained_on(step, rollouts_in(groups), learned), *release.updated])
+        return learned, spent.seconds
+
+    def _without_those_alerted_since(
+        self, selected: Selected, release: Release
+    ) -> tuple[list[RolloutGroup], list[Trajectory]]:
+        """What is kept and what is released; an alert that came after its rollout was scored masks it all the same."""
+        before = [*rollouts_in(selected.kept), *selected.released]
+        groups = self._quarantine.marked_groups(selected.kept, self._state.quarantine)
+        back = self._quarantine.marked(selected.released, self._state.quarantine)
+        now = [*rollouts_in(groups), *back]
+        if any(is_out(new) and not is_out(old) for new, old in zip(now, before, strict=True)):
+            hold(release, groups)
+        return groups, back
+
+    def _take_review_decisions(self) -> None:
+        self._state.quarantine = self._quarantine.heard(self._state.quarantine)
+        self._phases.progress.decided_through = self._state.quarantine.decided_through
+
+    def _count(self, step: int, played: Played, selected: Selected, release: Release) -> None:
+        """All together and only now: a pause inside the step saves the state of the step before."""
+        emitted = [*selected.rollouts, *selected.quarantined]
+        self._state.finished_steps = step
+        self._state.tasks_taken = played.tasks_taken
+        self._state.prompts["train"] = played.prompts
+        self._state.trajectories += len(emitted)
+        self._state.sampled_tokens += sum(trajectory.sampled_tokens for trajectory in emitted)
+        self._state.quarantine = self._state.quarantine.model_copy(update={"held": release.held})
+        if (starts := self._spec.recipe.expert_starts) is not None:
+            marked = self._quarantine.marked_groups(played.groups, self._state.quarantine)
+            learn(self._state.experts, starts, [without_quarantined(group) for group in marked])
+
+
+async def measured_rss_mib(workers: WorkerGroup, state: RunState) -> float:
+    """The memory of all workers in MiB now; its highest value stays in ``state``."""
+    mib = await workers.rss_bytes() / 2**20
+    state.peak_rss_mib = max(state.peak_rss_mib, mib)
+    return mib
