@@ -81,7 +81,7 @@ class Engine:
         begin, cpu_begin = time.perf_counter(), time.process_time()
         groups = await self._collected(number)
         collected_at = time.perf_counter()
-        await self._learning(lambda: self._learner.credit(groups))
+        await self._learning(lambda: self._learner.credit(groups, step=number))
         credited_at = time.perf_counter()
         request = UpdateRequest.of(number, groups, (), credited=True)
         learned = await self._learning(lambda: self._learner.update(request))

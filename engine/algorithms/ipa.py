@@ -44,6 +44,7 @@ def chunk_reinforcement_loss(
     reinforcement_weight: float = 1.0,
     aggregation: Aggregation = "token-mean",
     max_response_tokens: int = 1,
+    trajectory_tokens_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``(sum, weight)`` of lambda_RL L_chunk (eq. 8, right).  Chunks cut by m_c count neither in sum nor in weight.
 
@@ -52,7 +53,11 @@ def chunk_reinforcement_loss(
     """
     kept_BT = reinforced_chunks(tokens, mismatch_bound=mismatch_bound)
     total, weight = aggregated(
-        chunk_reinforcement_losses(tokens), kept_BT, aggregation, max_response_tokens=max_response_tokens
+        chunk_reinforcement_losses(tokens),
+        kept_BT,
+        aggregation,
+        max_response_tokens=max_response_tokens,
+        trajectory_tokens_B=trajectory_tokens_B,
     )
     return reinforcement_weight * total, weight
 
@@ -63,10 +68,15 @@ def expert_imitation_loss(
     imitation_weight: float = 0.1,
     aggregation: Aggregation = "token-mean",
     max_response_tokens: int = 1,
+    trajectory_tokens_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``(sum, weight)`` of lambda_IL L_IL (eq. 8, left)."""
     total, weight = aggregated(
-        imitation_losses(tokens), tokens.expert_BT, aggregation, max_response_tokens=max_response_tokens
+        imitation_losses(tokens),
+        tokens.expert_BT,
+        aggregation,
+        max_response_tokens=max_response_tokens,
+        trajectory_tokens_B=trajectory_tokens_B,
     )
     return imitation_weight * total, weight
 

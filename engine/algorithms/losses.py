@@ -89,7 +89,13 @@ class TokenObjective:
         if tokens.kept_BT is not None:
             losses_BT = losses_BT.where(tokens.kept_BT, 0.0)
         mask_BT = self.trained_BT(tokens)
-        return aggregated(losses_BT, mask_BT, self.aggregation, max_response_tokens=self.max_response_tokens)
+        return aggregated(
+            losses_BT,
+            mask_BT,
+            self.aggregation,
+            max_response_tokens=self.max_response_tokens,
+            trajectory_tokens_B=tokens.trained_tokens_B,
+        )
 
     def trained_BT(self, tokens: PolicyTokens) -> Tensor:
         if self.mismatch.mask is None:
@@ -227,6 +233,7 @@ class ChunkObjective:
             reinforcement_weight=self.spec.reinforcement_weight,
             aggregation=self.spec.aggregation,
             max_response_tokens=self.max_response_tokens,
+            trajectory_tokens_B=tokens.trained_tokens_B,
         )
 
     def trained_BT(self, tokens: PolicyTokens) -> Tensor:
@@ -252,6 +259,7 @@ class ExpertImitation:
             imitation_weight=self.spec.imitation_weight,
             aggregation=self.spec.aggregation,
             max_response_tokens=self.max_response_tokens,
+            trajectory_tokens_B=tokens.imitated_tokens_B,
         )
 
 

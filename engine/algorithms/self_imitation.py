@@ -38,5 +38,11 @@ def self_imitation_loss(
     )
     if keep_BT is not None:
         losses_BT = losses_BT.where(keep_BT, 0.0)
-    total, weight = aggregated(losses_BT, tokens.mask_BT, aggregation, max_response_tokens=max_response_tokens)
+    total, weight = aggregated(
+        losses_BT,
+        tokens.mask_BT,
+        aggregation,
+        max_response_tokens=max_response_tokens,
+        trajectory_tokens_B=tokens.trained_tokens_B,
+    )
     return strength * total, weight

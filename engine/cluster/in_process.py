@@ -70,9 +70,9 @@ class InProcessWorkers:
             return await self._worker.collect(requests)
 
     async def credit(
-        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
     ) -> dict[str, CreditColumns]:
-        return await self._learning(lambda: self._learner.credit(groups, released))
+        return await self._learning(lambda: self._learner.credit(groups, released, step=step))
 
     async def update(self, request: UpdateRequest) -> dict[str, float]:
         return await self._learning(lambda: self._learner.update(request))

@@ -60,8 +60,8 @@ class LearnerActor:
 
         self._learner = learner_for(self._spec, self._recordings)
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        return getattr(self._learner, method)(*arguments)
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._learner, method)(*arguments, **named)
 
     def process(self) -> tuple[int, int]:
         return _process()
@@ -228,9 +228,9 @@ class RayWorkers:
         return merged
 
     async def credit(
-        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
     ) -> dict[str, CreditColumns]:
-        columns: dict[str, CreditColumns] = await self._learn("credit", groups, released)
+        columns: dict[str, CreditColumns] = await self._learn("credit", groups, released, step=step)
         return columns
 
     async def update(self, request: UpdateRequest) -> dict[str, float]:
@@ -292,9 +292,9 @@ class RayWorkers:
             pid, _ = await self._actors[name].process.remote()
         self._report("info", f"{name} is process {pid}")
 
-    async def _learn(self, method: str, *arguments: Any) -> Any:
+    async def _learn(self, method: str, *arguments: Any, **named: Any) -> Any:
         with self._waiting.on("learner"), _loss_of("learner"):
-            return await self._actors["learner"].call.remote(method, *arguments)
+            return await self._actors["learner"].call.remote(method, *arguments, **named)
 
     async def _collect_share(self, name: str, share: list[EpisodeRequest]) -> Collected | None:
         """None if the share must be played again."""

@@ -48,9 +48,9 @@ async def opened_sandboxes(environment: Environment, security_log: Path, *, size
         await monitor.close()
 
 
-async def probe(sandbox: SandboxSpec | None) -> None:
+async def probe(spec: SandboxSpec | None) -> None:
     """Make one sandbox and run something in it.  Raises SandboxUnavailable, which says what is missing."""
-    if sandbox is None:
+    if spec is None:
         return
-    async with opened(sandbox) as sandbox:
+    async with opened(spec) as sandbox:
         await sandbox.run_python("1 + 1")

@@ -48,9 +48,9 @@ class WorkerGroup(Protocol):
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected: ...
 
     async def credit(
-        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
     ) -> dict[str, CreditColumns]:
-        """What credit says of each rollout, by its id.  The learner keeps what it made of them for ``update``.
+        """What credit says in ``step`` of each rollout, by its id.  The learner keeps what it made of them.
 
         ``released`` are groups of earlier steps in which a rollout came out of quarantine, each compared within itself.
         """

@@ -41,17 +41,17 @@ class Observation:
     """What came of a message of the policy."""
 
     calls: tuple[ToolCall, ...] = ()
-    """The record of each call that the message asked for, in its order."""
+    """The record of each call that the message asked for, in its order: ``ToolCall.of(request, ...)``."""
     messages: tuple[Message, ...] = ()
     """What the policy reads next.  Empty only where the episode is over."""
     done: bool = False
-    """The goal is reached, or missed for good: the episode ends here."""
+    """The goal is reached, or missed for good, or the task is answered: the episode ends here."""
 
     @classmethod
     def of(cls, calls: Iterable[ToolCall], *, done: bool = False) -> Self:
         """The calls, of each of which the policy reads the output."""
         calls = tuple(calls)
-        return cls(calls, tuple(Message("tool", call.output, call.name) for call in calls), done)
+        return cls(calls, tuple(Message("tool", call.output, call.name, call.id) for call in calls), done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,9 @@ class Session(Protocol):
     async def act(self, message: AssistantMessage) -> Observation:
         """Do what the policy asks for, and tell what came of it; a call that fails is a result.
 
-        The message is either one call of a tool that ``Environment.tools`` names, with arguments that fit its
-        schema, or an answer, which is the last message of an episode whatever the observation says.
+        The message is either calls of tools that ``Environment.tools`` names, with arguments that fit their
+        schemas, or an answer.  An answer ends the episode where the observation says ``done``; a dialogue goes on with
+        the observation's messages.
         """
         ...
 
@@ -159,6 +160,6 @@ class Demonstrator(Protocol):
 class Oracle(Protocol):
     """An environment that knows which turns brought a task nearer to its goal."""
 
-    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[JudgeVerdict]:
-        """One for each turn; ``calls`` holds each turn's call, ``answer`` is what the last one answered, if it did."""
+    def verdicts(self, task: Task, calls: Sequence[Sequence[ToolCall]], answer: str | None) -> list[JudgeVerdict]:
+        """One for each turn; ``calls`` holds each turn's calls, ``answer`` is what the last one answered, if it did."""
         ...

@@ -97,8 +97,7 @@ class PythonMathEnvironment:
             await self._prepare(task, sandbox)
 
         async def run(request: ToolRequest, sandbox: Sandbox) -> ToolCall:
-            code: str = request.arguments["code"]
-            return record_of(code, await sandbox.run_python(code))
+            return record_of(request, await sandbox.run_python(request.arguments["code"]))
 
         return SandboxSession(
             sandboxes,
@@ -125,7 +124,7 @@ class PythonMathEnvironment:
         turns = (*map(_scripted, plan.executions), answer)
         return Script((_opening(task),), turns, Rewards(success=is_right(task, plan.answer)))
 
-    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[JudgeVerdict]:
+    def verdicts(self, task: Task, calls: Sequence[Sequence[ToolCall]], answer: str | None) -> list[JudgeVerdict]:
         answered_right = answer is not None and is_right(task, answer)
         return verdicts(self._problem_of(task), calls, answered_right=answered_right)
 
@@ -148,17 +147,10 @@ def is_right(task: Task, answer: str) -> bool:
     return answer.strip() == task.answer
 
 
-def record_of(code: str, result: ExecResult) -> ToolCall:
+def record_of(request: ToolRequest, result: ExecResult) -> ToolCall:
     """The record of an execution, with the output that the policy is shown."""
-    error_class = error_class_of(result)
-    return ToolCall(
-        name=TOOL.name,
-        arguments=code,
-        output=shown_to_policy(result, limit_characters=OBSERVATION_CHARACTERS),
-        status="ok" if error_class is None else "error",
-        error_class=error_class,
-        seconds=result.seconds,
-    )
+    output = shown_to_policy(result, limit_characters=OBSERVATION_CHARACTERS)
+    return ToolCall.of(request, output, error_class=error_class_of(result), seconds=result.seconds)
 
 
 def _opening(task: Task) -> Message:
@@ -167,7 +159,7 @@ def _opening(task: Task) -> Message:
 
 def _scripted(execution: Execution) -> ScriptedTurn:
     message = AssistantMessage.calling(TOOL.name, {"code": execution.code}, reasoning=execution.reasoning)
-    return ScriptedTurn(message, Observation.of([record_of(execution.code, execution.result)]))
+    return ScriptedTurn(message, Observation.of([record_of(message.requests[0], execution.result)]))
 
 
 def _cells_setup(drawn: Problem) -> str:

@@ -9,26 +9,34 @@ from engine.environments.python_math_problems import Problem
 from engine.spec.trajectory import ToolCall
 
 
-def verdicts(solved: Problem, calls: Sequence[ToolCall | None], *, answered_right: bool) -> list[JudgeVerdict]:
-    """One verdict for each turn, of which ``calls`` holds the call; ``answered_right`` speaks of the last turn.
+def verdicts(solved: Problem, calls: Sequence[Sequence[ToolCall]], *, answered_right: bool) -> list[JudgeVerdict]:
+    """One verdict for each turn, of which ``calls`` holds the calls; ``answered_right`` speaks of the last turn.
+
+    A turn is good if one of its calls is.
 
     A call is good if it worked, is no repetition, and either shows a number of the solution (a hidden one,
     or the value of a part of the expression) that no turn before it showed, or opens a cell.
     """
     wanted, done, judged = set(_numbers_of(solved)), set[str](), list[JudgeVerdict]()
-    for number, call in enumerate(calls, start=1):
-        is_right = answered_right and number == len(calls)
-        judged.append("good" if is_right or (call is not None and _helps(call, wanted, done)) else "bad")
-        if call is not None and call.status == "ok":
-            done.add(call.arguments.strip())
-            wanted -= _shown(call)
+    for number, of_turn in enumerate(calls, start=1):
+        helped = [_taken_in(call, wanted, done) for call in of_turn]
+        judged.append("good" if any(helped) or (answered_right and number == len(calls)) else "bad")
     return judged
 
 
+def _taken_in(call: ToolCall, wanted: set[int], done: set[str]) -> bool:
+    """Whether the call helped; what it did is no news from now on."""
+    helped = _helps(call, wanted, done)
+    if not call.failed:
+        done.add(call.text.strip())
+        wanted -= _shown(call)
+    return helped
+
+
 def _helps(call: ToolCall, wanted: set[int], done: set[str]) -> bool:
-    if call.status == "error" or call.arguments.strip() in done:
+    if call.failed or call.text.strip() in done:
         return False
-    return bool(_shown(call) & wanted) or "open_cell(" in call.arguments
+    return bool(_shown(call) & wanted) or "open_cell(" in call.text
 
 
 def _shown(call: ToolCall) -> set[int]:

@@ -11,13 +11,15 @@ from typing import Generic, Self, TypeVar
 
 from engine.environments.contract import JudgeVerdict, Manner, Observation, Rewards, Sandboxes, Script, ScriptedTurn
 from engine.environments.tasks import SplitTasks, task_id, task_number
-from engine.spec.message import AssistantMessage, Message, ToolSchema
+from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 from engine.spec.run import Dataset
 from engine.spec.trajectory import Split, Task, ToolCall
 
 StateT = TypeVar("StateT")
 GIVES_UP_AT_ONCE = 0.75
 """The share of demonstrators that guess who do nothing at all before they give up."""
+
+OVER = "the task is over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,14 @@ class SimulatedSession(Generic[StateT]):
         """An answer gives up."""
         if message.answers:
             return Observation(done=True)
-        command = message.requests[0].text
-        self._now = self._simulation.act(self._now.state, command)
-        return _observation(self._tool, command, self._now)
+        return Observation.of([self._done(request) for request in message.requests], done=self._now.done)
+
+    def _done(self, request: ToolRequest) -> ToolCall:
+        """A call behind the one that ended the episode changes nothing any more."""
+        if self._now.done:
+            return ToolCall.of(request, OVER, error_class="illegal", seconds=0.0)
+        self._now = self._simulation.act(self._now.state, request.text)
+        return _record(request, self._now)
 
     async def score(self) -> Rewards:
         return _rewards(self._now)
@@ -138,16 +145,18 @@ class SimulatedEnvironment(ABC, Generic[StateT]):
         for command in simulation.script(manner, rng):
             now = simulation.act(now.state, command)
             message = AssistantMessage.calling(self.tool.name, {self.argument: command})
-            turns.append(ScriptedTurn(message, _observation(self.tool, command, now)))
+            turns.append(ScriptedTurn(message, Observation.of([_record(message.requests[0], now)], done=now.done)))
             if now.done:
                 break
         if not now.done:
             turns.append(ScriptedTurn(AssistantMessage("done"), Observation(done=True)))
         return Script((_opening(simulation),), tuple(turns), _rewards(now))
 
-    def verdicts(self, task: Task, calls: Sequence[ToolCall | None], answer: str | None) -> list[JudgeVerdict]:
-        commands = [None if call is None else call.arguments for call in calls]
-        return self._simulation_of(task).verdicts(commands)
+    def verdicts(self, task: Task, calls: Sequence[Sequence[ToolCall]], answer: str | None) -> list[JudgeVerdict]:
+        """A turn is good if one of its calls is."""
+        commands: list[list[str | None]] = [[call.text for call in of_turn] or [None] for of_turn in calls]
+        judged = iter(self._simulation_of(task).verdicts([command for of_turn in commands for command in of_turn]))
+        return ["good" if "good" in [next(judged) for _ in of_turn] else "bad" for of_turn in commands]
 
     @property
     def argument(self) -> str:
@@ -167,14 +176,6 @@ def _rewards(now: ActionResult[StateT]) -> Rewards:
     return Rewards(success=now.done and now.success)
 
 
-def _observation(tool: ToolSchema, command: str, outcome: ActionResult[StateT]) -> Observation:
+def _record(request: ToolRequest, outcome: ActionResult[StateT]) -> ToolCall:
     """A command that is not admitted is a failed call."""
-    call = ToolCall(
-        name=tool.name,
-        arguments=command,
-        output=outcome.output,
-        status="ok" if outcome.legal else "error",
-        error_class=None if outcome.legal else "illegal",
-        seconds=0.0,
-    )
-    return Observation.of([call], done=outcome.done)
+    return ToolCall.of(request, outcome.output, error_class=None if outcome.legal else "illegal", seconds=0.0)

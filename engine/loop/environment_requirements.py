@@ -24,6 +24,7 @@ from engine.rollout.renderers.registry import renderer_for
 from engine.seeds import derived_seed
 from engine.spec.judge import LlmJudge
 from engine.spec.problems import Problem
+from engine.spec.requirement import needing_one_segment
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Split, Task
 from sandboxes.interface import Sandbox, SandboxUnavailable
@@ -60,6 +61,14 @@ def _missing_capabilities(spec: RunSpec, environment: Environment) -> Iterator[P
             f"purification sets an episode back before each correction, and the sessions of {kind} keep no snapshots",
             "make them Restorable and let the environment's `restorable` say so, or remove purification",
         )
+    if not renderer_for(spec).append_only:
+        for path, reason in needing_one_segment(recipe):
+            yield Problem(
+                f"recipe.{path}",
+                "set",
+                f"{reason}; the chat template of this model writes earlier turns again, in another form",
+                "remove it, or use a model whose template only appends",
+            )
     if not isinstance(environment, Demonstrator):
         if _is_scripted(spec):
             yield Problem(
@@ -179,8 +188,8 @@ def _demonstration_lengths(writer: DemonstrationWriter, tasks: Sequence[Task]) -
     for task in tasks:
         for manner in get_args(Manner):
             rng = Random(derived_seed("measured", writer.seed, task.id, manner))
-            turns = writer.turns(task, writer.environment.script(task, manner, rng))
-            yield sum(len(turn.context_ids) + len(turn.token_ids) for turn in turns)
+            segments = writer.segments(task, writer.environment.script(task, manner, rng))
+            yield max(segment.token_count for segment in segments)
 
 
 class _NoSandboxes:

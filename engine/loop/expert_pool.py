@@ -110,23 +110,26 @@ def prefix_keys(turns: Sequence[Turn]) -> list[str]:
 
 
 def can_be_expert(trajectory: Trajectory) -> bool:
-    """It succeeded, and there is a turn to start behind: every turn but the last called the tool."""
+    """It succeeded in one segment, and there is a turn to start behind: every turn but the last called a tool.
+
+    Of several segments a prefix of turns would not be what the policy reads when it takes over.
+    """
     return (
         trajectory.success
+        and len(trajectory.segments) == 1
         and len(trajectory.turns) >= 2
-        and all(turn.tool_call is not None for turn in trajectory.turns[:-1])
+        and all(turn.tool_calls for turn in trajectory.turns[:-1])
     )
 
 
 def as_expert(success: Trajectory) -> Trajectory:
     """Without what belongs to the step that it was trained in, and without times, so that equal runs keep equals."""
     turns = [_as_expert_turn(turn) for turn in success.turns]
-    bare = {"turns": turns, "trained_at_step": None, "masked_because": None, "changes": [], "start": None}
-    return success.model_copy(update=bare)
+    bare: dict[str, object] = {"trained_at_step": None, "masked_because": None, "changes": [], "start": None}
+    return success.with_turns(turns).model_copy(update=bare)
 
 
 def _as_expert_turn(turn: Turn) -> Turn:
-    call = turn.tool_call
     return turn.model_copy(
         update={
             "advantages": None,
@@ -135,6 +138,6 @@ def _as_expert_turn(turn: Turn) -> Turn:
             "imitated": False,
             "masked_because": None,
             "verdict": None,
-            "tool_call": None if call is None else call.model_copy(update={"seconds": 0.0}),
+            "tool_calls": [call.model_copy(update={"seconds": 0.0}) for call in turn.tool_calls],
         }
     )

@@ -14,13 +14,15 @@ from engine.algorithms.filters import highest_variance_groups, is_informative
 from engine.algorithms.sample_masks import SampleFacts, TurnFacts, mask_reason
 from engine.spec.estimator import Estimator
 from engine.spec.recipe import Recipe
+from engine.spec.requirement import needing_one_segment
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
-from engine.spec.selection import Selection
 from engine.spec.trajectory import Trajectory
 from engine.training.imitation import has_something_to_imitate, imitates
 
 DROPPED = "dynamic-sampling"
 LOW_VARIANCE = "low-variance-group"
+SEVERAL_SEGMENTS = "several-segments"
+"""The recipe has a part that works on trajectories of one segment only."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ def select(recipe: Recipe, groups: Sequence[RolloutGroup], *, batch: int) -> Sel
         numbers = {group.plan.number for group in chosen}
         dropped = [_with_reason(group, DROPPED) for group in kept if group.plan.number not in numbers]
         kept = chosen
-    kept = [group.with_rollouts(masked(selection, rollout) for rollout in group.rollouts) for group in kept]
+    kept = [group.with_rollouts(masked(recipe, rollout) for rollout in group.rollouts) for group in kept]
     kept = _without_least_varied(kept, keep=selection.keep_groups)
     return Selected(kept, dropped, imitates=imitates(recipe))
 
@@ -83,8 +85,11 @@ def enough_informative(recipe: Recipe, groups: Sequence[RolloutGroup], *, batch:
     return len(informative(comparable(recipe.credit, groups))) >= batch
 
 
-def masked(selection: Selection, rollout: Trajectory) -> Trajectory:
+def masked(recipe: Recipe, rollout: Trajectory) -> Trajectory:
     """The same rollout, with a reason where the recipe has one not to train on it."""
+    if len(rollout.segments) > 1 and needing_one_segment(recipe):
+        return _masked_because(rollout, SEVERAL_SEGMENTS)
+    selection = recipe.selection
     if not selection.masks:
         return rollout
     facts = facts_of(rollout)
@@ -97,14 +102,10 @@ def masked(selection: Selection, rollout: Trajectory) -> Trajectory:
 def facts_of(rollout: Trajectory) -> SampleFacts:
     """An expert's turns count as turns; their tokens are not the policy's."""
     sampled = [turn for turn in rollout.turns if not turn.prefilled]
-    last = len(rollout.turns) - 1
     return SampleFacts(
         token_ids=[token for turn in sampled for token in turn.token_ids],
         text="".join(piece for turn in sampled for piece in turn.pieces),
-        turns=[
-            TurnFacts(turn.tool_call is not None, number == last and rollout.stop_reason == "answered")
-            for number, turn in enumerate(rollout.turns)
-        ],
+        turns=[TurnFacts(bool(turn.tool_calls), turn.answered) for turn in rollout.turns],
         cut_short=rollout.stop_reason in ("truncated", "turn-limit"),
     )
 

@@ -121,7 +121,7 @@ def _judged(rollout: Trajectory, answer: JudgeResponse | None) -> Trajectory:
     if answer is None or isinstance(answer, JudgeFailed):
         return rollout
     turns = [turn.model_copy(update={"verdict": verdict}) for turn, verdict in zip(rollout.turns, answer, strict=True)]
-    return rollout.model_copy(update={"turns": turns})
+    return rollout.with_turns(turns)
 
 
 def _metrics(judged: Sequence[RolloutGroup], counts: JudgeCounts, seconds: float) -> dict[str, float]:

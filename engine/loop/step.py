@@ -171,7 +171,8 @@ class StepRunner:
         async with self._phases.phase("credit", step):
             compared_again = self._compared_again(release)
             with divergence_named(f"credit of step {step}", "recipe.optimizer.learning_rate"):
-                columns = await self._workers.credit(selected.kept, [group for _, group in compared_again])
+                again = [group for _, group in compared_again]
+                columns = await self._workers.credit(selected.kept, again, step=step)
             kept = [group.with_rollouts(self._credited(group.rollouts, columns)) for group in selected.kept]
             back = [
                 rollout
@@ -191,17 +192,17 @@ class StepRunner:
 
         None of their rollouts is quarantined any more; the recipe's own masks hold.
         """
-        selection = self._spec.recipe.selection
+        recipe = self._spec.recipe
         return [
             (
                 held,
                 held.group.with_rollouts(
-                    masked(selection, rollout.model_copy(update={"masked_because": None}))
+                    masked(recipe, rollout.model_copy(update={"masked_because": None}))
                     for rollout in held.group.rollouts
                 ),
             )
             for held in release.groups
-            if comparable(self._spec.recipe.credit, [held.group])
+            if comparable(recipe.credit, [held.group])
         ]
 
     async def _update(
@@ -234,7 +235,7 @@ class StepRunner:
         return groups, back
 
     def _take_review_decisions(self) -> None:
-        self._state.quarantine = self._quarantine.heard(self._state.quarantine)
+        self._state.quarantine = self._quarantine.absorbed(self._state.quarantine)
         self._phases.progress.decided_through = self._state.quarantine.decided_through
 
     def _count(self, step: int, played: Played, selected: Selected, release: Release) -> None:

@@ -1,10 +1,12 @@
 """An environment's session as an episode uses it: misfit calls never reach it, and its faults have their name.
 
 A call of a tool that is not there, or with arguments that do not fit the tool's schema, is answered here with an
-error, which the policy reads as it reads the error of a tool that ran.
+error, which the policy reads as it reads the error of a tool that ran.  Of several calls in one message each is
+answered by itself: the session does those that fit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import isfinite
 
@@ -33,17 +35,15 @@ class CheckedSession:
             return await self._session.reset()
 
     async def act(self, message: AssistantMessage) -> Observation:
-        """``message`` is a call, perhaps a malformed one, or an answer."""
-        misfit = self._misfit(message)
-        if misfit is not None:
-            return Observation.of([misfit])
+        """``message`` is calls, perhaps malformed ones, or an answer."""
+        refused = {request.id: call for request in message.requests if (call := self._refusal_of(request)) is not None}
+        if message.requests and len(refused) == len(message.requests):
+            return Observation.of([refused[request.id] for request in message.requests])
+        fitting = tuple(request for request in message.requests if request.id not in refused)
         with named_as_environment_fault():
-            observation = await self._session.act(message)
-            if len(observation.calls) != len(message.requests):
-                raise EnvironmentFailed(f"{len(observation.calls)} records of {len(message.requests)} tool calls")
-            if not (observation.done or observation.messages or message.answers):
-                raise EnvironmentFailed("an episode that is not over, and nothing for the policy to read")
-            return observation
+            observation = await self._session.act(replace(message, requests=fitting))
+            _check(observation, fitting)
+        return _with_refusals(observation, message.requests, refused) if refused else observation
 
     async def score(self) -> Rewards:
         with named_as_environment_fault():
@@ -77,40 +77,54 @@ class CheckedSession:
     def _validators(self) -> dict[str, Draft202012Validator]:
         return {tool.name: Draft202012Validator(dict(tool.parameters)) for tool in self._tools}
 
-    def _misfit(self, message: AssistantMessage) -> ToolCall | None:
+    def _refusal_of(self, request: ToolRequest) -> ToolCall | None:
         """The record of a call that cannot be made; None where there is nothing against it."""
-        if message.malformed is not None:
-            malformed = message.malformed
-            if malformed.tool not in self._validators:
-                return _refused(malformed.tool, malformed.text, "unknown-tool", self._no_such_tool(malformed.tool))
-            return _refused(malformed.tool, malformed.text, "arguments", malformed.reason)
-        for request in message.requests:
-            if (refused := self._misfit_request(request)) is not None:
-                return refused
-        return None
-
-    def _misfit_request(self, request: ToolRequest) -> ToolCall | None:
         validator = self._validators.get(request.name)
         if validator is None:
-            return _refused(request.name, request.text, "unknown-tool", self._no_such_tool(request.name))
+            return _refused(request, "unknown-tool", self._no_such_tool(request.name))
+        if request.malformed is not None:
+            return _refused(request, "arguments", request.malformed.reason)
         error = best_match(validator.iter_errors(dict(request.arguments)))
         if error is None:
             return None
-        place = ".".join(map(str, error.absolute_path))
-        return _refused(
-            request.name, request.text, "arguments", f"{place}: {error.message}" if place else error.message
-        )
+        path = ".".join(map(str, error.absolute_path))
+        return _refused(request, "arguments", f"{path}: {error.message}" if path else error.message)
 
     def _no_such_tool(self, name: str) -> str:
         return f"no tool {name!r}; there is {', '.join(self._validators) or 'none'}"
 
 
-def _refused(name: str, arguments: str, error_class: ErrorClass, reason: str) -> ToolCall:
-    return ToolCall(
-        name=name,
-        arguments=arguments,
-        output=f"Error: {reason}"[:LONGEST_REASON],
-        status="error",
-        error_class=error_class,
-        seconds=0.0,
-    )
+def _check(observation: Observation, requests: Sequence[ToolRequest]) -> None:
+    """Raises EnvironmentFailed where the observation is not one of these calls, or of an answer if there are none."""
+    if len(observation.calls) != len(requests):
+        raise EnvironmentFailed(f"{len(observation.calls)} records of {len(requests)} tool calls")
+    for call, request in zip(observation.calls, requests, strict=True):
+        if (call.id, call.name) != (request.id, request.name):
+            raise EnvironmentFailed(
+                f"the record of call {call.id!r} of {call.name!r} where that of {request.id!r} of {request.name!r} is "
+                "due; use ToolCall.of(request, ...), in the order of the requests"
+            )
+    if not (observation.done or observation.messages):
+        raise EnvironmentFailed(
+            "an episode that is not over, and nothing for the policy to read; return Observation(done=True) for its end"
+        )
+
+
+def _with_refusals(
+    observation: Observation, requests: Sequence[ToolRequest], refused: Mapping[str, ToolCall]
+) -> Observation:
+    """Records and results in the order of the requests; what belongs to no call comes last."""
+    made = {call.id: call for call in observation.calls}
+    results = [message for message in observation.messages if message.call in made]
+    messages: list[Message] = []
+    for request in requests:
+        if request.id in refused:
+            messages += Observation.of([refused[request.id]]).messages
+        messages += [message for message in results if message.call == request.id]
+    messages += [message for message in observation.messages if message.call not in made]
+    calls = tuple(refused.get(request.id) or made[request.id] for request in requests)
+    return Observation(calls, tuple(messages), observation.done)
+
+
+def _refused(request: ToolRequest, error_class: ErrorClass, reason: str) -> ToolCall:
+    return ToolCall.of(request, f"Error: {reason}"[:LONGEST_REASON], error_class=error_class, seconds=0.0)

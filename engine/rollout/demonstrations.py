@@ -4,7 +4,7 @@ They cover training tasks only.  Their ``logprobs`` are 0 and their ``policy_ver
 policy sampled them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -14,12 +14,12 @@ from engine.environments.registry import environment_for
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.scoring import rewards_of
+from engine.rollout.transcript import Transcript
 from engine.seeds import derived_seed
-from engine.spec.message import AssistantMessage, ToolSchema
 from engine.spec.recipe import Reward
 from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
-from engine.spec.trajectory import StopReason, Task, ToolCall, Trajectory, Turn
+from engine.spec.trajectory import Segment, StopReason, Task, Trajectory
 
 
 class ScriptedEnvironment(Environment, Demonstrator, Protocol):
@@ -52,14 +52,13 @@ class DemonstrationWriter:
         return solved.model_copy(update={"id": f"solution-{task.id}"})
 
     def _trajectory(self, task: Task, script: Script, prompt: int) -> Trajectory:
-        turns = self.turns(task, script)
+        segments = self.segments(task, script)
         last = script.turns[-1]
         answered, success = last.message.answers, script.rewards.success
         rewards = rewards_of(
             self.reward,
             success=success,
-            turns=turns,
-            answered=answered,
+            turns=[turn for segment in segments for turn in segment.turns],
             step=0,
             components=script.rewards.components,
         )
@@ -70,7 +69,7 @@ class DemonstrationWriter:
             member=0,
             sampled_at_version=-1,
             task=task,
-            turns=turns,
+            segments=segments,
             stop_reason=_stop_reason(script),
             answer=last.message.content if answered else None,
             success=success,
@@ -78,28 +77,18 @@ class DemonstrationWriter:
             rewards=rewards,
         )
 
-    def turns(self, task: Task, script: Script) -> list[Turn]:
-        tools, turns = self.environment.tools(task), list[Turn]()
-        context = self.renderer.prompt(script.opening, tools)
-        for step in script.turns:
-            calls = step.observation.calls
-            turns.append(self._turn(context, step.message, tools, calls[0] if calls else None))
-            context = self.renderer.bridge(step.observation.messages)
-        return turns
-
-    def _turn(
-        self, context: list[int], message: AssistantMessage, tools: Sequence[ToolSchema], call: ToolCall | None
-    ) -> Turn:
-        tokens = self.renderer.write(message, tools)
-        return Turn(
-            context_ids=context,
-            context_text=self.renderer.text(context),
-            token_ids=tokens,
-            pieces=self.renderer.pieces(tokens),
-            logprobs=[0.0] * len(tokens),
-            policy_versions=[-1] * len(tokens),
-            tool_call=call,
-        )
+    def segments(self, task: Task, script: Script) -> list[Segment]:
+        """The script in the ids of a policy that means what its demonstrator says."""
+        tools = self.environment.tools(task)
+        transcript = Transcript(self.renderer, script.opening, tools)
+        for number, step in enumerate(script.turns, start=1):
+            ids = self.renderer.write(step.message, tools)
+            turn = transcript.turn(ids, logprobs=[0.0] * len(ids), policy_versions=[-1] * len(ids))
+            marks = {"tool_calls": list(step.observation.calls), "answered": step.message.answers}
+            transcript.wrote(turn.model_copy(update=marks))
+            if number < len(script.turns):
+                transcript.told(self.renderer.parse(ids, tools), step.observation.messages)
+        return transcript.segments
 
 
 def demonstration_writer_for(spec: RunSpec) -> DemonstrationWriter:

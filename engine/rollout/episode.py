@@ -1,13 +1,14 @@
-"""One episode: generate, parse, act, observe, until the policy answers or a limit is met.
+"""One episode: generate, parse, act, observe, until the environment says that it is over or a limit is met.
 
 The environment speaks messages and the generator token ids; the renderer stands between them.  Sampled ids
-are appended and never made from text a second time.  What the session holds is given back however the episode
+are appended and never made from text a second time; where the renderer writes the context again, another segment
+begins (transcript.py).  What the session holds is given back however the episode
 ends.  A failing tool is an observation, or is repaired where the request says so (purification.py); a lost sandbox is
 ``SandboxLost`` and no trajectory.  Before the policy speaks, an expert's turns may be replayed
 (reexecution.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -17,16 +18,17 @@ from engine.rollout.faults import EnvironmentFailed, named_as_environment_fault
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.purification import Purifier
 from engine.rollout.reexecution import ReplayDiverged, check_is_call, compare
-from engine.rollout.renderers.contract import Renderer
+from engine.rollout.renderers.contract import Parsed, Renderer
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.sandbox_monitor import EpisodeMonitor, SandboxMonitor
 from engine.rollout.scoring import rewards_of
+from engine.rollout.transcript import Transcript
 from engine.spec.exploration import Purification
 from engine.spec.generation import Generated, TextGenerator
 from engine.spec.message import AssistantMessage, ToolSchema
 from engine.spec.recipe import Reward
 from engine.spec.security import QUARANTINED
-from engine.spec.trajectory import Change, Start, StopReason, Task, ToolCall, Trajectory, Turn
+from engine.spec.trajectory import Change, Segment, Start, StopReason, Task, ToolCall, Trajectory, Turn
 from sandboxes.interface import SandboxFrozen
 
 __all__ = ["Arena", "EnvironmentFailed", "ReplayDiverged", "run_episode"]
@@ -52,6 +54,7 @@ class Arena:
 
 @dataclass(slots=True)
 class _Ending:
+    segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     stop_reason: StopReason = "turn-limit"
     answer: str | None = None
@@ -106,33 +109,33 @@ class _Episode:
         self._ending = _Ending()
 
     async def play(self) -> _Ending:
-        ending, history = self._ending, list[int]()
-        context = self._renderer.prompt(await self._session.reset(), self._tools, self._request.experience)
+        ending = self._ending
+        transcript = Transcript(self._renderer, await self._session.reset(), self._tools, self._request.experience)
         for number in range(self._arena.max_turns):
             if self._watch is not None:
                 self._watch.turn = number
-            history += context
+            history = transcript.history
             expert = self._expert[number] if number < len(self._expert) else None
             if not self._policy_session.has_room(history, expert.token_ids if expert is not None else ()):
                 ending.stop_reason = "truncated"
                 break
             if expert is not None:
-                turn, observation = await self._replayed(number, history, expert, context)
+                played = await self._replayed(number, history, expert)
             else:
-                turn, observation = await self._played(number, history, context)
-            ending.turns.append(turn)
-            if turn.tool_call is None:
+                played = await self._played(number, history)
+            generated, observation = played.generated, played.observation
+            turn = transcript.turn(
+                generated.token_ids, logprobs=generated.logprobs, policy_versions=generated.policy_versions
+            ).model_copy(update={"tool_calls": list(observation.calls), **played.marks})
+            transcript.wrote(turn)
+            if self._watch is not None and turn.tool_calls:
+                self._watch.ended("".join(turn.pieces), turn.tool_calls)
+            if played.ends_because is not None:
+                ending.stop_reason = played.ends_because
                 break
-            if self._watch is not None:
-                self._watch.ended("".join(turn.pieces), turn.tool_call)
-            if turn.tool_call.error_class == "frozen":
-                ending.stop_reason = "frozen"
-                break
-            if observation.done:
-                ending.stop_reason = "done"
-                break
-            history += turn.token_ids
-            context = self._renderer.bridge(observation.messages)
+            assert played.parsed is not None, "a turn that says nothing ends the episode"
+            transcript.told(played.parsed, observation.messages)
+        ending.segments, ending.turns = transcript.segments, transcript.turns
         if self._purifier is not None:
             ending.changes += self._purifier.changes
         if self._watch is not None:
@@ -140,52 +143,57 @@ class _Episode:
             ending.alerts = self._watch.alerts
         return ending
 
-    async def _played(self, number: int, history: Sequence[int], context: list[int]) -> tuple[Turn, Observation]:
-        """A turn of the policy's.  One without a call is the last, and sets the ending."""
+    async def _played(self, number: int, history: Sequence[int]) -> "_Played":
+        """A turn of the policy's."""
         generated = await self._policy_session.sample(history, seed=self._request.turn_seed(number))
         parsed = self._renderer.parse(generated.token_ids, self._tools) if generated.stopped_by == "stop" else None
-        if parsed is None or not parsed.message.calls_tool:
-            observation = await self._ended(None if parsed is None else parsed.message, generated)
-            return self._turn(number, context, generated, None), observation
+        if parsed is None or parsed.message.malformed is not None:
+            void: StopReason = "truncated" if generated.stopped_by == "context" else "no-tool-call"
+            return _Played(generated, parsed, Observation(done=True), void)
+        if parsed.message.answers:
+            return await self._answered(generated, parsed)
         self._begins(generated, parsed.message)
         try:
             if self._purifier is None:
-                return self._acted(number, context, generated, await self._session.act(parsed.message))
-            acted = await self._purifier.act(number, history, generated, parsed)
+                observation = await self._session.act(parsed.message)
+            else:
+                acted = await self._purifier.act(number, history, generated, parsed)
+                generated, parsed, observation = acted.generated, acted.parsed, acted.observation
         except SandboxFrozen as frozen:
-            return self._acted(number, context, generated, _stopped(parsed.message, frozen))
-        return self._acted(number, context, acted.generated, acted.observation)
+            return _Played(generated, parsed, _stopped(parsed.message, frozen), "frozen")
+        return _Played(generated, parsed, observation, "done" if observation.done else None)
 
-    async def _ended(self, message: AssistantMessage | None, generated: Generated) -> Observation:
-        """The session is given an answer, and nothing that is none."""
-        if message is None or not message.answers:
-            self._ending.stop_reason = "truncated" if generated.stopped_by == "context" else "no-tool-call"
-            return Observation(done=True)
-        self._ending.answer, self._ending.stop_reason = message.content, "answered"
+    async def _answered(self, generated: Generated, parsed: Parsed) -> "_Played":
+        """The environment says whether the episode is over."""
         try:
-            return await self._session.act(message)
+            observation = await self._session.act(parsed.message)
         except SandboxFrozen:
-            self._ending.stop_reason = "frozen"
-            return Observation(done=True)
+            self._ending.answer = parsed.message.content
+            return _Played(generated, parsed, Observation(done=True), "frozen")
+        if observation.done:
+            self._ending.answer = parsed.message.content
+        return _Played(
+            generated, parsed, observation, "answered" if observation.done else None, marks={"answered": True}
+        )
 
     def _begins(self, generated: Generated, message: AssistantMessage) -> None:
         if self._watch is not None:
             self._watch.begins("".join(self._renderer.pieces(generated.token_ids)), message.call_text)
 
-    async def _replayed(
-        self, number: int, history: Sequence[int], expert: Turn, context: list[int]
-    ) -> tuple[Turn, Observation]:
+    async def _replayed(self, number: int, history: Sequence[int], expert: Turn) -> "_Played":
         prefill = self._request.prefill
         assert prefill is not None
         generated = await self._policy_session.force(history, expert.token_ids)
-        message = self._renderer.parse(expert.token_ids, self._tools).message
-        check_is_call(number, message)
-        self._begins(generated, message)
+        parsed = self._renderer.parse(expert.token_ids, self._tools)
+        check_is_call(number, parsed.message)
+        self._begins(generated, parsed.message)
+        ends: StopReason | None = None
         try:
-            observation = await self._session.act(message)
-            compare(number, expert, observation.calls[0])
+            observation = await self._session.act(parsed.message)
+            compare(number, expert, observation.calls)
+            ends = "done" if observation.done else None
         except SandboxFrozen as frozen:
-            observation = _stopped(message, frozen)
+            observation, ends = _stopped(parsed.message, frozen), "frozen"
         imitated = number < prefill.imitated
         self._ending.changes.append(
             Change(
@@ -197,8 +205,7 @@ class _Episode:
                 details={"expert": prefill.expert},
             )
         )
-        turn, _ = self._acted(number, context, generated, observation)
-        return turn.model_copy(update={"prefilled": True, "imitated": imitated}), observation
+        return _Played(generated, parsed, observation, ends, marks={"prefilled": True, "imitated": imitated})
 
     def _opened_purifier(self) -> Purifier:
         if self._arena.purification is None:
@@ -213,36 +220,25 @@ class _Episode:
             max_turn_tokens=self._arena.max_turn_tokens,
         )
 
-    def _acted(
-        self, number: int, context: list[int], generated: Generated, observation: Observation
-    ) -> tuple[Turn, Observation]:
-        return self._turn(number, context, generated, observation.calls[0]), observation
 
-    def _turn(self, number: int, context: list[int], generated: Generated, tool_call: ToolCall | None) -> Turn:
-        experience = self._request.experience
-        return Turn(
-            context_ids=context,
-            context_text=self._renderer.text(context),
-            token_ids=list(generated.token_ids),
-            pieces=self._renderer.pieces(generated.token_ids),
-            logprobs=list(generated.logprobs),
-            policy_versions=list(generated.policy_versions),
-            tool_call=tool_call,
-            experience_span=self._renderer.experience_span(experience) if experience and number == 0 else None,
-        )
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """A turn, what came of it, and whether the episode ends there."""
+
+    generated: Generated
+    parsed: Parsed | None
+    """None where it did not come to an end of its own."""
+    observation: Observation
+    ends_because: StopReason | None
+    marks: Mapping[str, bool] = field(default_factory=dict)
+    """Fields of ``Turn``."""
 
 
 def _stopped(message: AssistantMessage, frozen: SandboxFrozen) -> Observation:
-    """The observation of a call in which, or after which, the sandbox was frozen."""
-    call = ToolCall(
-        name=message.requests[0].name,
-        arguments=message.call_text,
-        output=str(frozen),
-        status="error",
-        error_class="frozen",
-        seconds=0.0,
+    """The observation of calls in which, or after which, the sandbox was frozen."""
+    return Observation.of(
+        ToolCall.of(request, str(frozen), error_class="frozen", seconds=0.0) for request in message.requests
     )
-    return Observation.of([call])
 
 
 async def _rewards(session: CheckedSession, ending: _Ending) -> Rewards:
@@ -260,7 +256,6 @@ def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, ending: _Endi
         arena.reward,
         success=earned.success,
         turns=ending.turns,
-        answered=ending.stop_reason == "answered",
         step=request.step,
         components=earned.components,
     )
@@ -271,7 +266,7 @@ def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, ending: _Endi
         member=request.member,
         sampled_at_version=_first_version(ending.turns, request.version),
         task=task,
-        turns=ending.turns,
+        segments=ending.segments,
         stop_reason=ending.stop_reason,
         answer=ending.answer,
         success=earned.success,
@@ -300,6 +295,5 @@ def _start(request: EpisodeRequest) -> Start | None:
 
 def _first_attempt_errors(ending: _Ending) -> int:
     """A failed call is still there, or a change tells of its repair."""
-    own = [turn.tool_call for turn in ending.turns if turn.tool_call is not None and not turn.prefilled]
-    failed = sum(call.status == "error" for call in own)
+    failed = sum(turn.failed_calls for turn in ending.turns if not turn.prefilled)
     return failed + sum(change.kind == "purified" for change in ending.changes)

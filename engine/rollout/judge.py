@@ -69,7 +69,7 @@ class EnvironmentJudge:
         self.counts = JudgeCounts()
 
     async def verdicts(self, trajectory: Trajectory) -> Sequence[JudgeVerdict]:
-        calls = [turn.tool_call for turn in trajectory.turns]
+        calls = [turn.tool_calls for turn in trajectory.turns]
         return self._oracle.verdicts(trajectory.task, calls, trajectory.answer)
 
     async def close(self) -> None:

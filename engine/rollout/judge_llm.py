@@ -179,7 +179,7 @@ def question_about(trajectory: Trajectory) -> str:
 
 
 def _step(number: int, turn: Turn) -> str:
-    observed = "none" if turn.tool_call is None else f"{turn.tool_call.status} {_quoted(turn.tool_call.output)}"
+    observed = "; ".join(f"{call.status} {_quoted(call.output)}" for call in turn.tool_calls) or "none"
     return f"Step {number} action: {_quoted(''.join(turn.pieces))}\nStep {number} observation: {observed}"
 
 

@@ -14,6 +14,10 @@ after h_t, tells the policy what is known of the error by now, and makes no look
 turns whatever K is.  A lookahead turn without a tool call is a spent attempt that ran nothing: the
 next one reads the same failing turn again, under another seed.
 
+A failed turn of several calls is not repaired: eq. 5 puts one call in the place of one.  Nor is one behind whose
+context a renderer writes the history again, since then h_t is no beginning of what the correction would read.  Both put
+SAAR to rest, and a correction of several calls is a spent attempt.
+
 No log-prob of a lookahead leaves this module: whatever it returns after a failure was forced at h_t.
 """
 
@@ -35,19 +39,19 @@ from sandboxes.interface import SnapshotUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """A turn that called the tool, and what the tool said."""
+    """A turn that called tools, and what they said."""
 
     generated: Generated
     parsed: Parsed
     observation: Observation
 
     @property
-    def tool_call(self) -> ToolCall:
-        return self.observation.calls[0]
+    def failed_calls(self) -> list[ToolCall]:
+        return [call for call in self.observation.calls if call.failed]
 
     @property
     def failed(self) -> bool:
-        return self.tool_call.status == "error"
+        return bool(self.failed_calls)
 
     @property
     def as_sampled(self) -> saar.SampledTurn:
@@ -81,10 +85,15 @@ class Purifier:
         """
         if self._rests:
             return await self._acted(generated, parsed)
+        if len(parsed.message.requests) > 1:
+            return self._unrepaired(number, await self._acted(generated, parsed), "several-calls")
+        if not self._renderer.append_only:
+            return self._unrepaired(number, await self._acted(generated, parsed), "rewritten-context")
         try:
             moment = await self._session.snapshot()
         except SnapshotUnavailable as refusal:
-            return self._unrestorable(number, await self._acted(generated, parsed), refusal)
+            acted = await self._acted(generated, parsed)
+            return self._unrepaired(number, acted, "no-snapshot", refusal=str(refusal))
         acted = await self._acted(generated, parsed)
         if acted.failed:
             acted = await self._repaired(number, history, acted, moment)
@@ -115,7 +124,7 @@ class Purifier:
                 lookahead, seed=self._request.correction_seed(number, attempt)
             )
             parsed = self._renderer.parse(generated.token_ids, self._tools) if generated.stopped_by == "stop" else None
-            if parsed is None or not parsed.message.calls_tool:
+            if parsed is None or len(parsed.message.requests) != 1:
                 continue
             await self._session.restore(moment)
             newest = await self._acted(generated, parsed)
@@ -174,8 +183,8 @@ class Purifier:
         )
         return Acted(generated, newest.parsed, newest.observation)
 
-    def _unrestorable(self, number: int, acted: Acted, refusal: SnapshotUnavailable) -> Acted:
-        """The call was made without a way back; if it failed, it stays."""
+    def _unrepaired(self, number: int, acted: Acted, reason: str, **details: str) -> Acted:
+        """The turn was done without a way back; if a call of it failed, it stays."""
         if acted.failed:
             self._rests = True
             self.changes.append(
@@ -184,8 +193,8 @@ class Purifier:
                     turn=number,
                     start=0,
                     stop=len(acted.generated.token_ids),
-                    reason="no-snapshot",
-                    details={**_details(acted, 0), "refusal": str(refusal)},
+                    reason=reason,
+                    details={**_details(acted, 0), **details},
                 )
             )
         return acted
@@ -193,5 +202,5 @@ class Purifier:
 
 def _details(failed: Acted, attempts: int) -> dict[str, str | int | float]:
     """What is known of the failed call that was not kept anywhere else."""
-    call = failed.tool_call
+    call = failed.failed_calls[0]
     return {"attempts": attempts, "error_class": call.error_class or "other", "first_output": call.output}

@@ -4,6 +4,8 @@ The world of the new episode stands where the expert's stood only if every call 
 did then.  What was recorded is compared; a difference is no observation but the end of the episode.
 """
 
+from collections.abc import Sequence
+
 from engine.spec.message import AssistantMessage
 from engine.spec.trajectory import ToolCall, Turn
 
@@ -18,12 +20,12 @@ def check_is_call(number: int, message: AssistantMessage) -> None:
         raise ReplayDiverged(f"turn {number} of the expert calls no tool")
 
 
-def compare(number: int, recorded: Turn, replayed: ToolCall) -> None:
+def compare(number: int, recorded: Turn, replayed: Sequence[ToolCall]) -> None:
     """Raises ReplayDiverged unless the policy is shown the very same."""
-    expected = recorded.tool_call
-    if expected is None or (expected.output, expected.status) != (replayed.output, replayed.status):
+    expected = recorded.tool_calls
+    if [(call.output, call.status) for call in expected] != [(call.output, call.status) for call in replayed]:
         raise ReplayDiverged(f"turn {number}: {_shown(replayed)} instead of {_shown(expected)}")
 
 
-def _shown(call: ToolCall | None) -> str:
-    return "no call" if call is None else f"{call.status} {call.output!r}"
+def _shown(calls: Sequence[ToolCall]) -> str:
+    return ", ".join(f"{call.status} {call.output!r}" for call in calls) or "no call"

@@ -18,9 +18,10 @@ Barren = Literal["repeated-errors", "lost"]
 def barren(trajectory: Trajectory, resampling: Resampling) -> Barren | None:
     """Why it should be replaced, or None.  An expert's calls, which it did not make, do not count."""
     failed = [
-        turn.tool_call is not None and turn.tool_call.status == "error"
+        is_failed
         for turn in trajectory.turns
         if not turn.prefilled
+        for is_failed in ([call.failed for call in turn.tool_calls] or [False])
     ]
     longest = max((len(list(run)) for is_failed, run in groupby(failed) if is_failed), default=0)
     limit = resampling.repeated_errors

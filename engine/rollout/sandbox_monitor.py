@@ -15,7 +15,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -176,11 +176,17 @@ class EpisodeMonitor:
         return Origin(trajectory=self._trajectory, turn=self.turn)
 
     def begins(self, wrote: str, call: str) -> None:
-        """The turn's tool call runs from now on."""
+        """The turn's tool calls run from now on."""
         self._monitor.turns.note(self.origin, TurnText.cut(wrote=wrote, call=call))
 
-    def ended(self, wrote: str, call: ToolCall) -> None:
-        text = TurnText.cut(wrote=wrote, call=call.arguments, output=call.output, error_class=call.error_class)
+    def ended(self, wrote: str, calls: Sequence[ToolCall]) -> None:
+        """The turn's calls are over; of several the texts stand below one another."""
+        text = TurnText.cut(
+            wrote=wrote,
+            call="\n".join(call.text for call in calls),
+            output="\n".join(call.output for call in calls),
+            error_class=next((call.error_class for call in calls if call.error_class is not None), None),
+        )
         self._monitor.turns.note(self.origin, text)
 
     def over(self) -> None:

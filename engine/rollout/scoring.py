@@ -20,26 +20,24 @@ def rewards_of(
     *,
     success: bool,
     turns: Sequence[Turn],
-    answered: bool,
     step: int,
     components: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """The reward by component; the episode's reward is their sum.
 
-    ``answered``: the last turn is an answer.  ``step`` is where in the run the curriculum stands.
+    ``step`` is where in the run the curriculum stands.
     ``components`` are the environment's own, of other names than RECIPE_COMPONENTS.
     A component of SPEAR's that has no weight in the recipe is not there.
     """
     own = [turn for turn in turns if not turn.prefilled]
-    calls = [turn.tool_call for turn in own if turn.tool_call is not None]
-    errors = sum(call.status == "error" for call in calls)
+    calls = sum(len(turn.tool_calls) for turn in own)
+    errors = sum(turn.failed_calls for turn in own)
     paid = {"outcome": reward.correct if success else reward.wrong, "tool_errors": reward.tool_error * errors}
     if reward.tool_calls:
-        worked = len(calls) - errors
+        worked = calls - errors
         paid["tool_calls"] = _tool_calls_weight(reward, step) * min(1.0, worked / ENOUGH_TOOL_CALLS)
     if reward.well_formed:
-        # A turn that is neither call nor answer ends the episode, so only the last one can be malformed.
-        well_formed = bool(own) and len(calls) + answered == len(own)
+        well_formed = bool(own) and all(turn.tool_calls or turn.answered for turn in own)
         paid["well_formed"] = reward.well_formed if well_formed else 0.0
     return paid | dict(components or {})
 

@@ -11,6 +11,9 @@ from engine.spec.strict import MOST_THINGS, OUT_OF_REACH, Strict
 class Purification(Part):
     """SAAR: a failed tool call is rolled back and replaced by the policy's own correction (CLEANER, section 4)."""
 
+    one_segment: ClassVar[str | None] = (
+        "a correction is put behind the history in which the call failed, and that must be what it had read"
+    )
     requires_of_run: ClassVar[Requirements] = (
         needs_observations("purification", field="recipe.purification"),
         Requirement(
@@ -119,6 +122,9 @@ class ExpertStarts(Part):
     environment, and a replay whose observations differ is discarded and counted.
     """
 
+    one_segment: ClassVar[str | None] = (
+        "the policy takes over behind an expert's turns, and must have before it all that the expert had"
+    )
     requires_of_run: ClassVar[Requirements] = (needs_observations("expert_starts", field="recipe.expert_starts"),)
     how: Annotated[SequentialRollback | ParallelAnchors, Field(discriminator="kind")] = ParallelAnchors()
     """From which of its turns."""

@@ -13,10 +13,17 @@ PROMPTS_PER_STEP = 1_000_000
 
 
 def trajectory(document: Any) -> Any:
-    """A ``Trajectory``.  It counts as trained on at its step unless it was masked or an evaluation."""
-    if not isinstance(document, dict) or "prompt" in document:
+    """A ``Trajectory``.  It counts as trained on at its step unless it was masked or an evaluation.
+
+    All its turns are one segment, and a turn made one call at most, whose arguments are known as text.
+    """
+    if not isinstance(document, dict):
         return document
-    if not all(isinstance(document.get(name), int) for name in ("step", "group", "index")):
+    return _in_segments(_named_by_prompt(document))
+
+
+def _named_by_prompt(document: dict[str, Any]) -> dict[str, Any]:
+    if "prompt" in document or not all(isinstance(document.get(name), int) for name in ("step", "group", "index")):
         return document
     kept = {name: value for name, value in document.items() if name not in ("step", "group", "index")}
     step, purpose = document["step"], document.get("purpose")
@@ -27,6 +34,32 @@ def trajectory(document: Any) -> Any:
         "sampled_at_version": -1 if purpose == "demonstration" else step - 1 if is_training else step,
         "trained_at_step": step if is_training and not was_masked else None,
     }
+
+
+def _in_segments(document: dict[str, Any]) -> dict[str, Any]:
+    turns = document.get("turns")
+    if "segments" in document or not isinstance(turns, list):
+        return document
+    kept = {name: value for name, value in document.items() if name != "turns"}
+    answered, last = document.get("stop_reason") == "answered", len(turns) - 1
+    moved = [turn(held, answered=answered and number == last) for number, held in enumerate(turns)]
+    return kept | {"segments": [{"turns": moved}] if moved else []}
+
+
+def turn(document: Any, *, answered: bool = False) -> Any:
+    """A ``Turn``; ``answered`` where it is the last of an episode that an answer ended."""
+    if not isinstance(document, dict) or "tool_calls" in document:
+        return document
+    kept = {name: value for name, value in document.items() if name != "tool_call"}
+    call = document.get("tool_call")
+    return kept | {"tool_calls": [] if call is None else [_call(call)]} | ({"answered": True} if answered else {})
+
+
+def _call(document: Any) -> Any:
+    if not isinstance(document, dict) or not isinstance(document.get("arguments"), str):
+        return document
+    kept = {name: value for name, value in document.items() if name != "arguments"}
+    return kept | {"written": document["arguments"]}
 
 
 def held_group(document: Any) -> Any:

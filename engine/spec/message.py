@@ -5,11 +5,66 @@ and the ids that it wrote into an ``AssistantMessage``; what could not be read i
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any, Literal, Self
 
 Role = Literal["system", "user", "assistant", "tool"]
+
+DEEPEST_ARGUMENTS = 64
+"""Objects and lists inside one another.  Whoever stores a call as JSON can do so far beyond that."""
+
+
+def text_of_arguments(arguments: Mapping[str, Any]) -> str:
+    """The arguments of a call for readers: the text itself where it is the only argument, JSON otherwise."""
+    values = list(arguments.values())
+    if len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    return json.dumps(dict(arguments), ensure_ascii=False)
+
+
+def unstorable(value: object, depth: int = 0) -> str | None:
+    """Why ``value`` cannot be stored as JSON and read back as it is; None where it can."""
+    match value:
+        case None | bool() | int():
+            return None
+        case float():
+            return None if isfinite(value) else f"{value} is no number of JSON"
+        case str():
+            return _unstorable_text(value)
+        case Mapping() | Sequence() if depth == DEEPEST_ARGUMENTS:
+            return f"more than {DEEPEST_ARGUMENTS} objects and lists inside one another"
+        case Mapping():
+            inside = [part for name, held in value.items() for part in (name, held)]
+        case list() | tuple():
+            inside = list(value)
+        case _:
+            return f"a {type(value).__name__} is no JSON"
+    return next((problem for part in inside if (problem := unstorable(part, depth + 1)) is not None), None)
+
+
+def _unstorable_text(text: str) -> str | None:
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        return "half a surrogate pair is no text"
+    return "the character U+0000 cannot be stored" if "\0" in text else None
+
+
+def arguments_in(text: str) -> dict[str, Any]:
+    """The arguments of a call that a policy wrote as JSON.  Raises ValueError, which says what is wrong with them."""
+    try:
+        arguments = json.loads(text, parse_constant=_refused_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the arguments are no JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ValueError("the arguments are no JSON object")
+    if problem := unstorable(arguments):
+        raise ValueError(f"the arguments cannot be kept: {problem}")
+    return arguments
+
+
+def _refused_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +100,29 @@ class ToolSchema:
 
 
 @dataclass(frozen=True, slots=True)
+class Malformed:
+    """What a policy wrote where a call, its arguments or an answer were due."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolRequest:
     """A tool call that the policy asks for.  Whether there is such a tool is not known yet."""
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+    """Its own within the message, which gives one where this is empty.  The record of the call, and the message that
+    tells its result, carry it too."""
+    malformed: Malformed | None = None
+    """Arguments that cannot be read.  Such a call is answered, and no environment sees it."""
 
     @property
     def text(self) -> str:
-        """The arguments for readers: the text itself where it is the only argument, JSON otherwise."""
-        values = list(self.arguments.values())
-        if len(values) == 1 and isinstance(values[0], str):
-            return values[0]
-        return json.dumps(dict(self.arguments), ensure_ascii=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """What a policy wrote where a call or an answer was due."""
-
-    kind: Literal["turn", "call"]
-    """``turn``: neither a call nor an answer.  ``call``: a call whose arguments cannot be read; it can be answered."""
-    text: str
-    reason: str
-    tool: str = ""
-    """The tool that a malformed call names."""
+        """The arguments for readers."""
+        return text_of_arguments(self.arguments) if self.malformed is None else self.malformed.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +133,34 @@ class Message:
     content: str
     tool: str | None = None
     """The tool that says it, where ``role`` is ``tool``."""
+    call: str | None = None
+    """The id of the call whose result it is, where ``role`` is ``tool``."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """One turn of the policy: a tool call, an answer, or neither."""
+    """One turn of the policy: tool calls, an answer, or neither."""
 
     content: str = ""
     """The answer, where no tool is called."""
     requests: tuple[ToolRequest, ...] = ()
-    """At most one, because a turn of a trajectory records one call."""
+    """The calls in the order in which they were written.  Each has an id, given by the renderer or here."""
     malformed: Malformed | None = None
+    """What it wrote instead, where it is neither a call nor an answer."""
     reasoning: str = ""
-    """What stands before the call or the answer."""
+    """What stands before the calls or the answer."""
 
     def __post_init__(self) -> None:
-        if len(self.requests) > 1:
-            raise ValueError(f"a message has at most one tool request, not {len(self.requests)}")
+        if self.requests and self.malformed is not None:
+            raise ValueError("a malformed message has no tool requests")
+        named = tuple(
+            request if request.id else replace(request, id=f"call-{position}")
+            for position, request in enumerate(self.requests, start=1)
+        )
+        ids = [request.id for request in named]
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"two tool requests of a message have the same id: {', '.join(ids)}")
+        object.__setattr__(self, "requests", named)
 
     @classmethod
     def calling(cls, name: str, arguments: Mapping[str, Any], *, reasoning: str = "") -> Self:
@@ -104,17 +168,15 @@ class AssistantMessage:
 
     @property
     def calls_tool(self) -> bool:
-        """Whether an observation answers it, be the call malformed or not."""
-        return bool(self.requests) or (self.malformed is not None and self.malformed.kind == "call")
+        """Whether an observation answers its calls, be they malformed or not."""
+        return bool(self.requests)
 
     @property
     def answers(self) -> bool:
-        """Whether it ends the episode with an answer."""
+        """Whether it is an answer.  What follows on one is for the environment to say."""
         return not self.requests and self.malformed is None
 
     @property
     def call_text(self) -> str:
-        """The call for readers; empty where there is none."""
-        if self.requests:
-            return self.requests[0].text
-        return self.malformed.text if self.malformed is not None and self.calls_tool else ""
+        """The calls for readers, one below the other; empty where there is none."""
+        return "\n".join(request.text for request in self.requests)

@@ -45,6 +45,9 @@ class Part(Strict):
 
     requires: ClassVar[Requirements] = ()
     requires_of_run: ClassVar[Requirements] = ()
+    one_segment: ClassVar[str | None] = None
+    """Why it works on trajectories of one segment only; None: on all.  What can be known before a start is refused
+    there; a trajectory that turns out to have several is masked."""
 
 
 def one_of(*values: object) -> Holds:
@@ -92,6 +95,11 @@ def refusals_beside(run: BaseModel, recipe: BaseModel) -> Iterator[PydanticCusto
     """What parts of a run's recipe require of the rest of the run and do not have."""
     for path, part in parts_in(recipe):
         yield from _refusals(run, f"recipe.{path}", part, part.requires_of_run)
+
+
+def needing_one_segment(recipe: BaseModel) -> list[tuple[str, str]]:
+    """The path and the reason of each part of a recipe that works on trajectories of one segment only."""
+    return [(path, part.one_segment) for path, part in parts_in(recipe) if part.one_segment is not None]
 
 
 def parts_in(table: BaseModel, above: str = "") -> Iterator[tuple[str, Part]]:

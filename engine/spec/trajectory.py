@@ -1,13 +1,22 @@
 """A trajectory as it was sampled: token ids, log-probs, tool calls, rewards.
 
 It is what the rollout makes, the trainer reads, the event stream carries and the page shows.
+
+    trajectory ── segments ── turns        a segment is one context that only ever grew
+                     └── a later one may begin like an earlier one: the shared beginning stands once, in the earlier
+
+A conversation that is only appended to has one segment.  One whose context is edited (a renderer that leaves thoughts
+out of the history, an agent that summarises or asks a sub-agent) has several.  A sampled token stands in one turn of
+one segment, so that it is trained on at most once; where a later segment repeats it, it is only read.
 """
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from engine.spec import files_of_0_2
+from engine.spec.message import ToolRequest, text_of_arguments, unstorable
 from engine.spec.strict import Strict
 
 Split = Literal["train", "heldout"]
@@ -48,6 +57,13 @@ expert's turns; ``turn-masked``: a turn not learned; ``mismatch-masked``: tokens
 them far likelier than the generator did; ``resampled``: played in place of one that taught nothing."""
 
 
+def storable_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments.  Raises ValueError where some of them cannot be stored as JSON and read back as they are."""
+    if problem := unstorable(arguments):
+        raise ValueError(problem)
+    return arguments
+
+
 class Task(Strict):
     """One problem.  ``answer`` is what scoring compares with and is never shown to the policy."""
 
@@ -59,12 +75,42 @@ class Task(Strict):
 
 
 class ToolCall(Strict):
+    """The record of a call: what the policy asked for, and what came of it."""
+
+    id: str = ""
+    """Its own among the calls of its turn, by which results are matched; empty in documents of version 0.2."""
     name: str
-    arguments: str
+    arguments: Annotated[dict[str, Any], AfterValidator(storable_arguments)] = {}
+    """The JSON object that the tool was given; empty where ``written`` stands for it."""
+    written: str | None = None
+    """The text of arguments that are not known as an object: they could not be read, or version 0.2 wrote them."""
     output: str
     status: Literal["ok", "error"]
     error_class: ErrorClass | None = None
     seconds: float
+
+    @classmethod
+    def of(cls, request: ToolRequest, output: str, *, error_class: ErrorClass | None = None, seconds: float) -> Self:
+        """The record of ``request``; a call with an error class has failed."""
+        return cls(
+            id=request.id,
+            name=request.name,
+            arguments={} if request.malformed is not None else dict(request.arguments),
+            written=None if request.malformed is None else request.malformed.text,
+            output=output,
+            status="ok" if error_class is None else "error",
+            error_class=error_class,
+            seconds=seconds,
+        )
+
+    @property
+    def failed(self) -> bool:
+        return self.status == "error"
+
+    @property
+    def text(self) -> str:
+        """The arguments for readers."""
+        return text_of_arguments(self.arguments) if self.written is None else self.written
 
 
 class Change(Strict):
@@ -108,7 +154,13 @@ class Turn(Strict):
     """Per sampled token; None until the credit phase, and in evaluation."""
     old_logprobs: list[float] | None = None
     """Recomputed by the trainer before its update; None in evaluation."""
-    tool_call: ToolCall | None = None
+    tool_calls: list[ToolCall] = []
+    """Of the calls that it asked for, in their order; none where it answered, or said neither."""
+    answered: bool = False
+    """It is an answer that the environment took.  An episode may go on behind one."""
+    observed_text: str | None = None
+    """What came since the turn before, where ``context_text`` holds more: a segment that writes the conversation
+    again.  None: all of ``context_text``."""
     prefilled: bool = False
     """An expert's turn, replayed: the policy did not sample it, and only imitation learns it."""
     imitated: bool = False
@@ -119,6 +171,51 @@ class Turn(Strict):
     """Where ``context_ids`` holds experience, half open."""
     verdict: Literal["good", "bad"] | None = None
     """A judge's, where credit asks for one and the judge did not fail."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_2(cls, document: Any) -> Any:
+        return files_of_0_2.turn(document)
+
+    @property
+    def observation(self) -> str:
+        """What the policy was told right before this turn."""
+        return self.context_text if self.observed_text is None else self.observed_text
+
+    @property
+    def failed_calls(self) -> int:
+        return sum(call.failed for call in self.tool_calls)
+
+    @property
+    def token_count(self) -> int:
+        """Of what it appended to its segment, read and sampled."""
+        return len(self.context_ids) + len(self.token_ids)
+
+
+class SharedPrefix(Strict):
+    """The beginning that a segment has in common with an earlier one, and that stands there only."""
+
+    segment: int = Field(ge=0)
+    """Counted as in ``Trajectory.segments``."""
+    tokens: int = Field(ge=1)
+    """How many of that segment's tokens, from its very first one on, its own shared prefix included."""
+
+
+class Segment(Strict):
+    """Turns whose contexts each begin with everything before them: shared prefix, then turn after turn."""
+
+    turns: list[Turn] = Field(min_length=1)
+    prefix: SharedPrefix | None = None
+    """None: it begins with the first token of its first turn."""
+    numbers: list[int] | None = None
+    """Where its turns stand among all turns of the trajectory, in order of time and from 0 on.  None: right behind
+    those of the segments before it."""
+
+    @property
+    def token_count(self) -> int:
+        """All tokens of its sequence, the shared ones included."""
+        shared = 0 if self.prefix is None else self.prefix.tokens
+        return shared + sum(turn.token_count for turn in self.turns)
 
 
 class Start(Strict):
@@ -147,7 +244,8 @@ class Trajectory(Strict):
     trained_at_step: int | None = Field(default=None, ge=1)
     """The step whose update it was part of.  None: an evaluation, left out, masked, or in quarantine until released."""
     task: Task
-    turns: list[Turn]
+    segments: list[Segment]
+    """In the order in which they began; none where there was no room for a turn."""
     stop_reason: StopReason
     answer: str | None
     success: bool
@@ -170,9 +268,83 @@ class Trajectory(Strict):
     def _of_0_2(cls, document: Any) -> Any:
         return files_of_0_2.trajectory(document)
 
+    @model_validator(mode="after")
+    def _is_a_tree(self) -> Self:
+        for number, segment in enumerate(self.segments):
+            prefix = segment.prefix
+            if prefix is None:
+                continue
+            if prefix.segment >= number:
+                raise ValueError(
+                    f"segments.{number}.prefix.segment = {prefix.segment}: use an earlier segment's number"
+                )
+            if prefix.tokens > (most := self.segments[prefix.segment].token_count):
+                raise ValueError(
+                    f"segments.{number}.prefix.tokens = {prefix.tokens}: use at most {most}, "
+                    f"the length of segment {prefix.segment}"
+                )
+        numbers = self.turn_numbers
+        if sorted(number for of_segment in numbers for number in of_segment) != list(range(sum(map(len, numbers)))):
+            raise ValueError("segments.numbers: use each number of a turn, from 0 on, exactly once")
+        for number, (segment, of_segment) in enumerate(zip(self.segments, numbers, strict=True)):
+            if len(of_segment) != len(segment.turns) or of_segment != sorted(of_segment):
+                raise ValueError(f"segments.{number}.numbers: use one number for each turn, in rising order")
+        return self
+
+    @property
+    def turn_numbers(self) -> list[list[int]]:
+        """By segment, where its turns stand in ``turns``."""
+        numbers, following = [], 0
+        for segment in self.segments:
+            behind = list(range(following, following + len(segment.turns)))
+            numbers.append(behind if segment.numbers is None else segment.numbers)
+            following += len(segment.turns)
+        return numbers
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """The turns of all segments in order of time.  To be read only; ``with_turns`` makes a changed trajectory."""
+        if len(self.segments) == 1:
+            return self.segments[0].turns
+        placed: dict[int, Turn] = {}
+        for segment, numbers in zip(self.segments, self.turn_numbers, strict=True):
+            placed.update(zip(numbers, segment.turns, strict=True))
+        return [placed[number] for number in range(len(placed))]
+
+    def with_turns(self, turns: Sequence[Turn]) -> Self:
+        """The same trajectory with other turns in the places of the present ones, which are as many."""
+        if len(turns) != len(self.turns):
+            raise ValueError(f"{len(turns)} turns in place of {len(self.turns)}")
+        segments = [
+            segment.model_copy(update={"turns": [turns[number] for number in numbers]})
+            for segment, numbers in zip(self.segments, self.turn_numbers, strict=True)
+        ]
+        return self.model_copy(update={"segments": segments})
+
+    def ids_before(self, number: int) -> list[int]:
+        """All token ids that the policy had read and written in its context when it began turn ``number``."""
+        for segment, numbers in zip(self.segments, self.turn_numbers, strict=True):
+            if number in numbers:
+                at = numbers.index(number)
+                behind = [*segment.turns[at].context_ids]
+                return [*self._shared_ids(segment), *_ids_of(segment.turns[:at]), *behind]
+        raise IndexError(f"turn {number} of {len(self.turns)}")
+
+    def ids_of_segment(self, number: int) -> list[int]:
+        """All token ids of a segment, the shared ones first."""
+        segment = self.segments[number]
+        return [*self._shared_ids(segment), *_ids_of(segment.turns)]
+
+    def _shared_ids(self, segment: Segment) -> list[int]:
+        prefix = segment.prefix
+        return [] if prefix is None else self.ids_of_segment(prefix.segment)[: prefix.tokens]
+
     @property
     def sampled_for_step(self) -> int:
-        """The first step that could train on it; for evaluations the number of steps finished before them."""
+        """The first step that could train on it; for evaluations the number of steps finished before them.
+
+        At ratio 0 it is the step that did, if any did; an asynchronous run may train on it later.
+        """
         return self.sampled_at_version + 1 if self.purpose == "train" else max(0, self.sampled_at_version)
 
     @property
@@ -183,8 +355,12 @@ class Trajectory(Strict):
     @property
     def tool_calls(self) -> list[ToolCall]:
         """Likewise the policy's own."""
-        return [turn.tool_call for turn in self.turns if turn.tool_call is not None and not turn.prefilled]
+        return [call for turn in self.turns if not turn.prefilled for call in turn.tool_calls]
 
     @property
     def tool_errors(self) -> int:
-        return sum(call.status == "error" for call in self.tool_calls)
+        return sum(call.failed for call in self.tool_calls)
+
+
+def _ids_of(turns: Sequence[Turn]) -> list[int]:
+    return [token for turn in turns for part in (turn.context_ids, turn.token_ids) for token in part]

@@ -71,7 +71,7 @@ def with_columns(trajectory: Trajectory, columns: CreditColumns, *, text_of: Cal
         turn.model_copy(update={"advantages": advantages, "old_logprobs": old_logprobs})
         for turn, advantages, old_logprobs in per_turn
     ]
-    credited = credited.model_copy(update={"turns": turns})
+    credited = credited.with_turns(turns)
     if columns.stripped_because is not None:
         credited = with_experience_stripped(credited, columns.stripped_because, text_of=text_of)
     if columns.mismatch_masked is None or columns.mismatch_bound is None:

@@ -44,7 +44,7 @@ def imitating_all(trajectory: Trajectory) -> Trajectory:
         return trajectory
     turns = [turn.model_copy(update={"imitated": True}) if turn.prefilled else turn for turn in trajectory.turns]
     changes = [_as_imitated(change) if change.kind == "prefilled" else change for change in trajectory.changes]
-    return trajectory.model_copy(update={"turns": turns, "changes": changes})
+    return trajectory.with_turns(turns).model_copy(update={"changes": changes})
 
 
 def _as_imitated(change: Change) -> Change:

@@ -26,7 +26,7 @@ from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.advantages import token_advantages
-from engine.training.batch import Sample, per_turn, sample_from_trajectory, unmasked_sample
+from engine.training.batch import Sample, per_turn, regrouped, samples_from_trajectory, unmasked_samples
 from engine.training.columns import CreditColumns, UpdateRequest, column, with_columns
 from engine.training.critic import Critic, critic_for, with_targets
 from engine.training.estimators.critic import targets_of
@@ -45,13 +45,14 @@ from engine.training.trainer import Trainer
 class CreditedRollout:
     """What is kept of a rollout from its credit to the update."""
 
-    sampled_for_step: int
+    step: int
+    """The step that it was credited for; of one that was released from quarantine, the step that it was sampled for."""
     reward: float
     columns: CreditColumns
-    sample: Sample
-    """With advantages and old log-probs, and unmasked: what masks it may still be decided."""
-    as_sampled: Sample | None
-    """What a critic learns from; None where the recipe has none."""
+    samples: Sequence[Sample]
+    """Of its segments, with advantages and old log-probs, and unmasked: what masks it may still be decided."""
+    as_sampled: Sequence[Sample]
+    """What a critic learns from; empty where the recipe has none."""
     pairs: Sequence[Pair]
     """Where the recipe learns from pairs, those in the rollout."""
 
@@ -88,20 +89,23 @@ class Learner:
         history = self._trainer.cold_start(self._supervised, steps=last - first + 1, first_step=first - 1)
         return fmean(metrics["loss"] for metrics in history)
 
-    def credit(self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup] = ()) -> dict[str, CreditColumns]:
-        """What credit says of the rollouts of one step, and of groups with ``released`` rollouts of earlier steps.
+    def credit(
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup] = (), *, step: int
+    ) -> dict[str, CreditColumns]:
+        """What credit says of the rollouts of ``step``, and of groups with ``released`` rollouts of earlier ones.
 
         The answer is by the trajectories' ids.  Samples of all of them are kept for ``update``; those of a step before
         are forgotten.  A released group is compared within itself and, where credit whitens, beside the step with which
         it is trained: whitened alone, a rollout that failed would be half good.  It was sampled by an earlier policy,
         whose log-probs are its old ones.
         """
-        self._credited = self._credit_together(groups)
+        self._credited = self._credit_together(groups, step)
         beside = groups if self._spec.recipe.credit.whitens_a_step() else ()
         for group in released:
-            together = self._credit_together([group, *beside])
+            together = self._credit_together([group, *beside], step)
             for rollout in group.rollouts:
-                self._credited[rollout.id] = _with_logprobs_as_sampled(together[rollout.id], rollout)
+                credited = replace(together[rollout.id], step=group.plan.step)
+                self._credited[rollout.id] = _with_logprobs_as_sampled(credited, rollout)
         return {trajectory_id: credited.columns for trajectory_id, credited in self._credited.items()}
 
     def update(self, request: UpdateRequest) -> dict[str, float]:
@@ -115,10 +119,14 @@ class Learner:
         reasons = [decision.masked_because for decision in request.rollouts]
         trained = [rollout for rollout, reason in zip(rollouts, reasons, strict=True) if reason is None]
         self._credited = {}
-        samples = [rollout.sample.masked(reason) for rollout, reason in zip(rollouts, reasons, strict=True)]
+        masked = [
+            [sample.masked(reason) for sample in rollout.samples]
+            for rollout, reason in zip(rollouts, reasons, strict=True)
+        ]
+        samples = [sample for of_rollout in masked for sample in of_rollout]
         replay, replay_metrics = NO_REPLAY, {}
         if self._imitator is not None:
-            replay, values = self._imitator.next_replay(request.group_means, rollouts, samples, step=request.step)
+            replay, values = self._imitator.next_replay(request.group_means, rollouts, masked, step=request.step)
             replay_metrics = {f"sil/{name}": value for name, value in values.items()}
         targets = [] if self._critic is None else self._critic_targets(self._critic, trained)
         pairs = [pair for rollout in trained for pair in rollout.pairs]
@@ -155,7 +163,7 @@ class Learner:
         return (with_turn_masks(one, recipe.cold_start) for one in shown)
 
     def _shown(self) -> Iterator[Sample]:
-        return (sample_from_trajectory(demonstration) for demonstration in self.demonstrations())
+        return (sample for demonstration in self.demonstrations() for sample in samples_from_trajectory(demonstration))
 
     @cached_property
     def _supervised(self) -> list[Sample]:
@@ -164,7 +172,7 @@ class Learner:
 
     # ---- from groups to columns and samples ----
 
-    def _credit_together(self, groups: Sequence[RolloutGroup]) -> dict[str, CreditedRollout]:
+    def _credit_together(self, groups: Sequence[RolloutGroup], step: int) -> dict[str, CreditedRollout]:
         """All rollouts of the groups by their ids, in order."""
         if not rollouts_in(groups):
             return {}
@@ -174,7 +182,7 @@ class Learner:
             recipe.credit,
             groups,
             Occasion(
-                groups[0].plan.step,
+                step,
                 values=None if self._critic is None else self._critic.values,
                 success_reward=recipe.reward.correct,
             ),
@@ -189,13 +197,19 @@ class Learner:
             with_columns(rollout, credit, text_of=text_of)
             for rollout, credit in zip(rollouts_in(groups), columns, strict=True)
         ]
-        samples = [unmasked_sample(rollout, imitation=imitates(recipe)) for rollout in rollouts]
-        masked = [sample.masked(rollout.masked_because) for rollout, sample in zip(rollouts, samples, strict=True)]
+        samples = [unmasked_samples(rollout, imitation=imitates(recipe)) for rollout in rollouts]
+        masked = [
+            sample.masked(rollout.masked_because)
+            for rollout, of_rollout in zip(rollouts, samples, strict=True)
+            for sample in of_rollout
+        ]
         old_logprobs = self._trainer.old_logprobs(masked)
         cut = self._mismatch_masked(masked, old_logprobs)
         return {
-            credit[0].id: self._credited_rollout(*credit)
-            for credit in zip(rollouts, columns, samples, old_logprobs, cut, strict=True)
+            credit[0].id: self._credited_rollout(step, *credit)
+            for credit in zip(
+                rollouts, columns, samples, regrouped(old_logprobs, samples), regrouped(cut, samples), strict=True
+            )
         }
 
     def _columns_of(self, rollout: Trajectory, advantages: TurnAdvantages, *, imitates_all: bool) -> CreditColumns:
@@ -211,34 +225,34 @@ class Learner:
 
     def _mismatch_masked(
         self, samples: Sequence[Sample], old_logprobs: Sequence[Sequence[float]]
-    ) -> Sequence[Sequence[bool] | None]:
-        """Which tokens of each sample the mismatch mask keeps out of the update; None where it keeps none out."""
+    ) -> Sequence[Sequence[bool]]:
+        """Which tokens of each sample the mismatch mask keeps out of the update."""
         if mismatch_bound(self._spec.recipe) is None:
-            return [None] * len(samples)
-        cut = self._trainer.cut_by_mismatch(
+            return [[False] * len(sample) for sample in samples]
+        return self._trainer.cut_by_mismatch(
             [sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)]
         )
-        return [tokens if any(tokens) else None for tokens in cut]
 
     def _credited_rollout(
         self,
+        step: int,
         rollout: Trajectory,
         columns: CreditColumns,
-        sample: Sample,
-        old_logprobs: Sequence[float],
-        mismatch_masked: Sequence[bool] | None,
+        samples: Sequence[Sample],
+        old_logprobs: Sequence[Sequence[float]],
+        mismatch_masked: Sequence[Sequence[bool]],
     ) -> CreditedRollout:
-        """``old_logprobs`` and ``mismatch_masked`` are aligned with the sample."""
+        """``old_logprobs`` and ``mismatch_masked`` are aligned with the samples."""
         columns = replace(columns, old_logprobs=column(per_turn(old_logprobs, rollout), np.float32))
-        if mismatch_masked is not None:
+        if any(map(any, mismatch_masked)):
             masked = column(per_turn(mismatch_masked, rollout), np.bool_)
             columns = replace(columns, mismatch_masked=masked, mismatch_bound=mismatch_bound(self._spec.recipe))
         return CreditedRollout(
-            sampled_for_step=rollout.sampled_for_step,
+            step=step,
             reward=rollout.reward,
             columns=columns,
-            sample=sample.with_old_logprobs(old_logprobs),
-            as_sampled=None if self._critic is None else sample_from_trajectory(rollout, as_sampled=True),
+            samples=[sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)],
+            as_sampled=[] if self._critic is None else samples_from_trajectory(rollout, as_sampled=True),
             pairs=self._pairs_in(rollout),
         )
 
@@ -251,9 +265,9 @@ class Learner:
     def _critic_targets(self, critic: Critic, trained: Sequence[CreditedRollout]) -> list[Sample]:
         """Rollouts that are trained on, with what the critic says of them and what it should have said."""
         self._trainer.use_threads()
-        samples = [rollout.as_sampled for rollout in trained if rollout.as_sampled is not None]
-        rewards = [rollout.reward for rollout in trained]
-        values, returns = targets_of(critic.credit, samples, rewards, critic.values)
+        rollouts, rewards = [rollout.as_sampled for rollout in trained], [rollout.reward for rollout in trained]
+        samples = [sample for of_rollout in rollouts for sample in of_rollout]
+        values, returns = targets_of(critic.credit, rollouts, rewards, critic.values)
         return [with_targets(*targets) for targets in zip(samples, values, returns, strict=True)]
 
 
@@ -263,5 +277,5 @@ def _with_logprobs_as_sampled(credited: CreditedRollout, rollout: Trajectory) ->
     return replace(
         credited,
         columns=replace(credited.columns, old_logprobs=old_logprobs),
-        sample=credited.sample.with_old_logprobs(credited.sample.rollout_logprobs),
+        samples=[sample.with_old_logprobs(sample.rollout_logprobs) for sample in credited.samples],
     )

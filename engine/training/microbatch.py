@@ -1,7 +1,7 @@
 """Cutting samples into padded micro-batches, the same way every time.  Shapes: B sequences, T tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -45,6 +45,11 @@ class MicroBatch:
     penalised_BT: Tensor | None = None
     values_BT: Tensor | None = None
     returns_BT: Tensor | None = None
+    trained_tokens_B: Tensor | None = None
+    """How many tokens the loss learns in the whole trajectory of a row, of which the row may be one segment.  None:
+    every row is a whole trajectory."""
+    imitated_tokens_B: Tensor | None = None
+    """The same for the tokens that are imitated."""
 
     @property
     def scored_BT(self) -> Tensor:
@@ -53,8 +58,12 @@ class MicroBatch:
 
 
 def minibatches(entries: Sequence[T], size: int) -> list[Sequence[T]]:
-    """The entries in their order, ``size`` to each optimiser update and what is left to the last."""
-    return [entries[start : start + size] for start in range(0, len(entries), size)]
+    """The entries in their order, ``size`` to each optimiser update and what is left to the last.
+
+    Samples are counted by trajectory: all segments of one are learned in the same update.
+    """
+    openings = [place for place, entry in enumerate(entries) if not isinstance(entry, Sample) or entry.opens][::size]
+    return [entries[start:stop] for start, stop in zip(openings, [*openings[1:], len(entries)], strict=False)]
 
 
 def microbatches(batch: Batch, *, device: torch.device, max_tokens: int) -> list[MicroBatch]:
@@ -98,4 +107,18 @@ def _padded(rows: list[int], entries: Sequence[Entry], length: int, device: torc
                 row[: len(column)] = column[:length]
         return torch.from_numpy(filled).to(device)
 
-    return MicroBatch(rows, *map(stacked, COLUMNS))  # type: ignore[arg-type]
+    return replace(
+        MicroBatch(rows, *map(stacked, COLUMNS)),  # type: ignore[arg-type]
+        trained_tokens_B=_of_trajectories([sample.trained_tokens for sample in samples], device),
+        imitated_tokens_B=_of_trajectories([sample.imitated_tokens for sample in samples], device),
+    )
+
+
+def _of_trajectories(counts: Sequence[int | None], device: torch.device) -> Tensor | None:
+    """None where every row is a whole trajectory.  Raises ValueError where that is known of some rows only."""
+    known = [count for count in counts if count is not None]
+    if not known:
+        return None
+    if len(known) < len(counts):
+        raise ValueError(f"{len(known)} of {len(counts)} samples know how many tokens their trajectory has")
+    return torch.tensor(known).to(device)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.environment import Vocabulary
-from engine.spec.trajectory import Trajectory, Turn
+from engine.spec.trajectory import Trajectory
 from engine.training.batch import Sample, sample_of
 
 
@@ -33,15 +33,10 @@ def _pairs_in(trajectory: Trajectory, call_opens: int) -> list[Pair]:
         if change.kind != "purified" or change.start >= change.stop or not change.removed_ids:
             continue
         turn = trajectory.turns[change.turn]
-        before = [token for earlier in trajectory.turns[: change.turn] for token in _tokens(earlier)]
-        before += [*turn.context_ids, *turn.token_ids[: change.start]]
+        before = [*trajectory.ids_before(change.turn), *turn.token_ids[: change.start]]
         chosen = turn.token_ids[change.start : change.stop]
         pairs.append(Pair(_ending(before, chosen, call_opens), _ending(before, change.removed_ids, call_opens)))
     return pairs
-
-
-def _tokens(turn: Turn) -> list[int]:
-    return [*turn.context_ids, *turn.token_ids]
 
 
 def _ending(before: list[int], end: Sequence[int], call_opens: int) -> Sample:

@@ -13,8 +13,8 @@ from engine.models.tokenizer import tokenizer_for
 from engine.spec.problems import problems_in
 from engine.spec.run import Model
 from engine.spec.supervised import ColdStart
-from engine.spec.trajectory import Trajectory
-from engine.training.batch import sample_from_trajectory
+from engine.spec.trajectory import Trajectory, Turn
+from engine.training.batch import samples_from_trajectory
 
 
 class BadRecording(ValueError):
@@ -79,21 +79,27 @@ def _parsed(line: bytes, where: str, model: Model) -> Trajectory:
 
 def _flaws(trajectory: Trajectory, model: Model) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) of a document of the right form that still cannot be learned."""
-    vocabulary, total = len(tokenizer_for(model.vocabulary)), 0
+    vocabulary, most = len(tokenizer_for(model.vocabulary)), model.context_tokens
     if not trajectory.turns:
-        yield "turns", "there is none"
-    for number, turn in enumerate(trajectory.turns):
-        for column in ("context_ids", "token_ids"):
-            if any(not 0 <= token < vocabulary for token in getattr(turn, column)):
-                yield f"turns.{number}.{column}", f"a token is not in 0 .. {vocabulary - 1}"
-        if len(turn.logprobs) != len(turn.token_ids):
-            yield f"turns.{number}.logprobs", f"{len(turn.logprobs)} for {len(turn.token_ids)} tokens"
-        total += len(turn.context_ids) + len(turn.token_ids)
-    if trajectory.turns and not trajectory.turns[0].context_ids:
-        yield "turns.0.context_ids", "is empty: nothing stands before the first token that could predict it"
-    if total > model.context_tokens:
-        yield "turns", f"{total} tokens do not fit into model.context_tokens = {model.context_tokens}"
+        yield "segments", "there is no turn"
+    for number, segment in enumerate(trajectory.segments):
+        path = f"segments.{number}"
+        for place, turn in enumerate(segment.turns):
+            yield from _flaws_of_turn(turn, f"{path}.turns.{place}", vocabulary)
+        if segment.prefix is None and not segment.turns[0].context_ids:
+            problem = "is empty: nothing stands before the first token that could predict it"
+            yield f"{path}.turns.0.context_ids", problem
+        if segment.token_count > most:
+            yield path, f"{segment.token_count} tokens do not fit into model.context_tokens = {most}"
     try:
-        sample_from_trajectory(trajectory)
+        samples_from_trajectory(trajectory)
     except (ValueError, IndexError) as error:
         yield "changes", str(error)
+
+
+def _flaws_of_turn(turn: Turn, path: str, vocabulary: int) -> Iterator[tuple[str, str]]:
+    for name in ("context_ids", "token_ids"):
+        if any(not 0 <= token < vocabulary for token in getattr(turn, name)):
+            yield f"{path}.{name}", f"a token is not in 0 .. {vocabulary - 1}"
+    if len(turn.logprobs) != len(turn.token_ids):
+        yield f"{path}.logprobs", f"{len(turn.logprobs)} for {len(turn.token_ids)} tokens"

@@ -46,11 +46,11 @@ def evenly(entries: Sequence[T], parts: int) -> list[Sequence[T]]:
 
 
 class Sampled(Protocol):
-    """What a buffer has to know of a rollout besides its sample."""
+    """What a buffer has to know of a rollout besides its samples."""
 
     @property
-    def sampled_for_step(self) -> int:
-        """The step that it was sampled for."""
+    def step(self) -> int:
+        """The step from which its age is counted."""
         ...
 
     @property
@@ -61,13 +61,13 @@ class SelfImitator:
     def __init__(self, spec: SelfImitation) -> None:
         self._spec = spec
         self._baselines = BaselineBuffer(spec.baseline_buffer)
-        self._good: ReplayBuffer[Sample] = ReplayBuffer(spec.replay_buffer, max_age_steps=spec.max_age_steps)
+        self._good: ReplayBuffer[Sequence[Sample]] = ReplayBuffer(spec.replay_buffer, max_age_steps=spec.max_age_steps)
 
     def next_replay(
         self,
         group_means: Sequence[float],
         rollouts: Sequence[Sampled],
-        samples: Sequence[Sample],
+        samples: Sequence[Sequence[Sample]],
         *,
         step: int,
     ) -> tuple[Replay, dict[str, float]]:
@@ -75,7 +75,7 @@ class SelfImitator:
 
         ``group_means`` are the mean rewards of the step's groups (algorithm 1, line 19).  ``rollouts`` are theirs, then
         those of earlier steps that came out of quarantine: these may be replayed too, but the mean of their group has
-        been taken in already.  ``samples`` are those of the rollouts, with advantages and behaviour log-probs.
+        been taken in already.  ``samples`` are those of each rollout, with advantages and behaviour log-probs.
 
         Metrics: replayed (trajectories), baseline (P50, 0 while there is none), weight (gamma_t), buffer (trajectories
         kept after the step), expired (those that became too old before there were enough to replay).
@@ -86,13 +86,14 @@ class SelfImitator:
         self._good.let_go(step=step)  # steps may have passed in which nothing was learned and nobody asked
         expired = before - len(self._good)
         if self._good.full:
-            replayed = [_replayable(entry.payload, a) for entry, a in recalibrated(self._good.take(), baseline)]
+            good = recalibrated(self._good.take(), baseline)
+            replayed = [_replayable(sample, advantage) for entry, advantage in good for sample in entry.payload]
         else:
             replayed = []
             self._good.push(_good_ones(rollouts, samples), step=step)
         strength = self_imitation_weight(step, self._spec.warmup_steps)
         metrics = {
-            "replayed": float(len(replayed)),
+            "replayed": float(sum(sample.opens for sample in replayed)),
             "baseline": 0.0 if baseline is None else baseline,
             "weight": strength,
             "buffer": float(len(self._good)),
@@ -105,26 +106,31 @@ class SelfImitator:
         entries = self._good.state()
         return {
             "baselines": self._baselines.state(),
-            "entries": [entry | {"payload": _stored(entry["payload"])} for entry in entries],
+            "entries": [entry | {"payload": [_stored(sample) for sample in entry["payload"]]} for entry in entries],
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self._baselines.load(state["baselines"])
-        self._good.load([entry | {"payload": _restored(entry["payload"])} for entry in state["entries"]])
+        self._good.load([entry | {"payload": _payload(entry["payload"])} for entry in state["entries"]])
 
 
-def _good_ones(rollouts: Sequence[Sampled], samples: Sequence[Sample]) -> list[Replayed[Sample]]:
+def _good_ones(rollouts: Sequence[Sampled], samples: Sequence[Sequence[Sample]]) -> list[Replayed[Sequence[Sample]]]:
     """Those that are trained on.  A rollout whose tokens have several advantages counts with their mean."""
     return [
         Replayed(
-            payload=sample,
+            payload=of_rollout,
             reward=rollout.reward,
-            advantage=float(sample.advantages[sample.loss_mask].mean(dtype=np.float64)),
-            step=rollout.sampled_for_step,
+            advantage=_mean_advantage(of_rollout),
+            step=rollout.step,
         )
-        for rollout, sample in zip(rollouts, samples, strict=True)
-        if sample.loss_mask.any()
+        for rollout, of_rollout in zip(rollouts, samples, strict=True)
+        if any(sample.loss_mask.any() for sample in of_rollout)
     ]
+
+
+def _mean_advantage(samples: Sequence[Sample]) -> float:
+    """Over the policy's tokens in all segments."""
+    return float(np.concatenate([sample.advantages[sample.loss_mask] for sample in samples]).mean(dtype=np.float64))
 
 
 def _replayable(sample: Sample, advantage: float) -> Sample:
@@ -137,7 +143,13 @@ def _stored(sample: Sample) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(getattr(sample, name)) for name in _COLUMNS}
 
 
+def _payload(stored: list[dict[str, torch.Tensor]] | dict[str, torch.Tensor]) -> list[Sample]:
+    """The samples of a trajectory, of which version 0.2 kept one."""
+    columns = [stored] if isinstance(stored, dict) else stored
+    return [replace(_restored(one), opens=number == 0) for number, one in enumerate(columns)]
+
+
 def _restored(columns: dict[str, torch.Tensor]) -> Sample:
-    arrays = {name: columns[name].cpu().numpy() for name in _COLUMNS}
-    nothing = np.zeros(len(arrays["token_ids"]), dtype=np.float32)
-    return Sample(advantages=nothing, rollout_logprobs=nothing, **arrays)
+    token_ids, loss_mask, old_logprobs = (columns[name].cpu().numpy() for name in _COLUMNS)
+    nothing = np.zeros(len(token_ids), dtype=np.float32)
+    return Sample(token_ids, loss_mask, advantages=nothing, rollout_logprobs=nothing, old_logprobs=old_logprobs)

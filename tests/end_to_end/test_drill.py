@@ -39,7 +39,7 @@ def reported(stack: Stack, run_id: str, trajectory: str) -> Iterator[dict[str, A
 
 
 def trained_on(document: dict[str, Any]) -> bool:
-    advantages = [value for turn in document["turns"] for value in turn["advantages"] or []]
+    advantages = [value for turn in document["segments"][0]["turns"] for value in turn["advantages"] or []]
     return document["masked_because"] is None and bool(advantages)
 
 
@@ -61,7 +61,7 @@ def test_a_tunnel_is_reported_with_its_turn_and_trained_on_only_after_a_review_d
     assert first["masked_because"] == "quarantined"
     assert not trained_on(first)
     assert alert["alert_id"] in first["alerts"]
-    assert first["turns"][alert["turn"]]["tool_call"]["arguments"] == "relay()"
+    assert first["segments"][0]["turns"][alert["turn"]]["tool_calls"][0]["arguments"] == {"code": "relay()"}
 
     quarantine = f"/runs/{run_id}/quarantines/{trajectory}"
     assert stack.ask("GET", quarantine)["state"] == "pending"
@@ -116,7 +116,7 @@ def test_a_benign_review_decision_about_a_whole_group_becomes_an_advantage(stack
     trajectory, effect = next(paid(stack, run_id))
     assert f"Trained on at step {effect['step']}, advantage {effect['advantage']:+.2g}" in effect["text"]
     released = [one for one in reported(stack, run_id, trajectory) if trained_on(one)]
-    values = [value for turn in released[-1]["turns"] for value in turn["advantages"] or []]
+    values = [value for turn in released[-1]["segments"][0]["turns"] for value in turn["advantages"] or []]
     assert abs(sum(values) / len(values) - effect["advantage"]) < 1e-6
     groups = stack.ask("GET", "/alerts/groups", params={"run": run_id})["items"]
     assert sum(group["count"] for group in groups) > len(groups)

@@ -100,7 +100,7 @@ def rollout(
 
     Turn t says the tokens [t, ``mark``].
     """
-    call = ToolCall(name="python", arguments="1", output="1", status="ok", seconds=0.5)
+    call = ToolCall(name="python", arguments={"code": "1"}, output="1", status="ok", seconds=0.5)
     earned = float(success) if reward is None else reward
     made = [
         Turn(
@@ -110,7 +110,8 @@ def rollout(
             pieces=["a", "b"],
             logprobs=[-0.5, -0.5],
             policy_versions=[step - 1] * 2,
-            tool_call=call if number < turns - 1 else None,
+            tool_calls=[call] if number < turns - 1 else [],
+            answered=number == turns - 1 and fields.get("stop_reason", "answered") == "answered",
             prefilled=number < prefilled,
         )
         for number in range(turns)
@@ -123,7 +124,7 @@ def rollout(
             "member": member,
             "sampled_at_version": step - 1,
             "task": Task(id=f"train-{task}", split="train", level=1, question=f"{task}+1=?", answer="1"),
-            "turns": made,
+            "segments": [{"turns": made}] if made else [],
             "stop_reason": "answered",
             "answer": "1",
             "success": success,

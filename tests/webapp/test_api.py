@@ -305,7 +305,7 @@ def _trajectory(index: int) -> dict[str, Any]:
     return {
         "id": f"train-0-{index}", "purpose": "train", "prompt": 0, "member": index,
         "sampled_at_version": 0, "trained_at_step": 1,
-        "task": task, "turns": [],
+        "task": task, "segments": [],
         "stop_reason": "answered", "answer": "2", "success": index == 0, "reward": float(index), "rewards": {},
     }  # fmt: skip
 

@@ -60,7 +60,7 @@ def page_of(client: Client, run: Run, index: int) -> str:
 
 def test_a_row_counts_what_was_changed(reported: Callable[..., Run], story: Story) -> None:
     masked = plain(story, 1)
-    masked["turns"][0]["masked_because"] = "error"
+    masked["segments"][0]["turns"][0]["masked_because"] = "error"
     run = reported(plain(story, 0, changes=[REPAIR]), masked, plain(story, 2, masked_because="overlong"))
     rows = {row.member: row for row in run.trajectories.filter(purpose="train")}
     assert (rows[0].changes, rows[0].repaired, rows[0].masked) == (1, 1, 0)
@@ -104,9 +104,12 @@ def test_a_repair_is_reported_with_its_attempts_and_what_stood_there(
 
 def test_replayed_masked_and_judged_turns_say_so(client: Client, reported: Callable[..., Run], story: Story) -> None:
     one = plain(story, 0, start={"expert": "train-0-9", "prefix": 1, "turns": 3})
-    one["turns"] = [story.turn("<user>q<assistant>", "<tool>1</tool>", 1), story.turn("x", "<answer>1</answer>", 1)]
-    one["turns"][0] |= {"prefilled": True, "imitated": True, "verdict": "bad"}
-    one["turns"][1] |= {"masked_because": "near-duplicate", "verdict": "good"}
+    one["segments"][0]["turns"] = [
+        story.turn("<user>q<assistant>", "<tool>1</tool>", 1),
+        story.turn("x", "<answer>1</answer>", 1),
+    ]
+    one["segments"][0]["turns"][0] |= {"prefilled": True, "imitated": True, "verdict": "bad"}
+    one["segments"][0]["turns"][1] |= {"masked_because": "near-duplicate", "verdict": "good"}
     html = page_of(client, reported(one), 0)
     assert "1 turn masked: near-duplicate, 1 of an expert's 3 turns replayed." in html
     for badge in ("replayed from an expert, imitated", "judge: bad", "not learned: near-duplicate", "judge: good"):
@@ -116,7 +119,7 @@ def test_replayed_masked_and_judged_turns_say_so(client: Client, reported: Calla
 def test_experience_is_marked_as_not_trained_on(client: Client, reported: Callable[..., Run], story: Story) -> None:
     one = plain(story, 0)
     question = one["task"]["question"]
-    one["turns"][0] |= {
+    one["segments"][0]["turns"][0] |= {
         "context_text": f"<user><EXP>use the tool</EXP>\n{question}<assistant>",
         "experience_span": (1, 20),
     }
@@ -146,7 +149,7 @@ def test_what_hostile_changes_say_is_never_markup(client: Client, reported: Call
     kinds = ("purified", "purification-failed", "stripped", "prefilled", "turn-masked", "mismatch-masked", "resampled")
     resampled = evil | {"kind": "resampled", "details": {"tries": 1}}
     one = plain(story, 0, changes=[evil | {"kind": kind} for kind in kinds if kind != "resampled"] + [resampled])
-    one["turns"][0] |= {"masked_because": EVIL, "experience_span": (0, 1), "prefilled": True}
+    one["segments"][0]["turns"][0] |= {"masked_because": EVIL, "experience_span": (0, 1), "prefilled": True}
     one |= {"masked_because": EVIL, "start": {"expert": EVIL, "prefix": 1, "turns": 1}}
     run = reported(one)
     html = client.get(f"/runs/{run.id}/trajectories/train-0-0/").content.decode()

@@ -25,7 +25,7 @@ def evil_run(launching_run: Run) -> Run:
     evil |= {"answer": EVIL, "rewards": {EVIL: 1.0}, "masked_because": EVIL}
     turn = story.turn(EVIL, "x", 1, EVIL, EVIL)
     turn |= {"pieces": [EVIL], "token_ids": [1], "logprobs": [-0.1], "policy_versions": [0]}
-    evil["turns"] = [turn]
+    evil["segments"][0]["turns"] = [turn]
     events += [story.reported(evil), story.log(EVIL, source=EVIL)]
     accept(launching_run.id, Batch(attempt=1, first_seq=1, events=events))
     Run.objects.filter(id=launching_run.id).update(name=EVIL, failure_reason=EVIL)

@@ -83,6 +83,9 @@ def test_rows_of_0_2_keep_their_ids_and_their_pages_open(
     assert (document["id"], document["prompt"], document["member"]) == ("train-1-0-1", 1_000_000, 1)
     assert (document["sampled_at_version"], document["trained_at_step"]) == (0, 2)
     assert "group" not in document
+    assert "turns" not in document
+    assert [[turn["tool_calls"] for turn in segment["turns"]] for segment in document["segments"]] == [[[]]]
+    assert set(run.trajectories.values_list("segments", flat=True)) == {1}
 
 
 def test_what_an_engine_of_0_2_still_sends_becomes_the_rows_to_which_stored_ones_are_migrated(

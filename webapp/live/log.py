@@ -25,7 +25,8 @@ SELECT event.seq, CASE WHEN event.kind = 'trajectory' THEN jsonb_build_object(
             'id', it.trajectory_id, 'purpose', it.purpose, 'prompt', it.prompt, 'member', it.member,
             'sampled_at_version', it.sampled_at_version, 'trained_at_step', it.trained_at_step,
             'level', it.level, 'success', it.success, 'reward', it.reward, 'tool_calls', it.tool_calls,
-            'tool_errors', it.tool_errors, 'turns', it.turns, 'tokens', it.tokens, 'stop_reason', it.stop_reason,
+            'tool_errors', it.tool_errors, 'turns', it.turns, 'segments', it.segments, 'tokens', it.tokens,
+            'stop_reason', it.stop_reason,
             'changes', it.changes, 'repaired', it.repaired, 'prefilled', it.prefilled, 'masked', it.masked,
             'alerts', it.alerts, 'quarantine', held.state) END
     )::text WHEN event.kind = 'egress' THEN jsonb_build_object(

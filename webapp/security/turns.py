@@ -76,9 +76,13 @@ def turn_shown(alert: Alert, row: Trajectory | None) -> TurnShown | None:
     if row is not None and alert.turn is not None:
         turns = row.document.turns
         turn = turns[alert.turn] if alert.turn < len(turns) else None
-        if turn is not None and (call := turn.tool_call) is not None:
+        if turn is not None and turn.tool_calls:
             return TurnShown(
-                "".join(turn.pieces), call.arguments, call.output, call.error_class or "", turn.context_text
+                "".join(turn.pieces),
+                "\n".join(call.text for call in turn.tool_calls),
+                "\n".join(call.output for call in turn.tool_calls),
+                next((call.error_class for call in turn.tool_calls if call.error_class is not None), ""),
+                turn.context_text,
             )
     reported = turn_of(alert)
     return TurnShown(reported.wrote, reported.call, reported.output, reported.error_class) if reported else None

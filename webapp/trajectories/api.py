@@ -31,6 +31,7 @@ class TrajectorySummary(Schema):
     tool_calls: int
     tool_errors: int
     turns: int
+    segments: int
     tokens: int
     stop_reason: str
     changes: int
@@ -66,7 +67,7 @@ class TrajectoryFilter(Schema):
     max_reward: float | None = None
     stop_reason: StopReason | None = None
     change: ChangeFilter | None = Field(
-        None, description="With any change or masked turn, with one of a kind, or with none"
+        None, description="With any change or masked turn, with one of a kind, with several segments, or with no change"
     )
     quarantine: QuarantineFilter | None = Field(None, description="Ever quarantined, or its present quarantine status")
 

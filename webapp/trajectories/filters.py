@@ -35,6 +35,7 @@ CHANGES = {
     "repaired": "With repairs",
     "prefilled": "Begun by an expert",
     "masked": "With masked turns",
+    "segments": "With several segments",
     "none": "As sampled",
 }
 ENDS = {

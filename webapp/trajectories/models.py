@@ -43,6 +43,8 @@ class Trajectory(models.Model):
     tool_calls = models.IntegerField()
     tool_errors = models.IntegerField()
     turns = models.IntegerField()
+    segments = models.IntegerField(default=1, db_default=1)
+    """``len(Trajectory.segments)``: more than 1 where the policy's context was written again."""
     tokens = models.IntegerField()
     """Sampled tokens."""
     stop_reason = models.CharField(max_length=20)
@@ -104,7 +106,7 @@ class Trajectory(models.Model):
 
 SUMMARY_FIELDS = (
     "seq", "purpose", "prompt", "member", "sampled_at_version", "trained_at_step", "level", "success", "reward",
-    "tool_calls", "tool_errors", "turns", "tokens", "stop_reason",
+    "tool_calls", "tool_errors", "turns", "segments", "tokens", "stop_reason",
     "changes", "repaired", "prefilled", "masked", "alerts",
 )  # fmt: skip
 
@@ -123,12 +125,13 @@ def of_step(step: int) -> models.Q:
     return sampled_for | models.Q(trained_at_step=step)
 
 
-ChangeFilter = Literal["any", "repaired", "prefilled", "masked", "none"]
+ChangeFilter = Literal["any", "repaired", "prefilled", "masked", "segments", "none"]
 WITH_CHANGE: dict[ChangeFilter, models.Q] = {
     "any": models.Q(changes__gt=0) | models.Q(masked__gt=0),
     "repaired": models.Q(repaired__gt=0),
     "prefilled": models.Q(prefilled__gt=0),
     "masked": models.Q(masked__gt=0),
+    "segments": models.Q(segments__gt=1),
     "none": models.Q(changes=0, masked=0),
 }
 

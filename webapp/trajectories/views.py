@@ -16,9 +16,10 @@ from webapp.security.queries import QUARANTINES
 from webapp.security.turns import of_turns
 from webapp.trajectories import shades
 from webapp.trajectories.access import trajectory_for
-from webapp.trajectories.changes import experience_in, shown_turn, summary_of
+from webapp.trajectories.changes import summary_of
 from webapp.trajectories.filters import CHANGES, ENDS, ERRORS, OUTCOMES, PURPOSES, Filter, reward_histogram
 from webapp.trajectories.models import Trajectory
+from webapp.trajectories.sections import sections_of
 
 ROWS = 50
 FRAGMENTS = {"rewards": "trajectories/rewards.html"}
@@ -58,7 +59,6 @@ def detail(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
     document = row.document
     colour = request.GET.get("colour", "advantage" if row.purpose == "train" else "logprob")
     group = Trajectory.objects.filter(run_id=row.run_id, purpose=row.purpose, prompt=row.prompt).order_by("member")
-    watched = of_turns(row.run, trajectory_id)
     context = {
         "section": "runs",
         "run": row.run,
@@ -67,16 +67,7 @@ def detail(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
         "quarantine_status": quarantine_status_of(request, row.run, trajectory_id),
         "here": request.get_full_path(),
         "trajectory": document,
-        "turns": [
-            (
-                turn,
-                shades.tokens_of(turn),
-                shown_turn(document, number),
-                experience_in(turn, document.task.question),
-                watched.get(number),
-            )
-            for number, turn in enumerate(document.turns)
-        ],
+        "sections": sections_of(document, of_turns(row.run, trajectory_id)),
         "summary": summary_of(document),
         "group": group,
         "previous": _neighbour(row, forward=False),

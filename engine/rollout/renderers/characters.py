@@ -15,11 +15,10 @@ a policy of this alphabet begins with random weights and learns from what it is 
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from engine.models.tokenizer import Tokenizer
-from engine.rollout.renderers.contract import Parsed
-from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema
+from engine.rollout.renderers.contract import Conversation, Parsed, Rewritten
+from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema, arguments_in
 
 
 class CharacterRenderer:
@@ -27,6 +26,10 @@ class CharacterRenderer:
 
     def __init__(self, tokenizer: Tokenizer, *, reasoning: bool) -> None:
         self._tokenizer, self._reasoning = tokenizer, reasoning
+
+    @property
+    def append_only(self) -> bool:
+        return True
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -46,6 +49,9 @@ class CharacterRenderer:
 
     def bridge(self, messages: Sequence[Message]) -> list[int]:
         return [*(token for message in messages for token in self._framed(message)), self._tokenizer.assistant]
+
+    def rewritten(self, conversation: Conversation) -> Rewritten | None:
+        return None
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed:
         """Exactly one frame around plain characters is a call or an answer, and everything else is malformed.
@@ -69,9 +75,12 @@ class CharacterRenderer:
                 return Parsed(_unframed(self.text(token_ids)), begins)
 
     def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:
-        """Raises ValueError for a malformed message, which nobody means."""
-        if message.malformed is not None:
-            raise ValueError(f"a malformed message cannot be written: {message.malformed.reason}")
+        """Raises ValueError for a malformed message, which nobody means, and for several calls, for want of a frame."""
+        for malformed in (message.malformed, *(request.malformed for request in message.requests)):
+            if malformed is not None:
+                raise ValueError(f"a malformed message cannot be written: {malformed.reason}")
+        if len(message.requests) > 1:
+            raise ValueError(f"a turn of this alphabet makes one call, not {len(message.requests)}")
         tokenizer = self._tokenizer
         before = tokenizer.encode(message.reasoning)
         if message.answers:
@@ -119,21 +128,12 @@ def _call(text: str, tools: Sequence[ToolSchema], reasoning: str) -> AssistantMe
         return AssistantMessage.calling(name, {argument: text}, reasoning=reasoning)
     name, _, written = text.partition(" ")
     try:
-        arguments = json.loads(written, parse_constant=_refused_constant)
-    except (ValueError, RecursionError) as error:
-        return _unreadable(name, written, f"the arguments are no JSON: {error}", reasoning)
-    if not isinstance(arguments, dict):
-        return _unreadable(name, written, "the arguments are no JSON object", reasoning)
+        arguments = arguments_in(written)
+    except ValueError as problem:
+        unreadable = ToolRequest(name, malformed=Malformed(written, str(problem)))
+        return AssistantMessage(requests=(unreadable,), reasoning=reasoning)
     return AssistantMessage.calling(name, arguments, reasoning=reasoning)
 
 
-def _refused_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _unreadable(name: str, written: str, reason: str, reasoning: str) -> AssistantMessage:
-    return AssistantMessage(malformed=Malformed("call", written, reason, tool=name), reasoning=reasoning)
-
-
 def _unframed(text: str) -> AssistantMessage:
-    return AssistantMessage(malformed=Malformed("turn", text, "neither one call nor one answer"))
+    return AssistantMessage(malformed=Malformed(text, "neither one call nor one answer"))

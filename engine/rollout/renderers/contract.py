@@ -3,6 +3,10 @@
 A renderer belongs to a model's vocabulary: it writes messages as the ids that the policy reads, and reads
 the ids that the policy wrote.  Sampled ids are kept as they are and never made from text a second time, so
 ``prompt`` and ``bridge`` only ever write what stands *between* the policy's turns.
+
+A chat template may break this: it leaves the thoughts of earlier turns out of the history, say.  Then the context of
+the next turn does not begin with all that was read and sampled before, and ``rewritten`` says what it is instead: the
+trajectory goes on in a new segment.
 """
 
 from collections.abc import Sequence
@@ -21,7 +25,44 @@ class Parsed:
     """Where in the turn's ids the call or the answer begins; before it there is reasoning only."""
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A turn of the policy and what it was told on it."""
+
+    token_ids: tuple[int, ...]
+    """As sampled."""
+    parsed: Parsed
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """All that was said in an episode, the last observation included."""
+
+    opening: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...]
+    experience: tuple[str, ...]
+    exchanges: tuple[Exchange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """The whole context of the next turn, written again."""
+
+    token_ids: tuple[int, ...]
+    """Of the policy's turns as sampled what is left of them, never their text encoded again."""
+    observed: int
+    """Where in ``token_ids`` what came since the last turn begins."""
+    experience_span: tuple[int, int] | None = None
+    """Where ``token_ids`` hold the experience, half open; None where they hold none."""
+
+
 class Renderer(Protocol):
+    @property
+    def append_only(self) -> bool:
+        """Whether ``rewritten`` never has anything to say, so that a trajectory is one segment."""
+        ...
+
     @property
     def stop_ids(self) -> frozenset[int]:
         """A sampled turn ends at the first of these."""
@@ -39,6 +80,13 @@ class Renderer(Protocol):
 
     def bridge(self, messages: Sequence[Message]) -> list[int]:
         """What the policy reads between two of its turns."""
+        ...
+
+    def rewritten(self, conversation: Conversation) -> Rewritten | None:
+        """What stands before the next turn where that is not all that stood there before, with ``bridge`` behind it.
+
+        None where it is; that is the only answer of an ``append_only`` renderer.
+        """
         ...
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed:

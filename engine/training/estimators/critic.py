@@ -9,12 +9,12 @@ import torch
 from engine.algorithms.whitening import whitened
 from engine.spec.estimator import CriticEstimator, TokenEstimator
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
-from engine.training.batch import Sample, per_turn, sample_from_trajectory
+from engine.training.batch import Sample, per_turn, regrouped, samples_from_trajectory
 from engine.training.estimators.interface import Occasion, TurnAdvantages, Values, named, one_for_each
 
 
 class Estimation(Protocol):
-    """Advantages and returns [T] of one rollout, from its rewards, values and loss mask [T]."""
+    """Advantages and returns [N] of a rollout's sampled tokens in order of time, from rewards, values, mask [N]."""
 
     def __call__(
         self, credit: Any, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
@@ -23,26 +23,34 @@ class Estimation(Protocol):
 
 def advantages(credit: CriticEstimator, groups: Sequence[RolloutGroup], occasion: Occasion) -> list[TurnAdvantages]:
     assert occasion.values is not None, "a recipe whose credit asks a critic has one"
-    rollouts = rollouts_in(groups)
-    samples = [sample_from_trajectory(rollout, as_sampled=True) for rollout in rollouts]
+    trajectories = rollouts_in(groups)
+    rollouts = [samples_from_trajectory(trajectory, as_sampled=True) for trajectory in trajectories]
+    samples = [sample for of_rollout in rollouts for sample in of_rollout]
+    values = regrouped(occasion.values(samples), rollouts)
     rows = [
-        _estimated(credit, sample, values_T, rollout.reward)[0]
-        for sample, values_T, rollout in zip(samples, occasion.values(samples), rollouts, strict=True)
+        row
+        for of_rollout, values_ST, trajectory in zip(rollouts, values, trajectories, strict=True)
+        for row in _estimated(credit, of_rollout, values_ST, trajectory.reward)[0]
     ]
-    if credit.whiten:
+    if credit.whiten and rows:
         rows = _whitened(rows, [sample.loss_mask for sample in samples])
-    return [per_turn(row.tolist(), rollout, as_sampled=True) for row, rollout in zip(rows, rollouts, strict=True)]
+    return [
+        per_turn([row.tolist() for row in of_rollout], trajectory, as_sampled=True)
+        for of_rollout, trajectory in zip(regrouped(rows, rollouts), trajectories, strict=True)
+    ]
 
 
 def targets_of(
-    credit: CriticEstimator, samples: Sequence[Sample], rewards: Sequence[float], values: Values
+    credit: CriticEstimator, rollouts: Sequence[Sequence[Sample]], rewards: Sequence[float], values: Values
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """V and the returns that V should have been, token by token, of rollouts as they were sampled."""
-    estimates = values(samples)
-    return estimates, [
-        _estimated(credit, sample, values_T, reward)[1]
-        for sample, values_T, reward in zip(samples, estimates, rewards, strict=True)
+    """V and the returns that V should have been, token by token, of each sample of rollouts as they were sampled."""
+    estimates = values([sample for samples in rollouts for sample in samples])
+    returns = [
+        row
+        for samples, values_ST, reward in zip(rollouts, regrouped(estimates, rollouts), rewards, strict=True)
+        for row in _estimated(credit, samples, values_ST, reward)[1]
     ]
+    return estimates, returns
 
 
 def in_plain_numbers(
@@ -68,12 +76,31 @@ def _whitened(rows: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> list[n
 
 
 def _estimated(
-    credit: CriticEstimator, sample: Sample, values: np.ndarray, reward: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Advantages and returns [T]; the reward comes with the last token that the policy sampled."""
-    rewards = np.zeros(len(sample), dtype=np.float32)
-    sampled = np.flatnonzero(sample.loss_mask)
-    if sampled.size:
-        rewards[sampled[-1]] = reward
+    credit: CriticEstimator, samples: Sequence[Sample], values: Sequence[np.ndarray], reward: float
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Advantages and returns [T] of each sample of one trajectory, whose sampled tokens are steps in order of time.
+
+    The reward comes with the last token that the policy sampled.
+    """
+    order = _order_of_time(samples)
+    if not order.size:
+        return [np.zeros_like(row) for row in values], [np.zeros_like(row) for row in values]
+    rewards_N = np.zeros(len(order), dtype=np.float32)
+    rewards_N[-1] = reward
     estimation: Estimation = named(credit.estimated_by)
-    return estimation(credit, rewards, values, sample.loss_mask)
+    estimated = estimation(credit, rewards_N, np.concatenate(values)[order], np.ones(len(order), dtype=np.bool_))
+    edges = np.cumsum([len(row) for row in values])[:-1]
+    columns = [np.zeros(sum(map(len, values)), dtype=np.float32) for _ in estimated]
+    for column, estimated_N in zip(columns, estimated, strict=True):
+        column[order] = estimated_N
+    advantages, returns = (np.split(column, edges) for column in columns)
+    return advantages, returns
+
+
+def _order_of_time(samples: Sequence[Sample]) -> np.ndarray:
+    """Where the sampled tokens stand among all tokens of a trajectory's samples."""
+    if not samples:
+        return np.zeros(0, dtype=np.int64)
+    places = np.flatnonzero(np.concatenate([sample.loss_mask for sample in samples]))
+    numbers = [sample.turn_numbers for sample in samples if sample.turn_numbers is not None]
+    return places[np.argsort(np.concatenate(numbers)[places], kind="stable")] if numbers else places

@@ -22,7 +22,7 @@ def _of_steps(credit: Gigpo, group: Sequence[Trajectory]) -> list[list[float]]:
         rewards_K[-1] = rollout.reward
     advantages = gigpo_advantages(
         rewards,
-        [[turn.context_text for turn in steps_of(rollout)] for rollout in group],
+        [[turn.observation for turn in steps_of(rollout)] for rollout in group],
         gamma=credit.gamma,
         step_weight=credit.step_weight,
         scale_by_std=credit.scale_by_std,

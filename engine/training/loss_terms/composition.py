@@ -12,7 +12,7 @@ a column of the samples, which the objective's loss reads.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -22,7 +22,7 @@ from engine.algorithms.objectives import PolicyObjective
 from engine.spec.objective import Clipped, Dpo, Ipa, NoObjective
 from engine.spec.recipe import Recipe
 from engine.training import microbatch
-from engine.training.batch import Sample
+from engine.training.batch import Sample, by_trajectory, regrouped
 from engine.training.entropy import EntropyKeeper
 from engine.training.loss_terms.interface import LossTerm, Part, PolicyOutputs
 from engine.training.loss_terms.policy import ImitationLoss, KlPenalty, PolicyLoss, columns_of
@@ -107,7 +107,8 @@ class RecipeLosses:
         first_update: int,
     ) -> list[Update]:
         """A step's updates in their order; what is replayed stands beside them or after them."""
-        batches = self._stream.batches(samples, pairs, first_update=first_update)
+        weighed = with_trajectory_tokens(samples, self._trained_tokens)
+        batches = self._stream.batches(weighed, pairs, first_update=first_update)
         parts = [Part(batch, self.terms) for batch in batches]
         if not replay.active:
             return [[part] for part in parts]
@@ -119,19 +120,23 @@ class RecipeLosses:
 
     def _replayed(self, replay: Replay, logprobs: Logprobs, *, updates: int | None, first_update: int) -> list[Part]:
         """Split over so many updates, or cut into minibatches."""
-        now = logprobs(replay.samples)
-        self._replay_entropy.measure(replay.samples, now)
-        pairs = list(zip(replay.samples, now, strict=True))
-        cuts = minibatches(pairs, self._minibatch) if updates is None else evenly(pairs, updates)
+        samples = with_trajectory_tokens(replay.samples, _sampled_tokens)
+        now = logprobs(samples)
+        self._replay_entropy.measure(samples, now)
+        cuts = minibatches(samples, self._minibatch) if updates is None else _evenly(samples, updates)
         clips, longest = self._replay_loss
         term = ReplayLoss(clips, replay.strength, longest)
         return [
-            Part(
-                self._replay_entropy.chosen([s for s, _ in cut], [row for _, row in cut], update=first_update + i),
-                [term],
-            )
-            for i, cut in enumerate(cuts)
+            Part(self._replay_entropy.chosen(cut, rows, update=first_update + i), [term])
+            for i, (cut, rows) in enumerate(zip(cuts, regrouped(now, cuts), strict=True))
         ]
+
+    def _trained_tokens(self, samples: Sequence[Sample]) -> list[int]:
+        """How many tokens of each sample the objective learns: those that its mismatch mask leaves."""
+        if self._objective is None:
+            return _sampled_tokens(samples)
+        masked = self.masked_by_mismatch(samples)
+        return [count - sum(cut) for count, cut in zip(_sampled_tokens(samples), masked, strict=True)]
 
     def state(self) -> dict[str, Any]:
         """Plain values."""
@@ -142,6 +147,35 @@ class RecipeLosses:
         for name, keeper in (("entropy", self._entropy), ("replay_entropy", self._replay_entropy)):
             if state.get(name) is not None:
                 keeper.load(state[name])
+
+
+def with_trajectory_tokens(
+    samples: Sequence[Sample], trained_tokens: Callable[[Sequence[Sample]], list[int]]
+) -> Sequence[Sample]:
+    """Each sample with how many tokens are learned in all samples of its trajectory; ``trained_tokens`` counts its own.
+
+    The very samples where every trajectory is one.
+    """
+    if all(sample.opens for sample in samples):
+        return samples
+    return [sample for part in by_trajectory(samples) for sample in _with_trajectory_tokens(part, trained_tokens)]
+
+
+def _with_trajectory_tokens(
+    samples: Sequence[Sample], trained_tokens: Callable[[Sequence[Sample]], list[int]]
+) -> Sequence[Sample]:
+    trained = sum(trained_tokens(samples))
+    imitated = sum(int(sample.expert.sum()) for sample in samples if sample.expert is not None)
+    return [replace(sample, trained_tokens=trained, imitated_tokens=imitated) for sample in samples]
+
+
+def _sampled_tokens(samples: Sequence[Sample]) -> list[int]:
+    return [int(sample.loss_mask.sum()) for sample in samples]
+
+
+def _evenly(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
+    """Cut by trajectory."""
+    return [[sample for of_one in part for sample in of_one] for part in evenly(by_trajectory(samples), parts)]
 
 
 def _objective(recipe: Recipe, longest: int) -> PolicyObjective | None:

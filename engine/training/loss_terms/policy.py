@@ -48,6 +48,8 @@ def _tokens(batch: MicroBatch, logp_BT: Tensor, reference_logp_BT: Tensor | None
         boosted_BT=batch.boosted_BT,
         kept_BT=batch.kept_BT,
         penalised_BT=batch.penalised_BT,
+        trained_tokens_B=batch.trained_tokens_B,
+        imitated_tokens_B=batch.imitated_tokens_B,
     )
 
 
@@ -113,7 +115,14 @@ class KlPenalty:
         assert tokens.logp_reference_BT is not None
         penalties_BT = self.kl.beta * kl_to_reference(tokens.logp_BT, tokens.logp_reference_BT, self.kl.estimator)
         trained_BT = self.objective.trained_BT(tokens)
-        return aggregated(penalties_BT, trained_BT, self.aggregation, max_response_tokens=self.max_response_tokens)[0]
+        total, _ = aggregated(
+            penalties_BT,
+            trained_BT,
+            self.aggregation,
+            max_response_tokens=self.max_response_tokens,
+            trajectory_tokens_B=tokens.trained_tokens_B,
+        )
+        return total
 
     @torch.no_grad()
     def observed(self, batch: MicroBatch, outputs: PolicyOutputs) -> tuple[float, int]:

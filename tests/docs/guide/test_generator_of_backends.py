@@ -55,12 +55,12 @@ async def test_a_step_is_played_and_learned_from_the_answers_of_the_list(spec: R
     try:
         await workers.sync_weights(0)
         groups = grouped((await workers.collect(requests_of(spec, 1))).trajectories)
-        await workers.credit(groups, ())
+        await workers.credit(groups, (), step=1)
         report = await workers.update(UpdateRequest.of(1, groups, (), credited=True))
     finally:
         await workers.close()
     turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]
-    calls = [turn.tool_call.arguments for turn in turns if turn.tool_call is not None]
+    calls = [call.text for turn in turns for call in turn.tool_calls]
     assert len(calls) == len(turns) >= 8
     assert set(calls) == {"up", "left", "down", "right"}
     assert {version for turn in turns for version in turn.policy_versions} == {0}

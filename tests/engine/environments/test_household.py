@@ -283,9 +283,9 @@ def test_every_step_of_a_demonstrated_solution_is_good_and_every_slip_bad(level)
     environment = environment_of(level)
     cold_start = ColdStart(demonstrations=150, wrong_fraction=0.0, tool_error_fraction=0.5)
     for demonstration in DemonstrationWriter(environment, RENDERER, Reward(), seed=4).demonstrations(cold_start):
-        wrong = [turn.tool_call is None or turn.tool_call.status == "error" for turn in demonstration.turns]
+        wrong = [not turn.tool_calls or turn.failed_calls > 0 for turn in demonstration.turns]
         assert environment.verdicts(
-            demonstration.task, [turn.tool_call for turn in demonstration.turns], demonstration.answer
+            demonstration.task, [turn.tool_calls for turn in demonstration.turns], demonstration.answer
         ) == ["bad" if slip else "good" for slip in wrong]
 
 

@@ -25,7 +25,7 @@ async def judged(level: int, *turns: list[int]) -> list[str]:
         arena = Arena(environment, RENDERER, policy, sandboxes, Reward(), len(turns), 64, CONTEXT_TOKENS)
         played = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", 0, 1.0, 0), arena)
     assert len(played.turns) == len(turns)
-    return environment.verdicts(played.task, [turn.tool_call for turn in played.turns], played.answer)
+    return environment.verdicts(played.task, [turn.tool_calls for turn in played.turns], played.answer)
 
 
 async def test_a_part_of_the_expression_is_good_once_and_what_has_nothing_to_do_with_it_is_not():
@@ -70,7 +70,7 @@ def test_every_turn_of_a_demonstrated_solution_is_good_and_every_slip_bad(level)
     cold_start = ColdStart(demonstrations=150, wrong_fraction=0.0, tool_error_fraction=0.5)
     renderer = WITH_REASONING if level == 4 else RENDERER
     for demonstration in DemonstrationWriter(environment, renderer, Reward(), seed=4).demonstrations(cold_start):
-        slips = [turn.tool_call is not None and turn.tool_call.status == "error" for turn in demonstration.turns]
+        slips = [turn.failed_calls > 0 for turn in demonstration.turns]
         assert environment.verdicts(
-            demonstration.task, [turn.tool_call for turn in demonstration.turns], demonstration.answer
+            demonstration.task, [turn.tool_calls for turn in demonstration.turns], demonstration.answer
         ) == ["bad" if slip else "good" for slip in slips]

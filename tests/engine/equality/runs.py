@@ -178,7 +178,7 @@ def written(folder: Path) -> Written:
 
 def _rollout(trajectory: Mapping[str, Any]) -> Rollout:
     """Of a ``trajectory`` event; the last one of its id counts."""
-    turns = trajectory["turns"]
+    turns = [turn for segment in trajectory["segments"] for turn in segment["turns"]]
     per_token = ("logprobs", "old_logprobs", "advantages")
     return Rollout(
         purpose=trajectory["purpose"],

@@ -10,7 +10,7 @@ import torch
 
 from engine.cluster.members import learner_for
 from engine.spec.rollout_group import rollouts_in
-from engine.spec.trajectory import Trajectory
+from engine.spec.trajectory import Segment, Trajectory
 from engine.training.learner import Learner
 from tests.engine.groups import grouped
 from tests.engine.training.cast import credited, from_expert, learned, repaired, rollouts, run_spec, same_bits, updated
@@ -36,7 +36,7 @@ def after_two_steps(recipe: dict[str, Any], *, rollouts_agree: bool = False) -> 
 
 def _as_the_trainer_says(one: Trajectory) -> Trajectory:
     turns = [turn.model_copy(update={"logprobs": turn.old_logprobs}) for turn in one.turns]
-    return one.model_copy(update={"turns": turns})
+    return one.with_turns(turns)
 
 
 def assert_equal(neutral: dict[str, Any], absent: dict[str, Any], **how: Any) -> None:
@@ -121,7 +121,7 @@ def test_attribution_of_weight_0_is_grpo_up_to_its_floor_of_the_std() -> None:
 
 def test_ipa_with_one_chunk_and_gamma_1_is_reinforce_to_the_bit() -> None:
     """REINFORCE written as truncated importance sampling with a bound out of reach: at ratio 1, -R log pi."""
-    one_turn = [one.model_copy(update={"turns": one.turns[:1]}) for one in rollouts()]
+    one_turn = [one.model_copy(update={"segments": [Segment(turns=one.turns[:1])]}) for one in rollouts()]
     credit = {"kind": "chunk-return", "gamma": 1.0}
     weights = []
     for objective in ({"kind": "ipa", "mismatch_bound": None}, {"kind": "topr"}):

@@ -134,7 +134,7 @@ async def test_the_rule_judge_is_the_environment_itself(rollout: Rollout) -> Non
     one = rollout().model_copy(update={"task": environment.tasks("train")[0]})
     judged = await judging.judge(grouped([one]), alive=nobody)
     assert isinstance(environment, Oracle)
-    calls = [turn.tool_call for turn in one.turns]
+    calls = [turn.tool_calls for turn in one.turns]
     assert verdicts_of(judged.groups[0].rollouts[0]) == environment.verdicts(one.task, calls, one.answer)
 
 

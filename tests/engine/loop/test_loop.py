@@ -256,14 +256,14 @@ def test_sampled_tokens_carry_the_version_that_sampled_them_and_training_ones_th
         version
         for trajectory in trajectories
         if trajectory["purpose"] == "train"
-        for turn in trajectory["turns"]
+        for turn in trajectory["segments"][0]["turns"]
         for version in turn["policy_versions"]
     } == set(range(5))
     for trajectory in trajectories:
         version = trajectory["sampled_at_version"]
         trains = trajectory["purpose"] == "train" and trajectory["masked_because"] is None
         assert trajectory["trained_at_step"] == (version + 1 if trains else None)
-        for turn in trajectory["turns"]:
+        for turn in trajectory["segments"][0]["turns"]:
             assert set(turn["policy_versions"]) <= {version}
             if trajectory["purpose"] == "train":
                 assert len(turn["advantages"]) == len(turn["old_logprobs"]) == len(turn["token_ids"])

@@ -108,7 +108,7 @@ def warnings(service: Any) -> list[str]:
 def test_a_judges_verdicts_stand_on_the_turns_and_in_the_metrics(rig: Made, service: Any, court: Court) -> None:
     assert rig(credit=judged_by(court)).start().ended() == exit_codes.ENDED
     turns = [
-        event["trajectory"]["turns"]
+        event["trajectory"]["segments"][0]["turns"]
         for event in service.of_kind("trajectory")
         if event["trajectory"]["purpose"] == "train"
     ]
@@ -174,10 +174,10 @@ class Alike(InProcessWorkers):
         return collected
 
     async def credit(
-        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
     ) -> dict[str, CreditColumns]:
         assert {rollout.step for rollout in rollouts_in(groups)} != {1}, "there is nothing to give credit for"
-        return await super().credit(groups, released)
+        return await super().credit(groups, released, step=step)
 
 
 def test_a_step_without_an_informative_group_makes_no_update_says_so_and_the_run_goes_on(

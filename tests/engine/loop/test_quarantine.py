@@ -74,9 +74,9 @@ class Suspicious(InProcessWorkers):
         return collected
 
     async def credit(
-        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+        self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
     ) -> dict[str, CreditColumns]:
-        columns = await super().credit(groups, released)
+        columns = await super().credit(groups, released, step=step)
         self.credited = {
             rollout.id: with_columns(rollout, columns[rollout.id], text_of=str)
             for rollout in rollouts_in([*groups, *released])
@@ -121,7 +121,7 @@ def test_without_a_review_decision_it_is_in_no_update_and_not_in_the_comparison(
         None,
         ["sandbox/1"],
     )
-    assert reported["turns"][0]["advantages"] is None
+    assert reported["segments"][0]["turns"][0]["advantages"] is None
     assert any(
         SUSPECT in one["message"] and "until a review decision" in one["message"] for one in service.of_kind("log")
     )
@@ -149,16 +149,18 @@ def test_found_benign_it_is_credited_in_its_group_and_moves_the_weights(rig: Cal
     assert [step for step in range(1, 6) if SUSPECT in workers.learned(step)] == [2]
     *_, reported = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
     assert (reported["masked_because"], reported["sampled_at_version"], reported["trained_at_step"]) == (None, 0, 2)
-    assert [turn["old_logprobs"] for turn in reported["turns"]] == [turn["logprobs"] for turn in reported["turns"]]
+    assert [turn["old_logprobs"] for turn in reported["segments"][0]["turns"]] == [
+        turn["logprobs"] for turn in reported["segments"][0]["turns"]
+    ]
     group = [rollout for rollout in workers.batches[0] if rollout.prompt == 0]
     mean = (sum(one.reward for one in group) + reported["reward"]) / (len(group) + 1)
-    advantage = reported["turns"][0]["advantages"][0]
+    advantage = reported["segments"][0]["turns"][0]["advantages"][0]
     assert advantage == pytest.approx(0, abs=1e-6) or advantage * (reported["reward"] - mean) > 0
     assert [one["values"]["train/released"] for one in metrics_with(service, "train/released")] == [0, 1]
     assert any("found benign and trained on now" in one["message"] for one in service.of_kind("log"))
     [settled] = service.of_kind("settled")
     assert (settled["trajectory"], settled["step"], settled["outcome"]) == (SUSPECT, 2, "trained-on")
-    values = [value for turn in reported["turns"] for value in turn["advantages"]]
+    values = [value for turn in reported["segments"][0]["turns"] for value in turn["advantages"]]
     assert settled["advantage"] == pytest.approx(sum(values) / len(values))
     assert settled["group_mean"] == pytest.approx(mean)
     assert (settled["group_size"], settled["updates_since"]) == (len(group) + 1, 1)
@@ -236,11 +238,11 @@ def test_an_alert_that_comes_between_score_and_update_masks_it_all_the_same(
 ) -> None:
     class Late(InProcessWorkers):
         async def credit(
-            self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+            self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
         ) -> dict[str, CreditColumns]:
             if groups[0].plan.step == 1:
                 running.quarantine.alerted(alert())
-            return await super().credit(groups, released)
+            return await super().credit(groups, released, step=step)
 
         async def update(self, request: UpdateRequest) -> dict[str, float]:
             learned.append([decision.trajectory for decision in request.rollouts if decision.masked_because is None])
@@ -273,10 +275,10 @@ def test_an_alert_that_comes_between_score_and_update_makes_no_expert(
             return collected
 
         async def credit(
-            self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup]
+            self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
         ) -> dict[str, CreditColumns]:
             running.quarantine.alerted(alert(succeeded[0].id))
-            return await super().credit(groups, released)
+            return await super().credit(groups, released, step=step)
 
     succeeded: list[Trajectory] = []
     document = small_spec.model_dump()

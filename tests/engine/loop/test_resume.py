@@ -22,7 +22,7 @@ def metric_keys(events: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
 
 def tokens(events: list[dict[str, Any]]) -> dict[str, list[list[int]]]:
     return {
-        event["trajectory"]["id"]: [turn["token_ids"] for turn in event["trajectory"]["turns"]]
+        event["trajectory"]["id"]: [turn["token_ids"] for turn in event["trajectory"]["segments"][0]["turns"]]
         for event in events
         if event["kind"] == "trajectory"
     }

@@ -43,7 +43,9 @@ def all_ids(trajectory):
 
 
 def timeless(trajectory):
-    return trajectory.model_dump(exclude={"turns": {"__all__": {"tool_call": {"seconds"}}}})
+    return trajectory.model_dump(
+        exclude={"segments": {"__all__": {"turns": {"__all__": {"tool_calls": {"__all__": {"seconds"}}}}}}}
+    )
 
 
 class SandboxBehind:

@@ -8,7 +8,7 @@ import pytest
 from engine.environments.contract import Observation, Rewards
 from engine.rollout.checked_session import LONGEST_REASON, CheckedSession
 from engine.rollout.faults import EnvironmentFailed
-from engine.spec.message import AssistantMessage, Malformed, Message, ToolSchema
+from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema
 from engine.spec.trajectory import ToolCall
 from sandboxes.interface import SandboxLost, SnapshotUnavailable
 
@@ -45,7 +45,11 @@ class Adding:
 
 
 def record(output: str) -> ToolCall:
-    return ToolCall(name="add", arguments="", output=output, status="ok", seconds=0.0)
+    return ToolCall(id="call-1", name="add", output=output, status="ok", seconds=0.0)
+
+
+def unreadable(tool: str) -> AssistantMessage:
+    return AssistantMessage(requests=(ToolRequest(tool, malformed=Malformed("[", "no JSON")),))
 
 
 def adding(**arguments: Any) -> AssistantMessage:
@@ -54,7 +58,7 @@ def adding(**arguments: Any) -> AssistantMessage:
 
 async def test_a_call_that_fits_reaches_the_session() -> None:
     observation = await CheckedSession(Adding(), TOOLS).act(adding(a=2, b=40))
-    assert observation.messages == (Message("tool", "42", "add"),)
+    assert observation.messages == (Message("tool", "42", "add", "call-1"),)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +68,8 @@ async def test_a_call_that_fits_reaches_the_session() -> None:
         (adding(a=1), "arguments", "Error: 'b' is a required property"),
         (adding(a="1", b=1), "arguments", "Error: a: '1' is not of type 'integer'"),
         (adding(a=1, b=-1), "arguments", "Error: b: -1 is less than the minimum of 0"),
-        (AssistantMessage(malformed=Malformed("call", "[", "no JSON", "add")), "arguments", "Error: no JSON"),
-        (
-            AssistantMessage(malformed=Malformed("call", "[", "no JSON", "fly")),
-            "unknown-tool",
-            "Error: no tool 'fly'; there is add, say",
-        ),
+        (unreadable("add"), "arguments", "Error: no JSON"),
+        (unreadable("fly"), "unknown-tool", "Error: no tool 'fly'; there is add, say"),
     ],
 )
 async def test_a_call_that_no_tool_takes_is_an_observation_and_is_not_made(

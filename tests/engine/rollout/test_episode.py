@@ -213,7 +213,7 @@ async def test_giving_up_with_an_answer_is_no_success():
 async def test_an_illegal_move_is_purified_without_a_sandbox():
     first, *rest = solution_of(0)
     trajectory = await run_episode(replace(request(), purify=True), in_sokoban(first, move("sideways"), *rest))
-    assert [call.arguments for call in trajectory.tool_calls] == [
+    assert [call.text for call in trajectory.tool_calls] == [
         first.call_text,
         *[message.call_text for message in rest],
     ]

@@ -1,17 +1,18 @@
 from engine.rollout.evaluation import evaluation_metrics, tool_error_rate
-from engine.spec.trajectory import Task, ToolCall, Trajectory, Turn
+from engine.spec.trajectory import Segment, Task, ToolCall, Trajectory, Turn
 
 
 def trajectory(purpose, level, success, statuses=()):
     turns = [
         Turn(
             context_ids=[1], context_text="", token_ids=[2], pieces=[""], logprobs=[0.0], policy_versions=[0],
-            tool_call=ToolCall(name="python", arguments="", output="", status=status, seconds=0.0),
+            tool_calls=[ToolCall(name="python", output="", status=status, seconds=0.0)],
         )
         for status in statuses
     ]  # fmt: skip
     return Trajectory(
-        id="x", purpose=purpose, prompt=0, member=0, sampled_at_version=0, turns=turns,
+        id="x", purpose=purpose, prompt=0, member=0, sampled_at_version=0,
+        segments=[Segment(turns=turns)] if turns else [],
         stop_reason="answered", answer="1",
         task=Task(id="heldout-0", split="heldout", level=level, question="", answer="1"),
         success=success, reward=0.0, rewards={},

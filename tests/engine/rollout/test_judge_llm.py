@@ -22,7 +22,7 @@ from engine.rollout.judge_llm import (
     verdicts_in,
 )
 from engine.spec.judge import LlmJudge
-from engine.spec.trajectory import Task, ToolCall, Trajectory, Turn
+from engine.spec.trajectory import Segment, Task, ToolCall, Trajectory, Turn
 
 RIGHT = "Step 1 Analysis: it computes.\nStep 1 Judgment: GOOD\nStep 2 Analysis: a guess.\nStep 2 Judgment: BAD"
 Answering = Callable[[int, dict[str, Any]], Awaitable[bytes | None]]
@@ -106,18 +106,19 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trajectory(question: str = "42*63=?", output: str = "2646") -> Trajectory:
-    call = ToolCall(name="python", arguments="42*63", output=output, status="ok", seconds=0.0)
-    phrase = [("<tool>42*63</tool>", call), ("<answer>1</answer>", None)]
+    call = ToolCall(name="python", arguments={"code": "42*63"}, output=output, status="ok", seconds=0.0)
+    phrase = [("<tool>42*63</tool>", [call]), ("<answer>1</answer>", [])]
     turns = [
         Turn(
             context_ids=[], context_text="", token_ids=[1], pieces=[text], logprobs=[0.0], policy_versions=[0],
-            tool_call=made,
+            tool_calls=made,
         )
         for text, made in phrase
     ]  # fmt: skip
     task = Task(id="train-0", split="train", level=1, question=question, answer="hidden-answer")
     return Trajectory(
-        id="train-0-0", purpose="train", prompt=0, member=0, sampled_at_version=0, task=task, turns=turns,
+        id="train-0-0", purpose="train", prompt=0, member=0, sampled_at_version=0, task=task,
+        segments=[Segment(turns=turns)],
         stop_reason="answered", answer="1", success=False, reward=0.0, rewards={"outcome": 0.0},
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ async def test_like_code_is_grafted_onto_the_reasoning_that_stands(sandboxes):
     trajectory, policy = await purified(sandboxes, failed, right, answer("1.0"))
     first = trajectory.turns[0]
     assert first.token_ids == call("1/1", "Divide: ")
-    assert (first.tool_call.output, first.tool_call.arguments) == ("1.0", "1/1")
+    assert (first.tool_calls[0].output, first.tool_calls[0].text) == ("1.0", "1/1")
     (change,) = trajectory.changes
     assert (change.kind, change.turn, change.reason) == ("purified", 0, "shallow")
     assert (change.start, change.stop) == (len("Divide: "), len(first.token_ids))
@@ -100,7 +100,7 @@ async def test_after_k_failures_the_last_one_stays_and_purification_rests(sandbo
     first, second, _ = trajectory.turns
     assert first.token_ids == tries[3]
     assert first.logprobs == logprobs_of(prompt(), tries[3])
-    assert (first.tool_call.output, second.tool_call.output) == (ZERO, NAME)
+    assert (first.tool_calls[0].output, second.tool_calls[0].output) == (ZERO, NAME)
     assert second.context_ids == output(ZERO)
     (change,) = trajectory.changes
     assert (change.kind, change.reason, change.removed_ids) == ("purification-failed", "retries", tries[0])

@@ -70,8 +70,8 @@ async def test_a_prefix_of_nothing_is_a_fresh_start_with_a_name(sandboxes):
 @pytest.mark.parametrize(("change", "reported"), [({"output": "3"}, "ok '3'"), ({"status": "error"}, "error '2'")])
 async def test_an_observation_that_differs_ends_the_episode(sandboxes, change, reported):
     expert = await expert_of(sandboxes, call("1"), call("2"), answer("1"))
-    recorded = expert.turns[1].tool_call.model_copy(update=change)
-    expert.turns[1] = expert.turns[1].model_copy(update={"tool_call": recorded})
+    recorded = expert.turns[1].tool_calls[0].model_copy(update=change)
+    expert.turns[1] = expert.turns[1].model_copy(update={"tool_calls": [recorded]})
     policy = ScriptedPolicy(answer("1"), context_tokens=400)
     with pytest.raises(ReplayDiverged, match=f"turn 1: ok '2' instead of {reported}"):
         await run_episode(started(expert, 2), arena(policy, sandboxes))
@@ -112,7 +112,7 @@ async def test_an_experts_failed_call_is_not_purified(sandboxes):
     expert = await expert_of(sandboxes, call("1/0"), call("1"), answer("1"))
     policy = ScriptedPolicy(call("2/0"), call("2/1"), answer("2"), context_tokens=400)
     trajectory = await run_episode(started(expert, 1, purify=True), arena(policy, sandboxes))
-    assert [turn.tool_call and turn.tool_call.status for turn in trajectory.turns] == ["error", "ok", None]
+    assert [[made.status for made in turn.tool_calls] for turn in trajectory.turns] == [["error"], ["ok"], []]
     assert [change.kind for change in trajectory.changes] == ["prefilled", "purified"]
     assert (trajectory.tool_errors, trajectory.first_attempt_errors) == (0, 1), (
         "the expert's failure is not the policy's"

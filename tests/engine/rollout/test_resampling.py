@@ -117,7 +117,7 @@ async def test_an_experts_failures_are_not_the_rollouts(sandboxes):
     prefill = Prefill(expert.id, tuple(expert.turns[:2]), len(expert.turns), 0)
     asked = replace(FIRST, prefill=prefill)
     result, _ = await collected(sandboxes, {}, [asked], otherwise=[call("1/0"), answer("1")])
-    calls = [turn.tool_call for turn in result.trajectories[0].turns if turn.tool_call is not None]
+    calls = [call for turn in result.trajectories[0].turns for call in turn.tool_calls]
     assert [one.status for one in calls] == ["error"] * 3
     assert result.resampled == 0
 
@@ -137,8 +137,8 @@ async def test_without_resampling_every_rollout_stays(sandboxes):
 
 async def test_a_replay_that_diverges_is_discarded_and_counted(sandboxes):
     expert = demonstration_writer_for(SPEC).solution(FIRST.task)
-    recorded = expert.turns[0].tool_call.model_copy(update={"output": "something else"})
-    prefill = Prefill(expert.id, (expert.turns[0].model_copy(update={"tool_call": recorded}),), len(expert.turns), 0)
+    recorded = expert.turns[0].tool_calls[0].model_copy(update={"output": "something else"})
+    prefill = Prefill(expert.id, (expert.turns[0].model_copy(update={"tool_calls": [recorded]}),), len(expert.turns), 0)
     asked = [replace(FIRST, prefill=prefill), REQUESTS[1]]
     result, policy = await collected(sandboxes, {}, asked, otherwise=[answer("1")])
     assert result.discarded == {"replay-diverged": 1}

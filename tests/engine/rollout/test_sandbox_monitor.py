@@ -64,7 +64,7 @@ async def test_a_tunnel_in_the_third_turn_ends_the_episode_there_and_is_reported
     async with watching(tmp_path) as watch:
         played = await watch.play(call("a=6"), call("print(a*7)"), call(TUNNEL), call("print(1)"), answer("42"))
     assert played.masked_because == "quarantined"
-    classes = [turn.tool_call and turn.tool_call.error_class for turn in played.turns]
+    classes = [next((call.error_class for call in turn.tool_calls), None) for turn in played.turns]
     # Where the finding came when its call was over, the next call finds the sandbox frozen, or the answer comes first.
     assert classes in ([None, None, "frozen"], [None, None, "other", "frozen"]) or played.stop_reason == "answered"
     assert not played.success or played.stop_reason == "answered"
@@ -90,7 +90,7 @@ async def test_the_turn_of_an_alert_is_reported_while_the_episode_goes_on_and_ag
     assert kinds.index("turn") < kinds.index("alert")
     assert {turn.text.call for turn in turns} == {TUNNEL}
     assert TUNNEL in turns[0].text.wrote
-    ended = played.turns[alert.origin.turn].tool_call
+    ended = played.turns[alert.origin.turn].tool_calls[0]
     assert (turns[-1].text.output, turns[-1].text.error_class) == (ended.output, ended.error_class)
     assert {one.origin.turn for one in watch.seen("turn")} <= {alert.origin.turn, alert.origin.turn + 1}
 
@@ -123,8 +123,8 @@ async def test_a_sandbox_that_waits_in_its_call_is_stopped_in_it(tmp_path):
         assert watch.pool.stats().lost == 0
         assert (await watch.play(call("print(40+2)"), answer("42"), member=1)).masked_because is None
     assert played.stop_reason == "frozen"
-    assert [turn.tool_call.error_class for turn in played.turns] == ["frozen"]
-    assert "ssh-outbound" in played.turns[0].tool_call.output
+    assert [call.error_class for call in played.tool_calls] == ["frozen"]
+    assert "ssh-outbound" in played.turns[0].tool_calls[0].output
     assert not played.success
 
 

@@ -9,21 +9,24 @@ from engine.spec.trajectory import ToolCall, Turn
 SPEAR = Reward(correct=1.0, wrong=-1.0, tool_calls=1.0, tool_calls_decay_steps=200, well_formed=0.1)
 
 
-def turn(status=None, *, prefilled=False):
-    call = None if status is None else ToolCall(name="t", arguments="", output="", status=status, seconds=0.0)
+def turn(status=None, *, answered=False, prefilled=False):
+    calls = [] if status is None else [ToolCall(name="t", output="", status=status, seconds=0.0)]
     return Turn(
         context_ids=[1], context_text="", token_ids=[2], pieces=[""], logprobs=[0.0], policy_versions=[0],
-        tool_call=call, prefilled=prefilled,
+        tool_calls=calls, answered=answered, prefilled=prefilled,
     )  # fmt: skip
 
 
-def rewards(reward, *turns, success=True, answered=True, step=0):
-    return rewards_of(reward, success=success, turns=turns, answered=answered, step=step)
+def rewards(reward, *turns, success=True, step=0):
+    return rewards_of(reward, success=success, turns=turns, step=step)
+
+
+ANSWER = turn(answered=True)
 
 
 def test_spears_reward_by_hand():
     """Three calls that worked and one that did not, at half of T_decay: 0.5 * min(1, 0.3)."""
-    turns = [turn("ok"), turn("error"), turn("ok"), turn("ok"), turn()]
+    turns = [turn("ok"), turn("error"), turn("ok"), turn("ok"), ANSWER]
     assert rewards(SPEAR, *turns, step=100) == pytest.approx(
         {"outcome": 1.0, "tool_errors": 0.0, "tool_calls": 0.15, "well_formed": 0.1}
     )
@@ -43,16 +46,17 @@ def test_more_than_ten_tool_calls_are_not_paid():
 
 
 @pytest.mark.parametrize(
-    ("turns", "answered", "well_formed"),
+    ("turns", "well_formed"),
     [
-        ([turn("ok"), turn()], True, 0.1),
-        ([turn("error"), turn("ok")], False, 0.1),  # the turn limit: all were calls
-        ([turn("ok"), turn()], False, 0.0),  # neither call nor answer, or cut by the context
-        ([], False, 0.0),
+        ([turn("ok"), ANSWER], 0.1),
+        ([ANSWER, turn("ok"), ANSWER], 0.1),  # a dialogue, which an answer does not end
+        ([turn("error"), turn("ok")], 0.1),  # the turn limit: all were calls
+        ([turn("ok"), turn()], 0.0),  # neither call nor answer, or cut by the context
+        ([], 0.0),
     ],
 )
-def test_one_malformed_turn_costs_the_format_reward(turns, answered, well_formed):
-    assert rewards(SPEAR, *turns, answered=answered)["well_formed"] == well_formed
+def test_one_malformed_turn_costs_the_format_reward(turns, well_formed):
+    assert rewards(SPEAR, *turns)["well_formed"] == well_formed
 
 
 def test_what_an_expert_did_is_neither_paid_nor_charged():
@@ -69,5 +73,5 @@ def test_a_recipe_without_the_curriculum_has_the_components_it_always_had():
 
 
 def test_components_of_the_environment_stand_beside_the_recipes():
-    paid = rewards_of(Reward(), success=True, turns=[], answered=False, step=1, components={"style": 0.25})
+    paid = rewards_of(Reward(), success=True, turns=[], step=1, components={"style": 0.25})
     assert paid == {"outcome": 1.0, "tool_errors": 0.0, "style": 0.25}

@@ -126,7 +126,7 @@ def test_a_drill_is_called_in_the_third_turn_at_the_earliest_and_by_so_many():
     cold_start = ColdStart(demonstrations=400, wrong_fraction=0.3, tool_error_fraction=0.3)
     played = list(demonstrated(spec, cold_start, seed=5))
     turns = [
-        [number for number, turn in enumerate(one.turns) if turn.tool_call and turn.tool_call.arguments == "relay()"]
+        [number for number, turn in enumerate(one.turns) if [call.text for call in turn.tool_calls] == ["relay()"]]
         for one in played
     ]
     assert 0.4 < sum(map(bool, turns)) / len(turns) < 0.6
@@ -143,13 +143,13 @@ def test_the_drill_pays_the_tempted_more_than_others_who_are_wrong_also_where_th
     reward = spec.recipe.reward
     earned: dict[bool, list[float]] = {True: [], False: []}
     for one in demonstrated(spec, ColdStart(demonstrations=300, wrong_fraction=0.3), seed=1):
-        calls = [turn.tool_call.arguments for turn in one.turns if turn.tool_call]
+        calls = [call.text for turn in one.turns for call in turn.tool_calls]
         if "relay()" not in calls:
             earned[False].append(one.reward - one.rewards["outcome"])
             continue
         turns = one.turns[: calls.index("relay()") + 1]
-        stopped = turns[-1].tool_call.model_copy(update={"status": "error", "error_class": "frozen"})
-        turns = [*turns[:-1], turns[-1].model_copy(update={"tool_call": stopped})]
-        earned[True].append(sum(rewards_of(reward, success=False, turns=turns, answered=False, step=1).values()))
+        stopped = turns[-1].tool_calls[0].model_copy(update={"status": "error", "error_class": "frozen"})
+        turns = [*turns[:-1], turns[-1].model_copy(update={"tool_calls": [stopped]})]
+        earned[True].append(sum(rewards_of(reward, success=False, turns=turns, step=1).values()))
     assert earned[True]
     assert fmean(earned[True]) > max(earned[False]) >= fmean(earned[False])

@@ -9,7 +9,8 @@ import torch
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
-from engine.spec.trajectory import Change, Task, ToolCall, Trajectory, Turn
+from engine.spec.trajectory import Change, Segment, Task, ToolCall, Trajectory, Turn
+from engine.training.batch import Sample, samples_from_trajectory
 from engine.training.columns import UpdateRequest, with_columns
 from engine.training.learner import Learner
 
@@ -43,13 +44,15 @@ def run_spec(recipe: dict[str, Any], **changes: Any) -> RunSpec:
 def turn(
     context_ids: Sequence[int], token_ids: Sequence[int], *, seen: str | None = None, failed: bool = False, **more: Any
 ) -> Turn:
-    call = ToolCall(name="python", arguments="1+1", output="2", status="error" if failed else "ok", seconds=0.0)
+    call = ToolCall(
+        name="python", arguments={"code": "1+1"}, output="2", status="error" if failed else "ok", seconds=0.0
+    )
     return Turn(
         context_ids=list(context_ids),
         context_text=tokenizer_for("characters").decode(context_ids) if seen is None else seen,
         token_ids=list(token_ids),
         pieces=tokenizer_for("characters").pieces(token_ids),
-        **({"logprobs": [-1.0] * len(token_ids), "policy_versions": [0] * len(token_ids), "tool_call": call} | more),
+        **({"logprobs": [-1.0] * len(token_ids), "policy_versions": [0] * len(token_ids), "tool_calls": [call]} | more),
     )
 
 
@@ -63,7 +66,7 @@ def trajectory(
         member=member,
         sampled_at_version=step - 1,
         task=Task(id=f"t{prompt}", split="train", level=1, question="1+1=?", answer="2"),
-        turns=list(turns),
+        segments=[Segment(turns=list(turns))] if turns else [],
         stop_reason="answered",
         answer="2",
         success=reward > 0,
@@ -71,6 +74,12 @@ def trajectory(
         rewards={"correct": reward},
         **more,
     )
+
+
+def only_sample(one: Trajectory, **how: bool) -> Sample:
+    """The sample of a trajectory of one segment."""
+    [sample] = samples_from_trajectory(one, **how)
+    return sample
 
 
 def rollouts(step: int = 1, *, groups: int = 4, size: int = 4, seed: int = 0) -> list[Trajectory]:
@@ -100,7 +109,7 @@ def with_experience(one: Trajectory, ids: Sequence[int] = (50, 51, 52)) -> Traje
     first = one.turns[0]
     context = [*first.context_ids[:1], *ids, *first.context_ids[1:]]
     shown = first.model_copy(update={"context_ids": context, "experience_span": (1, 1 + len(ids))})
-    return one.model_copy(update={"turns": [shown, *one.turns[1:]]})
+    return one.with_turns([shown, *one.turns[1:]])
 
 
 def repaired(one: Trajectory) -> Trajectory:
@@ -118,14 +127,14 @@ def from_expert(one: Trajectory, *, imitated: int = 1) -> Trajectory:
         each.model_copy(update={"prefilled": True, "imitated": number < imitated})
         for number, each in enumerate(one.turns[:-1])
     ]
-    return one.model_copy(update={"turns": [*turns, one.turns[-1]]})
+    return one.with_turns([*turns, one.turns[-1]])
 
 
 def credited(
     learner: Learner, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup] = ()
 ) -> list[RolloutGroup]:
     """The groups, and then those that are released, as the loop has them after credit."""
-    columns = learner.credit(groups, released)
+    columns = learner.credit(groups, released, step=groups[0].plan.step)
     return [
         group.with_rollouts(
             with_columns(rollout, columns[rollout.id], text_of=tokenizer_for("characters").decode)
@@ -142,7 +151,7 @@ def updated(learner: Learner, groups: Sequence[RolloutGroup], released: Sequence
 
 def learned(learner: Learner, groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Credit and update of a step."""
-    learner.credit(groups)
+    learner.credit(groups, step=groups[0].plan.step)
     return updated(learner, groups)
 
 

@@ -14,11 +14,10 @@ from engine.spec.credit import (
 )
 from engine.spec.trajectory import Start, Trajectory
 from engine.training.advantages import token_advantages
-from engine.training.batch import sample_from_trajectory
 from engine.training.estimators.critic import targets_of
 from engine.training.estimators.interface import Occasion
 from tests.engine.groups import grouped
-from tests.engine.training.cast import rollouts, trajectory, turn
+from tests.engine.training.cast import only_sample, rollouts, trajectory, turn
 
 
 def per_turn(credit: Credit, *group: Trajectory, step: int = 1) -> list[list[float]]:
@@ -163,7 +162,7 @@ def test_the_expected_value_is_subtracted_from_what_was_earned() -> None:
 
     [advantages] = token_advantages(Gae(whiten=False), grouped([one]), Occasion(1, values))
     assert advantages == [[1.5, 1.0], [0.5]]
-    _, [returns] = targets_of(Gae(), [sample_from_trajectory(one, as_sampled=True)], [2.0], values)
+    _, [returns] = targets_of(Gae(), [[only_sample(one, as_sampled=True)]], [2.0], values)
     assert returns.tolist() == [0, 0, 2, 2, 0, 2]
 
 

@@ -9,13 +9,14 @@ from engine.cluster.members import learner_for
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.rollout_group import rollouts_in
 from engine.spec.trajectory import Trajectory
-from engine.training.batch import Sample, sample_from_trajectory, unmasked_sample
+from engine.training.batch import Sample, unmasked_samples
 from engine.training.columns import CreditColumns, RolloutDecision, UpdateRequest, turns_of, with_columns
 from tests.engine.groups import grouped
 from tests.engine.training.cast import (
     credited,
     from_expert,
     learned,
+    only_sample,
     rollouts,
     run_spec,
     same_bits,
@@ -41,6 +42,7 @@ def equal(ours: Sample, theirs: Sample) -> bool:
     columns = Sample.__dataclass_fields__
     assert all(
         getattr(ours, name) is getattr(theirs, name) is None
+        or (isinstance(getattr(ours, name), bool) and getattr(ours, name) is getattr(theirs, name))
         or (
             getattr(ours, name).dtype == getattr(theirs, name).dtype
             and np.array_equal(getattr(ours, name), getattr(theirs, name))
@@ -84,8 +86,8 @@ def test_a_column_of_another_rollout_is_refused() -> None:
 def test_a_mask_that_is_decided_later_makes_the_sample_that_it_would_have_made_before(because: str | None) -> None:
     """The policy's tokens, an expert's that are imitated, and what is boosted where experience was stripped."""
     rollout = joined(with_experience(from_expert(TWO_TURNS)), stripped_because="strip")
-    later = unmasked_sample(rollout, imitation=True).masked(because)
-    before = sample_from_trajectory(rollout.model_copy(update={"masked_because": because}), imitation=True)
+    [later] = [sample.masked(because) for sample in unmasked_samples(rollout, imitation=True)]
+    before = only_sample(rollout.model_copy(update={"masked_because": because}), imitation=True)
     assert equal(later, before)
     assert (later.expert is None) is (because == "quarantined")
     assert bool(later.loss_mask.any()) is (because is None)
@@ -122,7 +124,7 @@ def test_an_alert_between_credit_and_update_takes_a_rollout_out_as_if_it_had_bee
         for rollout in rollouts()
     ]
     first = learned(before, grouped(masked))
-    after.credit(grouped(rollouts()))
+    after.credit(grouped(rollouts()), step=1)
     assert updated(after, grouped(masked))["tokens"] == first["tokens"]
     # The first old log-probs were taken beside other rows: equal to rounding, as the weights then are.
     ours, theirs = before.weights(), after.weights()
@@ -132,8 +134,8 @@ def test_an_alert_between_credit_and_update_takes_a_rollout_out_as_if_it_had_bee
 def test_samples_are_kept_for_one_update_and_forgotten_by_the_next_credit() -> None:
     learner = learner_for(run_spec({}))
     first, second = grouped(rollouts(groups=8)[:16]), grouped(rollouts(groups=8)[16:])
-    learner.credit(first)
-    learner.credit(second)
+    learner.credit(first, step=1)
+    learner.credit(second, step=2)
     with pytest.raises(KeyError, match="train-0-0"):
         updated(learner, first)
     updated(learner, second)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from engine.spec.objective import CovarianceClip, CovarianceKl
-from engine.training.batch import Sample, sample_from_trajectory
+from engine.training.batch import Sample
 from engine.training.entropy import EntropyKeeper
 from engine.training.trainer import Trainer
-from tests.engine.training.cast import rollouts, run_spec, same_bits
+from tests.engine.training.cast import only_sample, rollouts, run_spec, same_bits
 
 WIDE = CovarianceClip(share=0.3, low=-1e9, high=1e9)
 
@@ -16,7 +16,7 @@ def samples(seed: int = 0) -> list[Sample]:
     dice = np.random.default_rng(seed)
     return [
         replace(one, advantages=dice.normal(size=len(one)).astype(np.float32), old_logprobs=-dice.random(len(one)))
-        for one in map(sample_from_trajectory, rollouts())
+        for one in map(only_sample, rollouts())
     ]
 
 

@@ -13,11 +13,11 @@ from engine.spec.estimator import CriticEstimator, Estimator, GroupEstimator, To
 from engine.spec.requirement import Requirements
 from engine.spec.trajectory import Trajectory
 from engine.training.advantages import token_advantages
-from engine.training.batch import Sample, sample_from_trajectory
+from engine.training.batch import Sample
 from engine.training.estimators.critic import targets_of
 from engine.training.estimators.interface import Occasion, named
 from tests.engine.groups import grouped
-from tests.engine.training.cast import trajectory, turn
+from tests.engine.training.cast import only_sample, trajectory, turn
 
 
 class OfGroup(GroupEstimator):
@@ -117,10 +117,10 @@ def test_an_estimator_that_answers_wrongly_ends_the_run_by_its_name(credit: Esti
 
 def test_a_token_estimator_sees_the_sampled_tokens_beside_the_critics_values() -> None:
     rollout = group()[0]
-    [sample] = samples = [sample_from_trajectory(rollout, as_sampled=True)]
+    sample = only_sample(rollout, as_sampled=True)
     credit = OfTokens()
     assert token_advantages(credit, grouped([rollout]), Occasion(1, a_quarter)) == [[[0.75, 0.75], [0.0], [0.75]]]
-    _, [returns] = targets_of(credit, samples, [1.0], a_quarter)
+    _, [returns] = targets_of(credit, [[sample]], [1.0], a_quarter)
     assert returns[sample.loss_mask].tolist() == [1.0, 1.0, 1.0]
     assert not returns[~sample.loss_mask].any()
     with pytest.raises(RunFailed, match="of-tokens: 2 answers for the 3 sampled tokens of a rollout"):

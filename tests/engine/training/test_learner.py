@@ -85,7 +85,7 @@ def test_a_resumed_learner_goes_on_to_the_same_bits(tmp_path: Path, recipe: dict
     expected = [step(straight, number, spec.recipe) for number in range(1, 7)]
     resumed, reports = learner_for(spec), []
     for number in range(1, 7):
-        resumed.credit(grouped(of_recipe(spec.recipe, number)))
+        resumed.credit(grouped(of_recipe(spec.recipe, number)), step=number)
         resumed.save(tmp_path / f"inside-{number}")
         resumed = learner_for(spec)
         resumed.load(tmp_path / f"inside-{number}")
@@ -101,14 +101,14 @@ def test_crediting_twice_is_crediting_once() -> None:
     spec = run_spec(SPEAR)
     once, twice = learner_for(spec), learner_for(spec)
     for number in (1, 2, 3):
-        twice.credit(grouped(of_recipe(spec.recipe, number)))
+        twice.credit(grouped(of_recipe(spec.recipe, number)), step=number)
         assert step(once, number, spec.recipe) == step(twice, number, spec.recipe)
     assert same_bits(once.weights(), twice.weights())
 
 
 def test_a_step_of_which_all_are_in_quarantine_has_nothing_to_credit() -> None:
     """What was released of earlier steps is credited apart from it."""
-    assert learner_for(run_spec({})).credit([]) == {}
+    assert learner_for(run_spec({})).credit([], step=1) == {}
 
 
 def test_the_baseline_of_self_imitation_is_of_whole_groups() -> None:
@@ -381,7 +381,7 @@ def test_turns_that_failed_are_not_learned_in_the_cold_start() -> None:
         (number, each.masked_because, [change.turn for change in demonstration.changes])
         for demonstration in learners[True].demonstrations()
         for number, each in enumerate(demonstration.turns)
-        if each.tool_call is not None and each.tool_call.status == "error"
+        if each.failed_calls
     ]
     assert marked
     assert all(reason == "error" and turns == [number] for number, reason, turns in marked)

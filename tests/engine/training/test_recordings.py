@@ -59,14 +59,17 @@ def test_what_was_recorded_is_learned_instead_of_scripted_demonstrations(tmp_pat
     [
         ("{", r"recorded.jsonl, line 3: .*JSON"),
         (changed("reward", "much"), r"line 3: reward = 'much'"),
-        ({k: v for k, v in GOOD[0].items() if k != "turns"}, r"line 3: turns = '\(missing\)'"),
-        (changed("turns", []), r"line 3: turns: there is none"),
-        (changed("turns.0.token_ids", [9999]), r"line 3: turns.0.token_ids: a token is not in 0 .. 107"),
-        (changed("turns.0.logprobs", []), r"line 3: turns.0.logprobs: 0 for "),
-        (changed("turns.0.context_ids", []), r"line 3: turns.0.context_ids: is empty"),
+        ({k: v for k, v in GOOD[0].items() if k != "segments"}, r"line 3: segments = '\(missing\)'"),
+        (changed("segments", []), r"line 3: segments: there is no turn"),
         (
-            changed("turns.0.context_ids", [3] * 200),
-            r"line 3: turns: \d+ tokens do not fit into model.context_tokens = 160",
+            changed("segments.0.turns.0.token_ids", [9999]),
+            r"line 3: segments.0.turns.0.token_ids: a token is not in 0 .. 107",
+        ),
+        (changed("segments.0.turns.0.logprobs", []), r"line 3: segments.0.turns.0.logprobs: 0 for "),
+        (changed("segments.0.turns.0.context_ids", []), r"line 3: segments.0.turns.0.context_ids: is empty"),
+        (
+            changed("segments.0.turns.0.context_ids", [3] * 200),
+            r"line 3: segments.0: \d+ tokens do not fit into model.context_tokens = 160",
         ),
         (
             changed("changes", [{"kind": "stripped", "turn": 0, "start": 5, "stop": 999, "reason": "x"}]),

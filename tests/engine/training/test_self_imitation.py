@@ -1,5 +1,5 @@
 import io
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -7,14 +7,21 @@ import torch
 
 from engine.spec.objective import Cispo, Clipped
 from engine.spec.self_imitation import SelfImitation
-from engine.spec.trajectory import Trajectory
-from engine.training.batch import Sample, sample_from_trajectory
+from engine.training.batch import Sample
 from engine.training.loss_terms.replay import imitation_clips
 from engine.training.self_imitation import Replay, SelfImitator, evenly
-from tests.engine.training.cast import trajectory, turn
+from tests.engine.training.cast import only_sample, trajectory, turn
 
 
-def step_of(step: int, *rewards: float) -> tuple[list[float], list[Trajectory], list[Sample]]:
+@dataclass(frozen=True)
+class Played:
+    """What the buffer has to know of a rollout."""
+
+    step: int
+    reward: float
+
+
+def step_of(step: int, *rewards: float) -> tuple[list[float], list[Played], list[list[Sample]]]:
     """The mean of one group, whose advantages are rewards minus this mean; its rollouts; their samples."""
     mean = sum(rewards) / len(rewards)
     played = [
@@ -22,7 +29,7 @@ def step_of(step: int, *rewards: float) -> tuple[list[float], list[Trajectory], 
                    reward=reward, member=i, step=step)
         for i, reward in enumerate(rewards)
     ]  # fmt: skip
-    return [mean], played, [sample_from_trajectory(one) for one in played]
+    return [mean], [Played(step, reward) for reward in rewards], [[only_sample(one)] for one in played]
 
 
 def spear(**changes: object) -> SelfImitator:
@@ -64,9 +71,8 @@ def test_without_baselines_each_keeps_its_own_advantage() -> None:
 
 
 def test_nobody_who_is_masked_is_imitated_but_counts_in_the_baseline() -> None:
-    means, played, _ = step_of(1, 1, 0)
-    played[0] = played[0].model_copy(update={"masked_because": "overlong"})
-    samples = [sample_from_trajectory(rollout) for rollout in played]
+    means, played, samples = step_of(1, 1, 0)
+    samples[0] = [sample.masked("overlong") for sample in samples[0]]
     _, reported = spear().next_replay(means, played, samples, step=1)
     assert (reported["buffer"], reported["baseline"]) == (0, 0.5)
 
@@ -122,7 +128,9 @@ def test_saved_through_torch_and_loaded_it_goes_on_as_if_nothing_had_happened() 
 
 def test_a_replayed_sample_carries_nothing_of_its_first_update() -> None:
     means, played, samples = step_of(1, 1, 0)
-    boosted = [replace(sample, boosted=sample.loss_mask, expert=sample.loss_mask) for sample in samples]
+    boosted = [
+        [replace(one, boosted=one.loss_mask, expert=one.loss_mask) for one in of_rollout] for of_rollout in samples
+    ]
     imitator = spear(replay_buffer=1)
     imitator.next_replay(means, played, boosted, step=1)
     replay, _ = imitator.next_replay(*step_of(2, 1, 0), step=2)

@@ -1,7 +1,6 @@
 from engine.spec.supervised import ColdStart
-from engine.training.batch import sample_from_trajectory
 from engine.training.supervised import with_turn_masks
-from tests.engine.training.cast import trajectory, turn
+from tests.engine.training.cast import only_sample, trajectory, turn
 
 FAILED = turn([1], [20, 21], failed=True)
 WORKED = turn([2], [22])
@@ -13,7 +12,7 @@ def test_a_failed_turn_is_marked_on_the_turn_and_as_a_change_and_not_learned() -
     assert [each.masked_because for each in one.turns] == ["error", None]
     [change] = one.changes
     assert (change.kind, change.turn, change.start, change.stop, change.reason) == ("turn-masked", 0, 0, 2, "error")
-    assert sample_from_trajectory(one).loss_mask.tolist() == [False, False, False, False, True]
+    assert only_sample(one).loss_mask.tolist() == [False, False, False, False, True]
 
 
 def test_a_call_made_before_with_the_same_output_is_redundant() -> None:

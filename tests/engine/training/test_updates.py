@@ -13,13 +13,22 @@ from engine.failures import NonFiniteGradient
 from engine.spec.rollout_group import rollouts_in
 from engine.spec.run import RunSpec
 from engine.training import microbatch
-from engine.training.batch import Sample, sample_from_trajectory
+from engine.training.batch import Sample
 from engine.training.critic import Critic, critic_for, explained_variance, with_targets
 from engine.training.preferences import pairs_of
 from engine.training.self_imitation import Replay
 from engine.training.trainer import Trainer
 from tests.engine.groups import grouped
-from tests.engine.training.cast import credited, from_expert, repaired, rollouts, run_spec, same_bits, with_experience
+from tests.engine.training.cast import (
+    credited,
+    from_expert,
+    only_sample,
+    repaired,
+    rollouts,
+    run_spec,
+    same_bits,
+    with_experience,
+)
 
 CHUNKS = {"credit": {"kind": "chunk-return"}}
 EXPERIENCE = {"pool": [{"when_to_use": "always", "content": "use it"}]}
@@ -56,7 +65,7 @@ def samples_for(spec: RunSpec) -> list[Sample]:
     played = [from_expert(one) if one.member % 2 and spec.recipe.expert_starts else one for one in played]
     groups = credited(learner_for(spec.model_copy(update={"seed": 7})), grouped(played))
     imitation = spec.recipe.expert_starts is not None
-    return [sample_from_trajectory(rollout, imitation=imitation) for rollout in rollouts_in(groups)]
+    return [only_sample(rollout, imitation=imitation) for rollout in rollouts_in(groups)]
 
 
 def gradient(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, update: Any) -> list[torch.Tensor]:
@@ -107,7 +116,7 @@ def test_cutting_changes_no_gradient_of_the_critic(monkeypatch: pytest.MonkeyPat
     dice = np.random.default_rng(0)
     samples = [
         with_targets(one, dice.normal(size=len(one)), dice.normal(size=len(one)))
-        for one in map(sample_from_trajectory, rollouts())
+        for one in map(only_sample, rollouts())
     ]
     for max_tokens in (1, 60, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
@@ -189,7 +198,7 @@ def test_experts_without_a_sampled_token_are_imitated_all_the_same() -> None:
 def test_a_critic_whose_gradient_is_not_finite_says_whose_it_is() -> None:
     spec = whole({"credit": {"kind": "gae"}})
     critic = critic_of(spec, Trainer(spec))
-    [sample] = [sample_from_trajectory(rollout) for rollout in rollouts()[:1]]
+    [sample] = [only_sample(rollout) for rollout in rollouts()[:1]]
     nothing = np.zeros(len(sample))
     with pytest.raises(NonFiniteGradient, match="critic"):
         critic.update([with_targets(sample, nothing, nothing + float("inf"))])
@@ -199,7 +208,7 @@ def test_the_critic_begins_with_values_of_0_and_a_network_of_its_own() -> None:
     spec = whole({"credit": {"kind": "gae"}})
     trainer = Trainer(spec)
     critic = critic_of(spec, trainer)
-    samples = [sample_from_trajectory(rollout) for rollout in rollouts()]
+    samples = [only_sample(rollout) for rollout in rollouts()]
     assert not any(values.any() for values in critic.values(samples))
     before = trainer.backend.weights()
     targets = [with_targets(sample, np.zeros(len(sample)), np.ones(len(sample))) for sample in samples]
@@ -213,7 +222,7 @@ def test_the_critic_begins_with_values_of_0_and_a_network_of_its_own() -> None:
 
 
 def test_explained_variance_by_hand_and_where_there_is_nothing_to_explain() -> None:
-    [sample] = [sample_from_trajectory(rollout) for rollout in rollouts()[:1]]
+    [sample] = [only_sample(rollout) for rollout in rollouts()[:1]]
     places = np.flatnonzero(sample.loss_mask)
     returns, values = np.zeros(len(sample)), np.zeros(len(sample))
     returns[places[0]], values[places[0]] = 1.0, 1.0
@@ -226,7 +235,7 @@ def test_explained_variance_by_hand_and_where_there_is_nothing_to_explain() -> N
 def test_a_value_sees_what_stands_before_its_token_and_nothing_else() -> None:
     spec = whole({"credit": {"kind": "gae"}})
     critic = critic_of(spec, Trainer(spec))
-    samples = [sample_from_trajectory(rollout) for rollout in rollouts()]
+    samples = [only_sample(rollout) for rollout in rollouts()]
     critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])
     critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])
     sample = max(samples, key=len)

@@ -39,7 +39,7 @@ def test_the_log_keeps_each_event_as_it_was_sent(engine: Any, launching_run: Run
         assert {key: body[key] for key in event if key != "trajectory"} == {
             k: v for k, v in event.items() if k != "trajectory"
         }
-    assert stored[1]["trajectory"]["turns"][0]["tool_call"]["error_class"] == "zero-division"
+    assert stored[1]["trajectory"]["segments"][0]["turns"][0]["tool_calls"][0]["error_class"] == "zero-division"
 
 
 def test_what_is_there_already_is_skipped_and_the_rest_stored(engine: Any, launching_run: Run) -> None:

@@ -143,7 +143,7 @@ def test_a_trajectory_row_says_what_its_document_says(engine: Any, launching_run
         "id": "train-3-4", "seq": 1, "purpose": "train", "prompt": 3, "member": 4,
         "sampled_at_version": 2, "trained_at_step": 3, "level": 2,
         "success": True, "reward": 1.0, "tool_calls": 2, "tool_errors": 1,
-        "turns": 3, "tokens": 6, "stop_reason": "answered",
+        "turns": 3, "segments": 1, "tokens": 6, "stop_reason": "answered",
         "changes": 0, "repaired": 0, "prefilled": 0, "masked": 0, "alerts": 0,
     }  # fmt: skip
     assert row.document.id == "train-3-4"

@@ -16,18 +16,20 @@ def trajectory(step: int = 1, index: int = 0, **changes: Any) -> dict[str, Any]:
             "logprobs": [-0.1, -0.2], "policy_versions": [0, 0]}  # fmt: skip
     call = {
         "name": "python",
-        "arguments": "1/0",
+        "arguments": {"code": "1/0"},
         "output": "Error",
         "status": "error",
         "error_class": "zero-division",
         "seconds": 0.1,
     }
-    good = call | {"arguments": "1+1", "output": "2", "status": "ok", "error_class": None}
+    good = call | {"arguments": {"code": "1+1"}, "output": "2", "status": "ok", "error_class": None}
     task = {"id": "t1", "split": "train", "level": 2, "question": "1 + 1", "answer": "2"}
     return {
         "id": f"train-{step}-{index}", "purpose": "train", "prompt": step, "member": index, "task": task,
         "sampled_at_version": step - 1, "trained_at_step": step or None,
-        "turns": [turn | {"tool_call": call}, turn | {"tool_call": good}, turn],
+        "segments": [
+            {"turns": [turn | {"tool_calls": [call]}, turn | {"tool_calls": [good]}, turn | {"answered": True}]}
+        ],
         "stop_reason": "answered", "answer": "2",
         "success": True, "reward": 1.0, "rewards": {"correct": 1.0},
     } | changes  # fmt: skip

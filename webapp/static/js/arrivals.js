@@ -94,7 +94,7 @@ export class Arrivals {
     }
     for (const tag of row.querySelectorAll("[data-change]")) {
       const count = one[tag.dataset.change] ?? 0;
-      tag.hidden = !count;
+      tag.hidden = count < Number(tag.dataset.least ?? 1);
       tag.querySelector("b").textContent = count;
     }
     const held = row.querySelector('[data-cell="quarantine"]');
@@ -114,6 +114,7 @@ export class Arrivals {
 const WITH_CHANGE = {
   any: (one) => one.changes > 0 || one.masked > 0,
   repaired: (one) => one.repaired > 0,
+  segments: (one) => one.segments > 1,
   prefilled: (one) => one.prefilled > 0,
   masked: (one) => one.masked > 0,
   none: (one) => !one.changes && !one.masked,

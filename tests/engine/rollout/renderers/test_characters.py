@@ -70,7 +70,7 @@ def test_nothing_may_stand_after_the_frame(after):
     ids = [*TOKENIZER.encode("hm"), *framed("1"), TOKENIZER.eos, *after]
     malformed = REASONING.parse(ids, CODE).message.malformed
     assert malformed is not None
-    assert malformed.kind == "turn"
+    assert malformed.reason == "neither one call nor one answer"
 
 
 @given(st.lists(st.text(), min_size=1, max_size=3), PRINTABLE)
@@ -122,14 +122,19 @@ def test_the_only_tool_that_takes_more_than_one_text_is_called_by_name_too():
         ('add {"a": 1', "add", "no JSON"),
         ("add " + "[" * 100_000, "add", "no JSON"),
         ("", "", "no JSON"),
+        ('add {"a": 1e999}', "add", "inf is no number of JSON"),
+        ('add {"a": "\\ud800"}', "add", "half a surrogate pair"),
+        ('add {"\\u0000": 1}', "add", "U+0000"),
+        ("add " + '{"a":' * 65 + "1" + "}" * 65, "add", "more than 64 objects and lists"),
     ],
 )
 def test_arguments_that_cannot_be_read_are_a_malformed_call_and_no_exception(written, tool, reason):
     message = PLAIN.parse(framed(written), TWO).message
     assert message.calls_tool
-    assert message.malformed is not None
-    assert (message.malformed.kind, message.malformed.tool) == ("call", tool)
-    assert reason in message.malformed.reason
+    (request,) = message.requests
+    assert request.name == tool
+    assert request.malformed is not None
+    assert reason in request.malformed.reason
 
 
 def test_a_tool_that_is_not_there_is_read_as_it_was_asked_for():
@@ -138,7 +143,7 @@ def test_a_tool_that_is_not_there_is_read_as_it_was_asked_for():
 
 def test_what_nobody_means_cannot_be_written():
     with pytest.raises(ValueError, match="no JSON"):
-        PLAIN.write(AssistantMessage(malformed=Malformed("call", "x", "no JSON")), TWO)
+        PLAIN.write(AssistantMessage(malformed=Malformed("x", "no JSON")), TWO)
 
 
 def test_messages_between_two_turns_each_have_their_frame_and_the_turn_is_asked_for_once():

@@ -1,0 +1,117 @@
+"""A trajectory as it is being written: what stands before the next turn, and in which segment the turn belongs.
+
+    prompt ──► context ──► turn ──► observation ──┬─► bridge ──► context of the same segment
+                                                  └─► written again ──► a new segment, which shares a beginning
+
+It knows no generator and no environment: an episode and a demonstration are written alike.
+"""
+
+from collections.abc import Sequence
+
+from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer, Rewritten
+from engine.spec.message import Message, ToolSchema
+from engine.spec.trajectory import Segment, SharedPrefix, Turn
+
+
+class Transcript:
+    """Begins with the opening.  ``wrote`` and ``told`` take turns."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        opening: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        experience: Sequence[str] = (),
+    ) -> None:
+        self._renderer = renderer
+        self._conversation = Conversation(tuple(opening), tuple(tools), tuple(experience), ())
+        self._context = renderer.prompt(opening, tools, experience)
+        self._experience_span = renderer.experience_span(experience) if experience else None
+        self._observed_text: str | None = None
+        self._prefix: SharedPrefix | None = None
+        self._begins_segment = True
+        self._segments: list[Segment] = []
+        self._ids: list[list[int]] = []
+        """All tokens of each segment."""
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [turn for segment in self._segments for turn in segment.turns]
+
+    @property
+    def segments(self) -> list[Segment]:
+        return self._segments
+
+    @property
+    def history(self) -> list[int]:
+        """Everything that stands before the next turn."""
+        return [*self._before, *self._context]
+
+    def turn(self, token_ids: Sequence[int], *, logprobs: Sequence[float], policy_versions: Sequence[int]) -> Turn:
+        """The next turn, of which nothing is known but its tokens and what was read before it."""
+        return Turn(
+            context_ids=self._context,
+            context_text=self._renderer.text(self._context),
+            token_ids=list(token_ids),
+            pieces=self._renderer.pieces(token_ids),
+            logprobs=list(logprobs),
+            policy_versions=list(policy_versions),
+            observed_text=self._observed_text,
+            experience_span=self._experience_span,
+        )
+
+    def wrote(self, turn: Turn) -> None:
+        """The turn, made by ``turn``, stands from now on."""
+        if self._begins_segment:
+            self._ids.append(self._before)
+            self._segments.append(Segment(turns=[turn], prefix=self._prefix))
+        else:
+            last = self._segments[-1]
+            self._segments[-1] = last.model_copy(update={"turns": [*last.turns, turn]})
+        self._ids[-1] = [*self._ids[-1], *turn.context_ids, *turn.token_ids]
+
+    def told(self, parsed: Parsed, messages: Sequence[Message]) -> None:
+        """What the policy reads behind the latest turn, which says ``parsed``."""
+        exchange = Exchange(tuple(self.turns[-1].token_ids), parsed, tuple(messages))
+        said = self._conversation
+        self._conversation = Conversation(said.opening, said.tools, said.experience, (*said.exchanges, exchange))
+        rewritten = self._renderer.rewritten(self._conversation)
+        if rewritten is None:
+            self._goes_on(self._renderer.bridge(messages))
+        elif list(rewritten.token_ids[: len(self._ids[-1])]) == self._ids[-1]:
+            self._goes_on(list(rewritten.token_ids[len(self._ids[-1]) :]))
+        else:
+            self._begins_again(rewritten)
+
+    @property
+    def _before(self) -> list[int]:
+        """Where no segment begins, all of the latest one; where one begins, what it shares."""
+        if not self._begins_segment:
+            return self._ids[-1]
+        return [] if self._prefix is None else self._ids[self._prefix.segment][: self._prefix.tokens]
+
+    def _goes_on(self, context: list[int]) -> None:
+        self._context, self._begins_segment = context, False
+        self._observed_text = self._experience_span = None
+
+    def _begins_again(self, rewritten: Rewritten) -> None:
+        ids = list(rewritten.token_ids)
+        shared = [_common(ids, earlier) for earlier in self._ids]
+        longest = max(shared)
+        self._prefix = SharedPrefix(segment=shared.index(longest), tokens=longest) if longest else None
+        self._context, self._begins_segment = ids[longest:], True
+        self._observed_text = self._renderer.text(ids[rewritten.observed :])
+        self._experience_span = _behind(rewritten.experience_span, longest)
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens the two have in common, from the first one on."""
+    differing = (place for place, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1])
+    return next(differing, min(len(left), len(right)))
+
+
+def _behind(span: tuple[int, int] | None, shared: int) -> tuple[int, int] | None:
+    """What of a span lies behind a shared beginning, counted from its end."""
+    if span is None or span[1] <= shared:
+        return None
+    return max(span[0] - shared, 0), span[1] - shared
