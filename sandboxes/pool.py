@@ -21,7 +21,7 @@ from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.interface import PoolClosed, Sandbox, SandboxFrozen, SandboxLost, SandboxUnavailable
 from sandboxes.observation.observation import OnAction
-from sandboxes.opened import open_sandbox
+from sandboxes.opened import open_sandbox, zygotes_for
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 from sandboxes.turns import Turns
@@ -89,6 +89,7 @@ class Pool:
         self._keep_frozen_s = keep_frozen_s
         self._permits = Turns(size)
         self._ahead = asyncio.Semaphore(AHEAD_AT_ONCE)
+        self._zygotes = zygotes_for(spec)
         self._idle: deque[Sandbox] = deque()
         self._busy: set[Sandbox] = set()
         self._kept: dict[Sandbox, asyncio.TimerHandle] = {}
@@ -171,6 +172,8 @@ class Pool:
             timer.cancel()
         await _all_closed(self._kept)
         self._kept.clear()
+        if self._zygotes is not None:
+            await self._zygotes.close()
         for _ in range(self._waiting):
             self._permits.release()
 
@@ -197,7 +200,7 @@ class Pool:
         return await self._open()
 
     async def _open(self) -> Sandbox:
-        sandbox = await open_sandbox(self.spec, self._on_record, self._upstream, self._on_action)
+        sandbox = await open_sandbox(self.spec, self._on_record, self._upstream, self._on_action, self._zygotes)
         self._started += 1
         if self._closed:
             await completed(sandbox.close())

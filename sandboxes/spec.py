@@ -42,9 +42,10 @@ class SandboxSpec(BaseModel):
     reuse: Literal["never", "reset"] = "never"
     """Whether a pool gives a sandbox to another user.  ``never``: each user gets one that was made for it alone, with
     namespaces and file systems of its own, so that nothing of a former user can be read in it; the pool makes the next
-    one ahead of time.  ``reset``: one sandbox serves one user after the other, and is reset between them.  That costs a
-    tenth of the processor time, and hides processes, variables, files and open connections of the former user, but not
-    what its kernel objects have counted: ports that still wait to be closed, process, inode and packet numbers."""
+    one ahead of time.  ``reset``: one sandbox serves one user after the other, and is reset between them.  That costs
+    half of the processor time (of a watched one a tenth), and hides processes, variables, files and open connections
+    of the former user, but not what its kernel objects have counted: ports that still wait to be closed, process, inode
+    and packet numbers."""
     snapshots: bool = True
     """Whether the sandbox can be set back to an earlier moment.  False saves the memory that this needs."""
 

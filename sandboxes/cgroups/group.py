@@ -111,6 +111,10 @@ class Group:
                 members |= {int(pid) for pid in (folder / "cgroup.procs").read_text().split()}
         return members
 
+    def count(self) -> int:
+        """How many processes are its members.  Raises ``OSError``."""
+        return len((self.folders[0][1] / "cgroup.procs").read_text().split())
+
     def try_to_remove(self) -> bool:
         """Whether nothing of it is left.  False while a process of it is still ending."""
         left = [folder for _, folder in self.folders if not _removed(folder)]

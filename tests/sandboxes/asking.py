@@ -4,11 +4,15 @@ import asyncio
 import gc
 import os
 import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sandboxes.backends.namespaces.sandbox import NamespaceSandbox
 from sandboxes.interface import ExecResult, Sandbox
+from sandboxes.opened import open_sandbox, zygotes_for
 from sandboxes.spec import SandboxSpec
+from sandboxes.teardown import completed
 
 
 async def python(sandbox: Sandbox, code: str, **options: float) -> ExecResult:
@@ -65,6 +69,22 @@ def host_processes(sign: bytes) -> list[int]:
         except OSError:
             continue
     return found
+
+
+@asynccontextmanager
+async def opened_after_another(spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+    """A sandbox whose zygote has made one before."""
+    zygotes = zygotes_for(spec)
+    assert zygotes is not None
+    former = await open_sandbox(spec, zygotes=zygotes)
+    await former.run_python("open('/work/former', 'w').close()")
+    await former.close()
+    sandbox = await open_sandbox(spec, zygotes=zygotes)
+    try:
+        yield sandbox
+    finally:
+        await completed(sandbox.close())
+        await zygotes.close()
 
 
 async def starts_cancelled_anywhere(spec: SandboxSpec, *, pause_s: float) -> None:

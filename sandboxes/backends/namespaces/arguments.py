@@ -6,6 +6,7 @@ What is not granted here does not exist in the sandbox.  ``seccomp.py`` takes aw
 import os
 from dataclasses import dataclass
 
+from sandboxes.backends.namespaces.inside.walls import CAPABILITIES
 from sandboxes.spec import SandboxSpec
 
 SANDBOX_ID = 1000
@@ -54,8 +55,11 @@ class Descriptors:
     """Contents of ``NAME_FILES``, in their order; a watched sandbox only."""
 
 
-def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors) -> list[str]:
-    """The command line that makes one sandbox and runs the agent in it."""
+def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors, *, zygote: bool = False) -> list[str]:
+    """The command line that makes one sandbox and runs the agent in it.
+
+    ``zygote``: or that runs a zygote, which makes one sandbox after the other with what walls.py adds.
+    """
     return [
         bwrap,
         # A namespace of each kind.  User first: inside, the agent is an ordinary user without capabilities, and
@@ -71,6 +75,8 @@ def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors) -> list[str
         "--unshare-cgroup-try",
         # No capability in the new user namespace, though bwrap would have them all to give.
         *("--cap-drop", "ALL"),
+        # A zygote needs those that belong to what it makes, in the new user namespace only; its children give them up.
+        *(word for name in (CAPABILITIES if zygote else ()) for word in ("--cap-add", name)),
         # No controlling terminal, so no TIOCSTI into the terminal of whoever runs us.
         "--new-session",
         # The embedder's death, kill -9 included, is the sandbox's.  Follows the parent *thread*: see spawn.py.
@@ -79,9 +85,10 @@ def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors) -> list[str
         "--clearenv",
         *("--setenv", "LC_ALL", "C.UTF-8", "--setenv", "PYTHONHASHSEED", "0"),
         # no_new_privs needs no flag: bwrap always sets it, so set-user-id files give nothing.
-        *("--seccomp", str(fds.seccomp)),
+        # A zygote's children add the filter themselves: it forbids what they are made with.
+        *(() if zygote else ("--seccomp", str(fds.seccomp))),
         *("--info-fd", str(fds.info)),
-        *_file_systems(spec, fds),
+        *_file_systems(spec, fds, zygote),
         *("--chdir", "/work"),
         # -S -s: no site-packages; -B: no bytecode is written.  Not -E, -I: the hash seed comes by the environment,
         # which is ours; an interpreter that orders sets differently every time makes no run repeatable.
@@ -98,7 +105,7 @@ def _network(spec: SandboxSpec) -> list[str]:
     return ["--unshare-net"]
 
 
-def _file_systems(spec: SandboxSpec, fds: Descriptors) -> list[str]:
+def _file_systems(spec: SandboxSpec, fds: Descriptors, zygote: bool) -> list[str]:
     size = str(spec.disk_mib * 2**20)
     flags = ["--ro-bind", "/usr", "/usr"]
     for name in SYSTEM_FOLDERS:
@@ -125,8 +132,9 @@ def _file_systems(spec: SandboxSpec, fds: Descriptors) -> list[str]:
         flags += ["--symlink", target, f"/dev/{name}"]
     flags += ["--symlink", "/proc/self/fd/2", "/dev/stderr", "--symlink", "/tmp", "/dev/shm"]
     # The only places that can be written, each with a hard size; they are memory and die with the sandbox.
-    flags += ["--perms", "0755", "--size", size, "--tmpfs", "/work"]
-    flags += ["--perms", "1777", "--size", size, "--tmpfs", "/tmp"]
+    # A zygote has none itself: each of its children mounts its own.
+    for path, mode in (("/work", "0755"), ("/tmp", "1777")):
+        flags += ["--perms", mode, *(("--dir", path) if zygote else ("--size", size, "--tmpfs", path))]
     # The root and /dev are tmpfs without a size: nobody may write there.
     return [*flags, "--remount-ro", "/dev", "--remount-ro", "/"]
 

@@ -13,17 +13,19 @@ from sandboxes.spec import SandboxSpec
 OPEN_FILES = 256
 OWN_MIB = 32
 """Of a sandbox itself: bubblewrap, the agent, page tables, the kernel's records of files, pipes and sockets."""
-OWN_PROCESSES = 4
-"""bubblewrap, the agent, and two for the moment in which a sandbox is made."""
+OWN_PROCESSES = 5
+"""bubblewrap, the zygote, the agent, and two for the moment in which a sandbox is made."""
+ALONE, WITH_ZYGOTE = 1, 2
+"""Processes in the user namespace of a sandbox beside its guests: the agent; and its zygote."""
 HOST_IDS_FROM, HOST_IDS = 1_900_000_000, 2**24
 NOBODY = 65534
 
 
-def rlimits(spec: SandboxSpec) -> dict[str, int]:
+def rlimits(spec: SandboxSpec, others: int = ALONE) -> dict[str, int]:
     """The limits of each guest process, by their names in ``resource``."""
     return {
         "RLIMIT_AS": spec.memory_mib * 2**20,
-        "RLIMIT_NPROC": spec.processes + 1,  # and the agent
+        "RLIMIT_NPROC": spec.processes + others,
         "RLIMIT_FSIZE": spec.disk_mib * 2**20,
         "RLIMIT_NOFILE": OPEN_FILES,
         "RLIMIT_CORE": 0,

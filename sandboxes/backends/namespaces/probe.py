@@ -6,6 +6,7 @@ import marshal
 import os
 import shutil
 import subprocess
+from functools import cache
 from importlib.resources import files
 
 from sandboxes.backends.namespaces.arguments import SANDBOX_PYTHON
@@ -15,10 +16,11 @@ from sandboxes.interface import SandboxUnavailable
 
 PACKAGE = "sandboxes.backends.namespaces.inside"
 INSIDE = (
-    "frames", "copies", "guest", "processes", "files", "trees", "selection", "events", "jobs", "snapshots", "observed",
-    "agent",
+    "frames", "libc", "copies", "guest", "processes", "files", "trees", "selection", "events", "jobs", "snapshots",
+    "observed", "agent",
 )  # fmt: skip
 """In the order of their imports; the last one has ``main``."""
+ZYGOTE = (*INSIDE, "walls", "zygote")
 COMPILE = """\
 import marshal, sys
 if sys.version_info < (3, 10):
@@ -28,7 +30,6 @@ code = [(name, compile(text, "<%s>" % name, "exec", dont_inherit=True, optimize=
 sys.stdout.buffer.write(marshal.dumps(code))
 """
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-_compiled: bytes | None = None
 
 REMEDIES = (
     (("new namespace", "uid map", "user.max_user_namespaces"),
@@ -69,25 +70,28 @@ def _program(name: str, remedy: str) -> str:
 
 async def agent_code() -> bytes:
     """The modules of the agent, compiled by the Python that will run them: ours may be another version."""
-    global _compiled
-    if _compiled is None:
-        _compiled = await asyncio.to_thread(_compile)
-    return _compiled
+    return await asyncio.to_thread(_compiled, INSIDE)
 
 
-def agent_texts() -> bytes:
-    """The modules of the agent as source, for a Python that is not this machine's."""
+async def zygote_code() -> bytes:
+    """The modules of a zygote, compiled in the same way."""
+    return await asyncio.to_thread(_compiled, ZYGOTE)
+
+
+def agent_texts(modules: tuple[str, ...] = INSIDE) -> bytes:
+    """The modules of the agent, or of a zygote, as source, for a Python that is not this machine's."""
     parents = [".".join(PACKAGE.split(".")[: depth + 1]) for depth in range(PACKAGE.count(".") + 1)]
     texts = [(name, "") for name in parents]
-    texts += [(f"{PACKAGE}.{name}", (files(PACKAGE) / f"{name}.py").read_text("utf-8")) for name in INSIDE]
+    texts += [(f"{PACKAGE}.{name}", (files(PACKAGE) / f"{name}.py").read_text("utf-8")) for name in modules]
     return marshal.dumps(texts, 2)
 
 
-def _compile() -> bytes:
+@cache
+def _compiled(modules: tuple[str, ...]) -> bytes:
     if not os.access(SANDBOX_PYTHON, os.X_OK):
         raise SandboxUnavailable(f"sandboxes need a Python at {SANDBOX_PYTHON}: apt-get install python3")
     compiled = subprocess.run(
-        [SANDBOX_PYTHON, "-I", "-S", "-c", COMPILE], input=agent_texts(), capture_output=True, env={}, cwd="/"
+        [SANDBOX_PYTHON, "-I", "-S", "-c", COMPILE], input=agent_texts(modules), capture_output=True, env={}, cwd="/"
     )
     if compiled.returncode != 0:
         raise SandboxUnavailable(

@@ -1,107 +1,70 @@
-"""The processes of one sandbox as the host sees them: bubblewrap, and the sandbox's process 1."""
+"""The processes of one sandbox as the host sees them: the sandbox's process 1, and what that was made in."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from sandboxes.backends.namespaces import inspection, limits
-from sandboxes.backends.namespaces.arguments import GROUP, NAME_FILES, PASSWD, Descriptors, bwrap_arguments
-from sandboxes.backends.namespaces.probe import as_nobody_in_particular, bwrap_path
-from sandboxes.backends.namespaces.seccomp import deny_filter
-from sandboxes.backends.namespaces.spawn import spawner
+from sandboxes.backends.namespaces import inspection
+from sandboxes.backends.namespaces.bubblewrap import DEATH_S, Bubblewrap, readable
 from sandboxes.backends.namespaces.stopping import stop_all
+from sandboxes.backends.namespaces.zygote import Zygote, Zygotes
 from sandboxes.cgroups.group import Group
-from sandboxes.descriptors import REMEDIES
 from sandboxes.egress.interception.watched import NetnsEntry
-from sandboxes.interface import InspectedFile, InspectedProcess, SandboxUnavailable
+from sandboxes.interface import InspectedFile, InspectedProcess
 from sandboxes.spec import SandboxSpec
-from sandboxes.teardown import completed
 
 T = TypeVar("T")
-DEATH_S = 10.0
-COMPLAINT_BYTES = 2000
 
 
 @dataclass
 class SandboxProcess:
-    """bubblewrap's monitor outside, and a pidfd of process 1 inside, whose end is the end of the whole sandbox."""
+    """bubblewrap, and a pidfd of the agent, process 1 of the sandbox, whose end is the end of the whole sandbox."""
 
-    monitor: subprocess.Popen[bytes]
-    complaints: int
-    """What bubblewrap says on stderr (a memory file)."""
-    info: int
+    bubblewrap: Bubblewrap
+    zygote: Zygote | None = None
+    """Who made the agent; without one, bubblewrap did."""
+    zygotes: Zygotes | None = None
     init: int = -1
     init_pid: int = 0
-    group: Group | None = None
-    """Its cgroup, where one can be made."""
     stopped: bool = False
 
     @classmethod
     async def start(
         cls, name: str, spec: SandboxSpec, agent_socket: socket.socket, netns_entry: NetnsEntry | None = None
     ) -> "SandboxProcess":
-        """Start bubblewrap, through a namespace entry that makes the network; the sockets stay ours to close.
+        """Raises like ``Bubblewrap.start``."""
+        return cls(await Bubblewrap.start(name, spec, agent_socket, netns_entry))
 
-        Raises ``SandboxUnavailable``; ``OSError`` if no more files can be opened.
-        """
-        try:
-            group = Group.make(name, limits.bounds(spec))
-        except OSError as error:
-            if error.errno in REMEDIES:
-                raise
-            raise SandboxUnavailable(f"no cgroup can be made for a sandbox: {error}") from None
-        inherited: list[int] = []
-        ours: list[int] = []
-        try:
-            ours.append(complaints := os.memfd_create("complaints"))
-            info_read, info_write = os.pipe2(os.O_CLOEXEC)
-            ours.append(info_read)
-            inherited.append(info_write)
-            names = NAME_FILES.values() if netns_entry else ()
-            observed = netns_entry is not None and netns_entry.observed
-            denied = deny_filter(watched=netns_entry is not None, observed=observed)
-            for content in (denied, PASSWD, GROUP, *names):
-                inherited.append(_memory_file(content))
-            _, seccomp, accounts, groups, *named = inherited
-            fds = Descriptors(agent_socket.fileno(), seccomp, info_write, accounts, groups, tuple(named))
-            through = netns_entry.arguments() if netns_entry else []
-            passed = [netns_entry.theirs.fileno()] if netns_entry else []
-            joining = group.joining() if group else []
-            monitor = await spawner().spawn(
-                [*joining, *as_nobody_in_particular(), *through, *bwrap_arguments(bwrap_path(), spec, fds)],
-                inherited=(*inherited, fds.agent, *passed),
-                stderr=complaints,
-            )
-        except BaseException:
-            for fd in ours:
-                os.close(fd)
-            if group is not None:
-                await completed(_removed(group))
-            raise
-        finally:
-            for fd in inherited:
-                os.close(fd)
-        return cls(monitor, complaints, info_read, group=group)
+    @classmethod
+    async def made_by_zygote(cls, name: str, agent_socket: socket.socket, zygotes: Zygotes) -> "SandboxProcess":
+        """Raises like ``Zygotes.make``."""
+        zygote, pid = await zygotes.make(name, agent_socket)
+        return cls(zygote.bubblewrap, zygote, zygotes, init_pid=pid)
 
     def identify(self) -> None:
-        """Take hold of process 1.  To be called once the agent has spoken: bubblewrap has told its pid by then.
+        """Take hold of process 1.  To be called once the agent has spoken: its pid has been told by then.
 
         Twice is fine.
         """
         if self.init >= 0:
             return
-        self.init_pid = json.loads(os.read(self.info, 4096))["child-pid"]
+        if self.zygote is None:
+            self.init_pid = self.bubblewrap.first_process()
         self.init = os.pidfd_open(self.init_pid)
+        if self.zygote is not None:
+            self.zygote.tell_unbounded_sockets()
 
     def complaint(self) -> str:
-        return os.pread(self.complaints, COMPLAINT_BYTES, 0).decode(errors="replace")
+        return self.bubblewrap.complaint()
+
+    @property
+    def group(self) -> Group | None:
+        return self.bubblewrap.group
 
     @property
     def limits(self) -> Literal["cgroup", "prlimit"]:
@@ -140,55 +103,28 @@ class SandboxProcess:
         elif self.init >= 0:
             with suppress(ProcessLookupError):  # already gone, which is all we want
                 signal.pidfd_send_signal(self.init, signal.SIGKILL)
+        elif self.zygote is not None:
+            self.zygote.kill()
         else:
-            self.monitor.kill()  # process 1 follows, by --die-with-parent
+            self.bubblewrap.kill()
 
     async def dead(self) -> None:
         """After ``kill``: return when process 1 has ended, which is the last one.  May raise ``TimeoutError``."""
         if self.init >= 0:
-            await _readable(self.init, DEATH_S)
+            await readable(self.init, DEATH_S)
 
     async def gone(self) -> None:
         """Wait until no process of the sandbox is left, and forget it.  Call once, after ``kill``."""
+        ended = False
         try:
             await self.dead()
-            self.monitor.kill()
-            # It has been killed, and nobody tells us of its end.
-            while self.monitor.poll() is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.0005)
+            ended = self.init >= 0 and not self.stopped
         finally:
-            for fd in (self.complaints, self.info, *([self.init] if self.init >= 0 else [])):
-                os.close(fd)
-            if self.group is not None:
-                await _removed(self.group)
-
-
-async def _removed(group: Group) -> None:
-    """Raises ``TimeoutError`` if the kernel cannot end a process of it."""
-    async with asyncio.timeout(DEATH_S):
-        while not group.try_to_remove():
-            try:
-                group.kill()  # who was being made when the others were killed
-            except OSError as error:
-                if error.errno not in REMEDIES:
-                    raise  # else: no descriptor to read who is left; again, until the time is over
-            await asyncio.sleep(0.0005)
-
-
-def _memory_file(content: bytes) -> int:
-    fd = os.memfd_create("sandbox")
-    os.write(fd, content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
-async def _readable(pidfd: int, timeout_s: float) -> None:
-    """Wait for the end of a process.  ``TimeoutError`` if the kernel cannot end it (stuck in a device)."""
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    loop.add_reader(pidfd, lambda: None if ended.done() else ended.set_result(None))
-    try:
-        async with asyncio.timeout(timeout_s):
-            await ended
-    finally:
-        loop.remove_reader(pidfd)
+            if self.init >= 0:
+                os.close(self.init)
+            if self.zygote is None or self.zygotes is None:
+                await self.bubblewrap.gone()
+            elif ended:
+                await self.zygotes.give_back(self.zygote)
+            else:
+                await self.zygote.close()

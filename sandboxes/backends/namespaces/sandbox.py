@@ -15,6 +15,7 @@ from sandboxes.backends.namespaces.inside import frames
 from sandboxes.backends.namespaces.link import Link, Reply
 from sandboxes.backends.namespaces.process import SandboxProcess
 from sandboxes.backends.namespaces.process_limit import ProcessLimit
+from sandboxes.backends.namespaces.zygote import Zygotes
 from sandboxes.bounds import fits, read_limit, sent, wait_s
 from sandboxes.cgroups.group import warn_of_unbounded_sockets
 from sandboxes.descriptors import unavailable_without
@@ -58,6 +59,7 @@ class NamespaceSandbox:
 
     def __init__(self, spec: SandboxSpec, on_action: OnAction | None = None) -> None:
         self.spec = spec
+        self._zygotes: Zygotes | None = None
         self._on_action = on_action if spec.network == "watched" else None
         self._process_limit: ProcessLimit | None = None
         self._link = Link(self._lose)
@@ -83,12 +85,15 @@ class NamespaceSandbox:
         on_record: OnRecord | None = None,
         upstream: Upstream = UPSTREAM,
         on_action: OnAction | None = None,
+        zygotes: Zygotes | None = None,
     ) -> "NamespaceSandbox":
         """A sandbox that answers, or ``SandboxUnavailable`` and nothing left behind.
 
-        With ``on_action`` the processes of a watched one are observed.
+        With ``on_action`` the processes of a watched one are observed.  One of ``zygotes``, which are of the same spec,
+        makes it, if they are given.
         """
         sandbox = cls(spec, on_action)
+        sandbox._zygotes = zygotes
         try:
             with unavailable_without():
                 await sandbox._start(on_record, upstream)
@@ -98,6 +103,9 @@ class NamespaceSandbox:
         return sandbox
 
     async def _start(self, on_record: OnRecord | None, upstream: Upstream) -> None:
+        if self._zygotes is not None:
+            await self._start_by_zygote(self._zygotes)
+            return
         code = await probe.agent_code()
         netns_entry = NetnsEntry(observed=self._on_action is not None) if self.spec.network == "watched" else None
         try:
@@ -109,10 +117,7 @@ class NamespaceSandbox:
     async def _start_through(
         self, netns_entry: NetnsEntry | None, code: bytes, on_record: OnRecord | None, upstream: Upstream
     ) -> None:
-        ours, agents = socket.socketpair()
-        with agents:
-            ours.setblocking(False)
-            await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=ours)
+        with await self._connected() as agents:
             if netns_entry is not None:
                 await self._start_watched(netns_entry, agents, on_record, upstream)
             else:
@@ -136,9 +141,33 @@ class NamespaceSandbox:
         self._process.identify()
         self._bound_sockets(self._process.init_pid)
 
+    async def _start_by_zygote(self, zygotes: Zygotes) -> None:
+        with await self._connected() as agents:
+            self._process = await SandboxProcess.made_by_zygote(self._name, agents, zygotes)
+        try:
+            async with asyncio.timeout(START_S):
+                await self._link.hello
+        except SandboxLost:
+            raise self._unavailable() from None
+        except TimeoutError:
+            raise self._too_slow() from None
+        self._process.identify()
+        self._bound_sockets(self._process.init_pid)
+
+    async def _connected(self) -> socket.socket:
+        """The agent's end of a new socket, the other end of which is the link's."""
+        ours, agents = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=ours)
+        except BaseException:
+            agents.close()
+            raise
+        return agents
+
     def _bound_sockets(self, init_pid: int) -> None:
-        """No guest exists yet.  In a watched network the namespace entry has done the first part."""
-        if self._watched is None:
+        """No guest exists yet.  Namespace entry and zygote have done the first part in the networks that they made."""
+        if self._watched is None and self._zygotes is None:
             try:
                 sockets.bound(init_pid)
             except OSError as error:

@@ -15,6 +15,7 @@ import pytest
 from sandboxes.interface import ExecResult, Sandbox
 from sandboxes.opened import opened
 from sandboxes.spec import SandboxSpec
+from tests.sandboxes.asking import opened_after_another
 from tests.sandboxes.watched_scene import NOWHERE, refuse_other_ways_out
 
 PROLOGUE = """
@@ -61,17 +62,19 @@ class Arena:
 MakeArena = Callable[..., Awaitable[Arena]]
 
 
-@pytest.fixture(params=["none", "watched", "observed"])
+@pytest.fixture(params=["none", "zygote", "watched", "observed"])
 async def make_arena(request) -> AsyncIterator[MakeArena]:
     """Makes arenas of fields of ``SandboxSpec``; ends them, and looks whether anybody has survived."""
     sandboxes: list[Sandbox] = []
     async with AsyncExitStack() as stack:
 
         async def make(**fields: object) -> Arena:
-            network = "none" if request.param == "none" else "watched"
+            network = "none" if request.param in ("none", "zygote") else "watched"
             spec = SandboxSpec(**({"network": network, "timeout_s": 20} | fields))
             on_action = (lambda _: None) if request.param == "observed" else None
-            sandbox = await stack.enter_async_context(opened(spec, upstream=NOWHERE, on_action=on_action))
+            first = request.param != "zygote"
+            opening = opened(spec, upstream=NOWHERE, on_action=on_action) if first else opened_after_another(spec)
+            sandbox = await stack.enter_async_context(opening)
             await refuse_other_ways_out(sandbox)
             sandboxes.append(sandbox)
             return Arena(sandbox)

@@ -15,6 +15,7 @@ import pytest
 from sandboxes.opened import opened
 from sandboxes.service.tokens import Quota, Tokens
 from sandboxes.spec import SandboxSpec
+from tests.sandboxes.asking import opened_after_another
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,13 @@ class Backend:
     """A fixture that provides what it runs on, or skips and says why it cannot."""
     observed: bool = False
     """Whether ``sandbox`` is one whose processes are observed."""
+    zygote: bool = False
+    """Whether ``sandbox`` is the second one that a zygote makes, as in a pool."""
 
 
 BACKENDS = {
     "namespaces": Backend(SandboxSpec),
+    "zygote": Backend(SandboxSpec, zygote=True),
     "watched": Backend(lambda **fields: SandboxSpec(network="watched", **fields)),
     "observed": Backend(lambda **fields: SandboxSpec(network="watched", **fields), observed=True),
     "remote": Backend(lambda **fields: SandboxSpec(place="service", **fields), needs="sandbox_service"),
@@ -88,5 +92,6 @@ def spec(make_spec) -> SandboxSpec:
 
 @pytest.fixture
 async def sandbox(spec, backend):
-    async with opened(spec, on_action=(lambda _: None) if backend.observed else None) as sandbox:
+    on_action = (lambda _: None) if backend.observed else None
+    async with opened_after_another(spec) if backend.zygote else opened(spec, on_action=on_action) as sandbox:
         yield sandbox

@@ -30,20 +30,21 @@ ONLY_AST = 0x400
 LONGEST_NAME_BYTES = 200
 FINE, FAILED, OUT_OF_MEMORY = range(3)
 OUTCOMES = {FINE: "ok", FAILED: "error", OUT_OF_MEMORY: "memory"}
+_ready: list[dict[str, object]] = []
+"""The variables of a ``__main__`` that was prepared beforehand, if one was."""
+_forgotten: list[object] = []
+"""Modules of the agent.  To free them would write to some hundred pages that we share with it, and copy each."""
 ShowTraceback = Callable[..., object]
 OWN_PACKAGE = "sandboxes"
 
 
 def serve() -> None:
     """Run cells until the agent closes the pipe.  Never returns."""
-    # A millisecond, the first time: not before the agent's first fork (agent.run), and not once a cell can interfere.
-    global _ast
-    import _ast
-
     gc.enable()
     own_pid = os.getpid()
     display_traceback = sys.__excepthook__
-    variables = fresh_main()
+    variables = _ready[0] if _ready else prepare()
+    sys.path.insert(0, "/work")  # not before: agent and zygote import nothing from where guests write
     # What every cell needs is loaded, and its pages are ours, before anyone waits.
     run_cell(b"None", "<rehearsal>", {}, display_traceback)
     number = 0
@@ -66,14 +67,24 @@ def serve() -> None:
             os._exit(0)  # out of memory: what is left of this interpreter cannot be trusted to work
 
 
+def prepare() -> dict[str, object]:
+    """What ``serve`` begins with; a zygote has it ready for all interpreters to come, each of which gets a copy."""
+    # A millisecond, the first time: not before the agent's first fork (agent.run), and not once a cell can interfere.
+    global _ast
+    import _ast
+
+    variables = fresh_main()
+    _ready.append(variables)
+    return variables
+
+
 def fresh_main() -> dict[str, object]:
     """An empty ``__main__`` in an interpreter that knows nothing of the agent."""
     for name in list(sys.modules):
         if name == OWN_PACKAGE or name.startswith(OWN_PACKAGE + "."):
-            del sys.modules[name]
+            _forgotten.append(sys.modules.pop(name))
     main = type(sys)("__main__")
     sys.modules["__main__"] = main
-    sys.path.insert(0, "/work")
     sys.argv[:] = [""]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
     # They stay open as long as the interpreter lives.

@@ -70,3 +70,17 @@ def test_nothing_is_handed_over_but_the_named_descriptors(arguments):
 def test_the_environment_of_the_host_plays_no_part(arguments, monkeypatch):
     monkeypatch.setitem(os.environ, "SECRET", "x")
     assert bwrap_arguments("/usr/bin/bwrap", SandboxSpec(disk_mib=3), FDS) == arguments
+
+
+def test_a_zygote_has_the_same_walls_but_for_what_its_children_make(arguments):
+    """Three capabilities in the new user namespace, no filter of calls, and no writable file system of its own."""
+    zygotes = bwrap_arguments("/usr/bin/bwrap", SandboxSpec(disk_mib=3), FDS, zygote=True)
+    assert {name for (name,) in values(zygotes, "--cap-add", 1)} == {"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETPCAP"}
+    assert zygotes.index("--cap-drop") < zygotes.index("--cap-add")
+    assert "--seccomp" not in zygotes
+    assert {("/work",), ("/tmp",)} <= set(values(zygotes, "--dir", 1))
+    assert "--size" not in zygotes
+    assert values(zygotes, "--remount-ro", 1) == values(arguments, "--remount-ro", 1)
+    own = {"--cap-add", "CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SETPCAP"}
+    assert set(zygotes) - set(arguments) == own
+    assert set(arguments) - set(zygotes) == {"--seccomp", str(FDS.seccomp), "--size", str(3 * 2**20)}

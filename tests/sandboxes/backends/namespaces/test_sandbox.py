@@ -52,7 +52,7 @@ async def test_a_killed_agent_loses_the_sandbox_at_once(sandbox):
 
 
 async def test_a_killed_monitor_takes_the_sandbox_with_it(sandbox):
-    sandbox._process.monitor.kill()
+    sandbox._process.bubblewrap.monitor.kill()
     async with asyncio.timeout(60):
         with pytest.raises(SandboxLost):
             while True:
@@ -152,7 +152,7 @@ def test_a_sandbox_outlives_the_thread_that_asked_for_it():
     thread.start()
     thread.join()
     time.sleep(0.3)
-    alive = sandbox[0]._process.monitor.poll() is None
+    alive = sandbox[0]._process.bubblewrap.monitor.poll() is None
     sandbox[0]._process.kill()
     asyncio.run(sandbox[0]._process.gone())
     assert alive
