@@ -48,7 +48,7 @@ async def play(workers):
     for step in (1, 2):
         await workers.sync_weights(step - 1)
         groups = grouped((await workers.collect(requests_of(spec, step))).trajectories)
-        columns = await workers.credit(groups, ())
+        columns = await workers.credit(groups, (), step=step)
         request = UpdateRequest.of(step, groups, (), credited=True)
         before = went.total()
         sizes.append(len(pickle.dumps(request)))

@@ -155,7 +155,7 @@ def test_a_mask_that_hits_nobody_is_absence_and_one_that_hits_is_not() -> None:
     updated(learner, groups)
     chosen = next(rollout for rollout in rollouts_in(groups) if rollout.turns[0].advantages[0] != 0)
     masked = chosen.model_copy(update={"masked_because": "overlong"})
-    masking.credit(grouped(rollouts()))
+    masking.credit(grouped(rollouts()), step=1)
     updated(
         masking,
         [
