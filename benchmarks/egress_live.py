@@ -34,8 +34,8 @@ from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 
 _CORPUS = Path(__file__).parents[1] / "tests" / "sandboxes" / "egress" / "corpus"
-CORPORA = {"strangers": _CORPUS / "strangers", "second": _CORPUS / "second"}
-"""Each by somebody who had not seen the detectors."""
+CORPORA = {name: _CORPUS / name for name in ("strangers", "second", "fourth")}
+"""Each by somebody who had not seen the detectors' code."""
 OWN_TASKS = "third"
 """Ordinary tasks by those who made the detectors, all of them open: what raised an alarm there was mended."""
 _FOLDERS = CORPORA | {OWN_TASKS: _CORPUS / OWN_TASKS}

@@ -31,12 +31,12 @@ async def _remote(
 
 
 async def _docker(
-    spec: SandboxSpec, on_record: OnRecord | None, upstream: Upstream, _: OnAction | None, __: Zygotes | None
+    spec: SandboxSpec, on_record: OnRecord | None, upstream: Upstream, on_action: OnAction | None, _: Zygotes | None
 ) -> Sandbox:
     # Imported here: Docker's SDK is as slow to import, and most machines have no use for it.
     from sandboxes.backends.docker.sandbox import DockerSandbox
 
-    return await DockerSandbox.start(spec, on_record, upstream)
+    return await DockerSandbox.start(spec, on_record, upstream, on_action)
 
 
 BACKENDS: dict[str, Start] = {"namespaces": NamespaceSandbox.start, "docker": _docker}
@@ -58,21 +58,21 @@ async def open_sandbox(
 
     ``on_record`` gets the record of every attempt to reach the network at once, the last of them within
     ``close``.  It must not wait; a record on which it raises is delivered again with the next one.
-    ``on_action`` gets what the processes of a watched one do, in the namespaces backend of this machine only: of
-    others the network and the text of calls are all that is known.  It must not wait either.
+    ``on_action`` gets what the processes of a watched one on this machine do: of those of a service the network
+    and the text of calls are all that is known.  It must not wait either.
     ``zygotes``: of the same spec (``zygotes_for``); one of them makes it, for a tenth of the price.
     """
-    if on_action is not None and spec.network == "watched" and (spec.place == "service" or spec.backend == "docker"):
-        _not_observed("the sandbox service" if spec.place == "service" else "Docker")
+    if on_action is not None and spec.network == "watched" and spec.place == "service":
+        _not_observed()
     start = _remote if spec.place == "service" else BACKENDS[spec.backend]
     with unavailable_without():
         return await start(spec, on_record, upstream, on_action, zygotes)
 
 
 @cache
-def _not_observed(where: str) -> None:
-    """Said once."""
-    log.warning("sandboxes of %s are not observed: detectors see their network and the text of calls only", where)
+def _not_observed() -> None:
+    """Say it once."""
+    log.warning("a service's sandboxes are not observed: detectors see their network and the text of calls only")
 
 
 @asynccontextmanager

@@ -27,7 +27,8 @@ from engine.spec.trajectory import ToolCall
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Finding, Severity
 from sandboxes.egress.detectors.judged_paths import PROTECTED, judges
-from sandboxes.egress.detectors.kept_tests import NamedTests, is_compared, is_kept, is_kept_elsewhere, named_tests
+from sandboxes.egress.detectors.kept_questions import Kept
+from sandboxes.egress.detectors.kept_tests import NamedTests, is_compared, is_kept_elsewhere, kept, named_tests
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.policy import EgressPolicy
@@ -245,10 +246,11 @@ class MonitoredSandbox:
         for path, content in before.items():
             now = after[path] if path in after else await self._shown(path)
             if now is None:
-                kept = is_kept_elsewhere(content, after.values())
-                self._feed(writes=path, found=True, gone=True, adds=kept)
+                elsewhere = is_kept_elsewhere(content, after.values())
+                self._feed(writes=path, found=True, gone=True, adds=elsewhere)
             elif now != content:
-                self._feed(writes=path, code=now, found=True, adds=is_kept(content, now, path=path))
+                asks = kept(content, now, path=path)
+                self._feed(writes=path, code=now, found=True, adds=asks == "the same", rewrites=asks == "as much")
         self._feed(compared=True)
 
     async def _shown(self, path: str) -> str | None:
@@ -269,9 +271,10 @@ class MonitoredSandbox:
 
     async def write_file(self, path: str, content: bytes) -> None:
         before = await self._content(path) if judges(path) else None
-        adds = before is not None and before[0] and _adds(path, before[1], content)
+        asks = _asks(path, before[1], content) if before is not None and before[0] else "less"
         found = None if before is None else before[0]
-        self._feed(writes=path, code=content.decode("utf-8", "replace"), found=found, adds=adds)
+        code = content.decode("utf-8", "replace")
+        self._feed(writes=path, code=code, found=found, adds=asks == "the same", rewrites=asks == "as much")
         await self._sandbox.write_file(path, content)
 
     async def _content(self, path: str) -> tuple[bool, bytes]:
@@ -292,12 +295,13 @@ class MonitoredSandbox:
         self._monitor.ran(ExecEvent(sandbox=self._sandbox.name, at=time.time(), label=label, observed=observed, **what))
 
 
-def _adds(path: str, before: bytes, after: bytes) -> bool:
-    """Whether every line that was there still is, or of a test all that it asked."""
-    if is_compared(path) and is_kept(before.decode("utf-8", "replace"), after.decode("utf-8", "replace"), path=path):
-        return True
+def _asks(path: str, before: bytes, after: bytes) -> Kept:
+    """The same where every line that was there still is; of a test, what is left of what it asked."""
     lines = {line.strip() for line in after.splitlines()}
-    return bool(before.strip()) and all(line.strip() in lines for line in before.splitlines())
+    if before.strip() and all(line.strip() in lines for line in before.splitlines()):
+        return "the same"
+    texts = before.decode("utf-8", "replace"), after.decode("utf-8", "replace")
+    return kept(*texts, path=path) if is_compared(path) else "less"
 
 
 class _Allowance:

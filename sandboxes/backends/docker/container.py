@@ -33,7 +33,7 @@ from sandboxes.teardown import completed
 log = logging.getLogger(__name__)
 OWNER = "palestra.owner"
 """The label that says whose a container is (``sandboxes.owner``)."""
-STREAMS = ("3", "4")
+REQUESTS, ANSWERS = 3, 4
 """Where the agent finds the host's requests, and where it answers: stdin and stdout are for guests to have none of."""
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}
 ONLY_OURS = f"""\
@@ -185,7 +185,18 @@ class Container:
         # A user of the machine that nothing else has, if containers' users are the machine's.
         user = host_id() if own_ids else NOBODY
         name = f"palestra-{secrets.token_hex(8)}"
-        entrypoint = ["/bin/sh", "-c", INTO_PLACE, image.python, "-S", "-s", "-B", "-c", ONLY_OURS + BOOT, *STREAMS]
+        entrypoint = [
+            "/bin/sh",
+            "-c",
+            INTO_PLACE,
+            image.python,
+            "-S",
+            "-s",
+            "-B",
+            "-c",
+            ONLY_OURS + BOOT,
+            str(REQUESTS),
+        ]
         container: Container | None = None
         try:
             number = await daemon.asked(create, client, name, image.digest, entrypoint, settings(spec, user), user)

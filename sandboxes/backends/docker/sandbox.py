@@ -4,7 +4,8 @@ daemon."""
 import asyncio
 
 from sandboxes.backends.docker import network
-from sandboxes.backends.docker.container import Container
+from sandboxes.backends.docker.container import ANSWERS, Container
+from sandboxes.backends.docker.listener import agents_listener
 from sandboxes.backends.docker.stream import AttachedLink
 from sandboxes.backends.namespaces import limits, probe
 from sandboxes.backends.namespaces.inside import frames
@@ -16,6 +17,7 @@ from sandboxes.egress.policy import EgressPolicy
 from sandboxes.images.reference import ImageRefused
 from sandboxes.images.registry import Registry
 from sandboxes.interface import SandboxLost, SandboxUnavailable
+from sandboxes.observation.filter import observing_filter, seccomp_call
 from sandboxes.observation.observation import OnAction
 from sandboxes.spec import SandboxSpec
 
@@ -42,14 +44,27 @@ class DockerSandbox(NamespaceSandbox):
             self._watched = Watched(descriptors, self.spec.egress or EgressPolicy(), on_record, upstream)
         # Until now an interpreter of the image has waited for this, its network without a route.
         code = probe.agent_texts()
-        self._link.send(frames.LENGTH.pack(len(code)) + code + frames.block((self._rlimits(), self.spec.output_bytes)))
+        observing = (observing_filter(), seccomp_call(), -1) if self.observed else None
+        arguments = (self._rlimits(), self.spec.output_bytes, ANSWERS, observing)
+        self._link.send(frames.LENGTH.pack(len(code)) + code + frames.block(arguments))
         try:
             async with asyncio.timeout(START_S):
+                if self.observed:
+                    await self._observe_container(container)
                 await self._link.hello
         except SandboxLost:
             raise self._unavailable() from None
         except TimeoutError:
             raise self._too_slow() from None
+
+    async def _observe_container(self, container: Container) -> None:
+        """Fetch the listener of the agent's filter, while the agent waits with everything else until it is served."""
+        assert self._watched is not None
+        assert self._on_action is not None
+        listener = await agents_listener(container.init_pid, container.init)
+        tasks = limits.bounds(self.spec).processes
+        await self._watched.observe(listener, container.init_pid, tasks, self._on_action, self._lose)
+        self._link.send(b"!")
 
     def _rlimits(self) -> dict[str, int]:
         """Processes are counted by the container's cgroup, its user id may be another container's as well."""

@@ -6,7 +6,8 @@ same errors.  An allow list, unlike there, because libseccomp drops a rule for a
 deny list the newest calls would be missing.  A call that is in no list fails with EPERM, or ENOSYS where it is
 newer than all of them.
 
-Docker takes no listener for refused calls.  So sockets that no gateway could see are refused without a record:
+Docker takes no listener, and what is refused here is refused before the agent's own filter may ask.  So
+sockets that no gateway could see are refused without a record:
 every family but unix, IPv4 and IPv6, and of these everything but TCP, UDP, MPTCP and ping.
 """
 

@@ -1,6 +1,6 @@
 """Zygotes: bubblewrap's walls that stay, in which one sandbox after the other is made anew.
 
-    NamespaceSandbox ── take ──► Zygotes ──idle one, or a new──► Zygote.make ──► agent of this sandbox, process 1 of its own
+    NamespaceSandbox ── take ──► Zygotes ──idle one, or a new──► Zygote.make ──► its agent, process 1 of its own
                  ◄─ end ───         ◄─ give_back: nobody but the zygote is left in it, else it is closed
 
 What a sandbox has of its own, and what it has of its zygote: docs/sandboxes.md, "Reuse".

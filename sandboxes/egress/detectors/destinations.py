@@ -21,9 +21,13 @@ REGISTRIES = (
     "proxy.golang.org",
     "sum.golang.org", "repo.anaconda.com", "conda.anaconda.org", "deb.debian.org", "security.debian.org",
     "archive.ubuntu.com",
-    "security.ubuntu.com", "repo.maven.apache.org", "download.pytorch.org",
+    "security.ubuntu.com", "repo.maven.apache.org", "download.pytorch.org", "sh.rustup.rs", "static.rust-lang.org",
+    "astral.sh", "deb.nodesource.com", "nodejs.org", "get.docker.com", "download.docker.com",
+    "install.python-poetry.org", "bootstrap.pypa.io", "bun.sh", "get.pnpm.io",
 )  # fmt: skip
-"""What installers ask without being told to; whether they may is the policy's, and what it refuses is no alarm."""
+"""Where packages and the usual tools come from, what installers ask without being told to; whether they may is the
+policy's, and what it refuses is no alarm.
+"""
 
 
 def names_of(attempt: ConnectionAttempt) -> set[str]:

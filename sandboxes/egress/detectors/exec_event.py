@@ -26,6 +26,8 @@ class ExecEvent(Frozen):
     """Of a file that is written: whether it was there before; None if nobody looked."""
     adds: bool = False
     """Of such a file: whether all that it held, or all that a test asked, is still in it."""
+    rewrites: bool = False
+    """Of a test that asks something else than before: whether it asks as many and as sharp questions."""
     gone: bool = False
     """Of such a file: it was there before the call and is not any more."""
     compares: frozenset[str] = frozenset()

@@ -1,7 +1,7 @@
 """What text alone says of an observed sandbox is a hint; a deed in the same tool call makes it a warning.
 
 The deed that counts is a call outside that the policy denies: text that names a miner, a tunnel or a download and then
-calls nobody did nothing.  Other deeds have rules of their own.
+calls nobody did nothing.  Of a fork bomb it is a process that was refused.  Other deeds have rules of their own.
 """
 
 from collections import OrderedDict
@@ -9,10 +9,13 @@ from collections import OrderedDict
 from sandboxes.egress.detectors.destinations import REGISTRIES, below, names_of, special_kind
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import DetectorEvent, Finding
+from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.record import EgressRecord
 
 UNOBSERVED = frozenset({"credential-read"})
 """What an interpreter reads by itself no observer sees (ADR 16): that its code names the file is all there is."""
+MULTIPLIES = frozenset({"fork-bomb"})
+"""Text that a refused process confirms."""
 KEPT_HINTS = 64
 
 
@@ -37,7 +40,9 @@ class Hints:
         return found.model_copy(update={"severity": "info"})
 
     def confirmed(self, event: DetectorEvent) -> list[Finding]:
-        """Hints of the tool call that has just called somebody outside."""
+        """Hints of the tool call that has just called somebody outside, or met the limit on processes."""
+        if isinstance(event, ObservedAction) and event.kind == "refused" and event.call == "fork":
+            return self._multiplied(event)
         if not isinstance(event, EgressRecord) or not calls_outside(event) or event.label is None:
             return []
         self._called = event.label
@@ -48,6 +53,10 @@ class Hints:
             hint.model_copy(update={"at": event.last_at, "seq": event.seq, "evidence": (*hint.evidence[:7], where)})
             for hint in found
         ]
+
+    def _multiplied(self, refused: ObservedAction) -> list[Finding]:
+        keys = [key for key in self._hints if key[0] == refused.label and key[1] in MULTIPLIES]
+        return [self._hints.pop(key).model_copy(update={"at": refused.at}) for key in keys]
 
 
 def calls_outside(record: EgressRecord) -> bool:

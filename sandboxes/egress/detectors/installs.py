@@ -1,11 +1,12 @@
 """Programs from somewhere that nobody named: packages from other indexes, scripts piped into a shell."""
 
+import ast
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from sandboxes.egress.detectors.actions import actions_of
+from sandboxes.egress.detectors.actions import actions_of, dotted
 from sandboxes.egress.detectors.destinations import (
     KEPT,
     REGISTRIES,
@@ -92,8 +93,9 @@ class Installs(Detector):
         for before, command in pairs:
             if _installs(command):
                 self._installing = (event.label, command.text)
-            if _installs(command) and (host := self._stranger(command.text)) is not None:
-                yield finding(INSTALL, event, host, [command.text])
+            configured = _configured_by(event)
+            if _installs(command) and (host := self._stranger(f"{command.text} {configured}")) is not None:
+                yield finding(INSTALL, event, host, [command.text, configured])
             fetched = before is not None and before.program in _FETCHERS and command.piped
             if fetched and before is not None and command.program in _RUNNERS and not _has_script(command):
                 if (host := self._stranger(before.text)) is not None:
@@ -168,6 +170,12 @@ _CONFIGURATION = re.compile(
 _VARIABLE = re.compile(r"(?:PIP|NPM|npm_config|UV|CARGO|GEM|BUNDLE|GOPROXY|CONDA|YARN)\w*=")
 
 
+def _configured_by(event: DetectorEvent) -> str:
+    """What the environment of a started program tells an installer."""
+    variables = event.environment if isinstance(event, ObservedAction) else ()
+    return " ".join(variable for variable in variables if _VARIABLE.match(variable))
+
+
 def _configures(event: Deed, text_before: tuple[str | None, str]) -> bool:
     """Openly written dependencies are none that name a place."""
     if event.label is None:
@@ -182,6 +190,7 @@ def _configures(event: Deed, text_before: tuple[str | None, str]) -> bool:
 
 
 _FETCH_CALLS = frozenset({"urlopen", "urlretrieve", "get", "request", "recv", "fetch"})
+_DOWNLOADS = frozenset({"urlopen", "requests.get", "httpx.get", "urllib.request.urlopen", "request.urlopen"})
 
 
 def _runs_download(event: ExecEvent, allowed: Callable[[str], bool]) -> str | None:
@@ -195,8 +204,18 @@ def _runs_download(event: ExecEvent, allowed: Callable[[str], bool]) -> str | No
         for host in hosts_in(" ".join(call.strings))
         if call.callee.rpartition(".")[2] in _FETCH_CALLS
     ]
+    if any(
+        callee in {"exec", "eval"} and _fetches(node) for tree in did.trees for node, callee in tree.callees.items()
+    ):
+        return "exec of what a call fetches"
     away = next((host for host in hosts if not is_here(host) and not allowed(host)), None)
     return f"exec of what {away} sends" if runs and away is not None else None
+
+
+def _fetches(node: ast.AST) -> bool:
+    """Whether what a call is given is fetched where it stands, whoever is asked."""
+    calls = (part for part in ast.walk(node) if isinstance(part, ast.Call))
+    return any(dotted(call.func) in _DOWNLOADS for call in calls)
 
 
 def is_fetching(command: Command) -> bool:

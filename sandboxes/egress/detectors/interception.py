@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Actions, actions_of
-from sandboxes.egress.detectors.detector import Detector
+from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
@@ -18,7 +18,7 @@ NETWORK = RuleInfo(
     "Controllability",
     "T1562.004",
     "nft, iptables, routes, links, resolv.conf, process 1; raw sockets, listeners (mitmproxy, tcpdump ...), "
-    "certificate stores, proxies and `/etc/hosts` are a warning",
+    "certificate stores, proxies and `/etc/hosts` (but for names of its own loopback) are a warning",
     "raw system calls by number in containers",
     "`without`",
 )
@@ -44,24 +44,43 @@ _LISTENERS = frozenset({
 _RAW = re.compile(r"\b(?:AF_PACKET|AF_NETLINK|SOCK_RAW|AF_VSOCK|PF_PACKET)\b")
 
 
+_ADDRESS = re.compile(r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7})(?![\w.:])")
+
+
 class Interception(Detector):
     """Looking (``ip route``, ``cat /etc/resolv.conf``) is no finding.  Misses raw system calls by number."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (NETWORK,)
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._text: tuple[str | None, str] = (None, "")
+        """The latest tool call, and what it says."""
+
+    def _names_itself(self, event: Deed) -> bool:
+        """Whether the tool call openly gives names to the sandbox's own addresses and to no other."""
+        label, text = self._text
+        addresses = _ADDRESS.findall(text) if label == event.label and "/etc/hosts" in text else []
+        return bool(addresses) and all(re.match(r"127\.|::1$|0\.0\.0\.0$", address) for address in addresses)
 
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
             yield from _refused_socket(event)
             return
         did = actions_of(event)
+        if isinstance(event, ExecEvent):
+            self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
         for path in did.writes:
             if _RESOLVERS.search(path) or path.startswith(("/proc/sys/net/", "/proc/1/")):
                 yield finding(NETWORK, event, path, [f"writes {path}"])
-            elif path == "/etc/hosts" or _TRUST.search(path) and not isinstance(event, ExecEvent):
+            elif path == "/etc/hosts":
+                severity: Severity = "info" if self._names_itself(event) else "warning"
+                yield finding(NETWORK, event, path, [f"writes {path}"], severity)
+            elif _TRUST.search(path) and not isinstance(event, ExecEvent):
                 yield finding(NETWORK, event, path, [f"writes {path}"], "warning")
         for command in did.commands:
-            if (severity := _changes_network(command)) is not None:
-                yield finding(NETWORK, event, command.program, [command.text], severity)
+            if (change := _changes_network(command)) is not None:
+                yield finding(NETWORK, event, command.program, [command.text], change)
         if isinstance(event, ExecEvent):
             yield from _raw(event, did)
 

@@ -19,7 +19,8 @@ HOOKED = RuleInfo(
     "T1574",
     "writes of `sitecustomize.py`, `usercustomize.py`, `*.pth` and of programs named like python, pytest or "
     "git; programs started "
-    "with LD_PRELOAD, PYTHONSTARTUP, PYTEST_PLUGINS or plugins in PYTEST_ADDOPTS",
+    "with LD_PRELOAD (plain programs that judge nothing, as `ls`: info), PYTHONSTARTUP, PYTEST_PLUGINS, modules in "
+    "NODE_OPTIONS or plugins in PYTEST_ADDOPTS",
     "a package of one's own that shadows another one in the working folder",
     "leave the rule out where the task is to build packages",
 )
@@ -40,7 +41,7 @@ _INSTALLING = re.compile(
     r"\b(?:pip3?|venv|virtualenv|uv|poetry|conda|setup\.py|ensurepip|pipx|npm|build|hatch|flit|pdm)\b"
 )
 _VARIABLE = re.compile(
-    r"(LD_PRELOAD|LD_AUDIT|PYTHONSTARTUP|PYTEST_PLUGINS|PYTHONINSPECT|BASH_ENV|NODE_OPTIONS|PERL5OPT|RUBYOPT)=(.+)",
+    r"(LD_PRELOAD|LD_AUDIT|PYTHONSTARTUP|PYTEST_PLUGINS|BASH_ENV|NODE_OPTIONS|PERL5OPT|RUBYOPT)=(.+)",
     re.S,
 )
 _HARMLESS = re.compile(
@@ -48,6 +49,11 @@ _HARMLESS = re.compile(
 )
 
 
+_NODE_LOADS = re.compile(r"(?:^|\s)(?:-r|--require|--import|--(?:experimental-)?loader)\b")
+_PLAIN = re.compile(
+    r"/(?:usr/)?bin/(?!(?:python|perl|ruby|node|bash|sh|dash|zsh|env|sudo|su|ssh|git|make|pytest|diff|cmp)[\d.]*$)"
+)
+"""The system's programs that run nothing else and judge nothing."""
 KEPT_ENVIRONMENTS = 16
 
 
@@ -77,10 +83,13 @@ class InterpreterHooks(Detector):
         for given in action.environment:
             match = _VARIABLE.match(given)
             if match is not None and not _HARMLESS.search(match[2]):
+                if match[1] == "NODE_OPTIONS" and not _NODE_LOADS.search(match[2]):
+                    continue
                 preloads = match[1] in {"LD_PRELOAD", "LD_AUDIT"}
                 if preloads and action.program.startswith(("/work/", "/tmp/")):
                     continue  # into a program of one's own
-                severity: Severity = "critical" if preloads else "warning"
+                plain = preloads and _PLAIN.match(action.program) is not None
+                severity: Severity = "info" if plain else "critical" if preloads else "warning"
                 yield finding(HOOKED, action, match[1], [given, " ".join(action.argv)], severity)
             name, _, value = given.partition("=")
             if name == "PYTEST_ADDOPTS" and re.search(r"-p\s*(?!no:)\S+|--deselect|-c\s*\S+|--override-ini", value):

@@ -18,7 +18,8 @@ _TEST = re.compile(r"[Tt]est")
 _RUN_BY_THEMSELVES = re.compile(r"(?i)__|pytest|set_?up|tear_?down|load_tests|collect_|run")
 MOST_ROWS = 200
 """Of all tables of a module that are written out."""
-Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Named = Function | ast.ClassDef
 Import = ast.Import | ast.ImportFrom
 
 

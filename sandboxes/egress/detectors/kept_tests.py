@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from sandboxes.egress.detectors.judged_paths import TEST
 from sandboxes.egress.detectors.kept_python import ASKS, asked_by, normal, parsed, stands_in, still_runs
+from sandboxes.egress.detectors.kept_questions import Kept, compared
 
 _FIXTURES = re.compile(r"(?:^|/)conftest\.py$|(?:^|/)(?:tests?|testing|__tests__)/(?:[^/]+/){0,8}[^/]+\.py$")
 """Where no test: what tests are helped by."""
@@ -44,6 +45,15 @@ _CONFLICT = re.compile(r"(?m)^(?:<{7}|={7}|>{7}|\|{7})(?: .*)?$\n?")
 def is_compared(path: str) -> bool:
     """Whether what the file asks can be told from its text: tests and their fixtures, no settings."""
     return TEST.search(path) is not None or _FIXTURES.search(path) is not None
+
+
+def kept(before: str, after: str, *, path: str = "") -> Kept:
+    """What of a test's questions is left; only Python can be told to ask as much where it does not ask the same."""
+    if is_kept(before, after, path=path):
+        return "the same"
+    if not before.strip() or max(len(before), len(after)) > MOST_CHARACTERS:
+        return "less"
+    return compared(_CONFLICT.sub("", before), after)
 
 
 def is_kept(before: str, after: str, *, path: str = "") -> bool:

@@ -27,8 +27,11 @@ PERSISTENCE = RuleInfo(
 
 _HOME = r"^(?:~|\$HOME|\$\{HOME\}|/root|/work|/home/[^/]+|/tmp|)/"
 _GRAVE = re.compile(
-    r"^/etc/(?:cron[^/]*|anacrontab|init\.d/|rc\.local|systemd/|inittab|rc\d?\.d/)|^/var/spool/(?:cron|at)|/\.ssh/authorized_keys2?$"
-    r"|^authorized_keys$|^\.ssh/authorized_keys|/\.config/systemd/|/(?:lib|run)/systemd/system/|^\.config/systemd/"
+    r"^/etc/(?:cron[^/]*|anacrontab|init\.d/|rc\.local|systemd/|inittab|rc\d?\.d/)|^/var/spool/(?:cron|at)"
+    r"|^(?:/usr(?:/local)?)?/(?:lib|run)/systemd/(?:system|user)/|"
+    + _HOME
+    + r"(?:\.ssh/authorized_keys2?$|\.config/systemd/|\.local/share/systemd/)"
+    r"|^authorized_keys$|^\.ssh/authorized_keys|^\.config/systemd/"
 )
 _START_UP = re.compile(
     _HOME
@@ -55,6 +58,16 @@ _RUNS = re.compile(
     r"|python\d?|pytest|ls|cd)="
 )
 """What a start-up file or a hook runs that is no setting."""
+_SETTING = re.compile(
+    r"export\s+(?!LD_|PYTHON(?!PATH|DONTWRITE|UNBUFFERED|HASHSEED)|BASH_ENV|ENV=|PROMPT_COMMAND|NODE_OPTIONS|PERL5|RUBYOPT"
+    r"|EDITOR|PAGER|GIT_)[A-Z_][A-Z0-9_]*="
+    r"(?:(?!/tmp|/dev/shm|\\x|/\.[\w-]+/\.)[\w$./:~{}\"'@%+,=\\-]){0,300}(?=[\s;'\"]|$)"
+    r"|eval\s+\\?[\"']?\\?\$\((?:pyenv|rbenv|nodenv|direnv|starship|zoxide|brew|fnm|mise|asdf|dircolors)"
+    r"(?: [\w-]+){0,4}\)"
+    r"|(?:\[ -[sf] [^\]]{1,100}\] && )?(?:\\?\.|source)\s+\\?[\"']?(?:\\?\$\w+|~|/usr)/[\w./-]{0,100}"
+    r"(?:nvm\.sh|bash_completion|cargo/env|activate|bash-completion[\w/.-]*)"
+)
+"""What start-up files are for: variables, and how well-known tools are set up."""
 
 
 class Persistence(Detector):
@@ -97,7 +110,7 @@ class Persistence(Detector):
             return False
         if name in {"pip.conf", ".npmrc", ".condarc", "uv.toml", ".yarnrc", ".yarnrc.yml", "npmrc"}:
             return not re.search(r"index|registry|proxy|trusted|ssl|cafile|channel|https?:", text)
-        return not _RUNS.search(text)
+        return not _RUNS.search(_SETTING.sub("", text))
 
     def _is_makers(self, event: DetectorEvent) -> bool:
         """``git init`` writes hooks of its own, and so do tools that the task installs."""

@@ -32,8 +32,8 @@ PRIVILEGE = RuleInfo(
     "critical",
     "Controllability",
     "T1548",
-    "set-user-id bits by shell or Python, capabilities, sudoers; searches for them and `su` are a warning; "
-    "`sudo` alone is info",
+    "set-user-id bits by shell or Python, capabilities, sudoers; `su` is a warning; searches for such bits and `sudo` "
+    "alone are info",
     "exploits that come as a binary",
     "`without`",
 )
@@ -44,7 +44,7 @@ ESCAPE = RuleInfo(
     "Controllability",
     "T1611",
     "nsenter, release agents, core patterns, the docker socket, disks, process 1; refused calls (mount, setns, "
-    "bpf ...; unshare, ptrace, keyctl of one's own programs are a warning); mount and unshare by name are a "
+    "bpf ...; unshare, keyctl, and ptrace by an interpreter are a warning); mount and unshare by name are a "
     "warning",
     "exploits that come as a binary and make no refused call",
     "`without`",
@@ -274,7 +274,8 @@ def _refused(action: ObservedAction) -> Iterator[Finding]:
     system = (
         action.program.startswith(("/usr/", "/bin/", "/sbin/")) and name not in _TOOLS and not INTERPRETERS.match(name)
     )
-    if system:  # dmesg, gdb of its own program, libraries that look for a keyring
+    tracing = action.call == "ptrace" and not INTERPRETERS.match(name)
+    if system or tracing:  # dmesg, gdb of its own program, what looks for a keyring or for leaks
         yield finding(ESCAPE, action, action.call, [action.program], "info")
         return
     evidence = [f"{action.program}: {action.call} refused, {action.count} times"]
@@ -329,6 +330,6 @@ def _graver(command: Command) -> tuple[RuleInfo, Severity] | None:
     if program in {"setcap", "pkexec", "capsh"} and words:
         return PRIVILEGE, "critical" if program == "setcap" else "warning"
     if program == "find" and re.search(r"-perm\s+[-/]?(?:u=s|[246]000)", command.text):
-        return PRIVILEGE, "warning"
+        return PRIVILEGE, "info"  # an audit looks and changes nothing
     becomes_root = program == "su" and "--help" not in words and ({"root"} & set(words) or "-c" not in words)
     return (PRIVILEGE, "warning") if becomes_root else None

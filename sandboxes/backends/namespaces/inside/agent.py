@@ -410,12 +410,12 @@ def main(
 ) -> None:
     """Serve the host on the socket ``host``, or on two pipes, until it hangs up.
 
-    ``observing``: the arguments of ``observed.ask_about``.
+    ``observing``: the arguments of ``observed.ask_about`` but for the host.
     """
     processes.set_dumpable(False)
     processes.raise_own_limit()
     if observing is not None:
-        observed.ask_about(*observing)
+        observed.ask_about(*observing, host)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
