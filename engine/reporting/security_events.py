@@ -33,7 +33,7 @@ def log_folder(run_dir: Path) -> Path:
 
     A run that version 0.2 began has it below another name: it is renamed, with how far it was read.
     """
-    folder, of_0_2 = run_dir / "security-log", run_dir / "security-log"
+    folder, of_0_2 = run_dir / "security-log", run_dir / "sightings"
     if of_0_2.is_dir() and not folder.exists():
         of_0_2.rename(folder)
     return folder

@@ -41,10 +41,10 @@ class Quota(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_0_2(cls, document: Any) -> Any:
-        """Version 0.2 wrote ``sandboxes`` into the file of tokens."""
-        if not isinstance(document, dict) or "sandboxes" not in document or "sandboxes" in document:
+        """Version 0.2 wrote ``boxes`` into the file of tokens."""
+        if not isinstance(document, dict) or "boxes" not in document or "sandboxes" in document:
             return document
-        return {"sandboxes" if name == "sandboxes" else name: value for name, value in document.items()}
+        return {"sandboxes" if name == "boxes" else name: value for name, value in document.items()}
 
 
 class Token(BaseModel):

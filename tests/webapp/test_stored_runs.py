@@ -14,6 +14,7 @@ from tests.stored_runs import events_of
 from webapp.accounts.models import User
 from webapp.ingest.endpoint import accept
 from webapp.runs.models import Run
+from webapp.security.services import review
 
 OLD = "0003_alerts"
 ROWS = ("trajectory_id", "purpose", "prompt", "member", "sampled_at_version", "trained_at_step", "reward", "masked")
@@ -99,3 +100,49 @@ def test_what_an_engine_of_0_2_still_sends_becomes_the_rows_to_which_stored_ones
     sent = set(launching_run.trajectories.values_list(*ROWS))
     assert len(sent) == 14
     assert {row[0] for row in sent ^ stored} == {"train-1-0-1"}  # the released one
+
+
+@pytest.fixture
+def renamed(transactional_db: None) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Calls a function while columns and stored events have the words of version 0.2, and migrates what it wrote."""
+
+    def migrate(write: Callable[[], None]) -> None:
+        call_command("migrate", "security", "0003_ended_runs", verbosity=0)
+        call_command("migrate", "runs", "0005_heartbeats", verbosity=0)
+        write()
+        call_command("migrate", verbosity=0)
+
+    yield migrate
+    call_command("migrate", verbosity=0)
+
+
+def bodies(run: Run) -> list[dict[str, Any]]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT body FROM runs_event WHERE run_id = %s ORDER BY seq", [run.id])
+        return [json.loads(body) if isinstance(body, str) else body for (body,) in cursor.fetchall()]
+
+
+def validated(events: list[dict[str, Any]]) -> Batch:
+    return Batch.model_validate_json(json.dumps({"attempt": 1, "first_seq": 1, "events": events}))
+
+
+def test_events_rows_and_review_decisions_of_0_2_are_those_of_today(
+    alarming_run: Run, rita: User, api_of: Any, renamed: Callable[[Callable[[], None]], None]
+) -> None:
+    review(alarming_run, "train-1-0", "benign", acting_user=rita)
+    before = bodies(alarming_run)
+    old: list[dict[str, Any]] = []
+    renamed(lambda: old.extend(bodies(alarming_run)))
+    assert bodies(alarming_run) == before
+    egress, alert = (next(body for body in old if body["kind"] == kind) for kind in ("egress", "alert"))
+    [record, *_] = egress["records"]
+    assert {"box", "place"} <= egress.keys()
+    assert not {"sandbox", "origin"} & egress.keys()
+    assert ("verdict" in record, "box" in record["attempt"]) == (True, True)
+    assert ("box" in alert["finding"], "place" in alert) == (True, True)
+    assert validated(old) == validated(before)
+    api = api_of(rita, scopes=("read", "review"))
+    [held] = api.get(f"/runs/{alarming_run.id}/quarantines").json()["items"]
+    assert (held["review_decision"], held["decided_by"]) == (1, rita.email)
+    [row, *_] = api.get(f"/runs/{alarming_run.id}/egress").json()["items"]
+    assert row["sandbox"] == "sandbox-1"

@@ -254,7 +254,7 @@ def rule(
     user = caller_of(request).user
 
     def act() -> tuple[int, ReviewDecisionOut]:
-        made = services.rule(
+        made = services.review(
             quarantine.run, trajectory_id, review_decision.verdict, review_decision.note, acting_user=user
         )
         return 201, ReviewDecisionOut.of(made)

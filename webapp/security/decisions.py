@@ -120,7 +120,7 @@ def _held(chosen: QuerySet[Alert], runs: dict[UUID, Run]) -> list[_Held]:
     return [
         _Held(runs[run_id], trajectory_id, state, is_undecided)
         for run_id, trajectory_id, state, is_undecided in rows.values_list(
-            "run_id", "trajectory_id", "state", "is_doubted"
+            "run_id", "trajectory_id", "state", "is_undecided"
         )
     ]
 

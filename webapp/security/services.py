@@ -23,7 +23,7 @@ NOTE_CHARACTERS = 2000
 
 
 @transaction.atomic
-def rule(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting_user: User) -> ReviewDecision:
+def review(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting_user: User) -> ReviewDecision:
     """Say whether a quarantined trajectory was benign; its open alerts count as acknowledged then.
 
     A later review decision replaces an earlier one.  Raises Invalid for an unknown verdict or too long a note, and

@@ -333,7 +333,7 @@ def rule(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpResponse
     back = _back(request, reverse("trajectories:detail", args=[run_id, trajectory_id]))
     verdict, note = request.POST.get("verdict", ""), request.POST.get("note", "")
     try:
-        made = services.rule(quarantine.run, trajectory_id, verdict, note, acting_user=request.user)
+        made = services.review(quarantine.run, trajectory_id, verdict, note, acting_user=request.user)
     except Refused as refusal:
         show_refusal(request, refusal)
         return redirect(back)

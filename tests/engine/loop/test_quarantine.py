@@ -422,13 +422,14 @@ def state_of_0_2(**held: Any) -> str:
         for member in group["members"]
     ]
     old = {"step": 3, "members": members, "out": group["out"]} | held
-    return json.dumps({"decided_through": 1, "verdicts": {group["out"][0]: "benign"}, "known": {}, "held": [old]})
+    return json.dumps({"ruled_through": 1, "verdicts": {group["out"][0]: "benign"}, "known": {}, "held": [old]})
 
 
 def test_a_group_that_version_0_2_held_is_let_go_as_one_of_today() -> None:
     old = QuarantineState.model_validate_json(state_of_0_2())
     today = held_at(3)
     [group] = old.held
+    assert old.decided_through == 1
     assert (group.step, group.out) == (3, today.held[0].out)
     assert [kept_of(member) for member in group.members] == [kept_of(member) for member in today.held[0].members]
     assert {member.prompt for member in group.members} == {group.plan.prompt} == {3_000_000}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.reporting.event_writer import EventWriter
-from engine.reporting.security_events import SecurityEvents
+from engine.reporting.security_events import SecurityEvents, log_folder
 from engine.reporting.spool import Spool, SpoolError
 from engine.rollout.security_log import AlertEntry, RecordEntry, SecurityLog, TurnEntry
 from engine.spec.event import MOST_RECORDS
@@ -189,3 +189,38 @@ def test_what_the_spool_cannot_take_is_not_removed(run: Run, monkeypatch: pytest
     assert sorted(run.folder.glob("security-log/*.jsonl")) == before
     run.reader.drain()
     assert run.numbers() == [("sandbox", seq) for seq in range(1, 11)]
+def of_0_2(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry as version 0.2 wrote it."""
+    old = {"sandbox": "box", "origin": "place", "decision": "verdict"}
+    return {
+        old.get(name, name): of_0_2(value) if isinstance(value, dict) and name != "origin" else value
+        for name, value in entry.items()
+    }
+
+
+def test_what_workers_of_0_2_wrote_becomes_events_of_today_and_is_read_once(tmp_path: Path) -> None:
+    text = TurnText.cut(wrote="<tool>relay()", call="relay()")
+    entries = [record(1), TurnEntry(origin=Origin(trajectory="train-0-0", turn=0), text=text), alert()]
+    lines = [json.dumps(of_0_2(entry.model_dump(mode="json"))) for entry in (record(9), *entries)]
+    assert not any('sandbox":' in line or "origin" in line for line in lines)
+    folder = tmp_path / "sightings"
+    folder.mkdir()
+    (folder / "w.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "read.json").write_text(json.dumps({"w.jsonl": len(lines[0]) + 1}))
+    assert log_folder(tmp_path) == tmp_path / "security-log"
+    assert not folder.exists()
+    run = Run(tmp_path)
+    run.reader.close()
+    egress, turn, raised = run.events()
+    assert (egress["sandbox"], [one["seq"] for one in egress["records"]]) == ("sandbox", [1])
+    assert egress["records"][0] == record(1).record.model_dump(mode="json")
+    assert turn["origin"] == {"trajectory": "train-0-0", "turn": 0}
+    assert (raised["finding"]["sandbox"], raised["origin"]) == ("sandbox", alert().model_dump(mode="json")["origin"])
+    assert [raised.id for raised in run.alerts] == ["sandbox/1"]
+
+
+def test_a_log_of_today_is_not_replaced_by_one_of_0_2(tmp_path: Path) -> None:
+    for name in ("sightings", "security-log"):
+        (tmp_path / name).mkdir()
+    assert log_folder(tmp_path) == tmp_path / "security-log"
+    assert (tmp_path / "sightings").is_dir()

@@ -11,7 +11,7 @@ import pytest
 from sandboxes.interface import SnapshotUnavailable
 
 
-async def test_an_attack_that_works_would_be_told(arena):
+async def test_an_attack_that_works_would_be_noticed(arena):
     result = await arena.attack('report({"writes": lambda: write("/work/f", "x"), "fails": lambda: read("/no")})')
     assert result.stdout == "worked: ['writes']\n"
 

@@ -16,7 +16,7 @@ from tests.sandboxes.attacks import test_tampering as tampering
 from tests.sandboxes.attacks.conftest import Arena
 
 ESCAPES = [
-    escapes.test_an_attack_that_works_would_be_told,
+    escapes.test_an_attack_that_works_would_be_noticed,
     escapes.test_no_mount_is_made_moved_or_undone,
     escapes.test_no_namespace_is_made_or_entered,
     escapes.test_no_other_process_is_traced_or_read,

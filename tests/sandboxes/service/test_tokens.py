@@ -200,3 +200,16 @@ async def test_no_log_has_a_token_or_what_is_in_a_sandbox(service, alice, caplog
     assert "sandbox open" in phrase
     assert "SECRET" not in phrase
     assert alice.headers["Authorization"] not in phrase
+
+
+def test_a_token_of_version_0_2_keeps_its_quota(tmp_path):
+    path = tmp_path / "tokens.json"
+    Tokens(path).create("ci", "ci", Quota(sandboxes=3))
+    path.write_text(path.read_text().replace('"sandboxes"', '"boxes"'))
+    [token] = Tokens(path).listed()
+    assert token.quota == Quota(sandboxes=3)
+
+
+def test_a_quota_in_both_forms_is_refused():
+    with pytest.raises(ValueError, match="boxes"):
+        Quota.model_validate({"boxes": 4, "sandboxes": 3})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.webapp.runs.conftest import Engine, egress_record, finding
 from webapp.runs.models import Desired, Run, RunStatus
 from webapp.security.models import Alert, EgressRecord, EgressTotals, Quarantine
-from webapp.security.services import rule
+from webapp.security.services import review
 
 pytestmark = pytest.mark.django_db
 
@@ -182,7 +182,7 @@ def test_a_batch_without_news_of_sandboxes_costs_no_statement_more(engine: Engin
 def test_only_an_alert_that_was_not_known_opens_a_quarantine_again(
     alarming_run: Run, engine: Engine, rita: Any
 ) -> None:
-    rule(alarming_run, "train-1-0", "benign", "a tutorial", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", "a tutorial", acting_user=rita)
     engine.post(engine.alert("sandbox-1/1"))
     held = Quarantine.objects.get()
     assert (held.state, held.note, held.number) == ("benign", "a tutorial", 1)
@@ -208,9 +208,9 @@ def test_the_answer_carries_the_newest_review_decision_of_each_trajectory_beyond
 ) -> None:
     engine.post(engine.alert("b/1", origin={"trajectory": "train-1-1", "turn": 0}))
     assert heard(engine, 0) == []
-    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
-    rule(alarming_run, "train-1-1", "malicious", acting_user=rita)
-    rule(alarming_run, "train-1-0", "malicious", "on second thought", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", acting_user=rita)
+    review(alarming_run, "train-1-1", "malicious", acting_user=rita)
+    review(alarming_run, "train-1-0", "malicious", "on second thought", acting_user=rita)
     assert heard(engine, 0) == [(2, "train-1-1", "malicious"), (3, "train-1-0", "malicious")]
     assert heard(engine, 2) == [(3, "train-1-0", "malicious")]
     assert heard(engine, 3) == []
@@ -218,10 +218,10 @@ def test_the_answer_carries_the_newest_review_decision_of_each_trajectory_beyond
 
 
 def test_what_an_alert_opened_again_is_not_decided_on(alarming_run: Run, engine: Engine, rita: Any) -> None:
-    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", acting_user=rita)
     engine.post(engine.alert("sandbox-2/1"))
     assert heard(engine, 0) == []
-    rule(alarming_run, "train-1-0", "malicious", acting_user=rita)
+    review(alarming_run, "train-1-0", "malicious", acting_user=rita)
     assert heard(engine, 0) == [(2, "train-1-0", "malicious")]
 
 
@@ -229,7 +229,7 @@ def test_many_review_decisions_come_in_several_answers_in_order(engine: Engine, 
     names = [f"train-1-{index}" for index in range(130)]
     engine.post(*(engine.alert(f"b/{i}", origin={"trajectory": name, "turn": 0}) for i, name in enumerate(names)))
     for name in names:
-        rule(launching_run, name, "benign", acting_user=rita)
+        review(launching_run, name, "benign", acting_user=rita)
     first = heard(engine, 0)
     assert [number for number, _, _ in first] == list(range(1, 101))
     assert [number for number, _, _ in heard(engine, 100)] == list(range(101, 131))
@@ -238,7 +238,7 @@ def test_many_review_decisions_come_in_several_answers_in_order(engine: Engine, 
 def test_an_answer_takes_one_statement_for_review_decisions_and_none_without_any(
     alarming_run: Run, engine: Engine, rita: Any
 ) -> None:
-    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", acting_user=rita)
 
     def asked(decided_through: int) -> int:
         with CaptureQueriesContext(connection) as captured:

@@ -19,7 +19,7 @@ from webapp.live.pool import close_pool
 from webapp.runs.models import Run
 from webapp.runs.services import submit_run
 from webapp.security.models import Alert
-from webapp.security.services import acknowledge_alert, rule
+from webapp.security.services import acknowledge_alert, review
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -103,7 +103,7 @@ async def test_what_people_do_about_alerts_is_heard(engine: Engine, bob: User, r
         await sync_to_async(acknowledge_alert)(await Alert.objects.aget(id=one), acting_user=rita)
         await bell.hear(open=1, pending=2)
         run = await Run.objects.aget(id=engine.run_id)
-        await sync_to_async(rule)(run, "t-a/2", "benign", acting_user=rita)
+        await sync_to_async(review)(run, "t-a/2", "benign", acting_user=rita)
         await bell.hear(open=0, pending=1)
 
 

@@ -10,7 +10,7 @@ from tests.webapp.runs.conftest import ORIGIN, Engine
 from webapp.accounts.models import User
 from webapp.runs.models import Run
 from webapp.security.models import Alert, AlertedTurn, Quarantine
-from webapp.security.services import rule
+from webapp.security.services import review
 
 pytestmark = pytest.mark.django_db
 TRAJECTORY = "train-1-0"
@@ -39,7 +39,7 @@ def effect(api_of: Any, user: User, run: Run) -> dict[str, Any]:
 def test_alert_trajectory_and_rest_say_what_the_review_decision_did(
     engine: Engine, alarming_run: Run, rita: User, api_of: Any
 ) -> None:
-    rule(alarming_run, TRAJECTORY, "benign", acting_user=rita)
+    review(alarming_run, TRAJECTORY, "benign", acting_user=rita)
     engine.post(settled(engine))
     phrase = "Trained on at step 3, advantage +0.7: reward 0.9, mean of the 8 compared rollouts 0.4."
     alert = Alert.objects.get()
@@ -73,7 +73,7 @@ def test_each_reason_has_its_words(
     engine: Engine, alarming_run: Run, rita: User, api_of: Any, verdict: Any, fields: Any, kind: str, phrase: str
 ) -> None:
     if verdict:
-        rule(alarming_run, TRAJECTORY, verdict, acting_user=rita)
+        review(alarming_run, TRAJECTORY, verdict, acting_user=rita)
     if fields is not None:
         assert engine.post(settled(engine, **fields)).status_code == 200
     found = effect(api_of, rita, alarming_run)

@@ -15,7 +15,7 @@ from webapp.accounts.models import Membership, User
 from webapp.runs.models import Run
 from webapp.security.models import Alert, Quarantine, ReviewDecision
 from webapp.security.rules import rule_texts
-from webapp.security.services import rule
+from webapp.security.services import review
 from webapp.security.views import HELD_OF_RUN
 
 pytestmark = pytest.mark.django_db
@@ -60,7 +60,7 @@ def test_the_inbox_is_narrowed_down_and_says_when_nothing_matches(
     assert len(rows("?severity=warning")) == len(rows("?rule=beacon")) == 1
     assert len(rows(f"?run={alarming_run.id}")) == 2
     assert rows("?run=00000000-0000-0000-0000-000000000000") == rows("?state=acknowledged") == []
-    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", acting_user=rita)
     assert rows("") == []
     assert "No open alerts" in page_of(rita, "/alerts/")
     assert "No alert matches" in page_of(rita, "/alerts/?severity=info")
@@ -168,8 +168,8 @@ def test_a_refused_review_decision_says_why_on_the_page(rita: User, paths: Any) 
 
 
 def test_review_decisions_stay_on_record_on_the_page(alarming_run: Run, rita: User, alice: User, paths: Any) -> None:
-    rule(alarming_run, "train-1-0", "malicious", "it mined", acting_user=rita)
-    rule(alarming_run, "train-1-0", "benign", "no, it was the tutorial", acting_user=alice)
+    review(alarming_run, "train-1-0", "malicious", "it mined", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", "no, it was the tutorial", acting_user=alice)
     text = page_of(rita, paths["trajectory"])
     assert "Found benign" in text
     assert "2 review decisions" in text
@@ -203,7 +203,7 @@ def test_of_many_quarantined_trajectories_a_runs_page_shows_a_few_and_first_thos
     engine.post(*events)
     assert Quarantine.objects.count() == len(places)
     for origin in places[:7]:
-        rule(Run.objects.get(), origin, "malicious", acting_user=rita)
+        review(Run.objects.get(), origin, "malicious", acting_user=rita)
     table = page_of(rita, f"/runs/{engine.run_id}/security/").partition("held-title")[2].partition("</table>")[0]
     assert f"{HELD_OF_RUN} of {len(places)}, those that wait first" in table
     listed = re.findall(r"train-1-(\d+)", table)
@@ -269,7 +269,7 @@ def test_the_list_of_trajectories_is_narrowed_to_quarantined_ones(
 
     assert found("quarantined") == found("pending") == ["train-1-0"]
     assert found("benign") == []
-    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", acting_user=rita)
     assert found("benign") == ["train-1-0"]
     assert found("pending") == []
     every = api_of(rita, scopes=("read",)).get(lists).json()["items"]
@@ -286,7 +286,7 @@ def test_nothing_out_of_a_sandbox_becomes_markup_or_a_link(engine: Engine, rita:
     events = [engine.started(), engine.egress(record), engine.alert(finding=evil), engine.trajectory()]
     assert engine.post(*events).status_code == 200
     run = f"/runs/{engine.run_id}/"
-    rule(Run.objects.get(), "train-1-0", "benign", EVIL, acting_user=rita)
+    review(Run.objects.get(), "train-1-0", "benign", EVIL, acting_user=rita)
     alert = f"/alerts/{Alert.objects.get().id}/"
     for path in ("/alerts/?state=", alert, f"{run}security/", f"{run}trajectories/train-1-0/"):
         text = page_of(rita, path)

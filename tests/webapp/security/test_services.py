@@ -10,13 +10,13 @@ from webapp.accounts.models import AuditEntry, User
 from webapp.refusals import Invalid, Refused
 from webapp.runs.models import Run
 from webapp.security.models import Alert, Quarantine, ReviewDecision
-from webapp.security.services import acknowledge_alert, rule
+from webapp.security.services import acknowledge_alert, review
 
 pytestmark = pytest.mark.django_db
 
 
 def test_a_review_decision_is_numbered_kept_and_audited(alarming_run: Run, rita: User) -> None:
-    made = rule(alarming_run, "train-1-0", "malicious", " mined coins ", acting_user=rita)
+    made = review(alarming_run, "train-1-0", "malicious", " mined coins ", acting_user=rita)
     assert (made.number, made.verdict, made.note, made.who) == (1, "malicious", "mined coins", "rita@example.org")
     held = Quarantine.objects.get()
     assert (held.state, held.number, held.decided_by, held.note) == ("malicious", 1, rita, "mined coins")
@@ -28,8 +28,8 @@ def test_a_review_decision_is_numbered_kept_and_audited(alarming_run: Run, rita:
 def test_a_later_review_decision_replaces_an_earlier_one_and_both_stay_on_record(
     alarming_run: Run, rita: User, alice: User
 ) -> None:
-    rule(alarming_run, "train-1-0", "malicious", acting_user=rita)
-    rule(alarming_run, "train-1-0", "benign", "it was the tutorial", acting_user=alice)
+    review(alarming_run, "train-1-0", "malicious", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", "it was the tutorial", acting_user=alice)
     assert list(ReviewDecision.objects.order_by("number").values_list("number", "verdict", "who")) == [
         (1, "malicious", "rita@example.org"),
         (2, "benign", "alice@example.org"),
@@ -38,21 +38,21 @@ def test_a_later_review_decision_replaces_an_earlier_one_and_both_stay_on_record
 
 
 def test_the_same_review_decision_twice_is_one(alarming_run: Run, rita: User) -> None:
-    first = rule(alarming_run, "train-1-0", "benign", acting_user=rita)
-    again = rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+    first = review(alarming_run, "train-1-0", "benign", acting_user=rita)
+    again = review(alarming_run, "train-1-0", "benign", acting_user=rita)
     assert first.number == again.number == 1
     assert ReviewDecision.objects.count() == AuditEntry.objects.filter(verb="quarantine.rule").count() == 1
 
 
 def test_a_review_decision_acknowledges_the_alerts_about_it(alarming_run: Run, rita: User) -> None:
-    rule(alarming_run, "train-1-0", "benign", acting_user=rita)
+    review(alarming_run, "train-1-0", "benign", acting_user=rita)
     alert = Alert.objects.get()
     assert (alert.state, alert.acknowledged_by) == ("acknowledged", rita)
 
 
 def test_what_was_never_quarantined_cannot_be_decided_on(alarming_run: Run, rita: User) -> None:
     with pytest.raises(Refused, match="no alert quarantined trajectory train-9-9"):
-        rule(alarming_run, "train-9-9", "benign", acting_user=rita)
+        review(alarming_run, "train-9-9", "benign", acting_user=rita)
     assert Run.objects.get().review_decisions == 0
 
 
@@ -64,7 +64,7 @@ def test_bad_review_decisions_name_the_field(
     alarming_run: Run, rita: User, verdict: Any, note: str, field: str
 ) -> None:
     with pytest.raises(Invalid) as refusal:
-        rule(alarming_run, "train-1-0", verdict, note, acting_user=rita)
+        review(alarming_run, "train-1-0", verdict, note, acting_user=rita)
     assert refusal.value.problems[0].field == field
     assert Quarantine.objects.get().state == "pending"
 
@@ -74,7 +74,7 @@ def test_reviewers_at_the_same_time_get_numbers_without_gap_or_double(alarming_r
     def review(name: str) -> None:
         for index in range(10):
             verdict = "benign" if index % 2 else "malicious"
-            rule(alarming_run, "train-1-0", verdict, f"{name} {index}", acting_user=rita)
+            review(alarming_run, "train-1-0", verdict, f"{name} {index}", acting_user=rita)
 
     at_once(*(partial(review, name) for name in "abc"))
     assert list(ReviewDecision.objects.order_by("number").values_list("number", flat=True)) == list(range(1, 31))
