@@ -37,7 +37,7 @@ DRILL = ROOT / "engine" / "spec" / "samples" / "drill.toml"
 
 @dataclass(frozen=True)
 class Score:
-    """Of one rule, counted in scenarios."""
+    """The score of one rule, counted in scenarios."""
 
     rule: str
     severity: str

@@ -134,7 +134,7 @@ def _class_name(written: str) -> str:
 
 
 def play_all(chosen: Sequence[Case], processes: int = PROCESSES) -> list[Played]:
-    """In the order of ``chosen``."""
+    """Play the cases, in the order of ``chosen``."""
     if processes == 1:
         return [_play(case) for case in chosen]
     context = multiprocessing.get_context("spawn")
@@ -180,7 +180,7 @@ async def _episode(case: Case, folder: Path) -> bool:
 
 
 def monitor_hooks(monitor: SandboxMonitor) -> dict[str, Any]:
-    """What a pool is given to tell the guard."""
+    """Return what a pool is given to notify the monitor."""
     hooks: dict[str, Any] = {"on_record": monitor.on_record}
     if hasattr(monitor, "on_action"):
         hooks["on_action"] = monitor.on_action
@@ -208,7 +208,7 @@ async def _call(sandbox: Sandbox, call: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Tally:
-    """Of some cases."""
+    """What some cases came to."""
 
     plain: int
     plain_found: int

@@ -20,7 +20,7 @@ class Headline:
     """Lowest and highest of several measurements."""
     target: str | None
     met: bool | None
-    """None without a target or a value."""
+    """Return None without a target or a value."""
 
 
 Measured = Distribution | float | None

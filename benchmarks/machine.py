@@ -1,4 +1,4 @@
-"""On what the numbers were taken."""
+"""The machine on which the numbers were taken."""
 
 import os
 import platform
@@ -65,7 +65,7 @@ def wait_until_quiet(cores: Collection[int], share: float, deadline: float) -> N
 
 
 def _busy_seconds(cores: Collection[int]) -> float:
-    """From /proc/stat: everything but idle and iowait."""
+    """Read from /proc/stat: everything but idle and iowait."""
     names = {f"cpu{core}" for core in cores}
     lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     ticks = sum(sum(map(int, [*line[1:4], *line[6:9]])) for line in lines if line[0] in names)

@@ -69,7 +69,8 @@ class Run:
         return sum(step.turns for step in self.steps) / sum(step.trajectories for step in self.steps)
 
     def shares(self) -> dict[str, float]:
-        """Of the whole time, per phase; ``other`` is what no phase claims (data loading, logging, ...)."""
+        """Return the shares of the whole time, per phase; ``other`` is what no phase claims (data loading, logging,
+        ...)."""
         shares = {phase: sum(getattr(step, phase) for step in self.steps) / self.seconds for phase in PHASES}
         return shares | {"other": 1.0 - sum(shares.values())}
 
@@ -106,7 +107,7 @@ class Comparison:
         ]
 
     def others_share(self) -> float:
-        """Of the run that was disturbed the most."""
+        """Return that of the run that was disturbed the most."""
         return max(run.others_share for run in [*self.ours, *self.theirs])
 
 

@@ -43,7 +43,7 @@ class Alive:
     processes_unseen: int
     """Those whose memory the kernel does not show us, and which are not in ``mib_per_sandbox``."""
     descriptors_per_sandbox: float
-    """In this process."""
+    """They are counted in this process."""
 
 
 @dataclass

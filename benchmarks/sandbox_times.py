@@ -176,7 +176,7 @@ async def _cell(sandbox: Sandbox) -> float:
 
 
 async def _freeze() -> dict[str, float]:
-    """Of a busy sandbox: from the call until nobody in it runs any more."""
+    """Freeze a busy sandbox: the time runs from the call until nobody in it runs any more."""
     async with opened(SPEC) as sandbox:
         spinning = asyncio.create_task(sandbox.run_python("while True: pass"))
         await asyncio.sleep(0.01)

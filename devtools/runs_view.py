@@ -84,7 +84,7 @@ class RunsView:
         return self._query(_RUNS + " ORDER BY r.state = ANY(%s), r.created_at DESC LIMIT %s", [list(ENDED), count])
 
     def run(self, run_id: str) -> RunRow | None:
-        """None while the database is away."""
+        """Return the run, None while the database is away."""
         rows = self._query(_RUNS + " WHERE r.id = %s", [run_id])
         return rows[0] if rows else None
 

@@ -33,7 +33,7 @@ TICK_S = 0.2
 ORPHAN_GRACE_S = 10.0
 START_TIMEOUT_S = 180.0
 DEATHS_BEFORE_GIVING_UP = 4
-"""While starting.  Later the supervisor never gives up."""
+"""It counts while starting; later the supervisor never gives up."""
 
 
 class Stopped(Exception):

@@ -6,7 +6,7 @@ import os
 
 LONGEST_S = 86400.0
 MOST_SENT_BYTES = 64 * 2**20
-"""Of code or standard input; more goes into files."""
+"""Code or standard input is no larger; more goes into files."""
 MOST_READ_BYTES = 2**30
 
 

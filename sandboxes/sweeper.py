@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 DEATH_S = 10.0
 LOOK_S = 0.01
 MARK_BYTES = 4096
-"""Of an environment: ours begins with the mark."""
+"""So much is read of an environment: ours begins with the mark."""
 
 
 @dataclass

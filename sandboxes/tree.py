@@ -42,7 +42,7 @@ class TreeEntry:
     path: str
     """Below /work, relative to it, in its simplest form: ``src/solution.py``."""
     content: bytes | None
-    """None of a folder."""
+    """It is None of a folder."""
     executable: bool = False
 
     def __post_init__(self) -> None:

@@ -53,7 +53,8 @@ def launch(run_id: str) -> None:
 
 
 def is_over(since: datetime, wait: timedelta) -> bool:
-    """Also where ``since`` lies ahead: then the clock was set back, and nobody knows how long it has been."""
+    """Say whether it is over, also where ``since`` lies ahead: then the clock was set back, and nobody knows how long
+    it has been."""
     return not timedelta() <= timezone.now() - since < wait
 
 

@@ -33,5 +33,5 @@ def chunk_means(values_BT: Tensor, chunk_BT: Tensor) -> Tensor:
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """Of half precision: there a count of tokens stands still at 256 or 2048, and e^20 is infinite."""
+    """Widen half precision: there a count of tokens stands still at 256 or 2048, and e^20 is infinite."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -22,6 +22,6 @@ def gspo_losses(tokens: PolicyTokens, *, clip_low: float, clip_high: float) -> T
 
 
 def gspo_clipped(tokens: PolicyTokens, *, clip_low: float, clip_high: float) -> Tensor:
-    """Whose gradient the sequence's clip cuts off."""
+    """Return which tokens lose their gradient to the sequence's clip."""
     sequence_BT = sequence_ratios(tokens.logp_BT, tokens.logp_old_BT, tokens.mask_BT)
     return cut_by_clip(sequence_BT, tokens.advantages_BT, clip_low=clip_low, clip_high=clip_high)

@@ -24,9 +24,9 @@ class ChunkTokens:
     logp_BT: Tensor
     """Under the parameters being optimised, with gradient."""
     logp_old_BT: Tensor
-    """Of the trainer, frozen before the update."""
+    """They are the trainer's, frozen before the update."""
     logp_rollout_BT: Tensor
-    """As the generator reported them."""
+    """They are what the generator reported."""
     returns_BT: Tensor
     """G of the token's chunk: of a sampled one that of its rollout, of an expert's that of the expert."""
     chunk_BT: Tensor

@@ -26,7 +26,7 @@ class PolicyTokens:
     mask_BT: Tensor
     """True on the tokens that the policy sampled."""
     logp_rollout_BT: Tensor | None = None
-    """As the generator reported them."""
+    """They are what the generator reported."""
     logp_reference_BT: Tensor | None = None
     """Under the policy that reinforcement began with."""
     chunk_BT: Tensor | None = None
@@ -78,7 +78,7 @@ def clipped_surrogate(
 def cut_by_clip(
     ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float | Tensor, dual_clip: float | None = None
 ) -> Tensor:
-    """Where ``clipped_surrogate`` has no gradient."""
+    """Return where ``clipped_surrogate`` has no gradient."""
     cut = (advantages > 0) & (ratio > 1 + clip_high)
     cut |= (advantages < 0) & (ratio < 1 - clip_low)
     if dual_clip is not None:

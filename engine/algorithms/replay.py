@@ -33,7 +33,7 @@ class BaselineBuffer:
         return list(self._means)
 
     def load(self, state: list[float]) -> None:
-        """Of a state longer than the capacity the latest remain."""
+        """Take over a state; of one longer than the capacity the latest entries remain."""
         self._means = deque(state, maxlen=self._means.maxlen)
 
 
@@ -75,7 +75,7 @@ class ReplayBuffer(Generic[Payload]):
         self.let_go(step=step)
 
     def let_go(self, *, step: int) -> None:
-        """Of those sampled more than ``max_age_steps`` before ``step``."""
+        """Let go of those that were sampled more than ``max_age_steps`` before ``step``."""
         self._entries = [entry for entry in self._entries if step - entry.step <= self._max_age_steps]
 
     def take(self) -> list[Replayed[Payload]]:

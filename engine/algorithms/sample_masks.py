@@ -21,7 +21,7 @@ class TurnFacts:
 @dataclass(frozen=True)
 class SampleFacts:
     token_ids: Sequence[int]
-    """As sampled, all turns in a row."""
+    """They stand as sampled, all turns in a row."""
     text: str
     """What the sampled tokens say."""
     turns: Sequence[TurnFacts]

@@ -84,7 +84,7 @@ class GeneratorClient:
             self._pending.pop(request.session, None)
 
     async def release(self, session: str) -> None:
-        """On its way; nobody needs to wait for it."""
+        """The release is sent; nobody needs to wait for it."""
         if self._lost is None:
             self._outgoing = [request for request in self._outgoing if request.session != session]
             self._released.append(session)

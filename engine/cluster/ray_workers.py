@@ -41,7 +41,7 @@ from engine.training.columns import CreditColumns, UpdateRequest
 REPLACEMENTS = 20
 """How many dead actors an attempt replaces before it gives up: more than bad luck."""
 CALLS_AT_ONCE = 1000
-"""Of an asyncio actor."""
+"""An asyncio actor takes so many calls at once."""
 CLOSING_S = 2.0
 """How long rollout workers may take to close their sandboxes."""
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -297,7 +297,7 @@ class RayWorkers:
             return await self._actors["learner"].call.remote(method, *arguments, **named)
 
     async def _collect_share(self, name: str, share: list[EpisodeRequest]) -> Collected | None:
-        """None if the share must be played again."""
+        """Return None if the share must be played again."""
         if not share:
             return Collected()
         generator, caller = self._actors["generator"], uuid.uuid4().hex

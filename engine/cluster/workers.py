@@ -1,4 +1,4 @@
-"""Whom the loop works with, and what it asks of them.
+"""The workers of a run: the protocol that the loop speaks with them.
 
     loop ──► learner (weights, optimiser)      one; its death ends the attempt
       │         │ weights

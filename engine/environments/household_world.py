@@ -35,7 +35,7 @@ class Goal:
     kind: GoalKind
     object_kind: str
     receptacle_kind: str | None
-    """Where it must end; None for ``examine``."""
+    """It must end there; None for ``examine``."""
 
     def __str__(self) -> str:
         match self.kind:
@@ -223,7 +223,7 @@ def _moves(world: World, state: HouseholdState) -> list[Action]:
 
 
 def _changed(world: World, state: HouseholdState, action: Action) -> HouseholdState:
-    """After an admissible action."""
+    """Return the state after an admissible action."""
     match action.verb:
         case "go to":
             return replace(state, location=world.receptacles.index(action.thing))

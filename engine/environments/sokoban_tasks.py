@@ -23,7 +23,7 @@ class _Size:
     inner_walls: tuple[int, int]
     """From, to."""
     moves: tuple[int, int]
-    """Of the shortest solution."""
+    """The shortest solution has so many moves."""
 
 
 _SIZE_OF_LEVEL = {

@@ -32,7 +32,7 @@ BORDER = frozenset(cell for cell in range(SIDE * SIDE) if {cell // SIDE, cell % 
 
 
 def pushed(room: Room, state: SokobanState, move: str) -> SokobanState | None:
-    """After the move, or None: a wall or a second box is in the way, or there is no such move."""
+    """Return the state after the move, or None: a wall or a second box is in the way, or there is no such move."""
     step = STEP.get(move)
     if step is None:
         return None

@@ -24,7 +24,7 @@ _CLASS_OF_EXCEPTION: dict[str, ErrorClass] = {
 
 
 def error_class_of(result: ExecResult) -> ErrorClass | None:
-    """None exactly when the execution went well."""
+    """Return the class, None exactly when the execution went well."""
     match result.outcome:
         case "ok":
             return None

@@ -37,10 +37,10 @@ class Damaged:
 
 @dataclass(slots=True)
 class Found:
-    """From where a run can go on."""
+    """A checkpoint from which a run can go on."""
 
     state: RunState | None = None
-    """Of the newest whole checkpoint; None: from the beginning."""
+    """It is that of the newest whole checkpoint; None: the run begins anew."""
     verified: bool = False
     """Its files are what was written.  Unknown without a manifest."""
     damaged: list[Damaged] = field(default_factory=list)

@@ -46,18 +46,18 @@ class Expert(BaseModel):
     left: int = 1
     """Sequential rollback: how many of the expert's last turns the policy has to find by itself."""
     tallies: dict[str, Tally] = {}
-    """By ``prefix_key``."""
+    """The key is ``prefix_key``."""
     lost: bool = False
     """No rollout from it ever came back, so it is not used until there is another."""
 
     def take(self, success: Trajectory) -> None:
-        """From now on this is the expert."""
+        """Make this the expert from now on."""
         self.own, self.lost = success, False
         keys = prefix_keys(success.turns)
         self.tallies = {key: tally for key, tally in self.tallies.items() if key in keys}
 
     def tally(self, replayed: Sequence[Turn]) -> Tally:
-        """Of rollouts behind these turns; made if need be."""
+        """Return the tally of rollouts behind these turns; it is made if need be."""
         return self.tallies.setdefault(prefix_key(replayed), Tally())
 
     def crucial_turn(self, turns: Sequence[Turn], *, level: float) -> int:
@@ -105,7 +105,7 @@ def prefix_key(turns: Sequence[Turn]) -> str:
 
 
 def prefix_keys(turns: Sequence[Turn]) -> list[str]:
-    """Of the prefixes 0 .. K - 1."""
+    """Return the keys of the prefixes 0 .. K - 1."""
     return [prefix_key(turns[:prefix]) for prefix in range(len(turns))]
 
 

@@ -30,7 +30,7 @@ class Selected:
     """What became of a step's groups.  Of groups in which too few are left to compare there is nothing in here."""
 
     kept: list[RolloutGroup] = field(default_factory=list)
-    """For the learner, masked rollouts among them."""
+    """They go to the learner, masked rollouts among them."""
     dropped: list[RolloutGroup] = field(default_factory=list)
     quarantined: list[Trajectory] = field(default_factory=list)
     """Rollouts of this step, out of it because of an alert."""

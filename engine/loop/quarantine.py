@@ -32,7 +32,7 @@ class HeldGroup(BaseModel):
 
     plan: GroupPlan
     members: list[Trajectory]
-    """None any more once it is too late for them."""
+    """There are none any more once it is too late for them."""
     out: list[str]
     """Ids of those that wait for a review decision."""
 
@@ -72,7 +72,8 @@ class Release:
     """What the review decisions that are known let go of."""
 
     groups: list[HeldGroup] = field(default_factory=list)
-    """With those in ``out`` that are to be trained on now, and only those as members that nobody doubts."""
+    """They have those in ``out`` that are to be trained on now, and only those as members whose decision is not
+    pending."""
     updated: list[Trajectory] = field(default_factory=list)
     """Those in ``out`` as they were in this step's update."""
     late: dict[str, int] = field(default_factory=dict)

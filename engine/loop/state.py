@@ -21,7 +21,7 @@ class RunState(BaseModel):
 
     spec: RunSpec
     cold_started: bool = False
-    """Also true of a recipe without one, once its weights are saved."""
+    """It is true also of a recipe without one, once its weights are saved."""
     cold_start_steps: int = 0
     """Supervised steps that are done: all of them or none."""
     finished_steps: int = 0
@@ -33,13 +33,13 @@ class RunState(BaseModel):
     experts: ExpertPool = Field(default_factory=ExpertPool)
     """What is known of the starts of tasks; empty unless the recipe has expert starts."""
     quarantine: QuarantineState = Field(default_factory=QuarantineState)
-    """Whom reviewers have decided on, and who waits for them."""
+    """It holds what reviewers have decided, and what waits for them."""
     evaluations: dict[int, dict[str, float]] = {}
     """Finished steps -> the ``eval/...`` values measured there."""
     trajectories: int = 0
     """Emitted so far, evaluations included."""
     sampled_tokens: int = 0
-    """Of training rollouts."""
+    """It counts tokens of training rollouts."""
     seconds: dict[str, float] = {}
     """Time spent so far, by phase."""
     peak_rss_mib: float = 0.0
@@ -56,7 +56,7 @@ class RunState(BaseModel):
             setattr(self, name, getattr(saved, name))
 
     def evaluation_due(self) -> bool:
-        """Before the first step, after the last one, and every ``evaluation.every`` steps."""
+        """An evaluation is due before the first step, after the last one, and every ``evaluation.every`` steps."""
         every, done = self.spec.evaluation.every, self.finished_steps
         due = done in (0, self.spec.rl_steps) or (every > 0 and done % every == 0)
         return due and done not in self.evaluations

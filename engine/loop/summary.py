@@ -10,7 +10,7 @@ MEASURES = {
     "tool_error_rate": "eval/tool_error_rate",
 }
 WITH_PURIFICATION = {"success_purified": "eval/success_purified"}
-"""Only of runs whose recipe evaluates with it."""
+"""They are of runs whose recipe evaluates with it."""
 
 
 def summary_of(state: RunState) -> dict[str, Any]:

@@ -29,7 +29,7 @@ ENTRY: TypeAdapter[RecordEntry | AlertEntry | TurnEntry] = TypeAdapter(SecurityL
 
 
 def log_folder(run_dir: Path) -> Path:
-    """Where the workers of a run write their security log.
+    """Return the folder in which the workers of a run write their security log.
 
     A run that version 0.2 began has it below another name: it is renamed, with how far it was read.
     """
@@ -65,7 +65,7 @@ class SecurityEvents(threading.Thread):
                 self._reader.passed(piece)
 
     def close(self) -> None:
-        """After the writers have ended: emit the rest.  Raises like ``drain``.  Twice is fine."""
+        """Emit the rest after the writers have ended.  Raises like ``drain``; a second call does nothing."""
         self._ending.set()
         if self.is_alive():
             self.join()
@@ -79,7 +79,7 @@ class SecurityEvents(threading.Thread):
                 self._on_alert(entry)
 
     def _read_back(self, line: bytes, path: Path) -> RecordEntry | AlertEntry | TurnEntry | None:
-        """None for a line that the disk has spoilt: the others, and the run, do not wait for it."""
+        """Return None for a line that the disk has spoilt: the others, and the run, do not wait for it."""
         try:
             return ENTRY.validate_json(line)
         except ValidationError:

@@ -24,7 +24,7 @@ log = logging.getLogger("engine.shipper")
 
 BATCH_EVENTS = 1000
 BATCH_BYTES = 4 * 2**20 - 2**16
-"""Of events; the rest of a batch's 4 MiB is room for its frame."""
+"""Events take no more; the rest of a batch's 4 MiB is room for its frame."""
 HEARTBEAT_S = 2.0
 BACKOFF_S = (0.2, 5.0)
 REQUEST_TIMEOUT_S = 10.0
@@ -45,12 +45,12 @@ class ServiceRefuses(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryResponse:
-    """Of the service to one batch."""
+    """The service's response to one batch."""
 
     next_seq: int
     """The number that it expects next."""
     desired: Desired | None = None
-    """None where it only says which number it expects."""
+    """It is None where the response only names the number that is expected."""
     review_decisions: list[ReviewDecision] = field(default_factory=list)
 
 

@@ -49,7 +49,7 @@ class Arena:
     purification: Purification | None = None
     """How the episodes that ask for it are purified."""
     monitor: SandboxMonitor | None = None
-    """Who watches the sandboxes.  None: nobody."""
+    """It watches the sandboxes; None: nobody does."""
 
 
 @dataclass(slots=True)
@@ -281,7 +281,8 @@ def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, ending: _Endi
 
 
 def _first_version(turns: Sequence[Turn], planned: int) -> int:
-    """Of the first token that the policy sampled; the version ``planned`` where it sampled none."""
+    """Return the version of the first token that the policy sampled, or the version ``planned`` where it sampled
+    none."""
     versions = (version for turn in turns if not turn.prefilled for version in turn.policy_versions)
     return next(versions, planned)
 

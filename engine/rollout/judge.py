@@ -18,7 +18,7 @@ class JudgeFailed(Exception):
     def __init__(self, message: str = "", *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """Not to be asked again before, as the server said."""
+        """The server asks not to be asked again before."""
 
 
 class JudgeTimeout(JudgeFailed):
@@ -26,7 +26,8 @@ class JudgeTimeout(JudgeFailed):
 
 
 class JudgeUnavailable(JudgeFailed):
-    """Not reachable, the connection was lost, or the server says that it cannot answer now (5xx, 408, 429)."""
+    """The judge was not reachable, the connection was lost, or the server says that it cannot answer now (5xx, 408,
+    429)."""
 
 
 class JudgeUnparseable(JudgeFailed):

@@ -17,7 +17,7 @@ class EpisodeRequest:
 
     purpose: Purpose
     prompt: int
-    """As in ``Trajectory``, like ``member``."""
+    """It is that of ``Trajectory``, and so is ``member``."""
     member: int
     version: int
     """The policy version at which it was planned; the one to be evaluated."""

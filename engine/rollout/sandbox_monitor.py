@@ -43,7 +43,7 @@ RECORDS_PER_S = 500.0
 """Of one sandbox, in the long run.  What is more waits in the sandbox's ledger, which sums it up."""
 RECORDS_AT_ONCE = 2000.0
 COMPARED = TreeLimits(entries=64, size_bytes=256 * 1024)
-"""Of a folder of tests."""
+"""It bounds what is compared of a folder of tests."""
 _RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -124,7 +124,7 @@ class SandboxMonitor:
         )
 
     def _found(self, finding: Finding) -> None:
-        """In the sentinel's thread."""
+        """Take a finding; runs in the detectors' thread."""
         threshold = self._response.quarantine
         alarming = threshold != "never" and _RANK[finding.severity] >= _RANK[threshold]
         alert = AlertEntry(
@@ -146,7 +146,8 @@ class SandboxMonitor:
         return allowance
 
     def _freeze(self, alert: AlertEntry) -> None:
-        """In the event loop's thread.  A sandbox that was given back already runs nothing any more."""
+        """Freeze the sandbox; runs in the event loop's thread.  A sandbox that was given back already runs nothing any
+        more."""
         sandbox, watch = self._held.get(alert.finding.sandbox, (None, None))
         if sandbox is None or watch is None:
             return
@@ -169,7 +170,7 @@ class EpisodeMonitor:
     def __init__(self, monitor: SandboxMonitor, sandboxes: Sandboxes, trajectory: str) -> None:
         self._monitor, self._sandboxes, self._trajectory = monitor, sandboxes, trajectory
         self.turn = 0
-        """Whose tool call runs next."""
+        """The tool call of this turn runs next."""
         self.alerts: list[str] = []
 
     @property

@@ -108,6 +108,6 @@ def label_of(origin: Origin) -> str:
 
 
 def origin_of(label: str | None) -> Origin | None:
-    """Back from ``label_of``; None for anything else."""
+    """Return the origin that ``label_of`` was given; None for any other label."""
     trajectory, mark, turn = (label or "").rpartition("#")
     return Origin(trajectory=trajectory, turn=int(turn)) if mark and turn.isdecimal() else None

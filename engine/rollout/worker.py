@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class Collected:
     trajectories: list[Trajectory] = field(default_factory=list)
-    """In the order of their requests."""
+    """They stand in the order of their requests."""
     discarded: Counter[str] = field(default_factory=Counter)
     """Episodes without a trajectory, by reason: ``sandbox-lost``, ``environment-failed``, ``replay-diverged``."""
     resampled: int = 0

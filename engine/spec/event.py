@@ -16,9 +16,9 @@ from sandboxes.egress.detectors.finding import Finding
 from sandboxes.egress.record import EgressRecord
 
 MOST_RECORDS = 100
-"""In one event: at most 0.8 MiB."""
+"""One event holds no more records; they take at most 0.8 MiB."""
 MOST_REVIEW_DECISIONS = 100
-"""In one answer."""
+"""One response holds no more of them."""
 
 Phase = Literal[
     "start",
@@ -112,7 +112,7 @@ class EgressRecorded(_SecurityEvent):
     sandbox: str
     """Random, and of one user of one sandbox: the key of its records, in all runs."""
     origin: Origin | None = None
-    """None where no tool call was under way."""
+    """It is None where no tool call was under way."""
     records: list[EgressRecord] = Field(min_length=1, max_length=MOST_RECORDS)
 
 
@@ -154,7 +154,7 @@ class QuarantineSettled(_Event):
     """The mean over its sampled tokens, where it was trained on."""
     reward: float | None = None
     group_mean: float | None = None
-    """Of the rewards that it was compared with, its own among them."""
+    """The mean of the rewards that it was compared with, its own among them, is meant."""
     group_size: int | None = None
     rewards_differ: bool | None = None
     """False where all rewards of the group are equal.  Credit that compares rewards inside a group alone then gives an

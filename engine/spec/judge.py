@@ -27,7 +27,7 @@ class LlmJudge(Strict):
     api_key_variable: Annotated[str, StringConstraints(pattern=r"^PALESTRA_JUDGE_[A-Z0-9_]+$")] | None = None
     """Environment variable of the engine that holds the key.  Only names that begin with PALESTRA_JUDGE_ are read."""
     timeout_s: float = Field(default=60.0, gt=0, le=3600)
-    """Of one request."""
+    """It bounds one request."""
     concurrency: int = Field(default=16, ge=1, le=1024)
     """Requests at once."""
     retries: int = Field(default=3, ge=0, le=20)

@@ -20,13 +20,13 @@ from engine.spec.recipe import Recipe
 @dataclass(frozen=True)
 class Knob:
     path: str
-    """From the recipe, e.g. ``objective.clip_high``."""
+    """It starts at the recipe, e.g. ``objective.clip_high``."""
     value: Any
     """What the preset makes of it."""
     default: Any
     """Without a preset; None also where a value has to be given."""
     range: str
-    """In words: ``at least 0, less than 1``, ``one of: a, b``, ``true or false``."""
+    """It says in words: ``at least 0, less than 1``, ``one of: a, b``, ``true or false``."""
     is_set: bool
     """Whether the preset's file gives it."""
     help: str

@@ -33,7 +33,7 @@ class CovarianceClip(Strict):
     low_share: float = Field(default=0.02, gt=0, le=1)
     """Where it is measured: omega_lb is the mean of this share of the highest covariances."""
     high_share: float = Field(default=0.0002, gt=0, le=1)
-    """Likewise for omega_ub."""
+    """omega_ub is measured in the same way."""
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
@@ -92,7 +92,7 @@ class Gspo(Part):
     clip_low: float = Field(default=3e-4, ge=0, lt=1)
     """Small, because the ratio is a geometric mean (5.1)."""
     clip_high: float = Field(default=4e-4, ge=0, le=OUT_OF_REACH)
-    """Likewise."""
+    """It is compared with the covariance in the same way."""
     aggregation: Aggregation = "seq-mean-token-mean"
     """How token losses become one number."""
 

@@ -24,7 +24,7 @@ FAMILIES = (
     "ALE",
     "The papers' tables",
 )
-"""In the order in which a list shows them."""
+"""They stand in the order in which a list shows them."""
 
 
 class Preset(Strict):
@@ -33,7 +33,7 @@ class Preset(Strict):
     source: str
     """The paper, with section, equation or table."""
     family: str
-    """Whose idea it is: one of FAMILIES."""
+    """It names whose idea the preset is: one of FAMILIES."""
     recipe: dict[str, Any]
     paper: dict[str, Any] = {}
 
@@ -44,7 +44,7 @@ class Preset(Strict):
 
 @cache
 def preset_names() -> tuple[str, ...]:
-    """In alphabetical order."""
+    """Return the names in alphabetical order."""
     files = resources.files("engine.spec").joinpath("presets").iterdir()
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 

@@ -26,9 +26,9 @@ class Reward(Strict):
     """What an episode earns.  The components are kept apart on the trajectory."""
 
     correct: float = Field(default=1.0, ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
-    """For the right answer."""
+    """The right answer earns this."""
     wrong: float = Field(default=0.0, ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
-    """For a wrong answer, and for none."""
+    """A wrong answer earns this, and so does none."""
     tool_error: float = Field(default=0.0, ge=-LARGEST_NUMBER, le=0)
     """Added for each tool call that failed."""
     tool_calls: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)

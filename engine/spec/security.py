@@ -11,7 +11,7 @@ QUARANTINED = "quarantined"
 
 
 class Origin(Strict):
-    """Whose doing it was: the turn of a trajectory, whose tool call ran at that moment."""
+    """An origin is the turn of a trajectory whose tool call ran at that moment."""
 
     trajectory: str
     turn: int = Field(ge=0)
@@ -19,7 +19,7 @@ class Origin(Strict):
 
 
 MOST_TURN_CHARACTERS = 4000
-"""Of each text of a ``TurnText``."""
+"""This bounds each text of a ``TurnText``."""
 
 
 class TurnText(Strict):
@@ -32,7 +32,7 @@ class TurnText(Strict):
     output: str | None = Field(default=None, max_length=MOST_TURN_CHARACTERS)
     """What the tool answered; None while the call is under way."""
     error_class: str | None = Field(default=None, max_length=40)
-    """As in ``ToolCall``."""
+    """It has the values of ``ToolCall.error_class``."""
 
     @classmethod
     def cut(cls, *, wrote: str, call: str, output: str | None = None, error_class: str | None = None) -> Self:

@@ -7,16 +7,16 @@ spec was taken.  The bounds leave room for whatever a run can really do.
 from pydantic import BaseModel, ConfigDict
 
 MOST_STEPS = 10**7
-"""Of any kind: a step is a row of every curve."""
+"""It bounds steps of any kind, because a step is a row of every curve."""
 MOST_THINGS = 10**6
 """Demonstrations, rollouts, buffered trajectories: what is kept in memory."""
 MOST_TASKS = 2**31 - 1
 LONGEST_SCHEDULE = 10**15
 """Updates over which something rises or falls: so many that it stays what it is."""
 LARGEST_NUMBER = 10**6
-"""Of rewards and weights: beyond it 32-bit floats lose what they are added to."""
+"""It bounds rewards and weights: beyond it 32-bit floats lose what they are added to."""
 OUT_OF_REACH = 1e30
-"""Of clips and bounds of ratios, which may be meant never to apply; still a 32-bit float."""
+"""It bounds clips and bounds of ratios, which may be meant never to apply; still a 32-bit float."""
 
 
 class Strict(BaseModel):

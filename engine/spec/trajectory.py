@@ -151,7 +151,7 @@ class Turn(Strict):
     """Of the sampled tokens, as the generator reported them (nats), at the temperature of ``schedule.logprobs_at``."""
     policy_versions: list[int]
     advantages: list[float] | None = None
-    """Per sampled token; None until the credit phase, and in evaluation."""
+    """There is one per sampled token; it is None until the credit phase, and in evaluation."""
     old_logprobs: list[float] | None = None
     """Recomputed by the trainer before its update; None in evaluation."""
     tool_calls: list[ToolCall] = []
@@ -219,7 +219,7 @@ class Segment(Strict):
 
 
 class Start(Strict):
-    """Where in an expert's trajectory a rollout began."""
+    """A start says where in an expert's trajectory a rollout began."""
 
     expert: str
     """The id of the expert's trajectory."""
@@ -257,7 +257,7 @@ class Trajectory(Strict):
     changes: list[Change] = []
     """Everything that made what is trained on differ from what was sampled, in order of time."""
     start: Start | None = None
-    """None for a rollout that began at the start of its task."""
+    """It is None for a rollout that began at the start of its task."""
     first_attempt_errors: int | None = None
     """Failed tool calls before any repair: with purification, more than ``tool_errors`` counts.  None: the same."""
     alerts: list[str] = []

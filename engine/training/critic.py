@@ -67,7 +67,7 @@ class Critic:
         return loss.mean
 
     def state(self) -> dict[str, Any] | None:
-        """None while nobody has asked for values."""
+        """Return the state, None while nobody has asked for values."""
         return None if self._made is None else self._made.state()
 
     def load(self, state: dict[str, Any] | None) -> None:

@@ -167,7 +167,7 @@ class Learner:
 
     @cached_property
     def _supervised(self) -> list[Sample]:
-        """Without those of which every turn is masked."""
+        """Return the trajectories without those of which every turn is masked."""
         return [sample for sample in self._shown() if sample.learned_length]
 
     # ---- from groups to columns and samples ----
@@ -272,7 +272,7 @@ class Learner:
 
 
 def _with_logprobs_as_sampled(credited: CreditedRollout, rollout: Trajectory) -> CreditedRollout:
-    """With the log-probs of the policy that sampled it as the old ones."""
+    """Return the sample with the log-probs of the policy that sampled it as the old ones."""
     old_logprobs = column((turn.logprobs for turn in rollout.turns), np.float32)
     return replace(
         credited,

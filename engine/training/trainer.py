@@ -152,7 +152,7 @@ class Trainer:
         return {"updates": float(len(made)), **means, "learning_rate": made[-1]["learning_rate"], **metrics}
 
     def begin_reinforcement(self) -> None:
-        """Once.  The optimiser starts fresh: moments of the cold start say nothing about rewards.
+        """Begin RL, once.  The optimiser starts fresh: moments of the cold start say nothing about rewards.
 
         The reference, if a loss needs one, is the policy of this moment.
         """

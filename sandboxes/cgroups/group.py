@@ -24,18 +24,18 @@ ATTEMPTS = 20
 SHARES, WEIGHT, MOST_SHARES, MOST_WEIGHT = 1024, 100, 262144, 10000
 """Of one ordinary process: cpu.shares (v1), cpu.weight (v2)."""
 BUFFER_BYTES = 16 * 2**20
-"""Of all TCP and UDP sockets that processes of a sandbox have."""
+"""All TCP and UDP sockets of a sandbox's processes share it."""
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 1; shift; done; shift; exec "$@"'
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of all processes of a sandbox together."""
+    """What all processes of a sandbox together may use."""
 
     memory_bytes: int
-    """With its files, which are memory, and what the kernel keeps for it."""
+    """It includes its files, which are memory, and what the kernel keeps for it."""
     processes: int
-    """And threads."""
+    """Threads count too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Group:
 
     @classmethod
     def make(cls, sandbox: str, bounds: Bounds, trees: Found | None = None) -> "Group | None":
-        """None where this process may make no cgroup at all.  Raises ``OSError``."""
+        """Make a group; None where this process may make no cgroup at all.  Raises ``OSError``."""
         trees = found() if trees is None else trees
         if not trees.hierarchies:
             return None
@@ -222,7 +222,7 @@ def _bound_buffers(folder: Path) -> None:
 
 @cache
 def warn_of_unbounded_sockets(why: str) -> None:
-    """Once per reason."""
+    """Warn once per reason."""
     log.warning("buffers of sandboxes' TCP and UDP sockets are not bounded on this machine: %s", why)
 
 

@@ -44,7 +44,7 @@ class Make(Wire):
 
 class Made(Wire):
     instance: str
-    """Also the id of its sandbox in the Sandbox API."""
+    """It is also the id of its sandbox in the Sandbox API."""
     env_id: str
     about: str
 
@@ -52,7 +52,7 @@ class Made(Wire):
 class Reset(Wire):
     instance: str
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Of ``random`` in the session."""
+    """It seeds ``random`` in the session."""
 
 
 class ResetResponse(Wire):
@@ -85,7 +85,7 @@ class PythonSession:
     hosted: HostedSandbox
     max_steps: int
     steps: int | None = None
-    """None before the first ``reset``."""
+    """It is None before the first ``reset``."""
 
     async def reset(self, sandboxes: HostedSandboxes, seed: int) -> str:
         await sandboxes.begin_episode(self.hosted)
@@ -107,7 +107,7 @@ class PythonSession:
 
 
 class Environments:
-    """By the ids of their sandboxes.  Belongs to one event loop."""
+    """Environments by the ids of their sandboxes.  The object belongs to one event loop."""
 
     def __init__(self, sandboxes: HostedSandboxes) -> None:
         self._sandboxes = sandboxes
@@ -184,5 +184,5 @@ async def step(asked: Step, token: Caller, all_: All, sandboxes: AllSandboxes) -
 
 @router.post("/close", status_code=204)
 async def close(asked: Close, token: Caller, all_: All, sandboxes: AllSandboxes) -> None:
-    """Twice is fine."""
+    """Close the environment; a second call does nothing."""
     await sandboxes.end(all_.find(asked.instance, token).hosted, "its environment was closed")

@@ -134,7 +134,7 @@ class HostedSandbox:
 
     @property
     def ended_s(self) -> float:
-        """For how long it has been over."""
+        """Return for how long it has been over."""
         return time.monotonic() - self.ended_at
 
     @property
@@ -203,7 +203,7 @@ class HostedSandbox:
     # -- what it tried -----------------------------------------------------------------------------
 
     async def records(self, user: str | None, after: int, limit: int, wait_s: float) -> list[EgressRecord]:
-        """Of the present user, or of the former one of a sandbox that streams."""
+        """Return the records of the present user, or of the former one of a sandbox that streams."""
         sandbox = self._sandbox
         if sandbox is None:
             return []
@@ -215,7 +215,7 @@ class HostedSandbox:
         return found
 
     def on_record(self, record: EgressRecord) -> None:
-        """Of a sandbox that streams."""
+        """Take a record of a sandbox that streams."""
         assert self.relay is not None
         self._count(record)
         self.relay.add(record)

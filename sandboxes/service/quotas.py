@@ -44,7 +44,7 @@ class Window:
 
 
 class Usage:
-    """Of all tokens.  Raises ``TooMuch`` with the reason, and when it may pass."""
+    """What all tokens have used.  Raises ``TooMuch`` with the reason, and when it may pass."""
 
     def __init__(self) -> None:
         self._requests: dict[str, Window] = {}

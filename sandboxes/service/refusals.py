@@ -28,7 +28,7 @@ class NoToken(Refusal):
 
 
 class NotThere(Refusal):
-    """Also for what is there and somebody else's."""
+    """The thing is not there, or is somebody else's."""
 
     status = 404
 

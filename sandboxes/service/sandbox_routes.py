@@ -183,7 +183,7 @@ async def inspect(hosted: Mine, sandboxes: AllSandboxes) -> Inspected:
 
 @router.post("/{id}/reset")
 async def reset(hosted: Mine, sandboxes: AllSandboxes) -> SandboxView:
-    """As new, with another ``name``."""
+    """Make it as new, with another ``name``."""
     sandbox = hosted.sandbox
     await hosted.count_denied()
     await hosted.busy(sandbox.reset())

@@ -76,7 +76,7 @@ class Serving:
 
     @property
     def _sandboxes(self) -> HostedSandboxes | None:
-        """None until the application has started."""
+        """Return them, None until the application has started."""
         return getattr(self.app.state, "sandboxes", None)
 
 

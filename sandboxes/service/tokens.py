@@ -27,12 +27,12 @@ class TokenFault(Exception):
 
 
 class Quota(BaseModel):
-    """Per token.  What is over it is answered 429."""
+    """What one token may use; a request beyond it is answered 429."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     sandboxes: int = Field(default=100, ge=0)
-    """At once, those in the queue included."""
+    """So many at once, those in the queue included."""
     requests_per_minute: int = Field(default=60_000, ge=1)
     """Requests that change or run something."""
     exec_s_per_minute: float = Field(default=6000.0, gt=0)
@@ -101,7 +101,7 @@ class Tokens:
         return made, text
 
     def revoke(self, name: str) -> Token:
-        """From now on it is no token.  Raises ``TokenFault`` if none has the name."""
+        """Make it no token from now on.  Raises ``TokenFault`` if none has the name."""
         with self._changing() as file:
             for place, token in enumerate(file.tokens):
                 if token.name == name and token.revoked_at is None:

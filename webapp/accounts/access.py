@@ -105,7 +105,7 @@ def _refuse_scopes_without(key: ApiKey | None, action: Action) -> None:
 
 
 def may(who: Who, team: Team | int, action: Action) -> bool:
-    """For pages that show or hide a button."""
+    """Say whether ``who`` may act so; pages show or hide buttons by it."""
     try:
         allowed(who, team, action)
     except (Http404, PermissionDenied):

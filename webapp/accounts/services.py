@@ -52,7 +52,7 @@ def _slugs(stem: str) -> Iterator[str]:
 class AddedMember:
     membership: Membership
     password: str | None
-    """Of a new user, shown once; None when the person had an account."""
+    """It is a new user's, shown once; None when the person had an account."""
 
 
 @transaction.atomic

@@ -26,4 +26,4 @@ def _without_nul(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_without_nul)]
-"""Of a query.  It cannot have half a surrogate pair: that is not UTF-8."""
+"""The text of a query.  It cannot have half a surrogate pair: that is not UTF-8."""

@@ -152,7 +152,7 @@ class Size:
     rollouts: int
     updates_per_step: int
     parameters: int
-    """Of the transformer, without the embedding."""
+    """Return the transformer's, without the embedding."""
     has_critic: bool
 
     @classmethod

@@ -72,7 +72,7 @@ class Field:
     kind: Kind
     help: str
     value: Any
-    """As given: text of a form, or a value of a document."""
+    """It is what was given: text of a form, or a value of a document."""
     default: Any = None
     """What the recipe's preset or the schema has."""
     is_required: bool = False
@@ -141,7 +141,7 @@ class Section:
     more: list[Field] = field(default_factory=list)
     sections: list["Section"] = field(default_factory=list)
     rows: list["Section"] | None = None
-    """Of a list of tables; None for a table."""
+    """They are those of a list of tables; None for a table."""
 
     @property
     def id(self) -> str:

@@ -128,7 +128,7 @@ def without_row(document: dict[str, Any], path: str, index: int) -> dict[str, An
 
 
 def list_at(document: Any, path: str) -> list[Any] | None:
-    """None where no list stands."""
+    """Return the list, None where none stands."""
     for name in path.split("."):
         document = document.get(name) if isinstance(document, Mapping) else None
     return document if isinstance(document, list) else None

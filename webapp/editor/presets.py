@@ -20,7 +20,7 @@ _NAMED = 3
 @dataclass(frozen=True)
 class Change:
     path: str
-    """In the recipe, e.g. ``objective.clip_high``."""
+    """It starts at the recipe, e.g. ``objective.clip_high``."""
     before: str
     after: str
 
@@ -29,7 +29,7 @@ class Change:
 class PresetChoice:
     preset: Preset
     changes: tuple[Change, ...]
-    """From the recipe without a preset."""
+    """They are what differs from the recipe without a preset."""
 
     @property
     def summary(self) -> str:

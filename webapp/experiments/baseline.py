@@ -12,7 +12,7 @@ from webapp.experiments.schema import Ask, asks_of, defaults_of
 
 
 def baseline_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON has it.  A preset that is not known counts as none."""
+    """Return the spec as JSON has it.  A preset that is not known counts as none."""
     baseline = defaults_of(RunSpec)
     if preset := preset_in(document):
         baseline["recipe"] = recipe_of_preset(preset)

@@ -24,7 +24,7 @@ class Sample:
     team: Team
     experiment: Experiment
     password: str | None
-    """Of the owner, if it was just made."""
+    """It is the owner's, if it was just made."""
 
 
 def sample_spec() -> RunSpec:

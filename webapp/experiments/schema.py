@@ -23,7 +23,7 @@ TAGS = ("kind", "id")
 class Ask:
     shape: Shape
     may_be_absent: bool = False
-    """None is a value of its own."""
+    """It is True where None is a value of its own."""
     models: dict[str, type[BaseModel]] = field(default_factory=dict)
     """Of a variant by tag; the one of a table or of rows under the empty name."""
     tag: str = ""
@@ -49,7 +49,7 @@ def asks_of(model: type[BaseModel]) -> dict[str, Ask]:
 
 
 def default_of(info: FieldInfo) -> Any:
-    """As JSON has it; None also for a field that must be given."""
+    """Return the default as JSON has it; None also for a field that must be given."""
     default = info.get_default(call_default_factory=True)
     if default is PydanticUndefined:
         return None

@@ -205,7 +205,7 @@ def _add_trajectories(run_id: UUID, events: Sequence[TrajectoryStored]) -> None:
 
 
 def _trajectory_row(event: TrajectoryStored) -> tuple[object, ...]:
-    """In the order of ``_COLUMNS``."""
+    """Return a row in the order of ``_COLUMNS``."""
     it = event.trajectory
     masked = len(it.turns) if it.masked_because else sum(turn.masked_because is not None for turn in it.turns)
     return (

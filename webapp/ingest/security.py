@@ -64,7 +64,7 @@ def add_records(run_id: UUID, events: Sequence[Event]) -> None:
 
 
 def _record_row(event: EgressRecorded, record: EgressRecord) -> tuple[object, ...]:
-    """In the order of ``_RECORD_COLUMNS``."""
+    """Return a row in the order of ``_RECORD_COLUMNS``."""
     tried, decision = record.attempt, record.decision
     return (
         event.sandbox, record.seq, event.seq, *_columns_of(event.origin), tried.at, record.last_at,
@@ -141,7 +141,7 @@ def add_alerts(team_id: int, run_id: UUID, events: Sequence[Event], *, state: st
 
 
 def _alert_row(event: AlertRaised) -> tuple[object, ...]:
-    """In the order of ``_ALERT_COLUMNS``."""
+    """Return a row in the order of ``_ALERT_COLUMNS``."""
     found = event.finding
     return (
         event.id, event.seq, *_columns_of(event.origin), found.rule, found.severity, found.category, found.attack,

@@ -44,7 +44,7 @@ Teams = tuple[int, ...]
 
 @dataclass(frozen=True)
 class AlertCounts:
-    """Of one team, or of several together."""
+    """The counts of one team, or of several together."""
 
     last_id: int = 0
     open: int = 0
@@ -91,7 +91,7 @@ class AlertHub(hub.Hub):
             await happens(changed, hub.KEEPALIVE_S)
 
     def _counts_of(self, teams: Teams) -> AlertCounts | None:
-        """None until all of them were asked for."""
+        """Return the counts, None until all of them were asked for."""
         found = [self._counts[team] for team in teams if team in self._counts]
         if len(found) < len(teams):
             return None

@@ -34,7 +34,7 @@ TRY_AGAIN = 4001
 SIGNED_OUT = 4401
 """The session has ended: sign in again."""
 REFUSED = 4404
-"""Not there, or not for you: the same answer."""
+"""What is not there and what is not for the viewer is closed alike."""
 RECHECK_S = 30.0
 """Whoever was removed from the team or has signed out stops seeing the run after at most this long."""
 
@@ -68,7 +68,7 @@ class _Speaker(AsyncWebsocketConsumer):
         """Viewers have nothing to say."""
 
     async def refusal(self) -> int | None:
-        """With which code to close; None while the door is open."""
+        """Return the code to close with; None while the door is open."""
         raise NotImplementedError
 
     async def user(self) -> Any:
@@ -103,7 +103,7 @@ class _Speaker(AsyncWebsocketConsumer):
 
 
 class Nowhere(AsyncWebsocketConsumer):
-    """Where every other path leads."""
+    """The consumer of every other path."""
 
     channel_layer_alias = "none"
 

@@ -27,7 +27,7 @@ from webapp.live.notifications import happens, listen
 POLL_S = 2.0
 """A lost notification (the channel layer is down) delays by this much and loses nothing."""
 INTERVAL_S = 0.1
-"""At most ten frames a second."""
+"""A viewer gets at most ten frames a second."""
 KEEPALIVE_S = 20.0
 """A viewer hears something at least this often, so it can tell a dead connection from a quiet one."""
 

@@ -25,7 +25,7 @@ class RunHub(hub.Hub):
         super().__init__(group)
         self.run_id = UUID(group.removeprefix(group_of("")))
         self.header: Header | None = None
-        """None until the first read."""
+        """It is None until the first read."""
         self.version = 0
         """Counts changes of the header."""
         self.cursor = 0

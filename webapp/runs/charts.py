@@ -192,7 +192,7 @@ def in_order(first: str = "") -> list[Chart]:
 
 
 def as_data() -> dict[str, Any]:
-    """For the page's script."""
+    """Return what the page's script reads."""
     return {
         "glossary": {phase: {"name": name, "meaning": meaning} for phase, (name, meaning) in GLOSSARY.items()},
         "charts": [asdict(chart) for chart in CHARTS],

@@ -37,7 +37,7 @@ class Row:
     run: Run
     rewards: list[float]
     success: float | None
-    """Of the last training step."""
+    """It is that of the last training step."""
     now: Now
 
     @property

@@ -91,7 +91,7 @@ class Facts:
     total_steps: int
     eta_s: float | None = None
     cold_start: ColdStart | None = None
-    """None where the run's recipe has none, or it is known to be over."""
+    """It is None where the run's recipe has none, or it is known to be over."""
 
     @property
     def is_cold_starting(self) -> bool:

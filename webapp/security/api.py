@@ -139,7 +139,7 @@ def decide_alerts(
 
 @router.get("/alerts/{int:alert_id}", response=AlertDetail, operation_id="get_alert")
 def get_alert(request: HttpRequest, alert_id: int) -> AlertDetail:
-    """With its turn, also before the trajectory is there, and with what a decision about it did."""
+    """Show an alert with its turn, also before the trajectory is there, and with what a decision about it did."""
     alert = alert_for(request, alert_id)
     turn = turn_of(alert)
     held = (
@@ -199,7 +199,7 @@ def list_egress(
 
 
 def _address(given: str) -> str:
-    """In the one spelling that records have."""
+    """Return the address in the one spelling that records have."""
     try:
         return normalised(given)
     except ValueError:

@@ -28,7 +28,7 @@ class TrainingEffect:
     effect: Effect
     text: str
     step: int | None = None
-    """In which it was certain."""
+    """It was certain in this step."""
     advantage: float | None = None
 
     @property

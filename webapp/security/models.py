@@ -24,7 +24,7 @@ class EgressRecord(models.Model):
     sandbox = models.CharField(max_length=200)
     seq = models.BigIntegerField()
     event_seq = models.BigIntegerField()
-    """Of the first event that reported it: with ``seq`` a place in the run's order of records."""
+    """The first event that reported it; with ``seq`` it orders the run's records."""
     trajectory_id = models.CharField(max_length=100, blank=True)
     """Empty where no tool call was under way; then ``turn`` is None."""
     turn = models.IntegerField(null=True)
@@ -189,7 +189,7 @@ class AlertedTurn(models.Model):
     """All that the policy wrote; all of these texts are cut at ``engine.spec.security.MOST_TURN_CHARACTERS``."""
     call = models.TextField()
     output = models.TextField(null=True)
-    """None while the call is under way."""
+    """It is None while the call is under way."""
     error_class = models.CharField(max_length=40, blank=True)
     at = models.DateTimeField()
 
@@ -210,7 +210,7 @@ class Quarantine(models.Model):
     since = models.DateTimeField()
     """When the alert was stored that began it, or the one that opened it again."""
     number = models.PositiveIntegerField(null=True)
-    """Of the review decision that holds; None while it is pending.  The engine is told those beyond the last one it
+    """The review decision that holds; None while it is pending.  The engine gets those beyond the last one it
     has."""
     decided_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     decided_at = models.DateTimeField(null=True)

@@ -1,4 +1,4 @@
-"""What a reviewer is told about a quarantined trajectory: how it stands, and what a review decision does."""
+"""What a reviewer reads about a quarantined trajectory: its status, and what a review decision does."""
 
 from dataclasses import dataclass, field
 
@@ -55,7 +55,7 @@ class QuarantineStatus:
 
 
 def quarantine_status_of(request: HttpRequest, run: Run, trajectory_id: str) -> QuarantineStatus | None:
-    """None for a trajectory that nothing quarantined.  The caller has been through the run's door."""
+    """Return None for a trajectory that nothing quarantined.  The caller has been through the run's door."""
     try:
         quarantine = quarantine_for(request, run.id, trajectory_id)
     except Http404:

@@ -9,7 +9,7 @@ from sandboxes.egress.detectors.registry import RULES
 
 @lru_cache(maxsize=1)
 def rule_texts() -> dict[str, RuleInfo]:
-    """By id, in the order of the rules; without the document's marks."""
+    """Return the texts by id, in the order of the rules, without the document's marks."""
     return {
         rule.id: replace(rule, catches=_plain(rule.catches), misses=_plain(rule.misses), tune=_plain(rule.tune))
         for rule in RULES

@@ -17,12 +17,12 @@ MOST_ALERTS = 100
 
 @dataclass
 class Watched:
-    """Of one turn, in order of time."""
+    """What one turn's sandbox tried, in order of time."""
 
     alerts: list[Alert] = field(default_factory=list)
     records: list[EgressRecord] = field(default_factory=list)
     count: int = 0
-    """Of records."""
+    """It counts records."""
     denied: int = 0
     allowed: int = 0
     """Attempts, not records."""
@@ -39,7 +39,7 @@ class Watched:
 
 
 def of_turns(run: Run, trajectory_id: str) -> dict[int, Watched]:
-    """By the turn's number in ``Trajectory.turns``; turns without anything are not there."""
+    """Return them by the turn's number in ``Trajectory.turns``; turns without anything are not there."""
     turns: dict[int | None, Watched] = defaultdict(Watched)
     records = EgressRecord.objects.filter(run=run, trajectory_id=trajectory_id, turn__isnull=False)
     tried = Q(phase="attempt")
@@ -65,7 +65,7 @@ class TurnShown:
     wrote: str
     call: str
     output: str | None
-    """None while the call is under way."""
+    """It is None while the call is under way."""
     error_class: str
     read: str = ""
     """What the policy read before it; known from the trajectory only."""
@@ -89,6 +89,6 @@ def turn_shown(alert: Alert, row: Trajectory | None) -> TurnShown | None:
 
 
 def turn_of(alert: Alert) -> AlertedTurn | None:
-    """As far as the engine has reported it."""
+    """Return the turn as far as the engine has reported it."""
     place = {"run_id": alert.run_id, "trajectory_id": alert.trajectory_id, "turn": alert.turn}
     return AlertedTurn.objects.filter(**place).first() if alert.turn is not None else None

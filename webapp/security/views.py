@@ -342,7 +342,7 @@ def rule(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpResponse
 
 
 def _back(request: PageRequest, default: str) -> str:
-    """Where the form stood, if that is one of our pages."""
+    """Return where the form stood, if that is one of our pages."""
     given = request.POST.get("back", "")
     is_ours = url_has_allowed_host_and_scheme(given, allowed_hosts=None) and given.startswith("/")
     return given if is_ours else default

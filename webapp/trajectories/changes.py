@@ -67,7 +67,7 @@ def shown_turn(trajectory: Trajectory, number: int) -> ShownTurn:
 
 
 def summary_of(trajectory: Trajectory) -> list[str]:
-    """In short sentences, what was changed; empty where nothing was."""
+    """Say in short sentences what was changed; empty where nothing was."""
     turns, changes = trajectory.turns, Counter(change.kind for change in trajectory.changes)
     masked = Counter(turn.masked_because for turn in turns if turn.masked_because)
     sentences = []

@@ -118,12 +118,12 @@ class Bin:
     high: float
     count: int
     share: float
-    """Of the fullest bin."""
+    """It is relative to the fullest bin."""
     is_chosen: bool
 
     @property
     def height(self) -> float:
-        """Of its bar, in the drawing's 40 units; a bin that is not empty is never invisible."""
+        """The height of its bar, in the drawing's 40 units, is meant; a bin that is not empty is never invisible."""
         return max(1.0, round(39 * self.share, 1)) if self.count else 0.0
 
     @property

@@ -30,7 +30,7 @@ class Trajectory(models.Model):
     trajectory_id = models.CharField(max_length=100)
     """``Trajectory.id``, unique within the run."""
     seq = models.BigIntegerField()
-    """Of the event that carries the document."""
+    """It is the number of the event that carries the document."""
     purpose = models.CharField(max_length=20)
     prompt = models.BigIntegerField()
     member = models.IntegerField()
@@ -91,7 +91,7 @@ class Trajectory(models.Model):
 
     @property
     def sampled_for_step(self) -> int:
-        """As in the document."""
+        """Return what the document says."""
         return self.sampled_at_version + 1 if self.purpose == "train" else max(0, self.sampled_at_version)
 
     @property

@@ -38,7 +38,7 @@ Update = Sequence[Part]
 """What one optimiser update descends on: the sum of the means of its parts."""
 Terms = Sequence[LossTerm[PolicyOutputs]]
 Logprobs = Callable[[Sequence[Sample]], list[list[float]]]
-"""Of the present policy, aligned with each sample's tokens."""
+"""They are the present policy's, aligned with each sample's tokens."""
 
 
 class Stream(Protocol):

@@ -31,12 +31,12 @@ class Member:
     parent: int
     state: str
     started: int
-    """In ticks since the boot; with the pid it names one process for good."""
+    """It is counted in ticks since the boot; with the pid it names one process for good."""
     cpu_seconds: float
 
 
 def member(pid: int) -> Member | None:
-    """None if there is no such process any more."""
+    """Return the process, None if there is none of this id any more."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -68,7 +68,7 @@ def _pids() -> list[int]:
 
 
 def processes(init: int) -> tuple[list[InspectedProcess], bool]:
-    """And whether those are all."""
+    """Return the processes, and whether those are all."""
     found = family(init)
     shown = [
         InspectedProcess(process.pid, _command(process.pid), process.state, process.cpu_seconds)

@@ -14,7 +14,7 @@ from sandboxes.spec import SandboxSpec
 
 LOOK_S = 0.05
 OWN = 2
-"""Of a sandbox that has been made: bubblewrap and the agent."""
+"""A sandbox that has been made has these: bubblewrap and the agent."""
 
 
 class ProcessLimit:
@@ -28,13 +28,13 @@ class ProcessLimit:
 
     @classmethod
     def of(cls, group: Group | None, spec: SandboxSpec, on_met: Callable[[int], None]) -> "ProcessLimit | None":
-        """None without a cgroup that counts processes."""
+        """Return None without a cgroup that counts processes."""
         folders = [] if group is None else [folder for tree, folder in group.folders if "pids" in tree.controllers]
         return cls(folders[0], spec, on_met) if folders else None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """While a call runs."""
+        """Watch the limit while a call runs."""
         self._calls += 1
         self._wait()
         try:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 CLONE_NEWNET = 0x40000000
 SYSCTLS = BUFFERS | {"core/somaxconn": "128"}
 MOST_SOCKETS = 3072
-"""Of all kinds, in one network namespace; an unaccepted connection holds some 10 KiB."""
+"""One network namespace has no more of all kinds; an unaccepted connection holds some 10 KiB."""
 LOOK_S = 0.25
 PER_SANDBOX_S = 0.001
 """So many sandboxes that a look takes long are looked at more rarely."""
@@ -112,5 +112,5 @@ _guards: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, SocketGuard]" = w
 
 
 def socket_guard() -> SocketGuard:
-    """Of the running event loop."""
+    """Return the guard of the running event loop."""
     return _guards.setdefault(asyncio.get_running_loop(), SocketGuard())

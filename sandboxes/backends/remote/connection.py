@@ -23,7 +23,7 @@ CONNECT_S = 10.0
 KEEP_ALIVE_S = 30.0
 """Shorter than the service's: a connection that it has just closed is never used."""
 PAUSES_S = (0.1, 0.5, 2.0)
-"""Before each further try."""
+"""So long is waited before each further try."""
 MOST_PATIENCE_S = 120.0
 """How long quotas may hold a request up."""
 

@@ -60,7 +60,7 @@ class Problem(BaseModel):
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """None for what is no exception of the facade, but a fault of ours."""
+    """Return the problem, None for what is no exception of the facade, but a fault of ours."""
     if isinstance(error, OSError) and error.errno is not None:
         return Problem(
             type=PREFIX + OS_ERROR, title=TITLES[OS_ERROR], status=409,

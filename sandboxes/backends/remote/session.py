@@ -48,7 +48,7 @@ class Session:
         return await self.asked(method, verb, body, again=again, content=content, params=params)
 
     async def asked(self, method: str, verb: str, body: BaseModel | None = None, **more: Any) -> httpx.Response:
-        """Of a frozen sandbox too."""
+        """Ask the service, also about a frozen sandbox."""
         asking = asyncio.ensure_future(self.connection.ask(method, f"{self.path}/{verb}", body, **more))
         try:
             waited_for: set[asyncio.Future[Any]] = {asking, self._gone}

@@ -16,7 +16,7 @@ RECORDS = TypeAdapter(list[EgressRecord])
 WAIT_S = 20.0
 """How long one question waits at the service for the next record, which then comes at once."""
 AGAIN_S = 0.5
-"""After a record that could not be delivered."""
+"""So long is waited after a record that could not be delivered."""
 
 
 async def fetched(
@@ -30,7 +30,7 @@ async def fetched(
 
 
 class Stream:
-    """Of one user of the sandbox."""
+    """The records of one user of the sandbox."""
 
     def __init__(self, connection: Connection, path: str, name: str, on_record: OnRecord) -> None:
         self._connection = connection

@@ -20,7 +20,7 @@ QUEUE_S = 60.0
 MOST_WAIT_S = 30.0
 """How long one request may wait for a change."""
 MOST_RECORDS = 1000
-"""In one answer."""
+"""One response holds no more of them."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/@-]{0,99}$")]
 Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for a change.")]
 
@@ -71,7 +71,7 @@ class CreateSandbox(Wire):
 
 class SandboxView(Wire):
     id: str
-    """Of the sandbox at the service, for its whole life."""
+    """It names the sandbox at the service, for its whole life."""
     name: str | None = None
     """Of its present user: ``attempt.sandbox`` of the records.  None until it is open."""
     owner: str
@@ -154,9 +154,9 @@ class ReadTree(Wire):
 
 class FileView(Wire):
     path: str
-    """Below /work, relative to it."""
+    """It is relative to /work."""
     content: Base64 | None
-    """None of a folder."""
+    """It is None of a folder."""
     executable: bool = False
 
 

@@ -20,7 +20,7 @@ class KeptSnapshot:
         self.loss_note = loss_note
         self.control: _socket.socket | None = None
         self.pid = 0
-        """Of the frozen copy; 0 if there is none, or none any more."""
+        """It is that of the frozen copy; 0 if there is none, or none any more."""
 
     def freeze(self, interpreter: Interpreter, others: set[int]) -> None:
         """``others``, and the interpreter itself, must not pose as the copy: its end is not theirs."""
@@ -90,7 +90,8 @@ class Snapshots:
             self.drop(name)
 
     def leave_to_agent(self) -> None:
-        """In a fork of the agent: contents and sockets are nothing to a guest, and would count as its memory."""
+        """Close, in a fork of the agent, what is the agent's: contents and sockets are nothing to a guest, and would
+        count as its memory."""
         for snapshot in self.kept.values():
             if snapshot.control is not None:
                 os.close(snapshot.control.detach())
