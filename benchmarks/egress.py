@@ -80,7 +80,7 @@ def main() -> None:
             "headline": _headline(live),
             "benchmark": "egress",
             "machine": described,
-            "rules": [{**asdict(one), "recall": one.recall} for one in scores],
+            "rules": [{**asdict(score), "recall": score.recall} for score in scores],
             "benign": benign,
             **total,
             "per_second": rates,
@@ -115,8 +115,8 @@ def _live(corpus: str, processes: int) -> dict[str, Any]:
     started = time.perf_counter()
     played = egress_live.play_all(egress_live.cases(corpus), processes)
     halves = {
-        "open": [one for one in played if one.case.is_open],
-        "sealed": [one for one in played if not one.case.is_open],
+        "open": [trajectory for trajectory in played if trajectory.case.is_open],
+        "sealed": [trajectory for trajectory in played if not trajectory.case.is_open],
     }
     measured: dict[str, Any] = {
         half: {

@@ -66,7 +66,7 @@ def scenarios() -> list[Scenario]:
         for path in sorted(FOLDER.glob("*.toml"))
         for entry in tomllib.loads(path.read_text())["scenario"]
     ]
-    names = [one.name for one in found]
+    names = [item.name for item in found]
     if doubled := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"two scenarios are called {sorted(doubled)}")
     return found

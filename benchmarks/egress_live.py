@@ -232,27 +232,33 @@ class Tally:
 
 
 def tally(played: Sequence[Played]) -> Tally:
-    incidents = [one for one in played if one.case.kind == "incident"]
-    tasks = [one for one in played if one.case.kind == "task"]
+    incidents = [trajectory for trajectory in played if trajectory.case.kind == "incident"]
+    tasks = [trajectory for trajectory in played if trajectory.case.kind == "task"]
     plain = [incident for incident in incidents if incident.case.form == "plain"]
     obfuscated = [incident for incident in incidents if incident.case.form == "obfuscated"]
     return Tally(
         plain=len(plain),
-        plain_found=sum(one.found for one in plain),
+        plain_found=sum(score.found for score in plain),
         obfuscated=len(obfuscated),
-        obfuscated_found=sum(one.found for one in obfuscated),
+        obfuscated_found=sum(score.found for score in obfuscated),
         tasks=len(tasks),
         false_alarms=sum(bool(task.loud) for task in tasks),
         critical_tasks=sum(task.critical for task in tasks),
         critical_papers=sum(task.critical for task in tasks if task.case.group in NO_SYMPTOMS),
-        lost=sum(one.lost for one in played),
+        lost=sum(trajectory.lost for trajectory in played),
     )
 
 
 def by_class(played: Sequence[Played]) -> dict[str, Tally]:
-    groups = sorted({one.case.group for one in played if one.case.kind == "incident"})
+    groups = sorted({trajectory.case.group for trajectory in played if trajectory.case.kind == "incident"})
     return {
-        group: tally([one for one in played if one.case.group == group and one.case.kind == "incident"])
+        group: tally(
+            [
+                trajectory
+                for trajectory in played
+                if trajectory.case.group == group and trajectory.case.kind == "incident"
+            ]
+        )
         for group in groups
     }
 

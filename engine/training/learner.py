@@ -160,7 +160,7 @@ class Learner:
         recipe = self._spec.recipe
         assert recipe.cold_start is not None, "the loop asks for a cold start only if the recipe has one"
         shown = self._recorded or self._scripted()
-        return (with_turn_masks(one, recipe.cold_start) for one in shown)
+        return (with_turn_masks(item, recipe.cold_start) for item in shown)
 
     def _shown(self) -> Iterator[Sample]:
         return (sample for demonstration in self.demonstrations() for sample in samples_from_trajectory(demonstration))

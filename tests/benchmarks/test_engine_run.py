@@ -61,7 +61,7 @@ def test_json_and_table_hold_the_measured_numbers(steps: list[Step]) -> None:
     assert setting["palestra"]["trajectories_per_s"]["median"] == mine.trajectories_per_s
     assert setting["palestra"]["tokens_per_trajectory"]["min"] == 32
     assert set(setting["trl"]["shares"]) == {*PHASES, "other"}
-    assert [Step(**one) for one in setting["trl"]["runs"][0]["steps"]] == slower.steps
+    assert [Step(**run) for run in setting["trl"]["runs"][0]["steps"]] == slower.steps
 
     printed = io.StringIO()
     console = Console(file=printed, width=120)

@@ -114,7 +114,7 @@ def test_arms_share_their_cold_start_and_a_finished_run_is_not_done_again(tmp_pa
     first = run_plan(plan(tmp_path, seeds=1), tmp_path / "out", processes=1, log=lines.append)
     assert lines[0] == "cold start, seed 0"
     assert len(first) == 2
-    same, again = (one.curves for one in first)
+    same, again = (result.curves for result in first)
     timed = [key for key in same if key.startswith("perf/")]
     assert {key: value for key, value in same.items() if key not in timed} == {
         key: value for key, value in again.items() if key not in timed

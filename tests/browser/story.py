@@ -76,7 +76,7 @@ class Story:
             self.now += took
             if phase == "credit":
                 for group in range(self.groups):
-                    events += [self.stored(one) for one in self.group(step, group)]
+                    events += [self.stored(rollout) for rollout in self.group(step, group)]
             events.append(self.event("phase", step=step, phase=phase, seconds=took))
         events.append(self.event("metric", step=step, values=self.metrics(step)))
         if step == 23:

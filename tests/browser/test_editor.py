@@ -63,7 +63,7 @@ def test_a_switch_shows_its_fields_at_once_and_a_row_can_be_added(
     sample.experiment.refresh_from_db()
     experience = sample.experiment.run_spec.recipe.experience
     assert experience is not None
-    assert [one.content for one in experience.pool] == ["use the tool"]
+    assert [item.content for item in experience.pool] == ["use the tool"]
     assert complaints == []
 
 

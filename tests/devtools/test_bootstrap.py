@@ -88,7 +88,7 @@ def test_two_at_once_install_once(clone: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(dev, clone, "status") for _ in range(2)]
-        answers = [one.result() for one in both]
+        answers = [item.result() for item in both]
     assert [answer.returncode for answer in answers] == [0, 0], answers
     assert "".join(answer.stderr for answer in answers).count("making the environment") == 1
 

@@ -72,7 +72,7 @@ def test_two_homes_that_start_in_the_same_moment_get_different_ports(
     monkeypatch.delenv("PALESTRA_PORT", raising=False)
     with ThreadPoolExecutor(16) as starters, ExitStack() as holding:
         held = list(starters.map(lambda number: hold_web_port(tmp_path / str(number), show=lambda _: None), range(16)))
-        ports_taken = [holding.enter_context(one).getsockname()[1] for one in held]
+        ports_taken = [holding.enter_context(item).getsockname()[1] for item in held]
     assert len(set(ports_taken)) == 16
 
 

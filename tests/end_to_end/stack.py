@@ -155,7 +155,7 @@ class Stack:
             return self._pid_with(lambda words: words[1:4] == ["-m", "engine", "job"] and run_id in words[4])
         if name in ("rollout", "generator", "learner"):
             return self._pid_with(lambda words: words[0].lower().startswith(f"ray::{name}"))
-        return next((one["pid"] for one in self.status()["services"] if one["name"] == name), None)
+        return next((item["pid"] for item in self.status()["services"] if item["name"] == name), None)
 
     def _pid_with(self, matches: Callable[[list[str]], bool]) -> int | None:
         for child in psutil.Process(self.pid).children(recursive=True):

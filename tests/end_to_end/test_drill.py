@@ -29,7 +29,7 @@ def alerts(stack: Stack, run_id: str) -> list[dict[str, Any]]:
 
 
 def in_training(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in found if one["quarantined"] and (one["trajectory"] or "").startswith("train-")]
+    return [item for item in found if item["quarantined"] and (item["trajectory"] or "").startswith("train-")]
 
 
 def reported(stack: Stack, run_id: str, trajectory: str) -> Iterator[dict[str, Any]]:
@@ -72,7 +72,7 @@ def test_a_tunnel_is_reported_with_its_turn_and_trained_on_only_after_a_review_d
     run = stack.until_ended(run_id)
     assert run["state"] == "succeeded"
     assert sum(1 for _ in stack.events(run_id)) == run["summary"]["events_emitted"]
-    others = {one["trajectory"] for one in in_training(alerts(stack, run_id))} - {trajectory}
+    others = {alarm["trajectory"] for alarm in in_training(alerts(stack, run_id))} - {trajectory}
     assert others
     for other in sorted(others)[:3]:
         assert not any(map(trained_on, reported(stack, run_id, other)))
@@ -95,9 +95,9 @@ def undecided(stack: Stack, run_id: str) -> list[dict[str, Any]]:
 def paid(stack: Stack, run_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Trajectories that were found benign and trained on with an advantage, and what REST says of it."""
     found = stack.ask("GET", f"/runs/{run_id}/quarantines", params={"state": "benign", "limit": 200})["items"]
-    for one in found:
-        if one["effect"]["effect"] == "trained-on" and one["effect"]["advantage"]:
-            yield one["trajectory"], one["effect"]
+    for item in found:
+        if item["effect"]["effect"] == "trained-on" and item["effect"]["advantage"]:
+            yield item["trajectory"], item["effect"]
 
 
 def test_a_benign_review_decision_about_a_whole_group_becomes_an_advantage(stack: Stack) -> None:

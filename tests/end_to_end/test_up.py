@@ -96,7 +96,7 @@ def test_servers_that_the_environment_names_replace_the_embedded_ones(empty_stac
         up = empty_stack.dev("up", "--detach", "--no-sample", timeout_s=240, **servers)
         assert up.returncode == 0, up.stdout + up.stderr
         status = empty_stack.status()
-        assert {one["name"] for one in status["services"]} == {"ray", "web", "worker", "beat"}
+        assert {item["name"] for item in status["services"]} == {"ray", "web", "worker", "beat"}
         counted = empty_stack.dev("exec", "python", "manage.py", "shell", "-v0", "-c", COUNT_USERS, **servers)
         assert counted.stdout.split()[-1] == "1"
         assert empty_stack.dev("down").returncode == 0
@@ -120,16 +120,16 @@ def named_servers(folder: Path) -> Iterator[dict[str, str]]:
     ]
     try:
         while not (postgres.answers(sockets) and valkey.answers(sockets)):
-            assert all(one.poll() is None for one in running)
+            assert all(process.poll() is None for process in running)
             time.sleep(0.1)
         yield {
             "DATABASE_URL": f"postgres://{postgres.USER}@/{postgres.DATABASE}?host={sockets}",
             "REDIS_URL": f"unix://{sockets}/valkey.sock",
         }
     finally:
-        for one in running:
-            one.send_signal(signal.SIGINT)
-            one.wait(30)
+        for process in running:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
         shutil.rmtree(folder)
 
 

@@ -22,8 +22,8 @@ def test_the_list_names_every_recipe_with_its_source() -> None:
 
 def test_the_list_for_programs_holds_the_recipes() -> None:
     reported = json.loads(engine("recipes", "--json").stdout)
-    assert {one["name"] for one in reported} == set(preset_names())
-    assert all(one["recipe"]["objective"]["kind"] for one in reported)
+    assert {entry["name"] for entry in reported} == set(preset_names())
+    assert all(entry["recipe"]["objective"]["kind"] for entry in reported)
 
 
 def test_one_recipe_is_reported_with_defaults_ranges_and_source() -> None:

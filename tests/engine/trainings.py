@@ -172,7 +172,11 @@ class Training:
         kept: list[dict[str, Any]] = []
         for event in self.events():
             if event["kind"] == "started":
-                kept = [one for one in kept if _still_counts(one, event["from_step"], event["from_cold_start_step"])]
+                kept = [
+                    trajectory
+                    for trajectory in kept
+                    if _still_counts(trajectory, event["from_step"], event["from_cold_start_step"])
+                ]
             kept.append(event)
         return kept
 

@@ -73,7 +73,7 @@ async def test_git_clones_what_is_allowed_and_is_told_why_not_otherwise(internet
     assert refused.outcome == "error"
     assert "403" in refused.stderr
     denied = [attempt for attempt in staged.attempts if not attempt.decision.allowed]
-    assert {(one.attempt.address, one.decision.reason) for one in denied} == {("203.0.113.9", "no-rule")}
+    assert {(item.attempt.address, item.decision.reason) for item in denied} == {("203.0.113.9", "no-rule")}
 
 
 INSTALLER = """

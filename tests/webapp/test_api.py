@@ -334,10 +334,10 @@ def test_trajectories_are_filtered_and_paged(api_of, victor, run_with_data) -> N
     api, path = api_of(victor), f"/runs/{run_with_data.id}/trajectories"
     first = api.get(path, limit=2).json()
     rest = api.get(path, limit=2, cursor=first["next_cursor"]).json()
-    assert [one["member"] for one in first["items"] + rest["items"]] == [2, 1, 0]
+    assert [item["member"] for item in first["items"] + rest["items"]] == [2, 1, 0]
     assert rest["next_cursor"] is None
-    assert [one["member"] for one in api.get(path, success="true").json()["items"]] == [0]
-    assert [one["member"] for one in api.get(path, min_reward=2).json()["items"]] == [2]
+    assert [document["member"] for document in api.get(path, success="true").json()["items"]] == [0]
+    assert [document["member"] for document in api.get(path, min_reward=2).json()["items"]] == [2]
     assert len(api.get(path, step=1, prompt=0, sampled_at_version=0, trained_at_step=1).json()["items"]) == 3
     for nothing in ({"step": 2}, {"prompt": 1}, {"sampled_at_version": 1}, {"trained_at_step": 2}):
         assert api.get(path, **nothing).json()["items"] == []
@@ -434,8 +434,8 @@ def test_errors_are_what_the_description_says(api_of: Any, victor: User, path: s
 def test_presets_are_listed_with_their_sources_and_told_knob_by_knob(api_of: Any, victor: User) -> None:
     api = api_of(victor, scopes=("read",))
     listed = api.get("/recipes").json()
-    assert {one["name"] for one in listed} == set(preset_names())
-    assert all(one["source"] and one["about"] for one in listed)
+    assert {item["name"] for item in listed} == set(preset_names())
+    assert all(item["source"] and item["about"] for item in listed)
     one = api.get("/recipes/dr-grpo").json()
     knobs = {knob["path"]: knob for knob in one["knobs"]}
     assert knobs["objective.clip_high"]["value"] == one["recipe"]["objective"]["clip_high"]

@@ -151,8 +151,8 @@ def test_the_changes_of_a_preset_are_the_marked_fields_of_its_form(name: str) ->
     draft = Draft.of(with_preset)
     sections = [section for card in draft.cards for section in sections_in(card.sections)]
     fields = {field.path for section in sections for field in section.fields if field.is_changed}
-    tables = {one.path for one in sections if one.switch and one.was_on != (one.switch == "on")}
-    lists = {one.path for one in sections if one.rows}
+    tables = {item.path for item in sections if item.switch and item.was_on != (item.switch == "on")}
+    lists = {item.path for item in sections if item.rows}
     assert {path for path in fields | tables if path.startswith("recipe.")} <= set(phrase)
     assert set(phrase) <= fields | tables | lists
 
@@ -166,10 +166,10 @@ def test_a_search_looks_in_names_ideas_sources_and_changes() -> None:
 
 def test_folded_fields_are_named(browser: Client, experiment: Experiment) -> None:
     page = unescape(browser.get(f"/experiments/{experiment.id}/").content.decode())
-    folded = [one for card in Draft.of(experiment.spec).cards for one in sections_in(card.sections) if one.more]
+    folded = [item for card in Draft.of(experiment.spec).cards for item in sections_in(card.sections) if item.more]
     assert len(folded) > 3
     for section in folded:
-        labels = " · ".join(one.label for one in section.more)
+        labels = " · ".join(item.label for item in section.more)
         assert f"{len(section.more)} more" in page
         assert labels in page
     assert "Stall timeout, seconds" in page.split('id="schedule"')[1].split("<summary>")[1].split("</summary>")[0]

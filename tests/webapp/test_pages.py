@@ -291,7 +291,7 @@ class _Labels(HTMLParser):
 
 def test_every_field_has_a_label_and_nothing_is_inline(pages: list[str], alice: User) -> None:
     client = signed_in(alice)
-    for page in [one for one in pages if "snapshot" not in one and "series" not in one] + COMMON:
+    for page in [item for item in pages if "snapshot" not in item and "series" not in item] + COMMON:
         parser = _Labels()
         parser.feed(client.get(page).content.decode())
         assert parser.nameless() == [], page

@@ -78,7 +78,7 @@ def test_the_list_and_rest_are_narrowed_to_what_was_changed(
     html = client.get(f"/runs/{run.id}/trajectories/?purpose=train&change={change}").content.decode()
     assert set(map(int, re.findall(r">train-0-(\d)<", html))) == indices
     found = api_of(bob).get(f"/runs/{run.id}/trajectories", purpose="train", change=change).json()["items"]
-    assert {one["member"] for one in found} == indices
+    assert {item["member"] for item in found} == indices
 
 
 def test_purified_evaluations_and_episodes_that_are_done_are_stored_and_can_be_found(

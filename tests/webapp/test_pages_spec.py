@@ -195,7 +195,7 @@ def test_rows_are_added_and_removed_and_keep_what_was_typed(browser: Client, exp
     form = posted_by(shown(browser, experiment, form, f"remove:{pool}.1"))
     experience = saved(browser, experiment, form).recipe.experience
     assert experience is not None
-    assert [(one.when_to_use, one.content) for one in experience.pool] == [
+    assert [(item.when_to_use, item.content) for item in experience.pool] == [
         ("when one", "one\nlines"),
         ("when three", "three\nlines"),
     ]
@@ -272,7 +272,7 @@ def test_only_what_differs_from_the_preset_is_marked() -> None:
     plain = Draft.of({"name": "x", "recipe": {"preset": "dr-grpo"}})
     assert plain.changed == 0
     changed = Draft.of({"name": "x", "recipe": {"preset": "dr-grpo", "objective": {"clip_high": 0.28}, "kl": {}}})
-    marked = [one.path for card in changed.cards for one in fields_in(card.sections) if one.is_changed]
+    marked = [section.path for card in changed.cards for section in fields_in(card.sections) if section.is_changed]
     assert marked == ["recipe.objective.clip_high"]
     assert changed.changed == 2
 

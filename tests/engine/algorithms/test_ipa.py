@@ -91,7 +91,7 @@ def test_parts_of_a_batch_add_up_though_the_sampled_chunks_of_one_are_masked():
     whole, masked = _by_hand(1.0), _by_hand(-1.0)
     masked = replace(masked, logp_rollout_BT=masked.logp_rollout_BT - 2.0)
     together = ChunkTokens(*(torch.cat([a, b]) for a, b in zip(_fields(whole), _fields(masked), strict=True)))
-    parts = [ipa_loss(one) for one in (whole, masked)]
+    parts = [ipa_loss(request) for request in (whole, masked)]
     for got, *wanted in zip(ipa_loss(together), *parts, strict=True):
         torch.testing.assert_close(got, sum(wanted))
 

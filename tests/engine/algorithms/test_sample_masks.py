@@ -66,7 +66,7 @@ def test_places_may_overlap(length, repetitive):
 @given(st.lists(st.integers(0, 2), max_size=80), st.integers(1, 4), st.integers(1, 6))
 def test_repetition_is_what_a_slow_count_says(ids, gram, times):
     grams = [tuple(ids[i : i + gram]) for i in range(len(ids) - gram + 1)]
-    assert is_repetitive(ids, gram=gram, times=times) == any(grams.count(one) >= times for one in grams)
+    assert is_repetitive(ids, gram=gram, times=times) == any(grams.count(item) >= times for item in grams)
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,11 @@ class Wire:
 
     async def replies(self) -> list[GeneratorReply]:
         answering, breaking = (
-            asyncio.ensure_future(one) for one in (self._server.replies(self._caller), self.broken.wait())
+            asyncio.ensure_future(item) for item in (self._server.replies(self._caller), self.broken.wait())
         )
         done, pending = await asyncio.wait({answering, breaking}, return_when=asyncio.FIRST_COMPLETED)
-        for one in pending:
-            one.cancel()
+        for item in pending:
+            item.cancel()
         if breaking in done:
             raise ConnectionError("the generator died")
         return answering.result()
@@ -79,7 +79,7 @@ async def test_a_released_session_gives_its_slot_to_the_next(generator: TorchGen
         await client.release(f"s{number}")
         return generated
 
-    assert len({one.token_ids for one in await asyncio.gather(*(episode(number) for number in range(12)))}) == 1
+    assert len({item.token_ids for item in await asyncio.gather(*(episode(number) for number in range(12)))}) == 1
     await client.close()
     await generator.abort_all()
     assert generator.stats()["sessions"] == 0

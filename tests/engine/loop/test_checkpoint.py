@@ -65,14 +65,14 @@ def test_any_harm_to_any_file_is_noticed_and_the_one_before_is_found(
 ) -> None:
     harm(checkpoints.path(2) / file)
     found = checkpoints.newest()
-    assert [one.step for one in found.damaged] == [2]
+    assert [checkpoint.step for checkpoint in found.damaged] == [2]
     assert step_of(checkpoints) == 1
 
 
 def test_the_file_is_named_with_what_is_the_matter(checkpoints: Checkpoints) -> None:
     (checkpoints.path(2) / "model" / "weights").unlink()
     os.truncate(checkpoints.path(1) / "model" / "weights", 7)
-    assert [one.how for one in checkpoints.newest().damaged] == [
+    assert [checkpoint.how for checkpoint in checkpoints.newest().damaged] == [
         "model/weights is missing",
         "model/weights has 7 bytes, of 200 that were written",
     ]
@@ -128,7 +128,7 @@ def test_without_a_manifest_what_can_be_read_is_whole_and_what_cannot_is_damaged
     os.truncate(checkpoints.path(2) / "state.json", 100)
     found = checkpoints.newest()
     assert not found.verified
-    assert [one.step for one in found.damaged] == [2]
+    assert [checkpoint.step for checkpoint in found.damaged] == [2]
     assert step_of(checkpoints) == 1
 
 

@@ -62,11 +62,11 @@ def test_dynamic_sampling_keeps_the_first_informative_groups_and_records_the_oth
     spec = spec_with({"dynamic_sampling": {}})
     selected = selected_by(spec, grouped(groups_of(rollout, "++", "+-", "--", "-+", "+-")))
     kept, dropped = rollouts_in(selected.kept), rollouts_in(selected.dropped)
-    assert [one.prompt for one in kept] == [1, 1, 3, 3]
-    assert [(one.prompt, one.masked_because) for one in dropped] == [
+    assert [trajectory.prompt for trajectory in kept] == [1, 1, 3, 3]
+    assert [(trajectory.prompt, trajectory.masked_because) for trajectory in dropped] == [
         (0, DROPPED), (0, DROPPED), (2, DROPPED), (2, DROPPED), (4, DROPPED), (4, DROPPED),
     ]  # fmt: skip
-    assert all(one.masked_because is None for one in kept)
+    assert all(trajectory.masked_because is None for trajectory in kept)
     assert selected.rollouts == [*kept, *dropped]
 
 

@@ -51,7 +51,7 @@ async def test_one_failure_leaves_its_whole_group_without_verdicts_and_no_other(
     judge = ByName({"train-0-1": JudgeTimeout("no answer within 1 s")})
     judged = await Judging(Attribution(), judge).judge(grouped(played), alive=nobody)
     rollouts = rollouts_in(judged.groups)
-    assert [verdicts_of(one) for one in rollouts] == [[None, None]] * 2 + [["good", "good"]] * 2
+    assert [verdicts_of(trajectory) for trajectory in rollouts] == [[None, None]] * 2 + [["good", "good"]] * 2
     assert rollouts[:2] == played[:2]
     assert judged.metrics["judge/failed"] == 1
     assert judged.warnings == [
@@ -73,7 +73,7 @@ async def test_what_the_judge_says_of_an_experts_turns_is_not_in_the_policys_sha
 
 async def test_each_kind_of_failure_is_reported_once(rollout: Rollout) -> None:
     played = [rollout(member=index) for index in range(4)]
-    failing: dict[str, Exception] = {one.id: JudgeTimeout("late") for one in played[:3]}
+    failing: dict[str, Exception] = {trajectory.id: JudgeTimeout("late") for trajectory in played[:3]}
     judge = ByName({**failing, played[3].id: JudgeUnavailable("gone")})
     judged = await Judging(Attribution(), judge).judge(grouped(played), alive=nobody)
     assert [warning.split(",")[0] for warning in judged.warnings] == [

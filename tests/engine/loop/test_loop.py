@@ -143,7 +143,7 @@ def test_lost_episodes_are_counted_and_named_and_the_run_goes_on(rig: Callable[.
     trained = [
         event["trajectory"] for event in service.of_kind("trajectory") if event["trajectory"]["purpose"] == "train"
     ]
-    assert {(one["prompt"] % 6, one["member"]) for one in trained} & {
+    assert {(rollout["prompt"] % 6, rollout["member"]) for rollout in trained} & {
         *LOST,
         (1, 3),
     } == set()  # nobody to compare (1, 3) with

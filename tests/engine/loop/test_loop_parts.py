@@ -194,8 +194,8 @@ def test_a_step_without_an_informative_group_makes_no_update_says_so_and_the_run
     trained = [
         event["trajectory"] for event in service.of_kind("trajectory") if event["trajectory"]["purpose"] == "train"
     ]
-    assert {one["masked_because"] for one in trained} == {"dynamic-sampling"}
-    assert len({one["id"] for one in trained}) == 72
+    assert {rollout["masked_because"] for rollout in trained} == {"dynamic-sampling"}
+    assert len({rollout["id"] for rollout in trained}) == 72
     assert service.events[-1]["summary"]["steps"] == 1
     before, after = (running.checkpoints.path(step) / "model" / "model.safetensors" for step in (0, 1))
     assert before.read_bytes() == after.read_bytes()
@@ -230,7 +230,7 @@ class Forgetful(InProcessWorkers):
 
 def test_a_replay_buffer_that_loses_trajectories_before_it_is_full_is_reported_once(rig: Made, service: Any) -> None:
     assert rig(Forgetful).start().ended() == exit_codes.ENDED
-    [warning] = [one for one in warnings(service) if "replay_buffer" in one]
+    [warning] = [item for item in warnings(service) if "replay_buffer" in item]
     assert warning.startswith("step 1: 3 good trajectories became too old to be replayed, with 40 in the buffer")
 
 

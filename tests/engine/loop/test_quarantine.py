@@ -114,8 +114,12 @@ def test_without_a_review_decision_it_is_in_no_update_and_not_in_the_comparison(
     assert rig().start().ended() == exit_codes.ENDED
     workers = Suspicious.last
     assert all(rollout.id != SUSPECT for batch in workers.batches for rollout in batch)
-    assert len([one for one in workers.batches[0] if one.prompt == 0]) == 3
-    [reported] = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    assert len([request for request in workers.batches[0] if request.prompt == 0]) == 3
+    [reported] = [
+        trajectory["trajectory"]
+        for trajectory in service.of_kind("trajectory")
+        if trajectory["trajectory"]["id"] == SUSPECT
+    ]
     assert (reported["masked_because"], reported["trained_at_step"], reported["alerts"]) == (
         "quarantined",
         None,
@@ -123,9 +127,10 @@ def test_without_a_review_decision_it_is_in_no_update_and_not_in_the_comparison(
     )
     assert reported["segments"][0]["turns"][0]["advantages"] is None
     assert any(
-        SUSPECT in one["message"] and "until a review decision" in one["message"] for one in service.of_kind("log")
+        SUSPECT in event["message"] and "until a review decision" in event["message"]
+        for event in service.of_kind("log")
     )
-    assert [one["values"]["train/quarantined"] for one in metrics_with(service, "train/quarantined")] == [1]
+    assert [event["values"]["train/quarantined"] for event in metrics_with(service, "train/quarantined")] == [1]
 
 
 class Awaiting(Suspicious):
@@ -147,7 +152,11 @@ def test_found_benign_it_is_credited_in_its_group_and_moves_the_weights(rig: Cal
     assert running.ended() == exit_codes.ENDED
     workers = Suspicious.last
     assert [step for step in range(1, 6) if SUSPECT in workers.learned(step)] == [2]
-    *_, reported = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    *_, reported = [
+        trajectory["trajectory"]
+        for trajectory in service.of_kind("trajectory")
+        if trajectory["trajectory"]["id"] == SUSPECT
+    ]
     assert (reported["masked_because"], reported["sampled_at_version"], reported["trained_at_step"]) == (None, 0, 2)
     assert [turn["old_logprobs"] for turn in reported["segments"][0]["turns"]] == [
         turn["logprobs"] for turn in reported["segments"][0]["turns"]
@@ -156,15 +165,15 @@ def test_found_benign_it_is_credited_in_its_group_and_moves_the_weights(rig: Cal
     mean = (sum(one.reward for one in group) + reported["reward"]) / (len(group) + 1)
     advantage = reported["segments"][0]["turns"][0]["advantages"][0]
     assert advantage == pytest.approx(0, abs=1e-6) or advantage * (reported["reward"] - mean) > 0
-    assert [one["values"]["train/released"] for one in metrics_with(service, "train/released")] == [0, 1]
-    assert any("found benign and trained on now" in one["message"] for one in service.of_kind("log"))
+    assert [event["values"]["train/released"] for event in metrics_with(service, "train/released")] == [0, 1]
+    assert any("found benign and trained on now" in event["message"] for event in service.of_kind("log"))
     [settled] = service.of_kind("settled")
     assert (settled["trajectory"], settled["step"], settled["outcome"]) == (SUSPECT, 2, "trained-on")
     values = [value for turn in reported["segments"][0]["turns"] for value in turn["advantages"]]
     assert settled["advantage"] == pytest.approx(sum(values) / len(values))
     assert settled["group_mean"] == pytest.approx(mean)
     assert (settled["group_size"], settled["updates_since"]) == (len(group) + 1, 1)
-    assert settled["rewards_differ"] is (len({reported["reward"], *(one.reward for one in group)}) > 1)
+    assert settled["rewards_differ"] is (len({reported["reward"], *(trajectory.reward for trajectory in group)}) > 1)
 
 
 @pytest.mark.parametrize("credit", ["gae", "reinforce-pp"])
@@ -206,8 +215,8 @@ def test_otherwise_it_never_comes_back(
     running = rig(after_review_decision(service, verdict), release_within_steps=within).start()
     assert running.ended() == exit_codes.ENDED
     assert all(SUSPECT not in Suspicious.last.learned(step) for step in range(1, 6))
-    assert any(reported in one["message"] for one in service.of_kind("log"))
-    assert [one["outcome"] for one in service.of_kind("settled")] == outcomes
+    assert any(reported in event["message"] for event in service.of_kind("log"))
+    assert [event["outcome"] for event in service.of_kind("settled")] == outcomes
 
 
 def test_without_a_review_decision_in_time_the_run_says_once_that_it_is_discarded(
@@ -217,7 +226,9 @@ def test_without_a_review_decision_in_time_the_run_says_once_that_it_is_discarde
     [settled] = service.of_kind("settled")
     assert (settled["trajectory"], settled["step"], settled["outcome"]) == (SUSPECT, 3, "discarded")
     assert settled["updates_since"] == 2
-    assert [one["values"]["train/quarantine_discarded"] for one in metrics_with(service, "train/quarantine_discarded")]
+    assert [
+        event["values"]["train/quarantine_discarded"] for event in metrics_with(service, "train/quarantine_discarded")
+    ]
 
 
 def after_review_decision(service: Any, verdict: str) -> type[InProcessWorkers]:
@@ -230,7 +241,7 @@ def after_review_decision(service: Any, verdict: str) -> type[InProcessWorkers]:
 
 
 def metrics_with(service: Any, key: str) -> list[dict[str, Any]]:
-    return [one for one in service.of_kind("metric") if key in one["values"]]
+    return [event for event in service.of_kind("metric") if key in event["values"]]
 
 
 def test_an_alert_that_comes_between_score_and_update_masks_it_all_the_same(
@@ -254,7 +265,11 @@ def test_an_alert_that_comes_between_score_and_update_masks_it_all_the_same(
     assert running.ended() == exit_codes.ENDED
     assert SUSPECT not in learned[0]
     assert len(learned[0]) > 1
-    *_, reported = [one["trajectory"] for one in service.of_kind("trajectory") if one["trajectory"]["id"] == SUSPECT]
+    *_, reported = [
+        trajectory["trajectory"]
+        for trajectory in service.of_kind("trajectory")
+        if trajectory["trajectory"]["id"] == SUSPECT
+    ]
     assert reported["masked_because"] == "quarantined"
 
 
@@ -268,10 +283,12 @@ def test_an_alert_that_comes_between_score_and_update_makes_no_expert(
             collected = await super().collect(requests)
             if requests[0].purpose == "train":
                 alike = [trajectory.model_copy(update={"success": True}) for trajectory in collected.trajectories]
-                by_task = {one.task.id: one for one in alike if can_be_expert(one)}
+                by_task = {trajectory.task.id: trajectory for trajectory in alike if can_be_expert(trajectory)}
                 succeeded.extend(list(by_task.values())[:2])
-                ids = {one.id for one in succeeded}
-                collected.trajectories = [one.model_copy(update={"success": one.id in ids}) for one in alike]
+                ids = {success.id for success in succeeded}
+                collected.trajectories = [
+                    trajectory.model_copy(update={"success": trajectory.id in ids}) for trajectory in alike
+                ]
             return collected
 
         async def credit(
@@ -308,7 +325,7 @@ def test_a_step_all_of_whose_rollouts_are_out_makes_no_update_and_the_run_goes_o
 
     assert rig(AllOut).start().ended() == exit_codes.ENDED
     assert service.events[-1]["outcome"] == "succeeded"
-    assert any("step 1: no update" in one["message"] for one in service.of_kind("log"))
+    assert any("step 1: no update" in event["message"] for event in service.of_kind("log"))
 
 
 def test_only_quarantining_alerts_of_a_place_put_somebody_out() -> None:
@@ -318,10 +335,10 @@ def test_only_quarantining_alerts_of_a_place_put_somebody_out() -> None:
     quarantine.alerted(alert(everyone[1].id, quarantined=False, number=2))
     quarantine.alerted(alert(None, number=3))
     marked = quarantine.marked(everyone, state)
-    assert [is_out(one) for one in marked] == [True, False, False]
+    assert [is_out(trajectory) for trajectory in marked] == [True, False, False]
     assert marked[0].alerts == ["sandbox/1"]
     benign = quarantine.marked(marked, QuarantineState(verdicts={everyone[0].id: "benign"}))
-    assert [is_out(one) for one in benign] == [False] * 3
+    assert [is_out(item) for item in benign] == [False] * 3
     assert benign[0].alerts == ["sandbox/1"]
 
 
@@ -369,9 +386,9 @@ def test_a_group_is_held_whole_and_let_go_one_by_one() -> None:
     assert (len(group.members), group.out) == (4, [member.id for member in group.members[:2]])
     first, second = group.out
     after = released(state.model_copy(update={"verdicts": {first: "benign"}}), 3, within=8)
-    assert [(one.out, len(one.members)) for one in after.groups] == [([first], 3)]
+    assert [(rollouts.out, len(rollouts.members)) for rollouts in after.groups] == [([first], 3)]
     assert second not in {member.id for member in after.groups[0].members}
-    assert [(one.out, len(one.members)) for one in after.held] == [([second], 4)]
+    assert [(held.out, len(held.members)) for held in after.held] == [([second], 4)]
     done = released(QuarantineState(held=after.held, verdicts={second: "malicious"}), 4, within=8)
     assert (done.groups, done.held, done.late, done.discarded) == ([], [], {}, {})
 
@@ -379,7 +396,7 @@ def test_a_group_is_held_whole_and_let_go_one_by_one() -> None:
 def test_too_late_is_reported_and_nothing_is_kept_for_it() -> None:
     state = held_at(1)
     still = released(state, 9, within=8)
-    assert [len(one.members) for one in still.held] == [0]
+    assert [len(held.members) for held in still.held] == [0]
     assert still.discarded == dict.fromkeys(state.held[0].out, 1)
     assert not released(QuarantineState(held=still.held), 10, within=8).discarded  # it is told once
     verdicts = dict.fromkeys(state.held[0].out, "benign")
@@ -398,7 +415,7 @@ def test_no_more_than_so_many_groups_wait() -> None:
 
 def test_groups_are_held_in_their_order_each_with_everybody_who_came_back() -> None:
     sound = [rollout(prompt=group, member=index) for group in range(3) for index in range(3)]
-    marked = [one.model_copy(update={"masked_because": "quarantined"}) if one.id in OUT else one for one in sound]
+    marked = [item.model_copy(update={"masked_because": "quarantined"}) if item.id in OUT else item for item in sound]
     release = Release()
     hold(release, [*grouped(marked), RolloutGroup(GroupPlan(prompt=3, version=0, number=3, place=3, task=3), ())])
     assert [(held.step, held.plan.number, held.out) for held in release.held] == [

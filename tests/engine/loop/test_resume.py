@@ -98,7 +98,9 @@ def test_dynamic_sampling_goes_on_until_it_has_its_batch_or_its_rounds_are_over(
     trained = [event["trajectory"] for event in undisturbed_parts.of_kind("trajectory")]
     for event in undisturbed_parts.of_kind("metric"):
         if "train/sampling_rounds" in event["values"]:
-            played = [one for one in trained if (one["purpose"], step_of(one)) == ("train", event["step"])]
+            played = [
+                rollout for rollout in trained if (rollout["purpose"], step_of(rollout)) == ("train", event["step"])
+            ]
             rounds = event["values"]["train/sampling_rounds"]
             goes_on = [_goes_on_after(number + 1, played) for number in range(int(rounds))]
             assert goes_on == [True] * (len(goes_on) - 1) + [False]
@@ -107,8 +109,8 @@ def test_dynamic_sampling_goes_on_until_it_has_its_batch_or_its_rounds_are_over(
 def _goes_on_after(rounds: int, played: list[dict[str, Any]]) -> bool:
     """A round plays 6 groups, numbered on from those of the round before."""
     outcomes = defaultdict(set)
-    for one in played:
-        outcomes[one["prompt"]].add(one["success"])
+    for trajectory in played:
+        outcomes[trajectory["prompt"]].add(trajectory["success"])
     informative = sum(len(found) == 2 for _, found in sorted(outcomes.items())[: 6 * rounds])
     return informative < 6 and rounds < 2
 
@@ -167,7 +169,7 @@ def test_a_run_all_of_whose_checkpoints_are_damaged_begins_anew(killed: Path, tr
     assert training.weights(5) == undisturbed.weights(5)
     assert tokens(training.lineage()) == tokens(undisturbed.events())
     assert metric_keys(training.lineage()).keys() == metric_keys(undisturbed.events()).keys()
-    summaries = [one.of_kind("finished")[0]["summary"] for one in (training, undisturbed)]
+    summaries = [item.of_kind("finished")[0]["summary"] for item in (training, undisturbed)]
     assert summaries[0]["trajectories_stored"] == summaries[1]["trajectories_stored"]
 
 

@@ -47,10 +47,10 @@ class Run:
 
     def numbers(self) -> list[tuple[str, int]]:
         return [
-            (event["sandbox"], one["seq"])
+            (event["sandbox"], egress["seq"])
             for event in self.events()
             if event["kind"] == "egress"
-            for one in event["records"]
+            for egress in event["records"]
         ]
 
 
@@ -70,7 +70,7 @@ def test_records_of_one_sandbox_and_turn_share_an_event_and_keep_their_order(run
         ("egress", "sandbox", 0), ("alert", None, 2), ("egress", "sandbox", 0), ("egress", "sandbox", 1),
         ("egress", "other", None),
     ]  # fmt: skip
-    assert [one.id for one in run.alerts] == ["sandbox/1"]
+    assert [alarm.id for alarm in run.alerts] == ["sandbox/1"]
 
 
 def test_the_turn_of_an_alert_is_reported_before_it(run: Run) -> None:

@@ -30,11 +30,16 @@ def scripted(count, **fields):
 async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_would_have_seen():
     """Every kind of slip at every level, replayed in real sandboxes."""
     played = scripted(90, wrong_fraction=0.1, tool_error_fraction=0.8)
-    assert {call.error_class for one in played for call in one.tool_calls} == {None, "syntax", "name", "type"}
+    assert {call.error_class for trajectory in played for call in trajectory.tool_calls} == {
+        None,
+        "syntax",
+        "name",
+        "type",
+    }
     async with Pool(SandboxSpec(), size=1) as sandboxes:
-        for one in played:
-            policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns))
-            number = int(one.task.id.removeprefix("train-"))
+        for trajectory in played:
+            policy = ScriptedPolicy(*(turn.token_ids for turn in trajectory.turns))
+            number = int(trajectory.task.id.removeprefix("train-"))
             arena = Arena(
                 ENVIRONMENT,
                 RENDERER,
@@ -46,20 +51,26 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
                 160,
             )
             real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)
-            assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
-            assert [turn.token_ids for turn in real.turns] == [turn.token_ids for turn in one.turns]
-            assert [call.error_class for call in real.tool_calls] == [call.error_class for call in one.tool_calls]
-            assert (real.success, real.answer, real.stop_reason) == (one.success, one.answer, one.stop_reason)
+            assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in trajectory.turns]
+            assert [turn.token_ids for turn in real.turns] == [turn.token_ids for turn in trajectory.turns]
+            assert [call.error_class for call in real.tool_calls] == [
+                call.error_class for call in trajectory.tool_calls
+            ]
+            assert (real.success, real.answer, real.stop_reason) == (
+                trajectory.success,
+                trajectory.answer,
+                trajectory.stop_reason,
+            )
 
 
 def test_shares_of_guesses_and_of_broken_first_calls_are_those_of_the_spec():
     played = scripted(3000, wrong_fraction=0.6, tool_error_fraction=0.25)
-    guesses = [one for one in played if not one.tool_calls]
-    repairs = [one for one in played if one.tool_errors]
+    guesses = [trajectory for trajectory in played if not trajectory.tool_calls]
+    repairs = [trajectory for trajectory in played if trajectory.tool_errors]
     assert abs(len(guesses) / 3000 - 0.6) < 0.03
     assert abs(len(repairs) / (3000 - len(guesses)) - 0.25) < 0.04
     assert all(repair.tool_calls[0].status == "error" and repair.tool_errors == 1 for repair in repairs)
-    assert all(one.success for one in played if one.tool_calls)
+    assert all(trajectory.success for trajectory in played if trajectory.tool_calls)
 
 
 def test_guessing_does_not_pay():
@@ -71,9 +82,9 @@ def test_guessing_does_not_pay():
 def test_demonstrations_use_training_tasks_only():
     heldout = {problem(0, "heldout", number, 1 + number % 3).question for number in range(510)}
     played = scripted(500)
-    assert {one.task.split for one in played} == {"train"}
-    assert not heldout & {one.task.question for one in played}
-    assert min(Counter(one.task.level for one in played).values()) > 100
+    assert {trajectory.task.split for trajectory in played} == {"train"}
+    assert not heldout & {trajectory.task.question for trajectory in played}
+    assert min(Counter(trajectory.task.level for trajectory in played).values()) > 100
 
 
 def test_equal_seeds_are_equal_demonstrations_and_other_seeds_are_not():
@@ -89,10 +100,10 @@ def test_equal_seeds_are_equal_demonstrations_and_other_seeds_are_not():
 
 
 def test_every_demonstration_fits_into_the_default_limits():
-    for one in scripted(3000, wrong_fraction=0.0, tool_error_fraction=0.7):
-        assert sum(len(turn.context_ids) + len(turn.token_ids) for turn in one.turns) <= Model().context_tokens
-        assert all(len(turn.token_ids) <= PythonMath().max_turn_tokens for turn in one.turns)
-        assert len(one.turns) <= PythonMath().max_turns
+    for trajectory in scripted(3000, wrong_fraction=0.0, tool_error_fraction=0.7):
+        assert sum(len(turn.context_ids) + len(turn.token_ids) for turn in trajectory.turns) <= Model().context_tokens
+        assert all(len(turn.token_ids) <= PythonMath().max_turn_tokens for turn in trajectory.turns)
+        assert len(trajectory.turns) <= PythonMath().max_turns
 
 
 @pytest.mark.parametrize(
@@ -106,12 +117,19 @@ async def test_a_demonstration_without_an_answer_ends_as_a_policy_doing_the_same
     renderer = CharacterRenderer(tokenizer_for(vocabulary), reasoning=False)
     cold_start = ColdStart(demonstrations=40, wrong_fraction=0.3, tool_error_fraction=0.5)
     played = list(DemonstrationWriter(environment, renderer, Reward(), seed=1).demonstrations(cold_start))
-    assert {(one.stop_reason, one.success) for one in played} >= {("done", True), ("answered", False)}
-    for one in played:
-        policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns), context_tokens=9999)
-        number = int(one.task.id.removeprefix("train-"))
+    assert {(trajectory.stop_reason, trajectory.success) for trajectory in played} >= {
+        ("done", True),
+        ("answered", False),
+    }
+    for trajectory in played:
+        policy = ScriptedPolicy(*(turn.token_ids for turn in trajectory.turns), context_tokens=9999)
+        number = int(trajectory.task.id.removeprefix("train-"))
         arena = Arena(environment, renderer, policy, None, Reward(), 64, 99, 9999)
         real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)
-        assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
-        assert (real.success, real.answer, real.stop_reason) == (one.success, one.answer, one.stop_reason)
-        assert (real.reward, real.rewards) == (one.reward, one.rewards)
+        assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in trajectory.turns]
+        assert (real.success, real.answer, real.stop_reason) == (
+            trajectory.success,
+            trajectory.answer,
+            trajectory.stop_reason,
+        )
+        assert (real.reward, real.rewards) == (trajectory.reward, trajectory.rewards)

@@ -69,7 +69,7 @@ async def test_hidden_numbers_are_looked_up_in_one_call_and_combined_in_another(
     )
     policy = ScriptedPolicy(call(f'show("{first}")'), call(f'show("{second}")'), call(expression), answer(task.answer))
     trajectory = await run_episode(request(LEVEL_3), arena(policy, sandboxes))
-    assert [one.output for one in trajectory.tool_calls] == [*numbers, task.answer]
+    assert [tool_call.output for tool_call in trajectory.tool_calls] == [*numbers, task.answer]
     assert trajectory.success
 
 

@@ -127,7 +127,7 @@ async def test_two_failures_in_one_episode_are_repaired_one_by_one(sandboxes):
     trajectory, _ = await purified(
         sandboxes, call("1/0"), call("1/1"), call("5"), call("nobody"), call("6"), answer("6")
     )
-    assert [one.output for one in trajectory.tool_calls] == ["1.0", "5", "6"]
+    assert [tool_call.output for tool_call in trajectory.tool_calls] == ["1.0", "5", "6"]
     assert [change.turn for change in trajectory.changes] == [0, 2]
     assert trajectory.first_attempt_errors == 2
 
@@ -183,7 +183,7 @@ async def test_a_correction_of_the_first_call_finds_the_hidden_numbers(sandboxes
 async def test_a_call_that_failed_half_way_has_had_no_effect(sandboxes):
     """Without going back, x would be 3 when the correction prints it."""
     trajectory, _ = await purified(sandboxes, call("x=1"), call("x+=1;1/0"), call("x+=1;x"), call("x"), answer("2"))
-    assert [one.output for one in trajectory.tool_calls] == ["", "2", "2"]
+    assert [tool_call.output for tool_call in trajectory.tool_calls] == ["", "2", "2"]
 
 
 async def test_every_attempt_starts_from_the_same_state(sandboxes):
@@ -233,8 +233,8 @@ async def test_repairs_change_no_seed_of_later_turns(sandboxes):
     _, repaired = await purified(sandboxes, call("1/0"), call("nobody"), call("1/1"), call("2"), answer("2"))
     plain = ScriptedPolicy(call("1/1"), call("2"), answer("2"), context_tokens=400)
     await run_episode(request(), arena(plain, sandboxes))
-    sampled = [one.seed for one in repaired.requests if not one.forced_ids]
-    assert [sampled[0], *sampled[3:]] == [one.seed for one in plain.requests]
+    sampled = [query.seed for query in repaired.requests if not query.forced_ids]
+    assert [sampled[0], *sampled[3:]] == [query.seed for query in plain.requests]
     assert len(set(sampled)) == len(sampled)
 
 
@@ -244,7 +244,9 @@ async def test_where_nothing_fails_purification_changes_nothing_but_the_count(sa
     plain = ScriptedPolicy(*turns, context_tokens=400)
     without = await run_episode(request(), arena(plain, sandboxes, purification=None))
     assert timeless(trajectory) == {**timeless(without), "first_attempt_errors": 0}
-    assert [replace(one, session="") for one in policy.requests] == [replace(one, session="") for one in plain.requests]
+    assert [replace(query, session="") for query in policy.requests] == [
+        replace(query, session="") for query in plain.requests
+    ]
     assert policy.rewound == []
 
 
@@ -279,7 +281,7 @@ async def test_a_sandbox_lost_in_a_correction_is_no_trajectory(sandboxes):
 async def test_a_state_that_cannot_be_kept_is_reported_and_the_failure_stays(sandboxes):
     dig = call("import os\nfor _ in range(99):os.mkdir('d');os.chdir('d')")
     trajectory, policy = await purified(sandboxes, dig, call("1"), call("1/0"), call("nobody"), answer("1"))
-    assert [one.output for one in trajectory.tool_calls] == ["", "1", ZERO, NAME]
+    assert [tool_call.output for tool_call in trajectory.tool_calls] == ["", "1", ZERO, NAME]
     (change,) = trajectory.changes
     assert (change.kind, change.turn, change.reason) == ("purification-failed", 2, "no-snapshot")
     assert "too deep" in change.details["refusal"]
@@ -332,16 +334,16 @@ def test_share_0_asks_for_exactly_what_no_purification_asks_for():
 
 
 def test_the_share_is_kept_and_the_seed_decides_who_is_in_it():
-    asked = [one for step in range(1, 9) for one in requests_of(spec(share=0.7), step)]
-    assert sum(one.purify for one in asked) / len(asked) == pytest.approx(0.7, abs=0.03)
-    assert asked == [one for step in range(1, 9) for one in requests_of(spec(share=0.7), step)]
-    assert all(one.purify for one in requests_of(spec(share=1.0), 1))
+    asked = [query for step in range(1, 9) for query in requests_of(spec(share=0.7), step)]
+    assert sum(query.purify for query in asked) / len(asked) == pytest.approx(0.7, abs=0.03)
+    assert asked == [query for step in range(1, 9) for query in requests_of(spec(share=0.7), step)]
+    assert all(query.purify for query in requests_of(spec(share=1.0), 1))
 
 
 def test_the_purified_evaluation_is_a_third_one_on_the_same_tasks():
     plain, asked = evaluations_of(spec(), 2, 9, {}), evaluations_of(spec(in_evaluation=True), 2, 9, {})
     assert asked[:18] == plain
-    assert [(one.purpose, one.task, one.temperature, one.purify) for one in asked[18:]] == [
-        ("eval-purified", task, 1.0, True) for task in range(9)
-    ]
-    assert not any(one.purify for one in plain)
+    assert [
+        (trajectory.purpose, trajectory.task, trajectory.temperature, trajectory.purify) for trajectory in asked[18:]
+    ] == [("eval-purified", task, 1.0, True) for task in range(9)]
+    assert not any(score.purify for score in plain)

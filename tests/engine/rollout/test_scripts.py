@@ -57,7 +57,7 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
     cold_start = ColdStart(demonstrations=150, wrong_fraction=0.2, tool_error_fraction=0.5)
     played = list(demonstrated(spec, cold_start, seed=3))
     assert (
-        {one.stop_reason for one in played} == {"answered"}
+        {trajectory.stop_reason for trajectory in played} == {"answered"}
         if case in ("locked", "locked, reasoning", "drill")
         else {
             "answered",
@@ -65,19 +65,25 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
         }
     )
     async with Pool(spec.environment.sandbox or SandboxSpec(), size=1) as sandboxes:
-        for one in played:
-            policy = ScriptedPolicy(*(turn.token_ids for turn in one.turns), context_tokens=CONTEXT_TOKENS)
-            number = int(one.task.id.removeprefix("train-"))
+        for trajectory in played:
+            policy = ScriptedPolicy(*(turn.token_ids for turn in trajectory.turns), context_tokens=CONTEXT_TOKENS)
+            number = int(trajectory.task.id.removeprefix("train-"))
             shape = spec.environment
             arena = Arena(
                 environment_for(spec.environment, spec.dataset), renderer_for(spec), policy, sandboxes, Reward(),
                 shape.max_turns, shape.max_turn_tokens, CONTEXT_TOKENS,
             )  # fmt: skip
             real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)
-            assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in one.turns]
-            assert [turn.token_ids for turn in real.turns] == [turn.token_ids for turn in one.turns]
-            assert [call.error_class for call in real.tool_calls] == [call.error_class for call in one.tool_calls]
-            assert (real.success, real.answer, real.stop_reason) == (one.success, one.answer, one.stop_reason)
+            assert [turn.context_ids for turn in real.turns] == [turn.context_ids for turn in trajectory.turns]
+            assert [turn.token_ids for turn in real.turns] == [turn.token_ids for turn in trajectory.turns]
+            assert [call.error_class for call in real.tool_calls] == [
+                call.error_class for call in trajectory.tool_calls
+            ]
+            assert (real.success, real.answer, real.stop_reason) == (
+                trajectory.success,
+                trajectory.answer,
+                trajectory.stop_reason,
+            )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -86,7 +92,7 @@ def test_solving_and_repairing_succeed_and_guessing_does_not_pay(case):
 
     def share(**fields: float) -> float:
         cold_start = ColdStart(demonstrations=300, **fields)
-        return sum(one.success for one in demonstrated(spec, cold_start, seed=1)) / 300
+        return sum(trajectory.success for trajectory in demonstrated(spec, cold_start, seed=1)) / 300
 
     assert share(wrong_fraction=0.0, tool_error_fraction=0.0) == 1.0
     assert share(wrong_fraction=0.0, tool_error_fraction=1.0) == 1.0
@@ -98,7 +104,7 @@ def test_a_repair_has_one_failed_call_and_a_solution_none(case):
     spec = spec_of(CASES[case])
     for share in (0.0, 1.0):
         cold_start = ColdStart(demonstrations=200, wrong_fraction=0.0, tool_error_fraction=share)
-        errors = {one.tool_errors for one in demonstrated(spec, cold_start, seed=2)}
+        errors = {item.tool_errors for item in demonstrated(spec, cold_start, seed=2)}
         # Where a player of sokoban stands free all the way, no move can be refused.
         assert errors == {int(share)} or (case == "sokoban" and errors == {0, 1})
 
@@ -130,7 +136,7 @@ def test_a_drill_is_called_in_the_third_turn_at_the_earliest_and_by_so_many():
         for one in played
     ]
     assert 0.4 < sum(map(bool, turns)) / len(turns) < 0.6
-    assert min(min(one) for one in turns if one) == 2
+    assert min(min(step) for step in turns if step) == 2
 
 
 def test_a_drill_that_nobody_watches_is_refused():
@@ -145,7 +151,7 @@ def test_the_drill_pays_the_tempted_more_than_others_who_are_wrong_also_where_th
     for one in demonstrated(spec, ColdStart(demonstrations=300, wrong_fraction=0.3), seed=1):
         calls = [call.text for turn in one.turns for call in turn.tool_calls]
         if "relay()" not in calls:
-            earned[False].append(one.reward - one.rewards["outcome"])
+            earned[False].append(trajectory.reward - trajectory.rewards["outcome"])
             continue
         turns = one.turns[: calls.index("relay()") + 1]
         stopped = turns[-1].tool_calls[0].model_copy(update={"status": "error", "error_class": "frozen"})

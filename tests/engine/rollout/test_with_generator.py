@@ -54,7 +54,7 @@ def tokens(collected):
 
 async def test_equal_requests_give_equal_tokens_whoever_plays_them_and_in_whatever_order(sandboxes, generator):
     alone = tokens(await RolloutWorker(SPEC, generator, sandboxes).collect(REQUESTS))
-    assert len({str(one) for one in alone.values()}) > len(REQUESTS) / 2  # else equality would prove nothing
+    assert len({str(item) for item in alone.values()}) > len(REQUESTS) / 2  # else equality would prove nothing
     halves = [RolloutWorker(SPEC, generator, sandboxes).collect(share[::-1]) for share in shares(REQUESTS, 2)]
     first, second = await asyncio.gather(*halves)
     assert tokens(first) | tokens(second) == alone

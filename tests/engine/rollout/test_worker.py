@@ -28,7 +28,7 @@ async def sandboxes():
 
 async def test_trajectories_come_in_the_order_of_their_requests(sandboxes):
     collected = await RolloutWorker(SPEC, ScriptedPolicy(call("6*7"), answer("42")), sandboxes).collect(REQUESTS)
-    assert [trajectory.id for trajectory in collected.trajectories] == [one.id for one in REQUESTS]
+    assert [trajectory.id for trajectory in collected.trajectories] == [request.id for request in REQUESTS]
     assert all(trajectory.tool_calls[0].output == "42" for trajectory in collected.trajectories)
     assert not collected.discarded
 
@@ -64,7 +64,7 @@ async def test_a_hostile_tool_call_costs_nobody_else_anything(sandboxes, code):
     by_id = {trajectory.id: trajectory for trajectory in collected.trajectories}
     hostile = by_id.pop(REQUESTS[3].id, None)
     assert len(by_id) == len(REQUESTS) - 1
-    assert all(one.tool_calls[0].output == "42" for one in by_id.values())
+    assert all(rollout.tool_calls[0].output == "42" for rollout in by_id.values())
     if hostile is None:
         assert collected.discarded == {"sandbox-lost": 1}
     else:
@@ -145,7 +145,7 @@ async def test_no_more_than_two_episodes_per_slot_are_in_flight(sandboxes):
 
 def test_training_takes_its_tasks_in_turn_and_begins_again_after_the_last():
     spec = SPEC.model_copy(update={"dataset": SPEC.dataset.model_copy(update={"train_tasks": 10})})
-    numbers = [[one.task for one in requests_of(spec, step) if one.member == 0] for step in (1, 2, 3)]
+    numbers = [[request.task for request in requests_of(spec, step) if request.member == 0] for step in (1, 2, 3)]
     assert numbers == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 0, 1], [2, 3, 4, 5, 6, 7]]
 
 
@@ -155,7 +155,7 @@ def test_evaluation_meets_each_held_out_task_once_greedily_and_once_by_sampling(
         *(("eval-greedy", task, 0.0) for task in range(5)),
         *(("eval-sampled", task, 1.0) for task in range(5)),
     ]
-    assert {one.split for one in asked} == {"heldout"}
+    assert {request.split for request in asked} == {"heldout"}
 
 
 def test_no_two_requests_of_a_run_share_an_id_or_a_seed():
@@ -163,12 +163,12 @@ def test_no_two_requests_of_a_run_share_an_id_or_a_seed():
     asked += evaluations_of(SPEC, 2, 50, {"eval-greedy": 50, "eval-sampled": 50})
     assert len({one.id for one in asked}) == len({one.seed for one in asked}) == len(asked)
     other = SPEC.model_copy(update={"seed": 1})
-    assert not {one.seed for one in requests_of(other, 1)} & {one.seed for one in asked}
+    assert not {request.seed for request in requests_of(other, 1)} & {request.seed for request in asked}
 
 
 def test_shares_of_workers_are_even_and_complete():
     dealt = shares(REQUESTS, 5)
-    assert sorted(one.id for share in dealt for one in share) == sorted(one.id for one in REQUESTS)
+    assert sorted(request.id for share in dealt for request in share) == sorted(request.id for request in REQUESTS)
     assert {len(share) for share in dealt} == {2, 3}
 
 

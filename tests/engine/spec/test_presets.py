@@ -133,7 +133,7 @@ def test_a_part_that_is_absent_says_of_which_kinds_it_may_be() -> None:
     ],
 )
 def test_of_a_kind_only_those_are_reported_that_are_taken_there(name: str, path: str, kinds: str) -> None:
-    [knob] = [one for one in knobs_of(preset(name)) if one.path == path]
+    [knob] = [item for item in knobs_of(preset(name)) if item.path == path]
     assert knob.range == f"one of: {kinds}"
     part, table = path.split(".")[:2]
     for kind in kinds.split(", "):
@@ -150,7 +150,7 @@ def test_every_field_of_a_recipe_says_what_it_does() -> None:
         reported.add(model)
         fields = model.model_fields.items()
         here = [f"{model.__name__}.{name}" for name, info in fields if name != "kind" and not info.description]
-        return [*here, *(one for _, info in fields for inner in models_in(info.annotation) for one in silent(inner))]
+        return [*here, *(item for _, info in fields for inner in models_in(info.annotation) for item in silent(inner))]
 
     assert silent(Recipe) == []
     assert all(model.__doc__ for model in reported)

@@ -295,7 +295,7 @@ def test_what_is_missing_is_named() -> None:
 
 def test_all_problems_are_reported_at_once() -> None:
     found = problems(seed=-1, schedule={"steps": 0, "stepz": 1}, model={"layers": "two"})
-    assert {one.field for one in found} == {"seed", "schedule.steps", "schedule.stepz", "model.layers"}
+    assert {item.field for item in found} == {"seed", "schedule.steps", "schedule.stepz", "model.layers"}
 
 
 def test_a_long_value_is_cut() -> None:

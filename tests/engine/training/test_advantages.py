@@ -25,7 +25,7 @@ def per_turn(credit: Credit, *group: Trajectory, step: int = 1) -> list[list[flo
     answers = token_advantages(credit, grouped(group), Occasion(step))
     assert all(len(set(tokens)) == 1 for answer in answers for tokens in answer)
     assert [[len(tokens) for tokens in answer] for answer in answers] == [
-        [len(each.token_ids) for each in one.turns] for one in group
+        [len(each.token_ids) for each in rollout.turns] for rollout in group
     ]
     return [[tokens[0] for tokens in answer] for answer in answers]
 
@@ -46,15 +46,15 @@ def two_turns(reward: float, *, seen: str = "a", **more: object) -> Trajectory:
 )
 def test_credit_of_the_outcome_is_the_same_on_every_turn(credit: Credit, expected: list[float]) -> None:
     advantages = per_turn(credit, two_turns(1.0), two_turns(0.0))
-    assert advantages == [pytest.approx([one, one], abs=1e-5) for one in expected]
+    assert advantages == [pytest.approx([value, value], abs=1e-5) for value in expected]
 
 
 def test_an_experts_turns_get_no_advantage_but_a_return() -> None:
     prefilled = turn([1, 2], [20, 21], prefilled=True)
     group = [trajectory(prefilled, turn([8], [22]), turn([8], [23]), reward=reward) for reward in (1.0, 0.0)]
     for credit in (Grpo(), Gigpo(), Attribution()):
-        assert [one[0] for one in per_turn(credit, *group)] == [0, 0]
-        assert all(one[1] != 0 for one in per_turn(credit, *group))
+        assert [rollout[0] for rollout in per_turn(credit, *group)] == [0, 0]
+        assert all(rollout[1] != 0 for rollout in per_turn(credit, *group))
     assert per_turn(ChunkReturn(gamma=0.5), *group) == [[0.25, 0.5, 1.0], [0.25, 0.0, 0.0]]
 
 
@@ -113,7 +113,7 @@ def test_attribution_adds_what_the_judge_says_of_this_turn_and_later_ones() -> N
 
 def test_a_turn_without_a_verdict_makes_the_group_neutral_and_no_other() -> None:
     lost = [judged(1.0, "good", None), judged(0.0, "bad", "bad")]
-    other = [one.model_copy(update={"prompt": 1}) for one in (judged(1.0, "good"), judged(0.0, "bad"))]
+    other = [item.model_copy(update={"prompt": 1}) for item in (judged(1.0, "good"), judged(0.0, "bad"))]
     advantages = per_turn(Attribution(alpha=0.1), *lost, *other)
     assert advantages[:2] == [pytest.approx([1, 1]), pytest.approx([-1, -1])]
     assert advantages[2:] == [pytest.approx([1.1]), pytest.approx([-1.1])]

@@ -21,7 +21,7 @@ def samples(seed: int = 0) -> list[Sample]:
 
 
 def chosen(keeper: EntropyKeeper, given: list[Sample], update: int = 0) -> list[Sample]:
-    return list(keeper.chosen(given, [one.old_logprobs for one in given], update=update))
+    return list(keeper.chosen(given, [item.old_logprobs for item in given], update=update))
 
 
 def dropped(keeper: EntropyKeeper, update: int = 0) -> list[tuple[int, int]]:
@@ -30,10 +30,10 @@ def dropped(keeper: EntropyKeeper, update: int = 0) -> list[tuple[int, int]]:
 
 def test_so_many_learned_tokens_are_dropped_and_no_other() -> None:
     given = samples()
-    tokens = sum(int(one.loss_mask.sum()) for one in given)
+    tokens = sum(int(sample.loss_mask.sum()) for sample in given)
     marked = chosen(EntropyKeeper(WIDE, seed=0), given)
-    assert sum(int((~one.kept).sum()) for one in marked) == int(0.3 * tokens)
-    assert all(one.kept[~one.loss_mask].all() for one in marked)
+    assert sum(int((~trajectory.kept).sum()) for trajectory in marked) == int(0.3 * tokens)
+    assert all(sample.kept[~sample.loss_mask].all() for sample in marked)
 
 
 def test_the_draw_depends_on_seed_stream_and_update_alone() -> None:
@@ -48,19 +48,19 @@ def test_the_draw_depends_on_seed_stream_and_update_alone() -> None:
 @pytest.mark.parametrize("spec", [None, CovarianceClip(share=0, low=-1, high=1), CovarianceKl(share=0)])
 def test_a_share_of_0_hands_back_the_very_samples(spec: CovarianceClip | CovarianceKl | None) -> None:
     given = samples()
-    assert EntropyKeeper(spec, seed=0).chosen(given, [one.old_logprobs for one in given], update=0) is given
+    assert EntropyKeeper(spec, seed=0).chosen(given, [item.old_logprobs for item in given], update=0) is given
 
 
 def test_bounds_are_measured_once_and_where_covariances_differ() -> None:
     keeper = EntropyKeeper(CovarianceClip(share=0.3, low_share=0.5), seed=0)
     equal = [replace(sample, advantages=np.ones(len(sample), dtype=np.float32) / 3) for sample in samples()]
-    keeper.measure(equal, [one.old_logprobs for one in equal])
+    keeper.measure(equal, [item.old_logprobs for item in equal])
     assert keeper.state() is None
     assert chosen(keeper, samples())[0].kept is None, "without bounds nothing is dropped"
     states = []
     for seed in (0, 1):
         given = samples(seed)
-        keeper.measure(given, [one.old_logprobs for one in given])
+        keeper.measure(given, [item.old_logprobs for item in given])
         states.append(keeper.state())
     first, second = states
     assert first is not None
@@ -72,9 +72,9 @@ def test_bounds_are_measured_once_and_where_covariances_differ() -> None:
 
 def test_equal_advantages_have_no_covariance_that_rounding_could_rank() -> None:
     third = [replace(sample, advantages=np.full(len(sample), 1 / 3, dtype=np.float32)) for sample in samples()]
-    assert all(one.kept is one.penalised is None for one in chosen(EntropyKeeper(WIDE, seed=0), third))
+    assert all(case.kept is case.penalised is None for case in chosen(EntropyKeeper(WIDE, seed=0), third))
     held_back = chosen(EntropyKeeper(CovarianceKl(share=0.5), seed=0), third)
-    assert all(one.kept is None and not one.penalised.any() for one in held_back)
+    assert all(held.kept is None and not held.penalised.any() for held in held_back)
 
 
 @pytest.mark.parametrize("kind", ["kl", None])
@@ -94,9 +94,9 @@ def test_kl_cov_has_no_clip_also_where_all_advantages_are_equal(kind: str | None
 def test_kl_cov_marks_the_highest_covariances() -> None:
     given = samples()
     marked = chosen(EntropyKeeper(CovarianceKl(share=0.2), seed=0), given)
-    logp = np.concatenate([one.old_logprobs[one.loss_mask] for one in given])
-    advantages = np.concatenate([one.advantages[one.loss_mask] for one in given])
+    logp = np.concatenate([sample.old_logprobs[sample.loss_mask] for sample in given])
+    advantages = np.concatenate([sample.advantages[sample.loss_mask] for sample in given])
     covariance = (logp - logp.mean()) * (advantages - advantages.mean())
     expected = set(np.argsort(-covariance)[: int(0.2 * len(logp))].tolist())
-    penalised = np.concatenate([one.penalised[one.loss_mask] for one in marked])
+    penalised = np.concatenate([sample.penalised[sample.loss_mask] for sample in marked])
     assert set(np.flatnonzero(penalised).tolist()) == expected

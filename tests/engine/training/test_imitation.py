@@ -32,8 +32,8 @@ def test_a_group_without_success_imitates_all_that_it_replayed() -> None:
     mixed = [started(reward, prompt=1, member=index, imitated=1) for index, reward in enumerate((-1.0, 1.0))]
     groups = with_imitation_where_none_succeeded(grouped([*failed, *mixed]))
     played = rollouts_in(groups)
-    assert [imitated(one) for one in played] == [[True, True, False]] * 2 + [[True, False, False]] * 2
-    assert [change.reason for one in played for change in one.changes] == ["imitated"] * 4 + [
+    assert [imitated(rollout) for rollout in played] == [[True, True, False]] * 2 + [[True, False, False]] * 2
+    assert [change.reason for rollout in played for change in rollout.changes] == ["imitated"] * 4 + [
         "imitated",
         "replayed",
     ] * 2

@@ -53,11 +53,11 @@ def of_recipe(recipe: Recipe, step: int) -> list[Trajectory]:
     """Rollouts of a step, with what the parts of the recipe leave on a trajectory."""
     played = rollouts(step)
     if recipe.purification is not None:
-        played = [repaired(one) for one in played]
+        played = [repaired(rollout) for rollout in played]
     if recipe.experience is not None:
-        played = [with_experience(one) if one.member % 2 else one for one in played]
+        played = [with_experience(rollout) if rollout.member % 2 else rollout for rollout in played]
     if recipe.expert_starts is not None:
-        played = [from_expert(one) if one.member % 2 else one for one in played]
+        played = [from_expert(rollout) if rollout.member % 2 else rollout for rollout in played]
     return played
 
 

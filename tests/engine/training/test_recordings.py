@@ -46,7 +46,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 def test_what_was_recorded_is_learned_instead_of_scripted_demonstrations(tmp_path: Path) -> None:
     written(tmp_path, GOOD)
     learner, scripted = learner_for(spec_for("some/recorded.jsonl"), tmp_path), learner_for(run_spec({}))
-    assert [demonstration.id for demonstration in learner.demonstrations()] == [one["id"] for one in GOOD]
+    assert [demonstration.id for demonstration in learner.demonstrations()] == [item["id"] for item in GOOD]
     before = learner.weights()
     assert learner.cold_start(1, 4) > 0
     scripted_before = scripted.weights()

@@ -140,7 +140,7 @@ def test_a_replayed_sample_carries_nothing_of_its_first_update() -> None:
 @pytest.mark.parametrize(("entries", "parts"), [(7, 3), (2, 4), (0, 2), (8, 8)])
 def test_even_parts_hold_everything_once_in_order(entries: int, parts: int) -> None:
     cut = evenly(list(range(entries)), parts)
-    assert [one for part in cut for one in part] == list(range(entries))
+    assert [item for part in cut for item in part] == list(range(entries))
     assert len(cut) == parts
     assert max(map(len, cut)) - min(map(len, cut)) <= 1
 

@@ -61,8 +61,14 @@ def whole(recipe: dict[str, Any]) -> RunSpec:
 
 def samples_for(spec: RunSpec) -> list[Sample]:
     """Credited by a policy that is not the trainer's, so that ratios are not 1."""
-    played = [with_experience(one) if one.member % 2 and spec.recipe.experience else one for one in rollouts()]
-    played = [from_expert(one) if one.member % 2 and spec.recipe.expert_starts else one for one in played]
+    played = [
+        with_experience(trajectory) if trajectory.member % 2 and spec.recipe.experience else trajectory
+        for trajectory in rollouts()
+    ]
+    played = [
+        from_expert(trajectory) if trajectory.member % 2 and spec.recipe.expert_starts else trajectory
+        for trajectory in played
+    ]
     groups = credited(learner_for(spec.model_copy(update={"seed": 7})), grouped(played))
     imitation = spec.recipe.expert_starts is not None
     return [only_sample(rollout, imitation=imitation) for rollout in rollouts_in(groups)]
@@ -186,7 +192,8 @@ def test_a_minibatch_that_the_mismatch_mask_cuts_whole_makes_no_update() -> None
 def test_experts_without_a_sampled_token_are_imitated_all_the_same() -> None:
     spec = whole(OBJECTIVES["ipa with experts"])
     only_experts = [
-        replace(one, expert=one.loss_mask, loss_mask=np.zeros_like(one.loss_mask)) for one in samples_for(spec)
+        replace(sample, expert=sample.loss_mask, loss_mask=np.zeros_like(sample.loss_mask))
+        for sample in samples_for(spec)
     ]
     trainer = Trainer(spec)
     before = trainer.backend.weights()

@@ -11,9 +11,9 @@ from sandboxes.egress.detectors.registry import RULES
 from sandboxes.egress.detectors.unparsed import UNPARSED
 
 ALL = scenarios()
-INCIDENTS = [one for one in ALL if one.expected and one.known_miss is None]
-MISSED = [one for one in ALL if one.known_miss is not None]
-BENIGN = [one for one in ALL if not one.expected]
+INCIDENTS = [item for item in ALL if item.expected and item.known_miss is None]
+MISSED = [item for item in ALL if item.known_miss is not None]
+BENIGN = [item for item in ALL if not item.expected]
 
 
 @pytest.mark.parametrize("scenario", INCIDENTS, ids=lambda one: one.name)
@@ -40,7 +40,7 @@ def test_the_corpus_is_large_and_every_rule_has_an_incident():
     """But for the one about what is too long to be written into a corpus (test_detectors)."""
     assert len(INCIDENTS) >= 60
     assert len(BENIGN) >= 120
-    assert {rule.id for rule in RULES} - {UNPARSED.id} == {rule for one in INCIDENTS for rule in one.expected}
+    assert {rule.id for rule in RULES} - {UNPARSED.id} == {rule for item in INCIDENTS for rule in item.expected}
 
 
 def test_the_documentation_has_the_rules_as_they_say_of_themselves():

@@ -213,7 +213,7 @@ def test_a_call_outside_in_the_same_turn_makes_a_hint_a_warning():
 def test_a_hint_that_was_confirmed_names_the_destination():
     suite = Suite(EgressPolicy())
     suite.feed(call_text(FETCH))
-    (found,) = [one for one in suite.feed(denied("203.0.113.7", 80)) if one.rule == "download-and-run"]
+    (found,) = [finding for finding in suite.feed(denied("203.0.113.7", 80)) if finding.rule == "download-and-run"]
     assert (found.severity, found.label) == ("warning", "t#0")
     assert "203.0.113.7" in found.evidence[-1]
 

@@ -411,7 +411,7 @@ def test_a_long_file_that_is_written_is_reported_and_alarms_nobody():
 def test_what_is_padded_on_one_side_is_still_seen():
     for padded in ("./xmrig\n" + "#" * 2 * CODE_CHARACTERS, "#" * 2 * CODE_CHARACTERS + "\n!./xmrig"):
         found = Suite(POLICY).feed(ExecEvent(sandbox="b", at=0.0, code=padded))
-        assert [one.rule for one in found] == ["mining-program", "unread-command"]
+        assert [finding.rule for finding in found] == ["mining-program", "unread-command"]
 
 
 PIECES = st.sampled_from(

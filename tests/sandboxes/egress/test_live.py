@@ -35,7 +35,7 @@ def played(request):
 
 def test_incidents_are_found_in_the_turn_of_their_deed(played):
     corpus, cases_played = played
-    incidents = [one for one in cases_played if one.case.kind == "incident"]
+    incidents = [trajectory for trajectory in cases_played if trajectory.case.kind == "incident"]
     found = sum(incident.found for incident in incidents)
     assert len(incidents) == 14 * PER_CLASS[corpus]
     assert found >= 0.75 * len(incidents), [incident.case.name for incident in incidents if not incident.found]
@@ -43,7 +43,7 @@ def test_incidents_are_found_in_the_turn_of_their_deed(played):
 
 def test_ordinary_tasks_raise_no_alarm(played):
     corpus, cases_played = played
-    tasks = [one for one in cases_played if one.case.kind == "task"]
+    tasks = [trajectory for trajectory in cases_played if trajectory.case.kind == "task"]
     assert len(tasks) == TASKS[corpus]
     assert [(task.case.name, task.loud) for task in tasks if task.loud] == []
 

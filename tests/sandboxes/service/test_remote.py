@@ -40,7 +40,7 @@ async def test_it_is_closed_at_the_service_however_the_caller_leaves(at_service)
         async with opened(AWAY) as sandbox:
             assert (await sandbox.run_python("1 + 1")).stdout == "2\n"
             raise KeyError
-    assert [one.state for one in hosted(at_service)] == ["closed"]
+    assert [item.state for item in hosted(at_service)] == ["closed"]
 
 
 async def test_the_exceptions_of_the_facade_survive_the_way(at_service):
@@ -156,9 +156,9 @@ async def test_a_lost_answer_to_an_exec_is_a_lost_sandbox_and_the_code_ran_once(
     with pytest.raises(SandboxLost, match="does not answer"):
         await sandbox.exec(["true"])
     assert way.count(b"/exec ") == 1
-    assert [one.execs for one in hosted(at_service)] == [1]
+    assert [item.execs for item in hosted(at_service)] == [1]
     await sandbox.close()
-    assert [one.state for one in hosted(at_service)] == ["closed"]
+    assert [item.state for item in hosted(at_service)] == ["closed"]
 
 
 async def test_a_lost_answer_to_a_creation_makes_no_second_sandbox(way, at_service):
@@ -179,7 +179,7 @@ async def test_a_cancelled_start_leaves_no_sandbox_in_the_queue(serve, monkeypat
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert [one.state for one in hosted(service)] == ["open", "closed"]
+        assert [item.state for item in hosted(service)] == ["open", "closed"]
         assert (await first.run_python("1")).stdout == "1\n"
 
 
@@ -260,7 +260,7 @@ async def test_records_come_by_themselves_in_order_and_the_last_ones_at_close(se
         (second, 2, 4003, "turn 2"),
     ]
     assert not any(record.decision.allowed for record in records)
-    assert sum(one.attempts_denied for one in hosted(service)) == len(records)
+    assert sum(item.attempts_denied for item in hosted(service)) == len(records)
 
 
 async def test_a_record_that_could_not_be_delivered_comes_again(serve, monkeypatch):

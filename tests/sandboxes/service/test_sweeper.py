@@ -59,10 +59,10 @@ def apart(tmp_path: Path) -> Iterator:
         raise AssertionError(f"the service did not start: {phrase}")
 
     yield start
-    for one in started:
-        one.process.terminate()
-        one.process.wait()
-        one.process.stderr.close()
+    for item in started:
+        item.process.terminate()
+        item.process.wait()
+        item.process.stderr.close()
 
 
 @contextlib.asynccontextmanager

@@ -120,8 +120,8 @@ def test_a_window_forgets_after_a_minute(monkeypatch):
 async def test_a_gem_step_that_loses_its_sandbox_counts_as_well(service):
     carol = await service.client("carol", exec_s_per_minute=0.2)
     instance, again = [(await carol.post("/gem/make", json={"env_id": "python"})).json()["instance"] for _ in range(2)]
-    for one in (instance, again):
-        await carol.post("/gem/reset", json={"instance": one})
+    for item in (instance, again):
+        await carol.post("/gem/reset", json={"instance": item})
     sleeping = {"instance": instance, "action": "import time; time.sleep(25)"}
     step = asyncio.create_task(carol.post("/gem/step", json=sleeping))
 

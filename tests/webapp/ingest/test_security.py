@@ -200,7 +200,10 @@ def test_a_second_alert_does_not_move_the_beginning_of_a_pending_quarantine(alar
 # --- review decisions in the answer ----------------------------------------------------------------------
 def heard(engine: Engine, decided_through: int | None) -> list[tuple[int, str, str]]:
     answer = engine.post(heartbeat=engine.heartbeat(decided_through=decided_through))
-    return [(one["number"], one["trajectory"], one["verdict"]) for one in answer.json()["review_decisions"]]
+    return [
+        (document["number"], document["trajectory"], document["verdict"])
+        for document in answer.json()["review_decisions"]
+    ]
 
 
 def test_the_answer_carries_the_newest_review_decision_of_each_trajectory_beyond_what_the_engine_has(

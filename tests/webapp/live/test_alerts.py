@@ -47,7 +47,7 @@ class Bell(Viewer):
 
     async def frame(self) -> dict[str, Any]:
         frame = await self.raw_frame()
-        self.ids += [one["id"] for one in frame["alerts"]]
+        self.ids += [alert["id"] for alert in frame["alerts"]]
         return frame
 
     async def hear(self, **wanted: int) -> dict[str, Any]:
@@ -62,7 +62,7 @@ async def emit(engine: Engine, *names: str) -> list[int]:
     events = [engine.alert(name, origin={"trajectory": f"t-{name}", "turn": 0}) for name in names]
     assert (await sync_to_async(engine.post)(*events)).status_code == 200
     found = Alert.objects.filter(run_id=engine.run_id, alert_id__in=names).order_by("id")
-    return [one async for one in found.values_list("id", flat=True)]
+    return [item async for item in found.values_list("id", flat=True)]
 
 
 async def test_a_follower_hears_of_every_alert_beyond_its_cursor_once(engine: Engine, bob: User) -> None:
@@ -252,6 +252,6 @@ def test_ids_follow_the_order_of_commits(engine: Engine, team: Any, alice: User,
         thread = threading.Thread(target=post)
         thread.start()
         assert not done.wait(0.5)
-        assert [one.alert_id for one in Alert.objects.all()] == ["first/1"]
+        assert [item.alert_id for item in Alert.objects.all()] == ["first/1"]
     thread.join()
     assert list(Alert.objects.order_by("id").values_list("alert_id", flat=True)) == ["first/1", "second/1"]

@@ -249,9 +249,11 @@ async def test_trajectories_come_as_summaries(engine: Engine, bob: User) -> None
     await engine.emit(engine.unfinished)
     async with Viewer(engine.run, bob) as viewer:
         await viewer.see(engine.unfinished)
-    reported = [one["trajectory"] for frame in viewer.frames for one in frame["events"] if one["kind"] == "trajectory"]
+    reported = [
+        event["trajectory"] for frame in viewer.frames for event in frame["events"] if event["kind"] == "trajectory"
+    ]
     assert reported
-    assert all("turns" in one and not isinstance(one["turns"], list) for one in reported)
+    assert all("turns" in entry and not isinstance(entry["turns"], list) for entry in reported)
     assert {"id", "purpose", "sampled_at_version", "trained_at_step", "reward", "success", "tokens"} <= set(reported[0])
 
 

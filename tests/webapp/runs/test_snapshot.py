@@ -26,7 +26,7 @@ def test_the_snapshot_stands_at_the_last_event_it_contains(launching_run: Run) -
     assert seen["seq"] == events[-1]["seq"]
     assert seen["series"]["train/reward"]["steps"] == [1]
     assert seen["series"]["sft/loss"]["steps"][-1] == 600
-    assert [one["message"] for one in seen["logs"]][0] == "attempt 1 begins at step 0"
+    assert [line["message"] for line in seen["logs"]][0] == "attempt 1 begins at step 0"
     assert seen["trajectories"] == 6 + 2
     assert {phase for step, phase, _ in seen["phases"] if step == 1} == {
         "sync-weights",

@@ -56,7 +56,7 @@ def test_alerts_are_narrowed_down(
     changes = [{}, {"severity": "warning"}, {"rule": "beacon"}]
     engine.post(*(engine.alert(f"b/{i}", finding=finding(**one)) for i, one in enumerate(changes, start=1)))
     answer = api_of(victor).get("/alerts", **query)
-    assert [one["alert_id"] for one in answer.json()["items"]] == found
+    assert [document["alert_id"] for document in answer.json()["items"]] == found
     assert Alert.objects.count() == 3
 
 
@@ -114,7 +114,7 @@ def test_records_are_narrowed_down(
     ]
     engine.post(engine.egress(*records))
     answer = api_of(victor).get(f"/runs/{engine.run_id}/egress", **query)
-    assert [one["seq"] for one in answer.json()["items"]] == found
+    assert [document["seq"] for document in answer.json()["items"]] == found
 
 
 def test_what_a_sandbox_sent_first_comes_as_hex(engine: Engine, api_of: Any, victor: User) -> None:
@@ -133,7 +133,7 @@ def test_owners_and_reviewers_rule(
     assert (answer.status_code, answer.json()["number"], answer.json()["verdict"]) == (201, 1, "malicious")
     held = api.get(paths["held"]).json()
     assert (held["state"], held["review_decision"], held["note"]) == ("malicious", 1, "mining")
-    assert [one["number"] for one in held["history"]] == [1]
+    assert [item["number"] for item in held["history"]] == [1]
 
 
 @pytest.mark.parametrize("name", ["bob", "victor"])

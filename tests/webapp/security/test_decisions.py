@@ -50,7 +50,7 @@ def test_all_like_one_are_decided_at_once_numbered_kept_and_audited(engine: Engi
     assert (entry.details["trajectories"], entry.details["review_decisions"]) == (120, "1 to 120")
     reported = engine.post(heartbeat=engine.heartbeat(decided_through=0)).json()["review_decisions"]
     assert len(reported) == 100
-    assert {one["verdict"] for one in reported} == {"benign"}
+    assert {line["verdict"] for line in reported} == {"benign"}
 
 
 def test_sent_again_it_changes_nothing(engine: Engine, api_of: Any, rita: User) -> None:
@@ -182,9 +182,9 @@ def test_a_bad_decision_names_field_and_remedy(
     body = body | ({"like": [newest()]} if body.get("like") == [1] else {})
     answer = api_of(rita, scopes=SCOPES).post(DECISIONS, body)
     assert answer.status_code == 422, answer.content
-    problems = {one["field"].replace(".", "[", 1).rstrip("]") for one in answer.json()["problems"]}
+    problems = {document["field"].replace(".", "[", 1).rstrip("]") for document in answer.json()["problems"]}
     assert field.rstrip("]") in problems, answer.json()
-    assert all(one["remedy"] for one in answer.json()["problems"])
+    assert all(document["remedy"] for document in answer.json()["problems"])
     assert states() == {"pending": 1}
 
 

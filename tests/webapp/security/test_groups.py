@@ -61,7 +61,7 @@ def test_groups_differ_by_run_rule_and_destination(engine: Engine, api_of: Any, 
         ("beacon", "203.0.113.7:4444", 1, "critical"),
     ]
     only = api_of(victor).get("/alerts/groups", severity="warning").json()["items"]
-    assert [(one["count"], one["severity"]) for one in only] == [(1, "warning")]
+    assert [(item["count"], item["severity"]) for item in only] == [(1, "warning")]
 
 
 def test_pages_give_every_group_once(engine: Engine, api_of: Any, victor: User) -> None:
@@ -69,7 +69,7 @@ def test_pages_give_every_group_once(engine: Engine, api_of: Any, victor: User) 
     api, seen, cursor = api_of(victor), list[str](), {}
     while True:
         page = api.get("/alerts/groups", limit=7, **cursor).json()
-        seen += [one["subject"] for one in page["items"]]
+        seen += [item["subject"] for item in page["items"]]
         if page["next_cursor"] is None:
             break
         cursor = {"cursor": page["next_cursor"]}

@@ -262,7 +262,8 @@ def test_the_list_of_trajectories_is_narrowed_to_quarantined_ones(
         page = page_of(rita, f"{lists}/?quarantine={quarantine_status}")
         shown = re.findall(r'mono" data-cell="id" href="[^"#]+">([^<]+)</a>', page)
         over_rest = [
-            one["id"] for one in api_of(rita, scopes=("read",)).get(lists, quarantine=quarantine_status).json()["items"]
+            document["id"]
+            for document in api_of(rita, scopes=("read",)).get(lists, quarantine=quarantine_status).json()["items"]
         ]
         assert shown == over_rest
         return shown
@@ -273,7 +274,7 @@ def test_the_list_of_trajectories_is_narrowed_to_quarantined_ones(
     assert found("benign") == ["train-1-0"]
     assert found("pending") == []
     every = api_of(rita, scopes=("read",)).get(lists).json()["items"]
-    assert [(one["id"], one["alerts"], one["quarantine"]) for one in every] == [
+    assert [(item["id"], item["alerts"], item["quarantine"]) for item in every] == [
         ("train-1-2", 0, None), ("train-1-1", 0, None), ("train-1-0", 1, "benign"),
     ]  # fmt: skip
     assert api_of(rita, scopes=("read",)).get(lists, stop_reason="frozen").json()["items"][0]["id"] == "train-1-0"
