@@ -186,7 +186,7 @@ def test_a_reviewer_follows_an_alert_to_its_turn_and_rules(
 
     # The question is asked before anything happens, and "not now" means not now.
     page.keyboard.press("1")
-    expect(page.locator("#review-title")).to_have_text(f"Rule {held} benign?")
+    expect(page.locator("#review-title")).to_have_text(f"Mark {held} benign?")
     expect(page.locator("#review-dialog")).to_contain_text("if at most 8 updates happened")
     page.screenshot(path=PICTURES / "security-review-decision-1440-light.png")
     page.get_by_role("button", name="Not now").click()
@@ -246,14 +246,14 @@ def test_the_inbox_rules_by_keyboard_and_another_reviewer_sees_it(
         expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
     hers.keyboard.press("j")
     hers.keyboard.press("2")
-    expect(hers.locator("#review-title")).to_have_text("Rule train-3-0 malicious?")
+    expect(hers.locator("#review-title")).to_have_text("Mark train-3-0 malicious?")
     hers.keyboard.press("Enter")
     expect(hers.locator(".notices")).to_contain_text("is found malicious", timeout=PATIENCE_MS)
     for page in (hers, his):
         expect(page.locator("tr[data-alert]")).to_have_count(1, timeout=PATIENCE_MS)
         expect(page.locator(".nav [data-open-alerts]")).to_have_text("1", timeout=PATIENCE_MS)
     his.keyboard.press("?")
-    expect(his.locator("#keys-dialog")).to_contain_text("Rule it malicious")
+    expect(his.locator("#keys-dialog")).to_contain_text("Mark it malicious")
     assert Alert.objects.filter(state="open").count() == 1
     assert complaints == []
 
@@ -286,7 +286,7 @@ def test_alike_alerts_are_marked_and_decided_together(
     faults += pictures(page, "groups-open")
 
     page.keyboard.press("1")
-    expect(page.locator("#review-title")).to_have_text("Rule 120 alerts benign?")
+    expect(page.locator("#review-title")).to_have_text("Mark 120 alerts benign?")
     page.get_by_role("button", name="Not now").click()
     assert Quarantine.objects.filter(state="pending").count() == 123
     page.keyboard.press("1")
@@ -301,7 +301,7 @@ def test_alike_alerts_are_marked_and_decided_together(
     marks.last.click(modifiers=["Shift"])
     expect(page.locator("[data-marked]")).to_have_text("3 rows marked: 5 alerts.")
     page.get_by_role("button", name="Malicious").first.click()
-    expect(page.locator("#review-title")).to_have_text("Rule 5 alerts malicious?")
+    expect(page.locator("#review-title")).to_have_text("Mark 5 alerts malicious?")
     page.locator("#review-confirm").click()
     expect(page.locator(".notices")).to_contain_text("3 trajectories found malicious; 5 alerts decided")
     expect(page.get_by_text("No open alerts")).to_be_visible()
@@ -309,7 +309,7 @@ def test_alike_alerts_are_marked_and_decided_together(
     # The page is another one after the decision; its keys are there once its scripts are.
     expect(page.locator("html")).to_have_attribute("data-alerts", "live", timeout=PATIENCE_MS)
     page.keyboard.press("?")
-    for shown in ("Mark the alert", "Show all alike", "Rule it benign", "Acknowledge"):
+    for shown in ("Mark the alert", "Show all alike", "Mark it benign", "Acknowledge"):
         expect(page.locator("#keys-dialog")).to_contain_text(shown)
     assert faults == []
     assert complaints == []

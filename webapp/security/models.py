@@ -201,7 +201,7 @@ class QuarantineState(models.TextChoices):
 
 
 class Quarantine(models.Model):
-    """A trajectory that is kept out of training until somebody rules, and how the last review decision was."""
+    """A trajectory that is kept out of training until somebody decides, and how the last review decision was."""
 
     pk = models.CompositePrimaryKey("run_id", "trajectory_id")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="quarantines", db_index=False)

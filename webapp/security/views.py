@@ -337,7 +337,7 @@ def rule(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpResponse
     except Refused as refusal:
         show_refusal(request, refusal)
         return redirect(back)
-    text = f"{trajectory_id} is found {made.verdict} (review decision {made.number}). To change your mind, rule again."
+    text = f"{trajectory_id} is found {made.verdict} (review decision {made.number}). Decide again to change it."
     return redirect_with(request, text, back)
 
 

@@ -4,8 +4,8 @@ import { onKey } from "./keys.js";
 
 /** `place()` is an element with `data-review` (where to) and `data-trajectory`, or what `ask` takes, or nothing. */
 export function reviewByKeys(place) {
-  onKey("1", "Rule it benign", () => ask(place(), "benign"));
-  onKey("2", "Rule it malicious", () => ask(place(), "malicious"));
+  onKey("1", "Mark it benign", () => ask(place(), "benign"));
+  onKey("2", "Mark it malicious", () => ask(place(), "malicious"));
 }
 
 /** One trajectory, as an element says it. */
@@ -24,13 +24,13 @@ export function ask(about, verdict) {
   form.elements.verdict.value = verdict;
   form.elements.note.value = note;
   dialog.querySelector("[data-fields]").replaceChildren(...fields.map(hidden), hidden(["decision", verdict]));
-  dialog.querySelector("#review-title").textContent = `Rule ${what} ${verdict}?`;
+  dialog.querySelector("#review-title").textContent = `Mark ${what} ${verdict}?`;
   for (const text of dialog.querySelectorAll("[data-verdict]")) text.hidden = !within || hasEnded || text.dataset.verdict !== verdict;
   dialog.querySelector("[data-after-end]").hidden = !hasEnded;
   dialog.querySelector("[data-many]").hidden = Boolean(within);
   dialog.querySelector("[data-within-steps]").textContent = within ?? "";
   const confirm = dialog.querySelector("#review-confirm");
-  confirm.textContent = verdict === "benign" ? "Rule benign" : "Rule malicious";
+  confirm.textContent = verdict === "benign" ? "Mark benign" : "Mark malicious";
   confirm.className = verdict === "benign" ? "button primary" : "button danger solid";
   dialog.showModal();
   confirm.focus();
