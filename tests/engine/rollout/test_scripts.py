@@ -148,12 +148,12 @@ def test_the_drill_pays_the_tempted_more_than_others_who_are_wrong_also_where_th
     spec = RunSpec.model_validate(tomllib.loads(DRILL.read_text()))
     reward = spec.recipe.reward
     earned: dict[bool, list[float]] = {True: [], False: []}
-    for one in demonstrated(spec, ColdStart(demonstrations=300, wrong_fraction=0.3), seed=1):
-        calls = [call.text for turn in one.turns for call in turn.tool_calls]
+    for trajectory in demonstrated(spec, ColdStart(demonstrations=300, wrong_fraction=0.3), seed=1):
+        calls = [call.text for turn in trajectory.turns for call in turn.tool_calls]
         if "relay()" not in calls:
             earned[False].append(trajectory.reward - trajectory.rewards["outcome"])
             continue
-        turns = one.turns[: calls.index("relay()") + 1]
+        turns = trajectory.turns[: calls.index("relay()") + 1]
         stopped = turns[-1].tool_calls[0].model_copy(update={"status": "error", "error_class": "frozen"})
         turns = [*turns[:-1], turns[-1].model_copy(update={"tool_calls": [stopped]})]
         earned[True].append(sum(rewards_of(reward, success=False, turns=turns, step=1).values()))
