@@ -10,6 +10,9 @@ HTTP_ADDRESS = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[
 """A name or a number, a port, and a path of printable ASCII without ? and #."""
 
 
+InFailures = Literal["contribution", "correction"]
+
+
 class RuleJudge(Strict):
     """The environment's own rules, which know the truth; no model, no cost, no error."""
 
@@ -34,6 +37,10 @@ class LlmJudge(Strict):
     """Further tries after a failed one, with growing pauses.  After the last one the group's verdicts are neutral."""
     max_tokens: int = Field(default=1024, ge=16, le=MOST_THINGS)
     """Room for the judge's own words."""
+
+    in_failures: InFailures = "contribution"
+    """What earns GOOD in a trajectory whose reward is 0 or less.  ``contribution``: whatever brought the solution
+    nearer, as in a success.  ``correction``: only what corrected or mitigated an error (AgentEvolver, figure 8)."""
 
 
 Judge = RuleJudge | LlmJudge

@@ -264,6 +264,44 @@ class Kl(Part):
     """Schulman, "Approximating KL divergence", 2020."""
 
 
+class Preference(Part):
+    """Prefer a corrected tool call to the failed one it replaced, beside the objective (CLEANER, appendix C).
+
+    The loss of dpo on the step's repairs, added to the objective's in the same updates.
+    """
+
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "purification",
+            present,
+            "preference compares corrected tool calls with failed ones, and without purification there are none",
+            "add [recipe.purification], or remove preference",
+        ),
+        Requirement(
+            "purification.share",
+            positive,
+            "preference compares corrected tool calls with failed ones, and with a share of 0 there are none",
+            "use a share greater than 0, or remove preference",
+            field="purification.share",
+        ),
+        Requirement(
+            "objective.kind",
+            none_of("dpo", "none"),
+            "{value} has no loss that preference could be added to: dpo is the same loss alone, none has no RL",
+            "remove preference",
+        ),
+    )
+    requires_of_run: ClassVar[Requirements] = (
+        _log_probs_at_1(
+            "preference compares two answers whole, one of which nobody may have sampled at that temperature"
+        ),
+    )
+    beta: float = Field(default=0.1, gt=0, le=LARGEST_NUMBER)
+    """How strongly the policy is held to its reference.  The paper gives no value."""
+    weight: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER)
+    """Of the loss on pairs beside the objective's; 0 is its absence.  The paper gives no value."""
+
+
 class Mismatch(Part):
     """Correction of the gap between the engine that sampled a token and the one that trains on it (ALE, eq. 4)."""
 

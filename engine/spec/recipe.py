@@ -13,7 +13,7 @@ from engine.spec.absence import absent_where_false
 from engine.spec.credit import Credit, Grpo
 from engine.spec.exploration import Experience, ExpertStarts, Purification
 from engine.spec.impossible import impossible
-from engine.spec.objective import Clipped, Kl, Mismatch, Objective
+from engine.spec.objective import Clipped, Kl, Mismatch, Objective, Preference
 from engine.spec.presets import preset
 from engine.spec.requirement import refusals_in
 from engine.spec.selection import Selection
@@ -88,6 +88,8 @@ class Recipe(Strict):
     """Rollouts that begin inside an expert's trajectory; absent: all begin at the start."""
     kl: Kl | None = None
     """A penalty for leaving the policy that RL began with; absent: none."""
+    preference: Preference | None = None
+    """Corrected tool calls preferred to the failed ones they replaced, beside the objective; absent: none are."""
     mismatch: Mismatch = Mismatch()
     """Correction of the gap between sampling and training; off by default."""
     optimizer: Optimizer = Optimizer()

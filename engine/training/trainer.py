@@ -122,7 +122,7 @@ class Trainer:
 
     @property
     def takes_pairs(self) -> bool:
-        """Whether ``update`` learns from pairs; otherwise it learns from samples."""
+        """Whether ``update`` learns from pairs, alone or beside samples."""
         return self._losses.takes_pairs
 
     def update(

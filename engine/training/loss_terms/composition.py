@@ -1,7 +1,7 @@
 """From a recipe to the losses of its updates: which terms, on which batches, in which order.
 
     on-policy   the step's rollouts: the objective, imitation of experts, the KL penalty     one batch an update
-    pairs       the step's repairs: the preference loss                                      one batch an update
+    pairs       the step's repairs: the preference loss          beside those, or one batch an update where it is alone
     replayed    what self-imitation kept of earlier steps: the replay loss        beside those, or in updates of its own
 
 This is the one module of the training that reads what a recipe is made of.  The trainer takes what comes out of it, a
@@ -19,7 +19,7 @@ import torch
 
 from engine.algorithms.losses import ExpertImitation, objective_for
 from engine.algorithms.objectives import PolicyObjective
-from engine.spec.objective import Clipped, Dpo, Ipa, NoObjective
+from engine.spec.objective import Clipped, Dpo, Ipa, NoObjective, Preference
 from engine.spec.recipe import Recipe
 from engine.training import microbatch
 from engine.training.batch import Sample, by_trajectory, regrouped
@@ -66,11 +66,12 @@ class RecipeLosses:
         self._replay_entropy = EntropyKeeper(replayed, seed=seed, stream=1)
         self._objective = _objective(recipe, longest_response_tokens)
         self._stream = _stream(recipe, self._objective, self._entropy, minibatch, longest_response_tokens)
+        self._preference = _preference_beside(recipe.preference)
 
     @property
     def terms(self) -> Terms:
         """Those whose metrics a step reports, also where there was nothing to learn."""
-        return self._stream.terms
+        return self._stream.terms if self._preference is None else [*self._stream.terms, self._preference]
 
     @property
     def needs_reference(self) -> bool:
@@ -78,8 +79,8 @@ class RecipeLosses:
 
     @property
     def takes_pairs(self) -> bool:
-        """Whether updates are made from a step's repairs; otherwise they are made from its samples."""
-        return self._stream.takes_pairs
+        """Whether updates are made from a step's repairs too, or from them alone."""
+        return self._stream.takes_pairs or self._preference is not None
 
     def masked_by_mismatch(self, samples: Sequence[Sample]) -> list[list[bool]]:
         """Which tokens of credited samples the loss will leave out because trainer and generator disagree.
@@ -106,17 +107,22 @@ class RecipeLosses:
         *,
         first_update: int,
     ) -> list[Update]:
-        """A step's updates in their order; what is replayed stands beside them or after them."""
+        """A step's updates in their order; repairs stand beside them, and what is replayed beside or after them."""
         weighed = with_trajectory_tokens(samples, self._trained_tokens)
         batches = self._stream.batches(weighed, pairs, first_update=first_update)
-        parts = [Part(batch, self.terms) for batch in batches]
+        updates = [[Part(batch, self._stream.terms)] for batch in batches]
+        if self._preference is not None and pairs:
+            updates = _beside(updates, self._preferred(self._preference, pairs, updates=len(updates)))
         if not replay.active:
-            return [[part] for part in parts]
-        beside = replay.mode == "sum" and len(parts) > 0
-        again = self._replayed(replay, logprobs, updates=len(parts) if beside else None, first_update=first_update)
-        if beside:
-            return [[part, replayed] for part, replayed in zip(parts, again, strict=True)]
-        return [*([part] for part in parts), *([replayed] for replayed in again)]
+            return updates
+        beside = replay.mode == "sum" and len(batches) > 0
+        again = self._replayed(replay, logprobs, updates=len(batches) if beside else None, first_update=first_update)
+        return _beside(updates, again) if beside else [*updates, *([replayed] for replayed in again)]
+
+    def _preferred(self, term: PreferenceLoss, pairs: Sequence[Pair], *, updates: int) -> list[Part]:
+        """Split over so many updates; cut into minibatches where there are none, since all samples are masked."""
+        cuts = evenly(pairs, updates) if updates else minibatches(pairs, self._minibatch)
+        return [Part(cut, [term]) for cut in cuts]
 
     def _replayed(self, replay: Replay, logprobs: Logprobs, *, updates: int | None, first_update: int) -> list[Part]:
         """Split over so many updates, or cut into minibatches."""
@@ -147,6 +153,20 @@ class RecipeLosses:
         for name, keeper in (("entropy", self._entropy), ("replay_entropy", self._replay_entropy)):
             if state.get(name) is not None:
                 keeper.load(state[name])
+
+
+def _beside(updates: Sequence[list[Part]], parts: Sequence[Part]) -> list[list[Part]]:
+    """Each part in the update of its place, or in one of its own where there are no updates."""
+    if not updates:
+        return [[part] for part in parts]
+    return [[*update, part] for update, part in zip(updates, parts, strict=True)]
+
+
+def _preference_beside(preference: Preference | None) -> PreferenceLoss | None:
+    """None where the recipe has none, or gives it no weight."""
+    if preference is None or preference.weight == 0:
+        return None
+    return PreferenceLoss(preference.beta, preference.weight)
 
 
 def with_trajectory_tokens(

@@ -26,6 +26,8 @@ class PreferenceLoss:
     """
 
     beta: float
+    strength: float = 1.0
+    """By which the loss is multiplied; the metrics are not."""
     needs_reference: ClassVar[bool] = True
 
     def weight(self, batch: MicroBatch) -> Tensor:
@@ -33,7 +35,7 @@ class PreferenceLoss:
 
     def loss(self, batch: MicroBatch, outputs: PolicyOutputs) -> Tensor:
         assert outputs.reference_logp_BT is not None
-        return self._loss(batch, outputs.logp_BT, outputs.reference_logp_BT)[0]
+        return self.strength * self._loss(batch, outputs.logp_BT, outputs.reference_logp_BT)[0]
 
     def _loss(self, batch: MicroBatch, logp_BT: Tensor, reference_BT: Tensor) -> tuple[Tensor, Tensor]:
         chosen, rejected = _sides(batch)

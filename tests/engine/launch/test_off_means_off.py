@@ -171,3 +171,12 @@ def test_repairs_change_no_bit_of_what_is_not_dpo() -> None:
     learned(plain, grouped(rollouts()))
     learned(reported, grouped(map(repaired, rollouts())))
     assert same_bits(plain.weights(), reported.weights())
+
+
+@pytest.mark.parametrize(("weight", "is_absent"), [(0.0, True), (1e-3, False)])
+def test_a_preference_of_weight_0_is_its_absence_though_there_are_repairs(weight: float, is_absent: bool) -> None:
+    plain = learner_for(run_spec(GRPO))
+    preferring = learner_for(run_spec(GRPO | {"purification": {}, "preference": {"weight": weight}}))
+    for learner in (plain, preferring):
+        learned(learner, grouped(map(repaired, rollouts())))
+    assert same_bits(plain.weights(), preferring.weights()) == is_absent

@@ -189,6 +189,8 @@ def test_what_the_spool_cannot_take_is_not_removed(run: Run, monkeypatch: pytest
     assert sorted(run.folder.glob("security-log/*.jsonl")) == before
     run.reader.drain()
     assert run.numbers() == [("sandbox", seq) for seq in range(1, 11)]
+
+
 def of_0_2(entry: dict[str, Any]) -> dict[str, Any]:
     """An entry as version 0.2 wrote it."""
     old = {"sandbox": "box", "origin": "place", "decision": "verdict"}

@@ -131,6 +131,22 @@ async def test_a_right_answer_is_a_verdict_for_each_turn() -> None:
         assert endpoint.authorizations == ["Bearer s3cret"]
 
 
+async def test_the_judge_is_given_the_rule_for_failures_that_the_recipe_names() -> None:
+    """AgentEvolver, figure 8: at a score of 0 or less only a step that corrected or mitigated an error is GOOD."""
+    roles = {}
+    for rule in ("contribution", "correction"):
+        async with judged_by(always(completion(RIGHT)), in_failures=rule) as (judge, endpoint):
+            await judge.verdicts(trajectory())
+            roles[rule] = endpoint.requests[0]["messages"][0]["content"]
+    assert "also in a run that failed" in roles["contribution"]
+    assert "0 or less" not in roles["contribution"]
+    assert (
+        "Where the reward is 0 or less, GOOD is only a step that actively corrected or mitigated an error"
+        in roles["correction"]
+    )
+    assert "also in a run that failed" not in roles["correction"]
+
+
 def test_the_question_shows_every_step_and_the_outcome_but_not_the_hidden_answer() -> None:
     question = question_about(trajectory())
     assert "42*63=?" in question

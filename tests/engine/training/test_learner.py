@@ -44,6 +44,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "ppo": {"credit": {"kind": "gae", "lam": 0.9}, "objective": {"kind": "clipped"}},
     "kl": {"credit": {"kind": "grpo"}, "kl": {"beta": 0.1, "estimator": "k2"}},
     "dpo": {"objective": {"kind": "dpo"}, "purification": {}},
+    "preference": {"credit": {"kind": "grpo"}, "purification": {}, "preference": {}},
     "ipa": {"credit": {"kind": "chunk-return"}, "objective": {"kind": "ipa"}, "expert_starts": {}},
     "experience": {"experience": {"pool": [{"when_to_use": "always", "content": "use it"}], "training": "hybrid"}},
 }

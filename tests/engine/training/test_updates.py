@@ -153,6 +153,55 @@ def test_the_sum_is_the_on_policy_mean_plus_strength_times_the_replayed_mean(
     assert_equal(parts["both"], expected)
 
 
+def test_preference_adds_its_gradient_to_the_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLEANER, appendix C: one update descends on the objective and, ``weight`` times, on the loss of the pairs."""
+    repairs = {"purification": {}}
+    both = whole(repairs | {"preference": {"beta": 0.2, "weight": 0.7}})
+    specs = {
+        "both": both,
+        "objective": whole(repairs),
+        "pairs": whole(repairs | {"objective": {"kind": "dpo", "beta": 0.2}}),
+    }
+    samples, pairs = samples_for(both), pairs_of([repaired(rollout) for rollout in rollouts()], "characters")
+    parts = {}
+    for name, spec in specs.items():
+        trainer = Trainer(spec)
+        update = {"samples": [] if name == "pairs" else samples, "pairs": [] if name == "objective" else pairs}
+        parts[name] = gradient(
+            monkeypatch, trainer, lambda t=trainer, u=update: t.update(u["samples"], pairs=u["pairs"])
+        )
+    assert_equal(parts["both"], [a + 0.7 * b for a, b in zip(parts["objective"], parts["pairs"], strict=True)])
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 3, 4, 7, 16])
+def test_the_pairs_of_a_step_are_split_over_its_updates_and_each_is_learned_once(pairs: int) -> None:
+    recipe = {"purification": {}, "preference": {}}
+    spec = run_spec(recipe, schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 4})
+    repairs = pairs_of([repaired(rollout) for rollout in rollouts()], "characters")[:pairs]
+    report = Trainer(spec).update(samples_for(spec), pairs=repairs)
+    assert report["updates"] == 4
+    assert report["dpo/pairs"] == pairs
+
+
+def test_pairs_are_learned_beside_what_is_replayed() -> None:
+    recipe = {"purification": {}, "preference": {}, "self_imitation": {"covariance": None}}
+    spec = run_spec(recipe, schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 4})
+    repairs, samples = pairs_of([repaired(rollout) for rollout in rollouts()], "characters"), samples_for(spec)
+    for mode, updates in (("sum", 4), ("after", 6)):
+        report = Trainer(spec).update(samples, Replay(samples[:6], 1.0, mode), pairs=repairs)
+        assert report["updates"] == updates
+        assert report["dpo/pairs"] == 16
+
+
+def test_pairs_are_learned_in_updates_of_their_own_where_every_sample_is_masked() -> None:
+    spec = whole({"purification": {}, "preference": {}})
+    repairs = pairs_of([repaired(rollout) for rollout in rollouts()], "characters")
+    masked = [sample.masked("overlong") for sample in samples_for(spec)]
+    report = Trainer(spec).update(masked, pairs=repairs)
+    assert report["updates"] == 1
+    assert report["dpo/pairs"] == 16
+
+
 def test_what_is_replayed_is_split_over_the_updates_or_follows_in_its_own() -> None:
     recipe = {"self_imitation": {"covariance": None}}
     samples = samples_for(whole(recipe))
