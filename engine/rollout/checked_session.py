@@ -80,10 +80,11 @@ class CheckedSession:
     def _refusal_of(self, request: ToolRequest) -> ToolCall | None:
         """The record of a call that cannot be made; None where there is nothing against it."""
         validator = self._validators.get(request.name)
-        if validator is None:
+        if validator is None and request.name:
             return _refused(request, "unknown-tool", self._no_such_tool(request.name))
-        if request.malformed is not None:
-            return _refused(request, "arguments", request.malformed.reason)
+        if request.malformed is not None or validator is None:
+            reason = "the call names no tool" if request.malformed is None else request.malformed.reason
+            return _refused(request, "arguments", reason)
         error = best_match(validator.iter_errors(dict(request.arguments)))
         if error is None:
             return None

@@ -87,7 +87,7 @@ class DemonstrationWriter:
             marks = {"tool_calls": list(step.observation.calls), "answered": step.message.answers}
             transcript.wrote(turn.model_copy(update=marks))
             if number < len(script.turns):
-                transcript.told(self.renderer.parse(ids, tools), step.observation.messages)
+                transcript.observed(self.renderer.parse(ids, tools), step.observation.messages)
         return transcript.segments
 
 

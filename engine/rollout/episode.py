@@ -134,7 +134,7 @@ class _Episode:
                 ending.stop_reason = played.ends_because
                 break
             assert played.parsed is not None, "a turn that says nothing ends the episode"
-            transcript.told(played.parsed, observation.messages)
+            transcript.observed(played.parsed, observation.messages)
         ending.segments, ending.turns = transcript.segments, transcript.turns
         if self._purifier is not None:
             ending.changes += self._purifier.changes

@@ -14,7 +14,7 @@ from engine.spec.trajectory import Segment, SharedPrefix, Turn
 
 
 class Transcript:
-    """Begins with the opening.  ``wrote`` and ``told`` take turns."""
+    """Begins with the opening.  ``wrote`` and ``observed`` take turns."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Transcript:
         self._renderer = renderer
         self._conversation = Conversation(tuple(opening), tuple(tools), tuple(experience), ())
         self._context = renderer.prompt(opening, tools, experience)
-        self._experience_span = renderer.experience_span(experience) if experience else None
+        self._experience_span = renderer.experience_span(opening, tools, experience) if experience else None
         self._observed_text: str | None = None
         self._prefix: SharedPrefix | None = None
         self._begins_segment = True
@@ -41,6 +41,11 @@ class Transcript:
     @property
     def segments(self) -> list[Segment]:
         return self._segments
+
+    def shared_by(self, segment: int) -> list[int]:
+        """The tokens that the segment shares with an earlier one and does not hold itself."""
+        prefix = self._segments[segment].prefix
+        return [] if prefix is None else self._ids[prefix.segment][: prefix.tokens]
 
     @property
     def history(self) -> list[int]:
@@ -70,7 +75,7 @@ class Transcript:
             self._segments[-1] = last.model_copy(update={"turns": [*last.turns, turn]})
         self._ids[-1] = [*self._ids[-1], *turn.context_ids, *turn.token_ids]
 
-    def told(self, parsed: Parsed, messages: Sequence[Message]) -> None:
+    def observed(self, parsed: Parsed, messages: Sequence[Message]) -> None:
         """What the policy reads behind the latest turn, which says ``parsed``."""
         exchange = Exchange(tuple(self.turns[-1].token_ids), parsed, tuple(messages))
         said = self._conversation

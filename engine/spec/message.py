@@ -142,7 +142,7 @@ class AssistantMessage:
     """One turn of the policy: tool calls, an answer, or neither."""
 
     content: str = ""
-    """The answer, where no tool is called."""
+    """The answer; where a tool is called, what is said before the call."""
     requests: tuple[ToolRequest, ...] = ()
     """The calls in the order in which they were written.  Each has an id, given by the renderer or here."""
     malformed: Malformed | None = None

@@ -43,7 +43,9 @@ class CharacterRenderer:
         question = tokenizer.encode("\n".join(message.content for message in messages))
         return [tokenizer.bos, tokenizer.user, *self._experience_ids(experience), *question, tokenizer.assistant]
 
-    def experience_span(self, experience: Sequence[str]) -> tuple[int, int]:
+    def experience_span(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], experience: Sequence[str]
+    ) -> tuple[int, int]:
         before = len((self._tokenizer.bos, self._tokenizer.user))
         return before, before + len(self._experience_ids(experience))
 

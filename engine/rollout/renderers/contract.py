@@ -4,9 +4,9 @@ A renderer belongs to a model's vocabulary: it writes messages as the ids that t
 the ids that the policy wrote.  Sampled ids are kept as they are and never made from text a second time, so
 ``prompt`` and ``bridge`` only ever write what stands *between* the policy's turns.
 
-A chat template may break this: it leaves the thoughts of earlier turns out of the history, say.  Then the context of
+A chat template may break this: Qwen3's, say, leaves earlier thoughts out once a user speaks again.  Then the context of
 the next turn does not begin with all that was read and sampled before, and ``rewritten`` says what it is instead: the
-trajectory goes on in a new segment.
+trajectory goes on in a new segment, in which earlier turns are text to be read and nothing of them is trained again.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,6 @@ class Rewritten:
     """The whole context of the next turn, written again."""
 
     token_ids: tuple[int, ...]
-    """Of the policy's turns as sampled what is left of them, never their text encoded again."""
     observed: int
     """Where in ``token_ids`` what came since the last turn begins."""
     experience_span: tuple[int, int] | None = None
@@ -74,7 +73,9 @@ class Renderer(Protocol):
         """What the policy reads first: the experience of earlier episodes, if any, and the messages."""
         ...
 
-    def experience_span(self, experience: Sequence[str]) -> tuple[int, int]:
+    def experience_span(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], experience: Sequence[str]
+    ) -> tuple[int, int]:
         """Where ``prompt`` holds the experience, half open; without it there is the prompt of no experience."""
         ...
 
@@ -85,7 +86,10 @@ class Renderer(Protocol):
     def rewritten(self, conversation: Conversation) -> Rewritten | None:
         """What stands before the next turn where that is not all that stood there before, with ``bridge`` behind it.
 
-        None where it is; that is the only answer of an ``append_only`` renderer.
+        None where it is; that is the only answer of an ``append_only`` renderer.  The caller asks before each turn but
+        the first and begins anew where it is told to, so that what stands before the last turn is already what the
+        template writes there.  Messages are compared by what they say: ids that a policy sampled are no break, however
+        they are spelled.
         """
         ...
 

@@ -31,7 +31,7 @@ class Forgetful(CharacterRenderer):
             ids += exchange.token_ids[exchange.parsed.begins :]
             observed = len(ids)
             ids += self.bridge(exchange.messages)
-        span = self.experience_span(conversation.experience) if conversation.experience else None
+        span = self.experience_span((), (), conversation.experience) if conversation.experience else None
         return Rewritten(tuple(ids), observed, span)
 
 

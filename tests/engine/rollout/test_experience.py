@@ -52,7 +52,8 @@ def test_no_experience_takes_more_room_than_the_spec_reckons_with(environment: s
     spec = RunSpec.model_validate({"name": "x", "environment": {"id": environment}, "model": {"context_tokens": 4096}})
     experience = Experience(pool=POOL, top_k=2)
     for question in ("42*63=?", "cell d", "é" * 40):
-        start, stop = renderer_for(spec).experience_span(ExperienceRetriever(experience).for_question(question))
+        shown = ExperienceRetriever(experience).for_question(question)
+        start, stop = renderer_for(spec).experience_span([], [], shown)
         assert 0 < stop - start <= experience.longest_tokens
 
 

@@ -111,7 +111,7 @@ def test_experience_that_are_written_again_elsewhere_are_marked_there():
     transcript = Transcript(Moving(), [Message("user", QUESTION)], TOOLS, ("look",))
     ids = call("1")
     transcript.wrote(transcript.turn(ids, logprobs=[0.0] * len(ids), policy_versions=[0] * len(ids)))
-    transcript.reported(RENDERER.parse(ids, TOOLS), [Message("tool", "1")])
+    transcript.observed(RENDERER.parse(ids, TOOLS), [Message("tool", "1")])
     turn = transcript.turn([9], logprobs=[0.0], policy_versions=[0])
     assert RENDERER.text(turn.context_ids[slice(*turn.experience_span)]) == "<EXP>look</EXP>\n"
 

@@ -71,12 +71,12 @@ def test_bad_review_decisions_name_the_field(
 
 @pytest.mark.django_db(transaction=True)
 def test_reviewers_at_the_same_time_get_numbers_without_gap_or_double(alarming_run: Run, rita: User) -> None:
-    def review(name: str) -> None:
+    def decide_ten_times(name: str) -> None:
         for index in range(10):
             verdict = "benign" if index % 2 else "malicious"
             review(alarming_run, "train-1-0", verdict, f"{name} {index}", acting_user=rita)
 
-    at_once(*(partial(review, name) for name in "abc"))
+    at_once(*(partial(decide_ten_times, name) for name in "abc"))
     assert list(ReviewDecision.objects.order_by("number").values_list("number", flat=True)) == list(range(1, 31))
     assert Quarantine.objects.get().number == Run.objects.get().review_decisions == 30
 

@@ -77,14 +77,14 @@ def test_nothing_may_stand_after_the_frame(after):
 def test_experience_is_plain_text_before_the_question_and_can_be_cut_out_again(experience, question):
     opening = [Message("user", question)]
     shown = PLAIN.prompt(opening, CODE, experience)
-    start, stop = PLAIN.experience_span(experience)
+    start, stop = PLAIN.experience_span([], CODE, experience)
     assert [*shown[:start], *shown[stop:]] == PLAIN.prompt(opening, CODE)
     assert PLAIN.text(shown[start : start + 5]) == "<EXP>"
     assert all(token == TOKENIZER.unk or not TOKENIZER.is_mark(token) for token in shown[start:stop])
 
 
 def test_no_experience_is_no_token():
-    assert PLAIN.experience_span(()) == (2, 2)
+    assert PLAIN.experience_span([], CODE, ()) == (2, 2)
 
 
 def test_the_only_tool_of_one_text_is_called_by_its_text_alone():

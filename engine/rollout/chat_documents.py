@@ -1,0 +1,296 @@
+"""Conversations as JSON documents, one a line, and what of them is trained.
+
+    {"messages": [{"role": "user", "content": "..."},
+                  {"role": "assistant", "content": "...", "tool_calls": [...]}, ...],
+     "tools": [{"type": "function", "function": {"name": "...", "description": "...", "parameters": {...}}}]}
+
+The form is that of OpenAI's chat API: arguments of calls are an object, or the JSON text of one; thoughts stand in
+``reasoning_content``; tools answer in the order of the calls.  ``documents_in`` refuses what it does not understand
+with line, field and remedy, and guesses nothing.  ``supervised_sequences`` gives a document's ids by the model's own
+renderer, with the turns that are trained: what an assistant wrote, its end mark included, and nothing that it read.
+Each turn is trained once, however often a template that rewrites history makes it stand in a context.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
+
+from engine.rollout.renderers.contract import Renderer
+from engine.rollout.renderers.template import TemplateRefused
+from engine.rollout.transcript import Transcript
+from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
+from engine.spec.problems import Problem
+
+Trained = Literal["all", "last"]
+"""Which of the assistant's turns."""
+_ROLES = ("system", "user", "assistant", "tool")
+_EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
+
+
+class DocumentRefused(ValueError):
+    """A document that cannot be trained on; ``problem`` names line and field, value, message and remedy."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDocument:
+    conversation: tuple[Message | AssistantMessage, ...]
+    tools: tuple[ToolSchema, ...] = ()
+    line: int = 0
+    """Where it stood, from 1; 0: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedSequence:
+    """Ids of one context with its turns, and which of them are trained; both equally long."""
+
+    token_ids: list[int]
+    trained: list[bool]
+
+
+def documents_in(lines: Iterable[str]) -> Iterator[ChatDocument]:
+    """One document per line that is not blank.  Raises DocumentRefused."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _document(_json(line, number), number)
+
+
+def as_line(document: ChatDocument) -> str:
+    """The inverse of ``documents_in``, without a newline.  Raises ValueError for a malformed turn."""
+    content: dict[str, Any] = {"messages": _written_messages(document.conversation)}
+    if document.tools:
+        content["tools"] = [_written_tool(tool) for tool in document.tools]
+    return json.dumps(content, ensure_ascii=False)
+
+
+def supervised_sequences(
+    document: ChatDocument, renderer: Renderer, *, trained: Trained = "all"
+) -> list[SupervisedSequence]:
+    """One sequence, and one more from each turn on before which the renderer's template rewrites the history.
+
+    A sequence in which nothing would be trained is left out.  Raises DocumentRefused where the model cannot write the
+    document.
+    """
+    opening, *exchanges = _exchanges(document.conversation)
+    written = _attempted(document, 0, lambda: Transcript(renderer, opening.read, document.tools))
+    for exchange in exchanges:
+        _attempted(document, exchange.place, partial(_write, written, exchange, document, renderer))
+    last = exchanges[-1].place
+    trains = iter([trained == "all" or exchange.place == last for exchange in exchanges])
+    return [sequence for sequence in _sequences(written, trains) if any(sequence.trained)]
+
+
+_REMEDY = "leave the document out, or use a model whose template can write it"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A turn and what is read behind it; the opening has no turn."""
+
+    place: int
+    turn: AssistantMessage | None
+    read: tuple[Message, ...]
+
+
+def _exchanges(conversation: Sequence[Message | AssistantMessage]) -> list[_Exchange]:
+    exchanges = [_Exchange(0, None, ())]
+    for place, message in enumerate(conversation):
+        if isinstance(message, AssistantMessage):
+            exchanges.append(_Exchange(place, message, ()))
+        else:
+            latest = exchanges[-1]
+            exchanges[-1] = replace(latest, read=(*latest.read, message))
+    return exchanges
+
+
+def _attempted(document: ChatDocument, place: int, write: Callable[[], T]) -> T:
+    try:
+        return write()
+    except (ValueError, TemplateRefused) as error:
+        content = document.conversation[place].content
+        raise _refused(document.line, f"messages[{place}]", content, str(error), _REMEDY) from error
+
+
+def _write(written: Transcript, exchange: _Exchange, document: ChatDocument, renderer: Renderer) -> None:
+    assert exchange.turn is not None, "only the opening has none"
+    token_ids = renderer.write(exchange.turn, document.tools)
+    unknown = [0.0] * len(token_ids)
+    written.wrote(written.turn(token_ids, logprobs=unknown, policy_versions=[0] * len(token_ids)))
+    if exchange.read:
+        written.observed(renderer.parse(token_ids, document.tools), exchange.read)
+
+
+def _sequences(written: Transcript, trains: Iterator[bool]) -> Iterator[SupervisedSequence]:
+    for number, segment in enumerate(written.segments):
+        shared = written.shared_by(number)
+        token_ids, trained = [*shared], [False] * len(shared)
+        for turn in segment.turns:
+            token_ids += [*turn.context_ids, *turn.token_ids]
+            trained += [*[False] * len(turn.context_ids), *[next(trains)] * len(turn.token_ids)]
+        yield SupervisedSequence(token_ids, trained)
+
+
+def _json(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _refused(
+            number, "", line, f"the line is no JSON: {error}", f"write one document, e.g. {_EXAMPLE}"
+        ) from error
+
+
+def _document(content: Any, line: int) -> ChatDocument:
+    reader = _Reader(line)
+    document = reader.mapping("", content)
+    reader.known("", document, ("messages", "tools"))
+    messages = reader.entries("messages", document.get("messages"))
+    conversation = [reader.message(f"messages[{place}]", entry) for place, entry in enumerate(messages)]
+    reader.check_order(conversation)
+    reader.check_replies(messages)
+    tools = reader.entries("tools", document.get("tools") or [])
+    schemas = [reader.tool(f"tools[{place}]", entry) for place, entry in enumerate(tools)]
+    return ChatDocument(tuple(conversation), tuple(schemas), line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the parts of one line's document; each raises DocumentRefused."""
+
+    line: int
+
+    def message(self, field: str, content: Any) -> Message | AssistantMessage:
+        message = self.mapping(field, content)
+        role = message.get("role")
+        if role == "assistant":
+            return self._turn(field, message)
+        if role not in _ROLES:
+            raise _refused(
+                self.line, f"{field}.role", role, "there is no such role", f"use one of: {', '.join(_ROLES)}"
+            )
+        self.known(field, message, ("role", "content", "name", "tool_call_id"))
+        tool = message.get("name")
+        tool = None if tool is None else self.text(f"{field}.name", tool)
+        return Message(role, self.text(f"{field}.content", message.get("content")), tool)
+
+    def _turn(self, field: str, message: Mapping[str, Any]) -> AssistantMessage:
+        self.known(field, message, ("role", "content", "tool_calls", "reasoning_content", "name"))
+        calls = self.entries(f"{field}.tool_calls", message.get("tool_calls") or [])
+        requests = [self._request(f"{field}.tool_calls[{place}]", call) for place, call in enumerate(calls)]
+        said, thought = message.get("content"), message.get("reasoning_content")
+        content = "" if said is None and requests else self.text(f"{field}.content", said)
+        reasoning = "" if thought is None else self.text(f"{field}.reasoning_content", thought)
+        return AssistantMessage(content, tuple(requests), reasoning=reasoning)
+
+    def _request(self, field: str, content: Any) -> ToolRequest:
+        call = self.mapping(field, content)
+        field, call = f"{field}.function", self.mapping(f"{field}.function", call.get("function"))
+        arguments = call.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                remedy = "give an object, or the JSON text of one"
+                raise _refused(self.line, f"{field}.arguments", arguments, f"it is no JSON: {error}", remedy) from error
+        return ToolRequest(
+            self.text(f"{field}.name", call.get("name")), dict(self.mapping(f"{field}.arguments", arguments))
+        )
+
+    def tool(self, field: str, content: Any) -> ToolSchema:
+        function = self.mapping(f"{field}.function", self.mapping(field, content).get("function"))
+        name = self.text(f"{field}.function.name", function.get("name"))
+        described = function.get("description")
+        description = "" if described is None else self.text(f"{field}.function.description", described)
+        given = function.get("parameters")
+        parameters = {"type": "object"} if given is None else self.mapping(f"{field}.function.parameters", given)
+        return ToolSchema(name, description, parameters)
+
+    def check_order(self, conversation: Sequence[Message | AssistantMessage]) -> None:
+        """There is something to read and something to train, and something to read between two turns."""
+        if not conversation or isinstance(conversation[0], AssistantMessage):
+            raise _refused(self.line, "messages", len(conversation), "the policy has nothing to read first", _FIRST)
+        if not any(isinstance(message, AssistantMessage) for message in conversation):
+            raise _refused(self.line, "messages", len(conversation), "there is no turn of the assistant", _TURN)
+        for place, (previous, message) in enumerate(pairwise(conversation), start=1):
+            if isinstance(message, AssistantMessage) and isinstance(previous, AssistantMessage):
+                raise _refused(self.line, f"messages[{place}]", "assistant", "two turns follow each other", _BETWEEN)
+
+    def check_replies(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Each message of a tool answers the call at its place of the turn before."""
+        due = list[Any]()
+        for place, message in enumerate(messages):
+            if message["role"] != "tool":
+                due = [call.get("id") for call in message.get("tool_calls") or []]
+                continue
+            if not due:
+                raise _refused(self.line, f"messages[{place}].role", "tool", "it answers no call", _CALLED)
+            answered, call = message.get("tool_call_id"), due.pop(0)
+            if None not in (answered, call) and answered != call:
+                raise _refused(self.line, f"messages[{place}].tool_call_id", answered, "another call is due", _IN_ORDER)
+
+    def mapping(self, field: str, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, dict):
+            raise _refused(self.line, field, value, "this is no JSON object", f"write it as in {_EXAMPLE}")
+        return value
+
+    def entries(self, field: str, value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise _refused(self.line, field, value, "this is no list", f"write it as in {_EXAMPLE}")
+        return value
+
+    def text(self, field: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise _refused(self.line, field, value, "this is no text", "give a text; parts and pictures are not taken")
+        return value
+
+    def known(self, field: str, content: Mapping[str, Any], names: Sequence[str]) -> None:
+        if unknown := sorted(content.keys() - set(names)):
+            path = f"{field}.{unknown[0]}" if field else unknown[0]
+            known = f"remove it; known here: {', '.join(names)}"
+            raise _refused(self.line, path, content[unknown[0]], "this is not understood", known)
+
+
+_FIRST = "begin with a message of the system or the user"
+_TURN = "add what the model should learn to say, as a message of the assistant"
+_BETWEEN = "make them one, or say what came between"
+_CALLED = "put it behind the assistant's message with its call"
+_IN_ORDER = "let the tools answer in the order of the calls"
+
+
+def _written_messages(conversation: Sequence[Message | AssistantMessage]) -> list[dict[str, Any]]:
+    written = list[dict[str, Any]]()
+    for message in conversation:
+        if isinstance(message, AssistantMessage):
+            written.append(_written_turn(message))
+        else:
+            named = {"name": message.tool} if message.tool is not None else {}
+            written.append({"role": message.role, "content": message.content, **named})
+    return written
+
+
+def _written_turn(message: AssistantMessage) -> dict[str, Any]:
+    if message.malformed is not None:
+        raise ValueError(f"a malformed message cannot be written: {message.malformed.reason}")
+    turn: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
+    if message.requests:
+        calls = [{"name": request.name, "arguments": dict(request.arguments)} for request in message.requests]
+        turn["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+    return turn
+
+
+def _written_tool(tool: ToolSchema) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _refused(line: int, field: str, value: Any, message: str, remedy: str) -> DocumentRefused:
+    place = ": ".join(part for part in (f"line {line}" if line else "", field) if part)
+    return DocumentRefused(Problem(place, value, message, remedy))

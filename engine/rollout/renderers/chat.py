@@ -1,0 +1,441 @@
+"""The renderer of a model folder: its tokenizer, its chat template, the form of its tool calls.
+
+``prompt`` is what the template writes, id for id.  A turn as sampled is what it writes between the header and the end
+mark of an assistant's message; ``bridge`` is what it writes from behind that mark to the next header, taken from a
+small conversation that ends with the same messages.  So what an episode appends is what the template writes for the
+whole conversation, as long as the template only appends; ``rewritten`` says where it does not (Qwen3 drops earlier
+thoughts when a user speaks again), and what then stands before the next turn.
+
+Pieces are encoded apart at the borders of turns: a turn that begins or ends with white space may be cut otherwise
+there than in the whole.  That is right, because it is what the policy read and wrote.  Sampled ids stand as they are,
+however the template would have spaced their JSON; ``rewritten`` compares what messages say.
+
+Text from outside is never a mark, and no text of the policy's is, unless it sampled the mark (template.py,
+pretrained_tokenizer.py).  Experience stands at the beginning of the first user's message, encoded by itself, so that
+the prompt without those ids is the prompt without experience.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.models.pretrained_tokenizer import FIELD, PretrainedTokenizer, pattern_of, refused
+from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Rewritten
+from engine.rollout.renderers.template import ChatTemplate, TemplateRefused
+from engine.rollout.renderers.tool_calls import FORMATS, CallFormat, Format, Reading, fenced, unreadable_call
+from engine.rollout.renderers.turn_frame import USER, Document, assistant, call, tool_message, turn_frame
+from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema
+
+ToolCalls = Literal["auto", "hermes", "llama", "code-fence"]
+Reasoning = Literal["auto", "on", "off"]
+Said = Sequence[Message | AssistantMessage]
+"""A conversation as one list."""
+THINK, THOUGHT = "<think>", "</think>"
+_PROBED_CALL = AssistantMessage.calling("probe", {"a": "b"})
+_PROBED_TOOL = ToolSchema.of_text("probe", "a")
+_INSERTIONS = range(0x10FF00, 0x10FFFE)
+
+
+class MalformedTurn(ValueError):
+    """Why a turn is neither a call nor an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Thought:
+    """A turn in two."""
+
+    reasoning: Reading
+    said: Reading
+    before_said: int
+    """Characters of the turn's text before ``said`` begins."""
+
+
+class ChatRenderer:
+    """A ``Renderer``.  Raises ModelFolderRefused for a folder or a choice with which no turn could be read.
+
+    ``tool_calls``: the form of calls; ``auto`` is the one in which the template writes them.  ``code-fence`` takes
+    tools of one text each, of which the template is told nothing: the environment's first message must say how to call
+    them.  ``reasoning``: whether the policy may think before it speaks; ``auto`` is what the template does by itself.
+    """
+
+    def __init__(
+        self, tokenizer: PretrainedTokenizer, *, tool_calls: ToolCalls = "auto", reasoning: Reasoning = "auto"
+    ) -> None:
+        source = tokenizer.chat_template()
+        self.tokenizer, self._template = tokenizer, ChatTemplate(source, tokenizer)
+        self._thinks = THINK in source and reasoning != "off"
+        if reasoning == "on" and not self._thinks:
+            raise refused("model.reasoning", reasoning, "the chat template knows no thoughts", "use auto or off")
+        self._variables: Document = {} if reasoning == "auto" else {"enable_thinking": reasoning == "on"}
+        self._frame = turn_frame(self._template, tokenizer, self._variables)
+        if self._frame.prefilled == "open-thought" and not self._thinks:
+            raise refused("model.reasoning", reasoning, "the chat template begins each turn with a thought", "use auto")
+        end = tokenizer.marks[tokenizer.shown(self._frame.end)]
+        self._stop_ids = tokenizer.stop_ids | {end}
+        stops = [mark for mark, token in tokenizer.marks.items() if token in self._stop_ids]
+        self._stop_pattern = pattern_of([tokenizer.mark(stop) for stop in stops])
+        self._format = self._chosen_format(tool_calls)
+
+    @cached_property
+    def append_only(self) -> bool:
+        """Of conversations with whatever a turn may hold: a thought where the policy may think, and a call."""
+        thought = "a" if self._may_think() else ""
+        answered = Exchange((), Parsed(AssistantMessage("a", reasoning=thought), 0), (Message("user", "b"),))
+        exchanges, tools = [answered], tuple[ToolSchema, ...]()
+        if self._format is not None:
+            tools = (_PROBED_TOOL,)
+            calling = replace(_PROBED_CALL, reasoning=thought)
+            exchanges.insert(0, Exchange((), Parsed(calling, 0), (Message("tool", "c", _PROBED_TOOL.name),)))
+        opening = (Message("user", "d"),)
+        said = [Conversation(opening, tools, (), tuple(exchanges[:count])) for count in range(1, len(exchanges) + 1)]
+        return all(self.rewritten(conversation) is None for conversation in said)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self._stop_ids
+
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], experience: Sequence[str] = ()
+    ) -> list[int]:
+        return self._context(messages, tools, experience)
+
+    def experience_span(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], experience: Sequence[str]
+    ) -> tuple[int, int]:
+        begins = self._experience_begins(messages, tools)
+        return begins, begins + len(self._experience_ids(experience))
+
+    def bridge(self, messages: Sequence[Message]) -> list[int]:
+        return self.tokenizer.encode(self._bridge_text(messages))
+
+    def rewritten(self, conversation: Conversation) -> Rewritten | None:
+        said = _as_one_list(conversation)
+        read = conversation.exchanges[-1].messages
+        turn = conversation.exchanges[-1].parsed.message
+        appended = self._turn_text(turn) + self._bridge_text(read)
+        before = said[: -len(read) - 1]
+        known = self._written(self._documents(before), conversation.tools, generation=True)
+        if self._written(self._documents(said), conversation.tools, generation=True) == known + appended:
+            return None
+        return self._written_again(said, conversation)
+
+    def _written_again(self, said: Said, conversation: Conversation) -> Rewritten:
+        ids = self._context(said, conversation.tools, conversation.experience)
+        observed = len(self.bridge(conversation.exchanges[-1].messages))
+        span = None
+        if conversation.experience:
+            begins = self._experience_begins(said, conversation.tools)
+            span = begins, begins + len(self._experience_ids(conversation.experience))
+        return Rewritten(tuple(ids), max(0, len(ids) - observed), span)
+
+    def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed:
+        """Strict: an end mark, a thought at most and first, then calls in their form or an answer.
+
+        A mark that frames none of these, and an id that the tokenizer does not have, make the turn malformed.
+        """
+        try:
+            pieces = self._pieces_of_turn(token_ids)
+            thought = self._thought(self._reading(token_ids[:-1], pieces))
+        except MalformedTurn as error:
+            return Parsed(AssistantMessage(malformed=Malformed(self.text(token_ids), str(error))), 0)
+        message = self._said(thought.said, tools)
+        begins = _token_at(pieces, thought.before_said)
+        return Parsed(replace(message, reasoning=thought.reasoning.text.strip()), begins)
+
+    def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:
+        """Raises ValueError for a message that would not be read as what it says; a malformed one is such."""
+        if (malformed := _malformed_in(message)) is not None:
+            raise ValueError(f"a malformed message cannot be written: {malformed.reason}")
+        if message.reasoning.strip() and not self._may_think():
+            raise ValueError("this model cannot write the message: its turns hold no thoughts (model.reasoning)")
+        try:
+            token_ids = self.tokenizer.encode(self._turn_text(message))
+        except TemplateRefused as error:
+            raise ValueError(f"this model cannot write the message: {error}") from error
+        read = self.parse(token_ids, tools).message
+        if self._meaning(read) != self._meaning(message):
+            malformed = _malformed_in(read)
+            reason = malformed.reason if malformed is not None else "it would be read as another message"
+            raise ValueError(f"this model cannot write the message: {reason}")
+        return token_ids
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.text(token_ids)
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        return self.tokenizer.pieces(token_ids)
+
+    def _may_think(self) -> bool:
+        return self._thinks and self._frame.prefilled != "closed-thought"
+
+    # What is written
+
+    def _context(self, conversation: Said, tools: Sequence[ToolSchema], experience: Sequence[str]) -> list[int]:
+        ids = self.tokenizer.encode(self._written(self._documents(conversation), tools, generation=True))
+        if not experience:
+            return ids
+        begins = self._experience_begins(conversation, tools)
+        return [*ids[:begins], *self._experience_ids(experience), *ids[begins:]]
+
+    def _written(self, documents: Sequence[Document], tools: Sequence[ToolSchema], *, generation: bool = False) -> str:
+        described = self._described(tools)
+        return self._template.written(documents, described, generation=generation, variables=self._variables)
+
+    def _described(self, tools: Sequence[ToolSchema]) -> list[Document]:
+        """The tools for the template.  Raises ModelFolderRefused for such as cannot be called."""
+        if not tools:
+            return []
+        if self._format is None:
+            raise refused(
+                "model.tool_calls",
+                "auto",
+                "the chat template writes no tool calls that could be read",
+                "use code-fence, whose tools take one text each, or a model with tools",
+            )
+        if self._format.own_template:
+            return [_described_tool(tool) for tool in tools]
+        if unfit := [tool.name for tool in tools if tool.only_text_argument is None]:
+            raise refused(
+                "model.tool_calls",
+                "code-fence",
+                f"the tool {unfit[0]} takes more than one text",
+                "use a model whose template writes tool calls, or an environment whose tools take one text each",
+            )
+        return []
+
+    def _documents(self, conversation: Said) -> list[Document]:
+        documents = list[Document]()
+        for is_tool, messages in groupby(conversation, key=lambda message: _role(message) == "tool"):
+            if is_tool:
+                documents += self._tool_documents([message for message in messages if isinstance(message, Message)])
+            else:
+                documents += [self._document(message) for message in messages]
+        return documents
+
+    def _document(self, message: Message | AssistantMessage) -> Document:
+        if isinstance(message, Message):
+            return {"role": message.role, "content": message.content}
+        malformed = _malformed_in(message)
+        content = message.content if malformed is None else malformed.text
+        thoughts = {"reasoning_content": message.reasoning} if message.reasoning and self._thinks else {}
+        if malformed is not None or not message.requests:
+            return assistant(content, **thoughts)
+        if self._format is not None and not self._format.own_template:
+            return assistant(fenced(content, message.requests), **thoughts)
+        calls = [self._call(number, request) for number, request in enumerate(message.requests)]
+        return assistant(content, tool_calls=calls, **thoughts)
+
+    def _call(self, number: int, request: ToolRequest) -> Document:
+        arguments: Any = dict(request.arguments)
+        if self._frame.arguments_as_text:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return call(number, request.name, arguments)
+
+    def _tool_documents(self, messages: Sequence[Message]) -> list[Document]:
+        """To a template without tools, what they say is said by the user, in one message."""
+        if not self._frame.takes_tool_messages:
+            return [{"role": "user", "content": "\n".join(message.content for message in messages)}]
+        return [
+            tool_message(message.content, number, message.tool or "tool") for number, message in enumerate(messages)
+        ]
+
+    def _bridge_text(self, messages: Sequence[Message]) -> str:
+        stand_in = self._document(_answered_by(messages, several=self._frame.several_calls))
+        documents = [USER, stand_in, *self._documents(messages)]
+        rest = self._after_header(self._written(documents, [], generation=True))
+        return rest[self._end_of_turn(rest) :]
+
+    def _turn_text(self, message: AssistantMessage) -> str:
+        """What the policy writes from the header on, its end mark included."""
+        frame, bare = self._frame, message
+        if frame.prefilled == "open-thought":
+            bare = replace(message, reasoning="")
+        document = self._document(bare)
+        # As the template writes it in the middle of a conversation, if it can: the last message is a special case to
+        # some.  What follows is a tool's, because a user's ends the thoughts of others.
+        follow = [tool_message("", number, "tool") for number in range(max(1, len(message.requests)))]
+        try:
+            written = self._written([USER, document, *(follow if frame.takes_tool_messages else ())], [])
+        except TemplateRefused:
+            written = self._written([USER, document], [])
+        rest = self._after_header(written)
+        text = rest[: self._end_of_turn(rest)]
+        if frame.prefilled == "open-thought":
+            closed = self.tokenizer.mark(THOUGHT) if THOUGHT in self.tokenizer.marks else THOUGHT
+            return f"{message.reasoning.strip()}\n{closed}\n\n{text}"
+        return text
+
+    def _after_header(self, written: str) -> str:
+        if not written.startswith(self._frame.before):
+            raise TemplateRefused("the chat template changes what stands before a turn when that is written")
+        return written[len(self._frame.before) :]
+
+    def _end_of_turn(self, text: str) -> int:
+        found = self._stop_pattern.search(text)
+        if found is None:
+            raise TemplateRefused("the chat template ends this turn without a mark")
+        return found.end()
+
+    # Experience
+
+    def _experience_ids(self, experience: Sequence[str]) -> list[int]:
+        return self.tokenizer.encode("<EXP>" + "\n".join(experience) + "</EXP>\n") if experience else []
+
+    def _experience_begins(self, conversation: Said, tools: Sequence[ToolSchema]) -> int:
+        """The id before which the first user's text begins: the last that begins there or before."""
+        documents = self._documents(conversation)
+        plain = self._written(documents, tools, generation=True)
+        number = next((at for at, document in enumerate(documents) if document["role"] == "user"), 0)
+        sign = next(character for character in map(chr, _INSERTIONS) if character not in plain)
+        signed = [*documents]
+        signed[number] = documents[number] | {"content": sign + documents[number]["content"]}
+        place = self._written(signed, tools, generation=True).find(sign)
+        if place < 0:
+            raise TemplateRefused("the chat template leaves out what the first user says")
+        return sum(end <= place for _, end in self.tokenizer.encode_with_ends(plain))
+
+    # What is read
+
+    def _pieces_of_turn(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each id before the end.  Raises MalformedTurn."""
+        *body, end = token_ids if token_ids else (-1,)
+        if end not in self._stop_ids:
+            raise MalformedTurn("the turn does not end")
+        frames = {THINK, THOUGHT, *(self._format.frames if self._format is not None else ())}
+        for token in body:
+            if not self.tokenizer.knows(token):
+                raise MalformedTurn(f"the tokenizer has no token {token}")
+            mark = self.tokenizer.mark_of(token)
+            if mark is not None and mark not in frames:
+                raise MalformedTurn(f"the mark {mark} stands inside the turn")
+        return self.tokenizer.pieces(body)
+
+    def _reading(self, token_ids: Sequence[int], pieces: Sequence[str]) -> Reading:
+        text = "".join(pieces)
+        seam = next(character for character in map(chr, _INSERTIONS) if character not in text)
+        sewn = ""
+        tokens = zip(token_ids, pieces, strict=True)
+        for is_mark, run in groupby(tokens, key=lambda token: self.tokenizer.mark_of(token[0]) is not None):
+            written = "".join(piece for _, piece in run)
+            sewn += (
+                written
+                if is_mark
+                else self.tokenizer.mark_pattern.sub(lambda found: _sewn(found.group(), seam), written)
+            )
+        return Reading(sewn, seam)
+
+    def _thought(self, turn: Reading) -> _Thought:
+        before, rest, opened = "", turn.sewn, self._frame.prefilled == "open-thought"
+        if self._thinks and not opened and rest.lstrip().startswith(THINK):
+            before, _, rest = rest.partition(THINK)
+            before, opened = before + THINK, True
+        reasoning = ""
+        if opened:
+            reasoning, closed, rest = rest.partition(THOUGHT)
+            if not closed:
+                raise MalformedTurn("a thought does not end")
+            before += reasoning + closed
+        if THINK in reasoning or ((self._thinks or THINK in self.tokenizer.marks) and _thought_in(rest)):
+            raise MalformedTurn("a thought stands where none may")
+        said = rest.lstrip()
+        before += rest[: len(rest) - len(said)]
+        return _Thought(turn.part(reasoning), turn.part(said), len(turn.part(before).text))
+
+    def _said(self, said: Reading, tools: Sequence[ToolSchema]) -> AssistantMessage:
+        if self._format is None:
+            return AssistantMessage(said.text.strip())
+        message = self._format.read(said, tools)
+        if len(message.requests) > 1 and self._format.own_template and not self._frame.several_calls:
+            reason = "the model's template writes one call a turn"
+            return unreadable_call(said, reason, message.requests[0].name)
+        return message
+
+    def _meaning(self, message: AssistantMessage) -> str:
+        """What a message says, in the text that the tokenizer can hold: some normalise what they encode."""
+        calls = [[request.name, dict(request.arguments)] for request in message.requests]
+        said = [message.content.strip(), message.reasoning.strip(), calls, _malformed_in(message) is not None]
+        return self.text(self.tokenizer.encode(json.dumps(said, ensure_ascii=False, sort_keys=True)))
+
+    def _chosen_format(self, tool_calls: ToolCalls) -> CallFormat | None:
+        """The format by name; of ``auto`` the one which reads what the template writes, if there is one."""
+        if tool_calls == "code-fence":
+            return FORMATS[tool_calls]
+        names: tuple[Format, ...] = ("hermes", "llama")
+        readable = [name for name in names if self._frame.writes_tools and self._is_written_as(name)]
+        if tool_calls == "auto":
+            return FORMATS[readable[0]] if readable else None
+        if tool_calls not in readable:
+            raise refused(
+                "model.tool_calls",
+                tool_calls,
+                "the chat template does not write tool calls in this form",
+                f"use {readable[0] if readable else 'code-fence'} or auto",
+            )
+        return FORMATS[tool_calls]
+
+    def _is_written_as(self, name: Format) -> bool:
+        self._format = FORMATS[name]
+        try:
+            self.write(_PROBED_CALL, [_PROBED_TOOL])
+        except ValueError:
+            return False
+        return True
+
+
+def chat_renderer(folder: Path, *, tool_calls: ToolCalls = "auto", reasoning: Reasoning = "auto") -> ChatRenderer:
+    """Raises ModelFolderRefused."""
+    if not folder.is_dir():
+        raise refused(FIELD, str(folder), "there is no such folder", "name the folder of a model")
+    return ChatRenderer(PretrainedTokenizer(folder), tool_calls=tool_calls, reasoning=reasoning)
+
+
+def _as_one_list(conversation: Conversation) -> list[Message | AssistantMessage]:
+    said: list[Message | AssistantMessage] = [*conversation.opening]
+    for exchange in conversation.exchanges:
+        said += [exchange.parsed.message, *exchange.messages]
+    return said
+
+
+def _malformed_in(message: AssistantMessage) -> Malformed | None:
+    """Why the message, or a call of it, cannot be read."""
+    return next((said.malformed for said in (message, *message.requests) if said.malformed is not None), None)
+
+
+def _role(message: Message | AssistantMessage) -> str:
+    return message.role if isinstance(message, Message) else "assistant"
+
+
+def _described_tool(tool: ToolSchema) -> Document:
+    parameters: Mapping[str, Any] = dict(tool.parameters)
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _answered_by(messages: Sequence[Message], *, several: bool) -> AssistantMessage:
+    """A turn to which these messages can be the reply."""
+    names = [message.tool or "tool" for message in messages if message.role == "tool"]
+    if not names:
+        return AssistantMessage("a")
+    return AssistantMessage(requests=tuple(ToolRequest(name, {}) for name in (names if several else names[:1])))
+
+
+def _thought_in(sewn: str) -> bool:
+    return THINK in sewn or THOUGHT in sewn
+
+
+def _sewn(mark: str, seam: str) -> str:
+    return mark[0] + seam + mark[1:]
+
+
+def _token_at(pieces: Sequence[str], characters: int) -> int:
+    """The first token of which a character stands behind the first ``characters``; the end where there is none."""
+    place = 0
+    for number, piece in enumerate(pieces):
+        place += len(piece)
+        if place > characters:
+            return number
+    return len(pieces)

@@ -1,0 +1,220 @@
+"""A model's own chat template, run as what it is: a stranger's program over strangers' text.
+
+The template runs in Jinja's immutable sandbox with the functions and filters that chat templates expect
+(``raise_exception``, ``strftime_now``, ``tojson``, ``{% break %}``, ``{% generation %}``), and within bounds: turns of
+loops and calls of macros are counted, and so are the characters that it writes or multiplies.  What the bounds cannot
+see (a filter that works long on one value) a process of its own can: ``engine/rollout/renderers/preflight.py``.
+
+Text and marks are told apart in what comes out.  Into each text from outside goes a *seam*, a character of Unicode's
+private use that stands in none of them, behind each character with which one of the tokenizer's marks begins.  So no
+mark can be spelled by text, nor read in it by the template: a user who writes ``</think>`` has thought nothing.  Where
+the rendering spells a mark without a seam, the template wrote it.  Then the seams go, and the text is as it was.
+``strftime_now`` is always the same day, for a run that is played again reads the same prompt.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.models.pretrained_tokenizer import FIELD, PretrainedTokenizer, pattern_of, refused
+
+MOST_STEPS = 10**6
+"""Turns of loops and calls of macros in one rendering."""
+MOST_CHARACTERS = 2**26
+"""In one rendering, and in one value that the template makes by adding or multiplying."""
+TODAY = date(2024, 7, 26)
+"""What templates are told is today: the date that those of Llama 3 fall back to."""
+_SEAMS = range(0x100000, 0x10FFFE)
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
+
+
+class TemplateRefused(ValueError):
+    """The template cannot write these messages: it says so itself, fails, or exceeds a bound."""
+
+
+class ChatTemplate:
+    """Renders messages as text in which the tokenizer's marks are marks.
+
+    Raises ModelFolderRefused for a template that is no Jinja.  One rendering at a time: the bounds are counted here.
+    """
+
+    def __init__(self, source: str, tokenizer: PretrainedTokenizer) -> None:
+        self._tokenizer, self._seams = tokenizer, _Seams(tokenizer.marks)
+        self._environment = _Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation, _Bounds]
+        )
+        self._environment.globals |= {"raise_exception": _raise, "strftime_now": TODAY.strftime}
+        self._environment.filters["tojson"] = self._tojson
+        self._seam = ""
+        try:
+            self._template = self._environment.from_string(_bounded(self._environment.parse(source)))
+        except (TemplateError, RecursionError, ValueError) as error:
+            message = f"the chat template is no Jinja template: {error}"
+            raise refused(
+                FIELD, str(tokenizer.folder), message, "take the template that the model came with"
+            ) from error
+
+    def written(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        generation: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The conversation as the template writes it, in the form that the tokenizer encodes.
+
+        ``generation``: with the opening of the policy's next turn behind it.  Raises TemplateRefused.
+        """
+        self._seam = _unused_character(json.dumps([messages, tools], ensure_ascii=False))
+        rendered = self._rendered(
+            {
+                **self._tokenizer.special_texts,
+                **variables,
+                "messages": self._seams.sewn(messages, self._seam),
+                "tools": self._seams.sewn(tools, self._seam) if tools else None,
+                "add_generation_prompt": generation,
+            }
+        )
+        marked = self._tokenizer.mark_pattern.sub(lambda found: self._tokenizer.mark(found.group()), rendered)
+        return marked.replace(self._seam, "")
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
+        self._environment.bounds.steps_left = MOST_STEPS
+        written, chunks = 0, list[str]()
+        try:
+            for chunk in self._template.generate(**variables):
+                chunks.append(chunk)
+                written += len(chunk)
+                _check_size(written)
+        except TemplateRefused:
+            raise
+        # A template is a program: it can fail in every way in which Python can.
+        except Exception as error:
+            raise TemplateRefused(f"the chat template fails: {type(error).__name__}: {error}") from error
+        return "".join(chunks)
+
+    def _tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """JSON as chat templates mean it: nothing is escaped for HTML, and a seam stays a seam."""
+        text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+        return _BEYOND_ASCII.sub(self._escaped, text) if ensure_ascii else text
+
+    def _escaped(self, found: re.Match[str]) -> str:
+        return found.group() if found.group() == self._seam else json.dumps(found.group())[1:-1]
+
+
+class _Seams:
+    """Where seams go: into text, so that none of the marks can be spelled by it."""
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        # A mark that begins with a letter is looked for whole: a seam behind each "t" would spoil every key "type".
+        signs = [mark for mark in marks if not mark[0].isalnum()]
+        self._begins = {mark[0] for mark in signs}
+        rests = {mark[place:] for mark in signs for place in range(1, len(mark))}
+        self._rests = tuple(rest for rest in rests if not rest.isalnum())
+        self._words = pattern_of([mark for mark in marks if mark[0].isalnum()])
+
+    def sewn(self, value: Any, seam: str) -> Any:
+        """The value with its texts sewn, keys of mappings included."""
+        match value:
+            case str():
+                return self._sewn_text(value, seam)
+            case Mapping():
+                return {self._sewn_text(key, seam): self.sewn(entry, seam) for key, entry in value.items()}
+            case list() | tuple():
+                return [self.sewn(entry, seam) for entry in value]
+            case _:
+                return value
+
+    def _sewn_text(self, text: str, seam: str) -> str:
+        sewn = text.translate({ord(begin): begin + seam for begin in self._begins})
+        sewn = self._words.sub(lambda found: found.group()[0] + seam + found.group()[1:], sewn)
+        # What a template wrote before it may be the head of a mark of which this is the rest.
+        return seam + sewn if sewn.startswith(self._rests) else sewn
+
+
+class _Bounds(Extension):
+    """Counts what a rendering does."""
+
+    steps_left = MOST_STEPS
+
+    def step(self) -> None:
+        self.steps_left -= 1
+        if self.steps_left < 0:
+            raise TemplateRefused(f"the chat template loops: more than {MOST_STEPS} turns in one rendering")
+
+    def sized(self, value: Any) -> Any:
+        if isinstance(value, str | list | tuple | dict):
+            _check_size(len(value))
+        return value
+
+
+class _Generation(Extension):
+    """``{% generation %}``, by which some templates mark what the policy writes: here it is only what stands in it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"*", "**"})
+
+    @property
+    def bounds(self) -> _Bounds:
+        bounds = self.extensions[_Bounds.identifier]
+        assert isinstance(bounds, _Bounds)
+        return bounds
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise TemplateRefused("the chat template raises numbers to a power, which nothing bounds")
+        for counted, times in ((left, right), (right, left)):
+            if isinstance(counted, str | list | tuple) and isinstance(times, int):
+                _check_size(len(counted) * times)
+        return super().call_binop(context, operator, left, right)
+
+
+def _bounded(template: nodes.Template) -> nodes.Template:
+    """The same program with a step counted in each loop and macro, and the size of what it assigns."""
+    for block in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+        assert isinstance(block, nodes.For | nodes.Macro | nodes.CallBlock)
+        block.body.insert(0, nodes.ExprStmt(_called("step"), lineno=block.lineno))
+    for assignment in template.find_all(nodes.Assign):
+        assert isinstance(assignment.node, nodes.Expr)
+        assignment.node = _called("sized", assignment.node)
+    return template
+
+
+def _called(method: str, *arguments: nodes.Expr) -> nodes.Call:
+    return nodes.Call(nodes.ExtensionAttribute(_Bounds.identifier, method), list(arguments), [], None, None)
+
+
+def _check_size(characters: int) -> None:
+    if characters > MOST_CHARACTERS:
+        raise TemplateRefused(f"the chat template writes more than {MOST_CHARACTERS} characters")
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateRefused(f"the chat template refuses: {message}")
+
+
+def _unused_character(text: str) -> str:
+    return next(character for character in map(chr, _SEAMS) if character not in text)

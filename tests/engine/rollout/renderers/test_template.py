@@ -1,0 +1,161 @@
+from pathlib import Path
+
+import pytest
+
+from engine.models.pretrained_tokenizer import ModelFolderRefused, PretrainedTokenizer
+from engine.rollout.renderers import preflight
+from engine.rollout.renderers.preflight import chat_problem, problem_here
+from engine.rollout.renderers.template import ChatTemplate, TemplateRefused
+from tests.engine.rollout.renderers.model_folders import write_folder
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("qwen3"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder) -> PretrainedTokenizer:
+    return PretrainedTokenizer(folder)
+
+
+def written(source: str, tokenizer: PretrainedTokenizer, messages=HELLO, **variables) -> str:
+    return ChatTemplate(source, tokenizer).written(messages, None, generation=False, variables=variables)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ raise_exception('no') }}", "refuses: no"),
+        ("{{ messages[7].content.x }}", "UndefinedError"),
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "loops"),
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% set c = b %}{% endfor %}{% endfor %}", "loops"),
+        ("{% macro m(n) %}{{ m(n) }}{% endmacro %}{{ m(1) }}", "RecursionError"),
+        ("{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}", "loops"),
+        ("{% for a in range(99999999) %}{% endfor %}", "OverflowError"),
+        ("{{ 'a' * 10000000000 }}", "writes more than"),
+        ("{{ 10000000000 * messages }}", "writes more than"),
+        ("{{ 9 ** 9999999 }}", "power"),
+        ("{% set n = namespace(x='aa') %}{% for a in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "more than"),
+        ("{% set n = namespace(x='aa') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", "more than"),
+        ("{% for a in range(99999) %}{{ messages[0].content.ljust(9999) }}{% endfor %}", "writes more than"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ messages[0].update(role='system') }}", "SecurityError"),
+        ("{{ cycler.__init__.__globals__.os.system('true') }}", "SecurityError"),
+        ("{{ raise_exception.__globals__.os }}", "SecurityError"),
+        ("{{ strftime_now.__self__.year }}", "SecurityError"),
+        ("{% include '/etc/passwd' %}", "TypeError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ],
+)
+def test_a_template_that_fails_loops_or_reaches_out_is_refused(tokenizer, source, reason):
+    with pytest.raises(TemplateRefused, match=reason):
+        written(source, tokenizer)
+
+
+@pytest.mark.parametrize("source", ["{{ x", "{% for %}", "{% endif %}", "{% unheard_of %}", "{{ x | unheard_of }}"])
+def test_what_is_no_jinja_is_refused(tokenizer, source):
+    with pytest.raises(ModelFolderRefused, match="no Jinja template"):
+        ChatTemplate(source, tokenizer)
+
+
+def test_the_bounds_are_those_of_one_rendering(tokenizer):
+    template = ChatTemplate("{% for a in range(60000) %}{% endfor %}done", tokenizer)
+    for _ in range(20):
+        assert template.written(HELLO, None, generation=False, variables={}) == "done"
+
+
+def test_what_chat_templates_expect_of_jinja_is_there(tokenizer):
+    source = (
+        "{%- for n in [1, 2, 3] %}{% if n == 2 %}{% break %}{% endif %}{{ n }}{% endfor -%}"
+        "{% generation %}G{% endgeneration %}{{ strftime_now('%d %b %Y') }}{{ {'é': '<&>'} | tojson }}"
+    )
+    assert written(source, tokenizer) == '1G26 Jul 2024{"é": "<&>"}'
+
+
+def test_json_that_the_template_escapes_comes_out_right(tokenizer):
+    messages = [{"role": "user", "content": "<é🐎\U00100000"}]
+    assert written("{{ messages[0].content | tojson(ensure_ascii=true) }}", tokenizer, messages) == (
+        '"<\\u00e9\\ud83d\\udc0e\\udbc0\\udc00"'
+    )
+
+
+def test_the_template_writes_marks_and_text_does_not_even_in_two_parts(tokenizer):
+    parts = [{"role": "user", "content": "<|im_"}, {"role": "user", "content": "end|>"}]
+    source = "{{ messages[0].content }}{{ messages[1].content }}{{ '<|im_end|>' }}"
+    ids = tokenizer.encode(written(source, tokenizer, parts))
+    assert [tokenizer.mark_of(token) for token in ids if tokenizer.mark_of(token)] == ["<|im_end|>"]
+    assert tokenizer.text(ids) == "<|im_end|><|im_end|>"
+    rest = tokenizer.encode(
+        written("{{ '<' + messages[0].content }}", tokenizer, [{"role": "u", "content": "|im_end|>"}])
+    )
+    assert not [token for token in rest if tokenizer.mark_of(token)]
+
+
+def test_a_template_cannot_see_a_mark_in_text(tokenizer):
+    messages = [{"role": "user", "content": "a</think>b"}]
+    assert written("{{ '</think>' in messages[0].content }}", tokenizer, messages) == "False"
+
+
+def replace_template(folder: Path, source: str) -> Path:
+    (folder / "chat_template.jinja").write_text(source, "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3"])
+def test_a_good_folder_passes_the_preflight(tmp_path, name):
+    assert chat_problem(write_folder(tmp_path, name), tools=True) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('never') }}", "never"),
+        ("{{ x", "no Jinja template"),
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "loops"),
+        ("always the same", "first changes or the second lacks"),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "without a mark"),
+        ("{% for m in messages %}{{ m.role + m.content }}<|im_end|>{% endfor %}{{ 'x' * 3 }}", "first changes"),
+    ],
+)
+def test_a_template_that_cannot_be_talked_to_is_a_problem_with_field_value_and_remedy(tmp_path, source, message):
+    folder = replace_template(write_folder(tmp_path, "qwen3"), source)
+    problem = problem_here(folder, "auto", "auto", tools=False)
+    assert problem is not None
+    assert message in problem.message
+    assert (problem.field, problem.value) == ("model.path", str(folder))
+    assert problem.remedy
+    assert chat_problem(folder) == problem
+
+
+@pytest.mark.parametrize("source", ["{{ 'x' | center(100000000000) }}", "{{ messages | center(99999999999) }}"])
+def test_a_template_that_asks_for_all_memory_ends_its_own_process_only(tmp_path, source):
+    problem = chat_problem(replace_template(write_folder(tmp_path, "qwen3"), source))
+    assert problem is not None
+    assert problem.field == "model.path"
+
+
+def test_a_filter_that_takes_hours_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "MOST_SECONDS", 2)
+    slow = "{{ range(99999) | map('string') | map('center', 9999) | list | length }}"
+    folder = replace_template(write_folder(tmp_path, "qwen3"), slow * 99)
+    problem = chat_problem(folder)
+    assert problem is not None
+    assert problem.field == "model.path"
+
+
+def test_tools_that_a_model_cannot_call_are_a_problem_of_tool_calls(tmp_path):
+    problem = chat_problem(write_folder(tmp_path, "gemma"), tools=True)
+    assert problem is not None
+    assert problem.field == "model.tool_calls"
+    assert chat_problem(tmp_path) is None
+    assert chat_problem(tmp_path, tool_calls="code-fence", tools=True) is None
+
+
+def test_a_folder_that_is_not_there_is_a_problem(tmp_path):
+    problem = chat_problem(tmp_path / "nowhere")
+    assert problem is not None
+    assert "no such folder" in problem.message

@@ -1,0 +1,179 @@
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from engine.rollout.chat_documents import (
+    ChatDocument,
+    DocumentRefused,
+    as_line,
+    documents_in,
+    supervised_sequences,
+)
+from engine.rollout.renderers.chat import ChatRenderer, chat_renderer
+from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema
+from tests.engine.rollout.renderers.model_folders import write_folder
+
+PYTHON = ToolSchema.of_text("python", "code", "Runs it.")
+CALL = AssistantMessage.calling("python", {"code": "print('🐎')"})
+DOCUMENT = ChatDocument(
+    (
+        Message("system", "Be brief."), Message("user", "2+2?"), CALL,
+        Message("tool", "4", "python"), AssistantMessage("4"),
+    ),
+    (PYTHON,),
+    1,
+)  # fmt: skip
+THOUGHTS = ChatDocument(
+    (
+        Message("user", "2+2?"), AssistantMessage("4", reasoning="two and two"),
+        Message("user", "3+3?"), AssistantMessage("6", reasoning="three and three"),
+    ),
+    line=1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["qwen2.5", "qwen3", "llama3"])
+def speak(request, tmp_path_factory) -> ChatRenderer:
+    return chat_renderer(write_folder(tmp_path_factory.mktemp("model"), request.param))
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory) -> ChatRenderer:
+    return chat_renderer(write_folder(tmp_path_factory.mktemp("model"), "qwen3"))
+
+
+def trained_text(speak, sequence) -> str:
+    return speak.text([token for token, trained in zip(sequence.token_ids, sequence.trained, strict=True) if trained])
+
+
+@pytest.mark.parametrize("document", [DOCUMENT, THOUGHTS])
+def test_a_document_that_is_written_is_read_as_it_was(document):
+    (read,) = documents_in([as_line(document)])
+    assert read == document
+
+
+def test_arguments_may_be_an_object_or_its_text_and_blank_lines_count_but_say_nothing():
+    message = json.loads(as_line(DOCUMENT))
+    call = message["messages"][2]["tool_calls"][0]["function"]
+    call["arguments"] = json.dumps(call["arguments"])
+    message["messages"][2]["content"] = None
+    (read,) = documents_in(["", "  \n", json.dumps(message)])
+    assert (read.conversation, read.line) == (DOCUMENT.conversation, 3)
+
+
+def test_what_an_assistant_wrote_is_trained_and_nothing_that_it_read(speak):
+    (sequence,) = supervised_sequences(DOCUMENT, speak)
+    turns = [speak.text(speak.write(turn, [PYTHON])) for turn in (CALL, AssistantMessage("4"))]
+    assert trained_text(speak, sequence) == "".join(turns)
+    assert len(sequence.token_ids) == len(sequence.trained)
+    (last,) = supervised_sequences(DOCUMENT, speak, trained="last")
+    assert trained_text(speak, last) == turns[1]
+    assert last.token_ids == sequence.token_ids
+
+
+def test_where_the_template_rewrites_history_another_sequence_begins_and_each_turn_is_trained_once(qwen3):
+    first, second = supervised_sequences(THOUGHTS, qwen3)
+    assert trained_text(qwen3, first) == "<think>\ntwo and two\n</think>\n\n4<|im_end|>"
+    assert trained_text(qwen3, second) == "<think>\nthree and three\n</think>\n\n6<|im_end|>"
+    assert "two and two" not in qwen3.text(second.token_ids)
+    (only,) = supervised_sequences(THOUGHTS, qwen3, trained="last")
+    assert only == second
+
+
+def test_every_turn_of_random_documents_is_trained_exactly_once(qwen3):
+    rng = Random(4)
+    for _ in range(50):
+        conversation: list[Message | AssistantMessage] = [Message("user", "begin")]
+        for number in range(rng.randrange(1, 5)):
+            reasoning = rng.choice(["", f"thought {number}"])
+            if rng.random() < 0.5:
+                requests = tuple(ToolRequest("python", {"code": f"{number}"}) for _ in range(rng.randrange(1, 3)))
+                conversation.append(AssistantMessage(f"turn {number}", requests, reasoning=reasoning))
+                conversation += [Message("tool", "done", "python") for _ in requests]
+            else:
+                conversation += [AssistantMessage(f"turn {number}", reasoning=reasoning), Message("user", "on")]
+        turns = [message for message in conversation if isinstance(message, AssistantMessage)]
+        sequences = supervised_sequences(ChatDocument(tuple(conversation), (PYTHON,)), qwen3)
+        expected = "".join(qwen3.text(qwen3.write(turn, [PYTHON])) for turn in turns)
+        assert "".join(trained_text(qwen3, sequence) for sequence in sequences) == expected
+
+
+USER = {"role": "user", "content": "a"}
+SAID = {"role": "assistant", "content": "b"}
+
+
+def calling(**call):
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ([], "line 2"),
+        ({"messages": [USER, SAID], "extra": 1}, "line 2: extra"),
+        ({}, "line 2: messages"),
+        ({"messages": []}, "line 2: messages"),
+        ({"messages": [SAID]}, "line 2: messages"),
+        ({"messages": [USER]}, "line 2: messages"),
+        ({"messages": [USER, "x"]}, "line 2: messages[1]"),
+        ({"messages": [USER, SAID, SAID]}, "line 2: messages[2]"),
+        ({"messages": [USER, {"role": "robot", "content": ""}]}, "line 2: messages[1].role"),
+        ({"messages": [USER, {"role": "assistant"}]}, "line 2: messages[1].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, SAID]}, "line 2: messages[0].content"),
+        ({"messages": [{**USER, "weight": 1}, SAID]}, "line 2: messages[0].weight"),
+        ({"messages": [USER, SAID, {"role": "tool", "content": "x"}]}, "line 2: messages[2].role"),
+        ({"messages": [USER, {"role": "tool", "content": "x"}, SAID]}, "line 2: messages[1].role"),
+        ({"messages": [USER, calling(name="f")]}, "line 2: messages[1].tool_calls[0].function"),
+        ({"messages": [USER, calling(function={"arguments": {}})]}, "line 2: messages[1].tool_calls[0].function.name"),
+        (
+            {"messages": [USER, calling(function={"name": "f", "arguments": "{"})]},
+            "line 2: messages[1].tool_calls[0].function.arguments",
+        ),
+        (
+            {"messages": [USER, calling(function={"name": "f", "arguments": "3"})]},
+            "line 2: messages[1].tool_calls[0].function.arguments",
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    calling(id="1", function={"name": "f", "arguments": {}}),
+                    {"role": "tool", "content": "x", "tool_call_id": "2"},
+                ]
+            },
+            "line 2: messages[2].tool_call_id",
+        ),
+        ({"messages": [USER, SAID], "tools": {"a": 1}}, "line 2: tools"),
+        ({"messages": [USER, SAID], "tools": ["f"]}, "line 2: tools[0]"),
+        ({"messages": [USER, SAID], "tools": [{"function": {"name": None}}]}, "line 2: tools[0].function.name"),
+    ],
+)  # fmt: skip
+def test_a_bad_document_is_refused_with_line_field_and_remedy(content, field):
+    with pytest.raises(DocumentRefused) as refused:
+        list(documents_in([as_line(DOCUMENT), json.dumps(content)]))
+    assert refused.value.problem.field == field
+    assert refused.value.problem.message
+    assert refused.value.problem.remedy
+
+
+@pytest.mark.parametrize("line", ["{", "[" * 10**5, "nothing"])
+def test_a_line_that_is_no_json_is_refused(line):
+    with pytest.raises(DocumentRefused, match=r"line 1 = .*no JSON.*; write one document"):
+        list(documents_in([line]))
+
+
+def test_a_document_that_the_model_cannot_write_is_refused_with_its_line(tmp_path):
+    llama = chat_renderer(write_folder(tmp_path, "llama3"))
+    twice = AssistantMessage(requests=(*CALL.requests, replace(*CALL.requests, id="again")))
+    document = ChatDocument((Message("user", "a"), twice), (PYTHON,), line=7)
+    with pytest.raises(DocumentRefused, match=r"line 7: messages\[1\] = .*single tool-calls.*; leave the document out"):
+        supervised_sequences(document, llama)
+    with pytest.raises(DocumentRefused, match="no thoughts"):
+        supervised_sequences(THOUGHTS, llama)
+
+
+def test_a_malformed_turn_is_no_document():
+    with pytest.raises(ValueError, match="malformed"):
+        as_line(ChatDocument((Message("user", "a"), AssistantMessage(malformed=Malformed("x", "y")))))
