@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from devtools.screen import Screen
 from devtools.supervisor import TICK_S, Stopped, Supervisor, write_json
 
 DETACHED_CHILD = "PALESTRA_DETACHED_CHILD"
+SAMPLE_MODEL = "sample-qwen3"
+"""The folder below the models folder that `engine/spec/samples/pretrained.toml` names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +116,7 @@ def _run_once(supervisor: Supervisor, screen: Screen, options: argparse.Namespac
     arguments = [] if options.seed is None else ["--seed", str(options.seed)]
     if options.spec:
         arguments += ["--spec", str(options.spec.resolve())]
+        _make_sample_model(supervisor, screen, options.spec)
     run_id = _launch(supervisor, screen, *arguments)
     with RunsView(supervisor.environment["DATABASE_URL"]) as view:
         run = None
@@ -128,6 +132,23 @@ def _run_once(supervisor: Supervisor, screen: Screen, options: argparse.Namespac
     else:
         screen.show(json.dumps(summary, indent=1))
     return 0 if run.state == "succeeded" else 1
+
+
+def _make_sample_model(supervisor: Supervisor, screen: Screen, spec: Path) -> None:
+    """Make the model of ``pretrained.toml`` where the spec names it and no run has made it before."""
+    try:
+        model = tomllib.loads(spec.read_text()).get("model")
+    except (OSError, ValueError) as error:
+        raise Unfit(f"--spec {spec} cannot be read: {error}") from error
+    models = Path(supervisor.environment.get("PALESTRA_MODELS", supervisor.home.folder / "models"))
+    if not isinstance(model, dict) or model.get("path") != SAMPLE_MODEL or (models / SAMPLE_MODEL).exists():
+        return
+    models.mkdir(parents=True, exist_ok=True)
+    screen.show(f"making the sample's model in {models / SAMPLE_MODEL}")
+    command = [sys.executable, "-m", "engine", "make-model", str(models / SAMPLE_MODEL)]
+    made = subprocess.run(command, env=supervisor.environment, cwd=ROOT, capture_output=True, text=True)
+    if made.returncode:
+        raise Unfit(f"the sample's model cannot be made: {(made.stderr.splitlines() or ['no word'])[-1]}")
 
 
 def _summary(supervisor: Supervisor, run: RunRow, stored: dict[str, Any], *, seconds: float) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from engine.launch.preflight import BadSpec, spec_from_file
+from engine.launch.preflight import BadSpec, spec_from_file, with_pinned_model
+from engine.loop.model_requirements import memory_in_words
 from engine.loop.requirements import lacking
 from engine.spec.run import RunSpec
 
@@ -43,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="say what is wrong with a run's TOML file")
     check.add_argument("file", type=Path)
     check.set_defaults(run=_check)
+    make = commands.add_parser("make-model", help="write the small pretrained model of the sample, with random weights")
+    make.add_argument("folder", type=Path, help="where to; it must not exist")
+    make.add_argument("--seed", type=int, default=0)
+    make.set_defaults(run=_make_model)
     schema = commands.add_parser("schema", help="print the JSON schema of a run")
     schema.set_defaults(run=_schema)
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
@@ -75,13 +80,23 @@ def _job(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    spec = spec_from_file(options.file)
+    spec = with_pinned_model(spec_from_file(options.file), None, told_by=options.file, anywhere=True)
     if problems := lacking(spec):
         raise BadSpec([f"{options.file}: {problem}" for problem in problems])
     schedule = spec.schedule
     supervised = f"{spec.recipe.cold_start_steps} supervised steps, then " if spec.recipe.cold_start_steps else ""
     rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
     print(f"{options.file}: fine. {spec.name}: {supervised}{spec.rl_steps} steps of {rollouts}")
+    if (memory := memory_in_words(spec)) is not None:
+        print(memory)
+    return 0
+
+
+def _make_model(options: argparse.Namespace) -> int:
+    from engine.launch.sample_model import make_sample_model
+
+    make_sample_model(options.folder, seed=options.seed)
+    print(f"model: {options.folder}")
     return 0
 
 

@@ -1,7 +1,11 @@
-"""The service runs nobody's own code in its engine: what names code to be imported is refused."""
+"""What a spec may not name in the service: code to be imported, and any folder of the server by its absolute path."""
+
+from pathlib import PurePosixPath
 
 from engine.spec.environment import Environment, Imported
+from engine.spec.model import CheckpointModel, Model, PretrainedModel
 from engine.spec.problems import Problem
+from engine.spec.run import RunSpec
 from webapp.refusals import Invalid
 
 
@@ -23,3 +27,32 @@ def refuse_code_to_import(environment: Environment) -> None:
     """Raises Invalid."""
     if problems := code_to_import(environment):
         raise Invalid("the service imports no code", problems)
+
+
+def folders_of_the_server(model: Model) -> list[Problem]:
+    """Why this model is refused; empty for one that is named below the folders that are there for models and runs."""
+    match model:
+        case PretrainedModel():
+            field, named, root = "path", model.path, "the models folder"
+        case CheckpointModel():
+            field, named, root = "run", model.run, "the runs of your team, by id"
+        case _:
+            return []
+    if named is None or not (PurePosixPath(named).is_absolute() or ".." in PurePosixPath(named).parts):
+        return []
+    return [
+        Problem(
+            f"model.{field}", named, "a folder of the server's own choosing is not read here", f"name one in {root}"
+        )
+    ]
+
+
+def foreign_in(spec: RunSpec) -> list[Problem]:
+    """Why the service refuses the spec, although an engine of one's own would take it."""
+    return [*code_to_import(spec.environment), *folders_of_the_server(spec.model)]
+
+
+def refuse_foreign(spec: RunSpec) -> None:
+    """Raises Invalid."""
+    if problems := foreign_in(spec):
+        raise Invalid("the service imports no code and reads no folder but its own", problems)

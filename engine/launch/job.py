@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from engine.cluster.ray_workers import RayWorkers, cluster_ray
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
-from engine.launch.preflight import BadSpec
+from engine.launch.preflight import BadSpec, with_pinned_model
 from engine.loop.checkpoint import Checkpoints
 from engine.loop.loop import Loop
 from engine.loop.quarantine import Quarantine
@@ -46,7 +46,8 @@ def launch_from_file(path: Path) -> Launch:
         raise BadSpec([f"{path}: not a launch file of this version (see {places or 'its JSON'})"]) from None
     if isinstance(launch.spec.environment, Imported):
         raise BadSpec([f"{path}: the service's engine imports no environment; use: python -m engine train"])
-    return launch
+    spec = with_pinned_model(launch.spec, Path(launch.run_dir), told_by=path, anywhere=False)
+    return launch.model_copy(update={"spec": spec})
 
 
 def run_job(launch: Launch) -> int:

@@ -7,6 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from engine.loop.checkpoint import CheckpointError, Checkpoints
+from engine.models.origin import pinned
+from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.spec.model import CheckpointModel, Model
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 
@@ -35,6 +39,33 @@ def spec_from_file(path: Path) -> RunSpec:
         raise BadSpec([f"{path}: nested too deeply; no run's field lies deeper than a few tables"]) from None
     except ValueError as error:  # a TOMLDecodeError, or a number of so many digits that Python takes it for an attack
         raise BadSpec([f"{path}: not TOML: {error}; mend that line"]) from error
+
+
+def with_pinned_model(spec: RunSpec, run_dir: Path | None, *, told_by: Path, anywhere: bool) -> RunSpec:
+    """The spec with the model's folder and checkpoint as they are meant now, or as the run in ``run_dir`` meant them.
+
+    ``anywhere`` takes absolute paths too.  Raises BadSpec, which names the file ``told_by``.
+    """
+    before = None if run_dir is None else _model_before(run_dir)
+    model = spec.model
+    if isinstance(model, CheckpointModel) and isinstance(before, CheckpointModel) and model.step is None:
+        model = model.model_copy(update={"step": before.step})
+    try:
+        return spec.model_copy(update={"model": pinned(model, anywhere=anywhere)})
+    except ModelFolderRefused as unusable:
+        raise BadSpec([f"{told_by}: {unusable.problem}"]) from unusable
+
+
+def _model_before(run_dir: Path) -> Model | None:
+    """The model of the run that the folder holds, if it holds one."""
+    folder = run_dir / "checkpoints"
+    if not folder.is_dir():
+        return None
+    try:
+        state = Checkpoints(folder, keep=1).newest().state
+    except (OSError, CheckpointError) as error:
+        raise BadSpec([f"{run_dir}: {error}"]) from error
+    return None if state is None else state.spec.model
 
 
 def differing_fields(old: RunSpec, new: RunSpec) -> list[Problem]:

@@ -16,7 +16,7 @@ from engine.cluster.sandboxes import probe
 from engine.cluster.workers import WorkerGroup
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
-from engine.launch.preflight import BadSpec, differing_fields, spec_from_file
+from engine.launch.preflight import BadSpec, differing_fields, spec_from_file, with_pinned_model
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.loop.loop import Loop
 from engine.loop.quarantine import Quarantine
@@ -39,10 +39,11 @@ CANCELLED = 130
 def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, json_file: Path | None) -> int:
     """The exit code.  Raises BadSpec before anything is started or written."""
     spec = spec_from_file(file)
+    folder = run_dir or default_run_dir(spec.name)
+    spec = with_pinned_model(spec, folder, told_by=file, anywhere=True)
     if problems := lacking(spec):
         raise BadSpec([f"{file}: {problem}" for problem in problems])
     _check_recordings(spec, file.parent)
-    folder = run_dir or default_run_dir(spec.name)
     _refuse_unwritable(json_file)
     checkpoints = _checkpoints_for(spec, folder, resume=resume)
     try:

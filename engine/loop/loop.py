@@ -86,6 +86,7 @@ class Loop:
             events,
             self._run_log,
             checkpoints,
+            evaluation=spec.evaluation,
             purification=spec.recipe.purification,
             seed=spec.seed,
         )

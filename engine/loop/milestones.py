@@ -20,6 +20,7 @@ from engine.rollout.evaluation import evaluation_metrics
 from engine.rollout.requests import EpisodeRequest, evaluation_requests
 from engine.spec import event
 from engine.spec.exploration import Purification
+from engine.spec.run import Evaluation
 
 
 class Milestones:
@@ -34,9 +35,11 @@ class Milestones:
         run_log: RunLog,
         checkpoints: Checkpoints,
         *,
+        evaluation: Evaluation,
         purification: Purification | None,
         seed: int,
     ) -> None:
+        self._evaluation = evaluation
         self._purification = purification
         self._seed = seed
         self._state = state
@@ -69,7 +72,7 @@ class Milestones:
             await self._workers.sync_weights(done)
             tasks = self._state.evaluation_tasks()
             requests = evaluation_requests(
-                self._purification, done, tasks, prompts=self._state.prompts, seed=self._seed
+                self._evaluation, self._purification, done, tasks, prompts=self._state.prompts, seed=self._seed
             )
             await self._evaluate(done, requests)
         await self._phases.boundary()

@@ -4,7 +4,9 @@ import os
 from collections.abc import Iterator, Mapping
 
 from engine.loop.environment_requirements import lacking_in_environment
+from engine.loop.generator_requirements import lacking_in_generator
 from engine.loop.judge_phase import attribution_in
+from engine.loop.model_requirements import lacking_in_model
 from engine.spec.judge import LlmJudge
 from engine.spec.problems import Problem
 from engine.spec.recipe import Recipe
@@ -13,7 +15,10 @@ from engine.spec.run import RunSpec
 
 def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Problem]:
     """What the spec names and this process does not find.  No value of a secret is in it."""
-    return [*_judge_key(spec.recipe, environ), *lacking_in_environment(spec)]
+    in_model = lacking_in_model(spec)
+    # Prompts are measured in the model's tokens, so a model that cannot be read leaves nothing to measure.
+    measured = in_model or [*lacking_in_generator(spec), *lacking_in_environment(spec)]
+    return [*_judge_key(spec.recipe, environ), *measured]
 
 
 def _judge_key(recipe: Recipe, environ: Mapping[str, str]) -> Iterator[Problem]:

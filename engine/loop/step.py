@@ -30,7 +30,7 @@ from engine.loop.quarantine import HeldGroup, Quarantine, Release, hold, is_out,
 from engine.loop.run_log import RunLog
 from engine.loop.settlement import settlements, trained_on
 from engine.loop.state import RunState
-from engine.models.tokenizer import tokenizer_for
+from engine.models.vocabulary import tokens_of
 from engine.reporting.event_writer import EventWriter
 from engine.spec import event
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
@@ -184,7 +184,7 @@ class StepRunner:
         return replace(selected, kept=kept, released=back)
 
     def _credited(self, rollouts: Sequence[Trajectory], columns: Mapping[str, CreditColumns]) -> list[Trajectory]:
-        text_of = tokenizer_for(self._spec.model.vocabulary).decode
+        text_of = tokens_of(self._spec.model).decode
         return [with_columns(rollout, columns[rollout.id], text_of=text_of) for rollout in rollouts]
 
     def _compared_again(self, release: Release) -> list[tuple[HeldGroup, RolloutGroup]]:

@@ -2,7 +2,7 @@
 
 Parameters carry the names of Hugging Face's ``Qwen3ForCausalLM``, and a folder written by
 ``save_pretrained`` loads there with equal logits.  Sampling with a KV cache lives in
-``engine/inference/torch/decoder.py`` and shares the rotary tables and constants below.
+``engine/inference/torch/decoder.py`` and shares the rotary tables (``engine/models/rope.py``).
 
 Shapes: B sequences, T tokens, D hidden size, H query heads, K key-value heads, G = H / K,
 E head dim, V vocabulary.
@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.durable import read_back
+from engine.models.architecture import BUILTIN_NORM_EPS, Rope
+from engine.models.rope import rotary_tables
 from engine.models.tokenizer import Tokenizer
-from engine.spec.run import Model
+from engine.spec.model import BuiltinModel
 
-NORM_EPS = 1e-6
-ROPE_THETA = 10_000.0
 INIT_STD = 0.05
 
 
@@ -32,7 +33,7 @@ class Qwen3(nn.Module):
     so there is no padding mask.  What stands at padded positions of the output means nothing.
     """
 
-    def __init__(self, model: Model, vocab_size: int, *, seed: int = 0) -> None:
+    def __init__(self, model: BuiltinModel, vocab_size: int, *, seed: int = 0) -> None:
         super().__init__()
         self.spec, self.vocab_size = model, vocab_size
         with torch.random.fork_rng(devices=[]):  # torch's modules draw weights that are overwritten below
@@ -67,7 +68,7 @@ class Qwen3(nn.Module):
 
 
 class _Backbone(nn.Module):
-    def __init__(self, model: Model, vocab_size: int) -> None:
+    def __init__(self, model: BuiltinModel, vocab_size: int) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(vocab_size, model.hidden_size)
         self.layers = nn.ModuleList(_Layer(model) for _ in range(model.layers))
@@ -82,7 +83,7 @@ class _Backbone(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: BuiltinModel) -> None:
         super().__init__()
         self.input_layernorm = _norm(model.hidden_size)
         self.self_attn = _Attention(model)
@@ -98,7 +99,7 @@ class _Layer(nn.Module):
 class _Attention(nn.Module):
     """Grouped-query attention whose queries and keys are normalised per head, then rotated."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: BuiltinModel) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = model.heads, model.kv_heads, model.head_dim
         self.q_proj = _linear(model.hidden_size, model.heads * model.head_dim)
@@ -124,7 +125,7 @@ class _Attention(nn.Module):
 
 
 class _SwiGlu(nn.Module):
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: BuiltinModel) -> None:
         super().__init__()
         self.gate_proj = _linear(model.hidden_size, model.intermediate_size)
         self.up_proj = _linear(model.hidden_size, model.intermediate_size)
@@ -140,16 +141,7 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def _norm(size: int) -> nn.RMSNorm:
-    return nn.RMSNorm(size, eps=NORM_EPS)
-
-
-def rotary_tables(positions: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [positions, E] of RoPE (arXiv:2104.09864); dimension i turns together with i + E/2."""
-    # Divided, not raised to a negative power: the last bit then agrees with transformers also at far positions.
-    frequencies = 1.0 / ROPE_THETA ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    return nn.RMSNorm(size, eps=BUILTIN_NORM_EPS)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -167,6 +159,13 @@ def save_pretrained(model: Qwen3, folder: Path, tokenizer: Tokenizer) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def load_pretrained(model: Qwen3, folder: Path) -> None:
+    """Take over the weights of a folder that ``save_pretrained`` wrote.  Raises DamagedFile."""
+    file, device = folder / "model.safetensors", model.model.embed_tokens.weight.device
+    with read_back(file):
+        model.load_state_dict(load_file(file, device=str(device)))
+
+
 def _hf_config(model: Qwen3, tokenizer: Tokenizer) -> dict[str, Any]:
     spec = model.spec
     return {
@@ -182,8 +181,8 @@ def _hf_config(model: Qwen3, tokenizer: Tokenizer) -> dict[str, Any]:
         "head_dim": spec.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": spec.context_tokens,
-        "rms_norm_eps": NORM_EPS,
-        "rope_theta": ROPE_THETA,
+        "rms_norm_eps": BUILTIN_NORM_EPS,
+        "rope_theta": Rope().theta,
         "attention_bias": False,
         "attention_dropout": 0.0,
         "tie_word_embeddings": True,

@@ -75,6 +75,8 @@ async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
         context_tokens=arena.context_tokens,
         temperature=request.temperature,
         logprob_temperature=request.logprob_temperature,
+        truncation=request.truncation,
+        logprobs_truncated=request.logprobs_truncated,
     )
     watch = None if arena.monitor is None else arena.monitor.episode(arena.sandboxes, request.id)
     try:

@@ -8,7 +8,7 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 
-from engine.spec.generation import Generated, GenerateRequest, TextGenerator
+from engine.spec.generation import NO_TRUNCATION, Generated, GenerateRequest, TextGenerator, Truncation
 
 
 class PolicySession:
@@ -27,11 +27,14 @@ class PolicySession:
         context_tokens: int,
         temperature: float,
         logprob_temperature: float = 1.0,
+        truncation: Truncation = NO_TRUNCATION,
+        logprobs_truncated: bool = False,
     ) -> None:
         self._generator = generator
         # Unique, not derived: a worker that was restarted must not continue its predecessor's sessions.
         self._session = f"{name}-{uuid.uuid4().hex}"
         self._stop_ids, self._temperature, self._logprob_temperature = stop_ids, temperature, logprob_temperature
+        self._truncation, self._logprobs_truncated = truncation, logprobs_truncated
         self._max_turn_tokens, self._context_tokens = max_turn_tokens, context_tokens
         self._ids: list[int] = []
         self._turn_ends = [0]
@@ -64,6 +67,8 @@ class PolicySession:
                 seed=seed,
                 forced_ids=forced,
                 logprob_temperature=self._logprob_temperature,
+                truncation=self._truncation,
+                logprobs_truncated=self._logprobs_truncated,
             )
         )
         self._ids += (*unread, *generated.token_ids)

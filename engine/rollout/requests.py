@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from engine.algorithms import saar
 from engine.seeds import derived_seed
 from engine.spec.exploration import Purification
+from engine.spec.generation import NO_TRUNCATION, Truncation
 from engine.spec.rollout_group import GroupPlan, Prefill
-from engine.spec.run import Schedule
+from engine.spec.run import Evaluation, Schedule
 from engine.spec.trajectory import Purpose, Split
 
 
@@ -35,6 +36,10 @@ class EpisodeRequest:
     """Absent: a fresh start."""
     logprob_temperature: float = 1.0
     """At which the log-probs of what is sampled are taken; an evaluation's are at 1."""
+    truncation: Truncation = NO_TRUNCATION
+    """Of the distribution that is sampled from."""
+    logprobs_truncated: bool = False
+    """Whether log-probs are those of what the truncation keeps; an evaluation's never are."""
 
     @property
     def id(self) -> str:
@@ -80,22 +85,30 @@ def group_requests(
                 seed=own_seed,
                 purify=_is_purified(purification, own_seed),
                 logprob_temperature=schedule.logprob_temperature,
+                truncation=schedule.truncation,
+                logprobs_truncated=schedule.logprobs_truncated,
             )
         )
     return requests
 
 
 def evaluation_requests(
-    purification: Purification | None, version: int, tasks: int, prompts: Mapping[Purpose, int], *, seed: int
+    evaluation: Evaluation,
+    purification: Purification | None,
+    version: int,
+    tasks: int,
+    prompts: Mapping[Purpose, int],
+    *,
+    seed: int,
 ) -> list[EpisodeRequest]:
-    """The first ``tasks`` held-out tasks, each once greedily and once by sampling at temperature 1.
+    """The first ``tasks`` held-out tasks, each once greedily and once by sampling as ``evaluation`` says.
 
     Where the recipe asks for it, once more by sampling, with every failed call purified.  ``prompts`` says how many
     prompts of each purpose the run has had before.
     """
-    how: list[tuple[Purpose, float]] = [("eval-greedy", 0.0), ("eval-sampled", 1.0)]
+    how: list[tuple[Purpose, float]] = [("eval-greedy", 0.0), ("eval-sampled", evaluation.temperature)]
     if purification is not None and purification.in_evaluation:
-        how.append(("eval-purified", 1.0))
+        how.append(("eval-purified", evaluation.temperature))
     return [
         EpisodeRequest(
             purpose=purpose,
@@ -107,6 +120,7 @@ def evaluation_requests(
             temperature=temperature,
             seed=derived_seed(seed, purpose, version, task, 0),
             purify=purpose == "eval-purified",
+            truncation=evaluation.truncation if temperature else NO_TRUNCATION,
         )
         for purpose, temperature in how
         for task in range(tasks)

@@ -5,4 +5,4 @@ generator comes from a function of the run's spec and does what ``engine/inferen
 """
 
 TRAINERS = {"torch": "engine.training.backends.torch:TorchBackend"}
-GENERATORS = {"torch": "engine.inference.torch.generator:torch_generator"}
+GENERATORS = {"torch": "engine.inference.torch.factory:torch_generator"}

@@ -9,6 +9,44 @@ from typing import Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Truncation:
+    """Which tokens may be sampled at all: top-k, then top-p of what that leaves, then min-p, all after the temperature.
+
+    ``engine/algorithms/truncation.py`` defines them to the last token.  Raises ValueError for what makes no sense.
+    """
+
+    top_k: int = 0
+    """The so many likeliest; 0: all."""
+    top_p: float = 1.0
+    """The smallest set of likeliest tokens whose probability reaches it; 1: all."""
+    min_p: float = 0.0
+    """Those at least so many times as likely as the likeliest; 0: all."""
+
+    def __post_init__(self) -> None:
+        if self.top_k < 0:
+            raise ValueError(f"top_k = {self.top_k}: must be 0 (off) or greater")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p = {self.top_p}: must be greater than 0 and at most 1 (off)")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p = {self.min_p}: must be from 0 (off) to 1")
+
+
+NO_TRUNCATION = Truncation()
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Of which log-probs are taken: softmax(logits / ``temperature``), brought to a sum of 1 over what is kept."""
+
+    temperature: float = 1.0
+    truncation: Truncation = NO_TRUNCATION
+
+
+MODELS_OWN = Distribution()
+"""What the model says, at temperature 1 and over the whole vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One turn of one session.
 
@@ -30,13 +68,19 @@ class GenerateRequest:
     log-prob that each has here.  ``max_new_tokens`` and ``stop_ids`` then mean nothing."""
     logprob_temperature: float = 1.0
     """At which the log-probs of the answer are taken, whatever ``temperature`` is."""
+    truncation: Truncation = NO_TRUNCATION
+    """Of the distribution at ``temperature``; it changes nothing of a greedy turn."""
+    logprobs_truncated: bool = False
+    """Whether log-probs are those of what ``truncation`` keeps, brought to a sum of 1, and not of the whole vocabulary.
+    With ``logprob_temperature`` equal to ``temperature``, as it then must be, they are those of the very distribution
+    that is sampled from.  A forced token that would have been cut counts as kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
     """The sampled tokens (the stop token included) with the log-prob that each had when it was sampled.
 
-    Log-probs are those of the distribution at the request's ``logprob_temperature``, in nats.
+    Log-probs are those of the distribution at the request's ``logprob_temperature``, truncated if it says so, in nats.
     """
 
     token_ids: tuple[int, ...]

@@ -4,6 +4,7 @@ about, source, family      for the reader
 [recipe]                   the recipe itself
 [paper]                    what the source says beside it: told by ``recipes show``, never applied silently
 [paper.schedule]           its schedule, for ``recipes show --run``
+[paper.evaluation]         how it samples in evaluation, for the same
 """
 
 import tomllib
@@ -40,6 +41,10 @@ class Preset(Strict):
     @property
     def paper_schedule(self) -> dict[str, Any]:
         return dict(self.paper.get("schedule", {}))
+
+    @property
+    def paper_evaluation(self) -> dict[str, Any]:
+        return dict(self.paper.get("evaluation", {}))
 
 
 @cache

@@ -73,6 +73,10 @@ def _remedy(kind: str, context: dict[str, Any], path: list[str], model: type[Bas
 _PATTERNS = {
     "recorded": "give a relative path of plain names, e.g. runs/first.jsonl",
     "endpoint": "give an http or https address without user and query, e.g. http://127.0.0.1:30000/v1",
+    "hub": "give it as org/name",
+    "catalog": "give it as name@version",
+    "revision": "give a commit, a tag or a branch by its plain name",
+    "run": "give a run's id, name or folder, without control characters",
     "api_key_variable": "give the name of a variable that begins with PALESTRA_JUDGE_",
 }
 """What a text has to look like, by the name of its field."""

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from engine.spec.backends import GENERATORS, TRAINERS
-from engine.spec.environment import SUITED_VOCABULARY, Environment, PythonMath, Vocabulary
+from engine.spec.environment import SUITED_VOCABULARY, Environment, PythonMath
+from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
 from engine.spec.impossible import impossible
+from engine.spec.model import BuiltinModel, Model
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import refusals_beside
 from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
@@ -29,38 +31,6 @@ class Dataset(Strict):
     heldout_tasks: int = Field(default=510, ge=1, le=MOST_TASKS)
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Of the task generator; runs with equal dataset seeds see equal tasks."""
-
-
-class Model(Strict):
-    """A small transformer of the Qwen3 architecture with a built-in vocabulary, initialised at random."""
-
-    architecture: Literal["qwen3"] = "qwen3"
-    vocabulary: Vocabulary = "characters"
-    """What its tokens are: single characters, or these and the words of a built-in world, each word one token.
-    A run that does not say gets the words of its environment where that has some."""
-    layers: int = Field(default=2, ge=1, le=64)
-    hidden_size: int = Field(default=96, ge=8, le=65536)
-    heads: int = Field(default=4, ge=1, le=1024)
-    kv_heads: int = Field(default=2, ge=1, le=1024)
-    head_dim: int = Field(default=24, ge=2, le=1024)
-    intermediate_size: int = Field(default=256, ge=8, le=2**20)
-    context_tokens: int = Field(default=128, ge=16, le=2**20)
-    """Prompt, sampled tokens and tool outputs of one episode must fit in here."""
-
-    @model_validator(mode="after")
-    def _heads_share_kv_heads(self) -> Self:
-        if self.heads % self.kv_heads:
-            raise impossible(
-                "kv_heads",
-                self.kv_heads,
-                f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly",
-                f"choose a divisor of {self.heads}",
-            )
-        if self.head_dim % 2:
-            raise impossible(
-                "head_dim", self.head_dim, "rotary embeddings need an even head_dim", f"use {self.head_dim + 1}"
-            )
-        return self
 
 
 class Resources(Strict):
@@ -87,10 +57,17 @@ class Schedule(Strict):
     minibatch_trajectories: int = Field(default=256, ge=1, le=MOST_THINGS)
     """Trajectories per optimiser update; must divide prompts_per_step x group_size."""
     temperature: float = Field(default=1.0, gt=0, le=10)
-    """At which training samples; evaluation samples at 1."""
-    logprobs_at: Literal["one", "sampling"] = "one"
+    """At which training samples; evaluation has its own."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Training samples from the smallest set of likeliest tokens whose probability reaches this; 1: from all."""
+    top_k: int = Field(default=0, ge=0, le=MOST_THINGS)
+    """Training samples from so many of the likeliest tokens; 0: from all.  Taken before ``top_p``."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Training samples from tokens at least so many times as likely as the likeliest; 0: from all.  Taken last."""
+    logprobs_at: Literal["one", "sampling", "truncated"] = "one"
     """The temperature of log-probs, and so of ratios, KL, entropy and the policy that is trained.  ``one``: 1, whatever
-    is sampled at.  ``sampling``: logits are divided by ``temperature``, as verl does; the cold start stays at 1."""
+    is sampled at.  ``sampling``: logits are divided by ``temperature``, as verl does; the cold start stays at 1.
+    ``truncated``: the same, and over what ``top_k``, ``top_p`` and ``min_p`` keep, as it is sampled."""
     checkpoint_every: int = Field(default=10, ge=1, le=MOST_STEPS)
     """Steps between checkpoints.  The last step always makes one."""
     keep_checkpoints: int = Field(default=3, ge=1, le=MOST_STEPS)
@@ -102,11 +79,26 @@ class Schedule(Strict):
     @property
     def logprob_temperature(self) -> float:
         """By which logits are divided before a log-prob is taken of what training samples."""
-        return self.temperature if self.logprobs_at == "sampling" else 1.0
+        return 1.0 if self.logprobs_at == "one" else self.temperature
+
+    @property
+    def truncation(self) -> Truncation:
+        """Of what training samples from."""
+        return Truncation(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+
+    @property
+    def logprobs_truncated(self) -> bool:
+        """Whether log-probs are those of what ``truncation`` keeps."""
+        return self.logprobs_at == "truncated"
+
+    @property
+    def logprob_distribution(self) -> Distribution:
+        """Of which log-probs are taken of what training samples."""
+        return Distribution(self.logprob_temperature, self.truncation if self.logprobs_truncated else NO_TRUNCATION)
 
 
 class Evaluation(Strict):
-    """Held-out tasks, solved greedily and by sampling at temperature 1."""
+    """Held-out tasks, solved greedily and by sampling."""
 
     every: int = Field(default=10, ge=0, le=MOST_STEPS)
     """Steps between evaluations; 0 evaluates only before the first and after the last step."""
@@ -114,6 +106,19 @@ class Evaluation(Strict):
     """Held-out tasks per evaluation before and after RL."""
     interim_tasks: int = Field(default=90, ge=1, le=MOST_THINGS)
     """Held-out tasks per evaluation in between."""
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    """At which evaluation samples; it is greedy beside that."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Evaluation samples from the smallest set of likeliest tokens whose probability reaches this; 1: from all."""
+    top_k: int = Field(default=0, ge=0, le=MOST_THINGS)
+    """Evaluation samples from so many of the likeliest tokens; 0: from all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Evaluation samples from tokens at least so many times as likely as the likeliest; 0: from all."""
+
+    @property
+    def truncation(self) -> Truncation:
+        """Of what evaluation samples from."""
+        return Truncation(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
 class RunSpec(Strict):
@@ -122,7 +127,7 @@ class RunSpec(Strict):
     name: Name
     environment: Annotated[Environment, Field(discriminator="id")] = PythonMath()
     dataset: Dataset = Dataset()
-    model: Model = Model()
+    model: Annotated[Model, Field(discriminator="kind")] = BuiltinModel()
     recipe: Recipe = Recipe()
     resources: Resources = Resources()
     schedule: Schedule = Schedule()
@@ -139,6 +144,14 @@ class RunSpec(Strict):
 
     @model_validator(mode="before")
     @classmethod
+    def _model_is_builtin_unless_named(cls, given: Any) -> Any:
+        model = given.get("model") if isinstance(given, dict) else None
+        if isinstance(model, dict) and "kind" not in model:
+            return {**given, "model": {"kind": BuiltinModel().kind, **model}}
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
     def _vocabulary_suits_the_environment_unless_named(cls, given: Any) -> Any:
         """Old specs do not name it, and keep their meaning."""
         if not isinstance(given, dict):
@@ -148,9 +161,9 @@ class RunSpec(Strict):
         suited = (
             SUITED_VOCABULARY.get(environment_id, "characters") if isinstance(environment_id, str) else "characters"
         )
-        if isinstance(model, Model) and "vocabulary" not in model.model_fields_set:
+        if isinstance(model, BuiltinModel) and "vocabulary" not in model.model_fields_set:
             return {**given, "model": model.model_copy(update={"vocabulary": suited})}
-        if isinstance(model, dict) and "vocabulary" not in model:
+        if isinstance(model, dict) and model.get("kind", "builtin") == "builtin" and "vocabulary" not in model:
             return {**given, "model": {**model, "vocabulary": suited}}
         return given
 
@@ -188,18 +201,13 @@ class RunSpec(Strict):
 
     def _log_probs_can_be_taken(self) -> None:
         schedule = self.schedule
-        if schedule.logprobs_at == "sampling" and schedule.temperature < COLDEST:
+        if schedule.logprobs_at != "one" and schedule.temperature < COLDEST:
             raise impossible(
                 "schedule.temperature",
                 schedule.temperature,
                 "log-probs at so low a temperature are those of a greedy policy: 0 or out of reach",
                 f'use at least {COLDEST}, or schedule.logprobs_at = "one"',
             )
-
-    @property
-    def longest_response_tokens(self) -> int:
-        """What the policy can write in one episode at most."""
-        return min(self.model.context_tokens, self.environment.max_turns * self.environment.max_turn_tokens)
 
     @property
     def rl_steps(self) -> int:

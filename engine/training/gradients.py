@@ -17,8 +17,8 @@ def adamw(parameters: Iterable[nn.Parameter], *, weight_decay: float = 0.0) -> t
 def divide(parameters: Sequence[nn.Parameter], weight: float) -> None:
     """Turn the gradient of a sum into that of a mean."""
     for parameter in parameters:
-        assert parameter.grad is not None  # every parameter of the model takes part in every token
-        parameter.grad.div_(weight)
+        if parameter.grad is not None:  # an expert that no token was routed to has none
+            parameter.grad.div_(weight)
 
 
 def descend(

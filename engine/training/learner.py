@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from engine.failures import NO_GPU, RunFailed
-from engine.models.tokenizer import tokenizer_for
+from engine.models.vocabulary import tokens_of
 from engine.models.weights import StateDict
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
@@ -71,6 +71,7 @@ class Learner:
         if spec.resources.device == "cuda" and not torch.cuda.is_available():
             raise RunFailed(NO_GPU)
         self._spec = spec
+        self._tokens = tokens_of(spec.model)
         self._scripted = scripted
         self._recorded = recorded_trajectories(spec.recipe.cold_start, spec.model, recordings or recordings_folder())
         if self._recorded and not any(sample.learned_length for sample in self._shown()):
@@ -192,9 +193,8 @@ class Learner:
             self._columns_of(rollout, values, imitates_all=failed and imitates(recipe))
             for rollout, values, failed in zip(rollouts_in(groups), advantages, without_success, strict=True)
         ]
-        text_of = tokenizer_for(self._spec.model.vocabulary).decode
         rollouts = [
-            with_columns(rollout, credit, text_of=text_of)
+            with_columns(rollout, credit, text_of=self._tokens.decode)
             for rollout, credit in zip(rollouts_in(groups), columns, strict=True)
         ]
         samples = [unmasked_samples(rollout, imitation=imitates(recipe)) for rollout in rollouts]
@@ -260,7 +260,7 @@ class Learner:
         """Whether the rollout is masked or not; none where the recipe does not learn from pairs."""
         if not self._trainer.takes_pairs:
             return []
-        return pairs_of([rollout.model_copy(update={"masked_because": None})], self._spec.model.vocabulary)
+        return pairs_of([rollout.model_copy(update={"masked_because": None})], self._tokens.tool_open)
 
     def _critic_targets(self, critic: Critic, trained: Sequence[CreditedRollout]) -> list[Sample]:
         """Rollouts that are trained on, with what the critic says of them and what it should have said."""

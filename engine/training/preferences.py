@@ -7,8 +7,6 @@ context.  The loss on them is in loss_terms/preference.py.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.models.tokenizer import tokenizer_for
-from engine.spec.environment import Vocabulary
 from engine.spec.trajectory import Trajectory
 from engine.training.batch import Sample, sample_of
 
@@ -20,14 +18,17 @@ class Pair(NamedTuple):
     rejected: Sample
 
 
-def pairs_of(trajectories: Sequence[Trajectory], vocabulary: Vocabulary) -> list[Pair]:
-    """One pair per repair, in the order of the trajectories.  A repair without two sides is none."""
-    call_opens = tokenizer_for(vocabulary).tool_open
+def pairs_of(trajectories: Sequence[Trajectory], call_opens: int | None) -> list[Pair]:
+    """One pair per repair, in the order of the trajectories.  A repair without two sides is none.
+
+    ``call_opens`` is the token that begins a tool call.  Where calls begin with text there is none, and in a deep
+    repair the loss falls on the reasoning too.
+    """
     trained = [trajectory for trajectory in trajectories if trajectory.masked_because is None]
     return [pair for trajectory in trained for pair in _pairs_in(trajectory, call_opens)]
 
 
-def _pairs_in(trajectory: Trajectory, call_opens: int) -> list[Pair]:
+def _pairs_in(trajectory: Trajectory, call_opens: int | None) -> list[Pair]:
     pairs = []
     for change in trajectory.changes:
         if change.kind != "purified" or change.start >= change.stop or not change.removed_ids:
@@ -39,7 +40,7 @@ def _pairs_in(trajectory: Trajectory, call_opens: int) -> list[Pair]:
     return pairs
 
 
-def _ending(before: list[int], end: Sequence[int], call_opens: int) -> Sample:
+def _ending(before: list[int], end: Sequence[int], call_opens: int | None) -> Sample:
     """The loss falls on the tool call alone; the reasoning before it in a deep repair only conditions it (app. C)."""
-    reasoning = end.index(call_opens) if call_opens in end else 0
+    reasoning = end.index(call_opens) if call_opens is not None and call_opens in end else 0
     return sample_of([*before, *end], [False] * (len(before) + reasoning) + [True] * (len(end) - reasoning))

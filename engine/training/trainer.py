@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from engine.algorithms.schedules import linear_warmup, warmup_then_cosine
+from engine.models.origin import origin_of
 from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
 from engine.training.backends.registry import trainer_backend
@@ -50,12 +51,12 @@ class Trainer:
         self._losses = RecipeLosses(
             spec.recipe,
             minibatch=spec.schedule.minibatch_trajectories,
-            longest_response_tokens=spec.longest_response_tokens,
+            longest_response_tokens=longest_response_tokens(spec),
             seed=spec.seed,
         )
         self._stage: Stage = "cold-start"
         self._updates = 0
-        self._temperature = spec.schedule.logprob_temperature
+        self._distribution = spec.schedule.logprob_distribution
 
     @property
     def updates(self) -> int:
@@ -113,7 +114,7 @@ class Trainer:
         return [
             row
             for part in minibatches(samples, self._spec.schedule.minibatch_trajectories)
-            for row in self.backend.logprobs(part, temperature=self._temperature)
+            for row in self.backend.logprobs(part, distribution=self._distribution)
         ]
 
     def cut_by_mismatch(self, samples: Sequence[Sample]) -> list[list[bool]]:
@@ -166,7 +167,7 @@ class Trainer:
         """Descend on the sum of the parts' means; None where nothing is left to learn."""
         losses = []
         for part in update:
-            loss = self.backend.forward_backward(part.batch, part.terms, temperature=self._temperature)
+            loss = self.backend.forward_backward(part.batch, part.terms, distribution=self._distribution)
             losses.append(loss)
             for term, observed in zip(part.terms, loss.observations, strict=True):
                 observations[id(term)] += observed
@@ -202,3 +203,8 @@ class Trainer:
     def use_threads(self) -> None:
         """As many threads as the run may use, for tensors that this process computes beside the backend."""
         torch.set_num_threads(self._spec.resources.threads)
+
+
+def longest_response_tokens(spec: RunSpec) -> int:
+    """What the policy can write in one episode at most."""
+    return min(origin_of(spec.model).context_tokens, spec.environment.max_turns * spec.environment.max_turn_tokens)

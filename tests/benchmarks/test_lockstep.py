@@ -7,13 +7,13 @@ import pytest
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.peers.lockstep import LockstepGenerator
-from engine.inference.torch.generator import TorchGenerator
+from engine.inference.torch.factory import builtin_generator
 from engine.models.qwen3 import Qwen3, save_pretrained
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.generation import Generated, GenerateRequest, TextGenerator
-from engine.spec.run import Model
+from engine.spec.model import BuiltinModel
 
-SPEC = Model(layers=1, hidden_size=16, heads=2, kv_heads=1, head_dim=8, intermediate_size=16, context_tokens=48)
+SPEC = BuiltinModel(layers=1, hidden_size=16, heads=2, kv_heads=1, head_dim=8, intermediate_size=16, context_tokens=48)
 PROMPTS = [(2, 4, 30, 31, 5), (2, 4, 29, 5), (2, 4, 28, 27, 26, 25, 5)]
 OBSERVATION = (8, 40, 9, 5)
 
@@ -46,7 +46,7 @@ async def play(generator: TextGenerator, stop_ids: frozenset[int]) -> list[list[
 
 
 async def test_it_samples_what_our_generator_samples_over_two_turns(peer: PreTrainedModel) -> None:
-    ours = TorchGenerator(SPEC, slots=4, threads=1, seed=3)
+    ours = builtin_generator(SPEC, slots=4, threads=1, seed=3)
     free = await play(ours, frozenset())
     # A token from the middle of what was written is made a stop token, so that turns end at different lengths.
     stop_ids = frozenset({free[0][0][0][5]})

@@ -37,7 +37,7 @@ def requests_of(spec: RunSpec, step: int) -> list[EpisodeRequest]:
 
 def evaluations_of(spec: RunSpec, version: int, tasks: int, prompts: Mapping[Purpose, int]) -> list[EpisodeRequest]:
     """What a run plays to evaluate the policy of ``version``."""
-    return evaluation_requests(spec.recipe.purification, version, tasks, prompts, seed=spec.seed)
+    return evaluation_requests(spec.evaluation, spec.recipe.purification, version, tasks, prompts, seed=spec.seed)
 
 
 def selected_by(spec: RunSpec, groups: Sequence[RolloutGroup]) -> Selected:

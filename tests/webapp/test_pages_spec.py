@@ -364,7 +364,13 @@ def test_a_form_that_was_made_for_nothing_readable_is_read_all_the_same(
 
 
 def test_a_number_beyond_64_bits_is_reported_next_to_its_field(browser: Client, experiment: Experiment) -> None:
-    form = {"base": '{"name": "x"}', "action": "save", "name": "x", "model.hidden_size": "9" * 400}
+    form = {
+        "base": '{"name": "x"}',
+        "action": "save",
+        "name": "x",
+        "model.kind": "builtin",
+        "model.hidden_size": "9" * 400,
+    }
     answer = browser.post(f"/experiments/{experiment.id}/", form)
     assert answer.status_code == 422
     assert "does not fit into 64 bits" in answer.content.decode()

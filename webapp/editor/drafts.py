@@ -9,6 +9,7 @@ from typing import Any, Literal
 from django.http import QueryDict
 from pydantic import ValidationError
 
+from engine.spec.model import BuiltinModel
 from engine.spec.presets import preset_names
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
@@ -17,7 +18,7 @@ from webapp.editor.fields import Card, cards_of
 from webapp.editor.posted import document_in, list_at, with_row, without_row
 from webapp.experiments.baseline import preset_in
 from webapp.experiments.toml import as_toml
-from webapp.foreign_code import code_to_import
+from webapp.foreign_code import foreign_in
 from webapp.storable import unstorable
 
 Form = Literal["form", "toml"]
@@ -42,7 +43,7 @@ class Draft:
             spec = RunSpec.model_validate(document)
         except ValidationError as error:
             return cls(document, shown_as, toml or as_toml(document), problems_in(error, RunSpec))
-        if problems := code_to_import(spec.environment):
+        if problems := foreign_in(spec):
             return cls(document, shown_as, toml or as_toml(document), problems)
         return cls(document, shown_as, toml or as_toml(document), [], spec)
 
@@ -151,22 +152,26 @@ class Size:
     """Those that are trained on; rounds of dynamic sampling and replaced rollouts come on top."""
     rollouts: int
     updates_per_step: int
-    parameters: int
-    """Return the transformer's, without the embedding."""
+    parameters: int | None
+    """Of a built-in transformer, without the embedding; None where only the model's folder says."""
     has_critic: bool
 
     @classmethod
     def of(cls, spec: RunSpec) -> "Size":
-        schedule, model = spec.schedule, spec.model
+        schedule = spec.schedule
         per_step = schedule.prompts_per_step * schedule.group_size
-        attention = model.hidden_size * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
-        layer = attention + 3 * model.hidden_size * model.intermediate_size + 2 * model.hidden_size + 2 * model.head_dim
         return cls(
             supervised_steps=spec.recipe.cold_start_steps,
             rl_steps=spec.rl_steps,
             rollouts_per_step=per_step,
             rollouts=per_step * spec.rl_steps,
             updates_per_step=per_step // schedule.minibatch_trajectories,
-            parameters=layer * model.layers + model.hidden_size,
+            parameters=_parameters(spec.model) if isinstance(spec.model, BuiltinModel) else None,
             has_critic=spec.recipe.reinforces and spec.recipe.credit.kind == "gae",
         )
+
+
+def _parameters(model: BuiltinModel) -> int:
+    attention = model.hidden_size * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
+    layer = attention + 3 * model.hidden_size * model.intermediate_size + 2 * model.hidden_size + 2 * model.head_dim
+    return layer * model.layers + model.hidden_size

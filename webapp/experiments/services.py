@@ -7,7 +7,7 @@ from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import Dataset, Environment
 from webapp.experiments.models import Experiment
-from webapp.foreign_code import refuse_code_to_import
+from webapp.foreign_code import refuse_foreign
 
 
 @transaction.atomic
@@ -20,8 +20,8 @@ def create_experiment(
     environment: Environment | None = None,
     dataset: Dataset | None = None,
 ) -> Experiment:
-    """Raises Invalid for code to be imported."""
-    refuse_code_to_import(spec.environment)
+    """Raises Invalid for what the service does not take (``foreign_code.py``)."""
+    refuse_foreign(spec)
     experiment = Experiment.objects.create(
         team=team,
         name=spec.name,
@@ -37,8 +37,11 @@ def create_experiment(
 
 @transaction.atomic
 def change_experiment(experiment: Experiment, spec: RunSpec, *, acting_user: User) -> Experiment:
-    """Runs that were launched keep the spec that they were launched with.  Raises Invalid for code to be imported."""
-    refuse_code_to_import(spec.environment)
+    """Runs that were launched keep the spec that they were launched with.
+
+    Raises Invalid for what the service does not take (``foreign_code.py``).
+    """
+    refuse_foreign(spec)
     experiment.name, experiment.spec = spec.name, spec.model_dump(mode="json")
     experiment.save(update_fields=["name", "spec", "updated_at"])
     record(experiment.team, acting_user, "experiment.change", f"experiment {experiment.id}", name=spec.name)

@@ -6,26 +6,34 @@ batch (docs/events.md) and the state follows.  Every verb may be repeated: the s
 nothing.
 """
 
+from uuid import UUID
+
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 from pydantic import ValidationError
 
-from engine.spec.problems import problems_in
+from engine.spec.model import CheckpointModel
+from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 from webapp import queue
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.experiments.models import Experiment
-from webapp.foreign_code import refuse_code_to_import
+from webapp.foreign_code import refuse_foreign
 from webapp.refusals import Invalid, Refused
 from webapp.runs.models import Desired, Run, RunStatus
 
 
 @transaction.atomic
 def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Experiment | None = None) -> Run:
-    """Queue a run of ``spec``; a worker launches it after the commit.  Raises Invalid for code to be imported."""
-    refuse_code_to_import(spec.environment)
+    """Queue a run of ``spec``; a worker launches it after the commit.
+
+    Raises Invalid for what the service does not take (``foreign_code.py``) and for a warm start from a run that is not
+    the team's.
+    """
+    refuse_foreign(spec)
+    _refuse_runs_of_others(team, spec)
     run = Run.objects.create(
         team=team,
         experiment=experiment,
@@ -38,6 +46,18 @@ def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Expe
     record(team, acting_user, "run.submit", f"run {run.id}", number=run.number, name=run.name)
     queue.send(queue.LAUNCH, str(run.id))
     return run
+
+
+def _refuse_runs_of_others(team: Team, spec: RunSpec) -> None:
+    if not isinstance(spec.model, CheckpointModel):
+        return
+    try:
+        known = Run.objects.filter(team=team, id=UUID(spec.model.run)).exists()
+    except ValueError:
+        known = False
+    if not known:
+        problem = Problem("model.run", spec.model.run, "your team has no such run", "give the id of one of its runs")
+        raise Invalid("there is no such run to begin from", [problem])
 
 
 def launch_experiment(experiment: Experiment, *, acting_user: User) -> Run:

@@ -6,7 +6,7 @@ and masked places hold whatever they hold: each row is then computed by the same
 wherever it stands and whoever its neighbours are.
 
 Shapes: S slots, R rows of a prefill, C tokens of a prefill row, L layers, D hidden size, H query heads, K key-value
-heads, G = H / K, E head dim, W cache columns, V vocabulary.
+heads, G = H / K, E head dim, W cache columns, V vocabulary, B rows of logits.
 """
 
 from collections.abc import Mapping
@@ -16,26 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.models.qwen3 import NORM_EPS, rotary_tables
-from engine.spec.run import Model
+from engine.inference.torch.memory import Dtype, Layout
+from engine.inference.torch.weights import DecoderWeights, LayerWeights
+from engine.models.architecture import Architecture
+from engine.models.rope import rotary_tables
 
-PREFILL_ROWS = 8
-PREFILL_TOKENS = 16
-_COLUMN_MULTIPLE = 8
-
-
-@dataclass(frozen=True)
-class _LayerWeights:
-    """A layer's parameters, with those that read the same input joined: fewer, larger products."""
-
-    input_norm: Tensor
-    qkv: Tensor
-    q_norm: Tensor
-    k_norm: Tensor
-    out: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+TORCH_DTYPE: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -44,11 +34,13 @@ class _Cache:
     values_LSKWE: Tensor
 
     @classmethod
-    def empty(cls, model: Model, rows: int, columns: int, device: torch.device) -> "_Cache":
-        shape = (model.layers, rows, model.kv_heads)
+    def empty(
+        cls, architecture: Architecture, rows: int, columns: int, device: torch.device, dtype: torch.dtype
+    ) -> "_Cache":
+        shape = (architecture.layers, rows, architecture.kv_heads)
         return cls(
-            torch.zeros(*shape, model.head_dim, columns, device=device),
-            torch.zeros(*shape, columns, model.head_dim, device=device),
+            torch.zeros(*shape, architecture.head_dim, columns, device=device, dtype=dtype),
+            torch.zeros(*shape, columns, architecture.head_dim, device=device, dtype=dtype),
         )
 
 
@@ -64,37 +56,53 @@ class Decoder:
     """Weights and KV cache.  It knows slots and positions; sessions and requests are the generator's business.
 
     The cache has one column more than the context is long: padding is written there and nobody reads it.
-    Beside the slots there are PREFILL_ROWS rows in which prompts are read before they have one.
+    Beside the slots there are ``layout.prefill_rows`` rows in which prompts are read before they have one.
     """
 
-    def __init__(self, model: Model, *, slots: int, device: str) -> None:
-        self.spec, self.slots, self.device = model, slots, torch.device(device)
-        self.scratch_position = model.context_tokens
-        columns = -(-(model.context_tokens + 1) // _COLUMN_MULTIPLE) * _COLUMN_MULTIPLE
-        self._cache = _Cache.empty(model, slots, columns, self.device)
-        self._prompts = _Cache.empty(model, PREFILL_ROWS, columns, self.device)
-        cos, sin = rotary_tables(columns, model.head_dim)
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        context_tokens: int,
+        slots: int,
+        device: str,
+        dtype: Dtype = "float32",
+    ) -> None:
+        self.architecture, self.device = architecture, torch.device(device)
+        self.layout = Layout(architecture, context_tokens, slots, dtype)
+        self.scratch_position = context_tokens
+        columns, head_dim, torch_dtype = self.layout.columns, architecture.head_dim, TORCH_DTYPE[dtype]
+        self._weights = DecoderWeights(architecture, self.device, torch_dtype)
+        self._cache = _Cache.empty(architecture, slots, columns, self.device, torch_dtype)
+        self._prompts = _Cache.empty(architecture, self.layout.prefill_rows, columns, self.device, torch_dtype)
+        cos, sin = rotary_tables(columns, head_dim, architecture.rope)
         # With the sign of RoPE's half-turn in the table, rotation is one roll and two products.
-        sin[:, : model.head_dim // 2] *= -1
-        self._cos_WE, self._sin_WE = cos.to(self.device), sin.to(self.device)
-        future_WW = torch.ones(columns, columns, dtype=torch.bool).triu(1)
-        self._bias_WW = torch.zeros(columns, columns).masked_fill(future_WW, -torch.inf).to(self.device)
+        sin[:, : head_dim // 2] *= -1
+        self._cos_WE, self._sin_WE = cos.to(self.device, torch_dtype), sin.to(self.device, torch_dtype)
+        self._column_W = torch.arange(columns, device=self.device)
+        # The scale of the scores stands in the queries' norm where that loses no digit, and is a product elsewhere.
+        self._scale_in_norm = architecture.qk_norm and dtype == "float32"
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take weights by their Hugging Face names.  The cache stays: live sessions go on over the keys they have."""
-        self._embedding_VD = self._taken(state, "model.embed_tokens.weight")
-        self._final_norm_D = self._taken(state, "model.norm.weight")
-        self._layers = [self._layer(state, f"model.layers.{i}.") for i in range(self.spec.layers)]
+        """Take weights by their Hugging Face names.  The cache stays: live sessions go on over the keys they have.
+
+        Raises ValueError, with the old weights in place, for weights of another architecture.
+        """
+        self._weights.load(state)
+        if self._scale_in_norm:
+            for layer in self._weights.layers:
+                assert layer.q_norm is not None
+                layer.q_norm.mul_(self.architecture.head_dim**-0.5)
 
     @torch.inference_mode()
     def prefill(self, slots_R: Tensor, tokens_RC: Tensor, positions_RC: Tensor) -> None:
         """Put tokens into the cache.  Padding stands at ``scratch_position``; unused rows are all padding."""
-        self._transformed(self._embedding_VD[tokens_RC.flatten()], self._cache, slots_R, positions_RC)
+        self._transformed(self._weights.embedding_VD[tokens_RC.flatten()], self._cache, slots_R, positions_RC)
 
     @torch.inference_mode()
     def read_prompts(self, tokens_RC: Tensor, positions_RC: Tensor) -> None:
         """As ``prefill``, in the rows beside the slots, all of which begin anew where a position is 0."""
-        self._transformed(self._embedding_VD[tokens_RC.flatten()], self._prompts, None, positions_RC)
+        self._transformed(self._weights.embedding_VD[tokens_RC.flatten()], self._prompts, None, positions_RC)
 
     @torch.inference_mode()
     def prefix(self, row: int, tokens: int) -> Prefix:
@@ -111,70 +119,61 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, tokens_S: Tensor, positions_S: Tensor) -> Tensor:
-        """Put one token per slot into the cache; the logits [S, V] of what follows.
+        """Put one token per slot into the cache; the final hidden states [S, D] from which what follows is told.
 
         Idle slots pass ``scratch_position``.
         """
-        x_SD = self._embedding_VD[tokens_S]
+        x_SD = self._weights.embedding_VD[tokens_S]
         x_SD = self._transformed(x_SD, self._cache, None, positions_S.unsqueeze(1))
-        return functional.linear(_normed(x_SD, self._final_norm_D), self._embedding_VD)
+        return self._normed(x_SD, self._weights.final_norm_D)
+
+    @torch.inference_mode()
+    def logits(self, hidden_BD: Tensor) -> Tensor:
+        """float32 [B, V] of ``layout.logit_rows`` hidden states: those of all slots may be too many at once."""
+        return functional.linear(hidden_BD, self._weights.head_VD).float()
 
     def _transformed(self, x_ND: Tensor, cache: _Cache, slots_R: Tensor | None, positions_RC: Tensor) -> Tensor:
         """All layers over N = R * C tokens; ``slots_R`` None means every row of the cache in order."""
         rows, tokens = positions_RC.shape
         cos_N1E, sin_N1E = (table[positions_RC.flatten()].unsqueeze(1) for table in (self._cos_WE, self._sin_WE))
-        groups = self.spec.heads // self.spec.kv_heads
+        groups = self.architecture.heads // self.architecture.kv_heads
+        bias_RCW = torch.where(self._column_W > positions_RC.unsqueeze(-1), -torch.inf, 0.0)
         # Queries of one key-value head stand together: [G, C] flattened, so the bias repeats G times.
-        bias_R1QW = self._bias_WW[positions_RC].repeat(1, groups, 1).unsqueeze(1)
+        bias_R1QW = bias_RCW.repeat(1, groups, 1).unsqueeze(1)
         write_at = (
             (torch.arange(rows, device=self.device) if slots_R is None else slots_R).unsqueeze(1).expand(rows, tokens),
             positions_RC,
         )
-        for layer, keys_SKEW, values_SKWE in zip(self._layers, cache.keys_LSKEW, cache.values_LSKWE, strict=True):
+        layers = self._weights.layers
+        for layer, keys_SKEW, values_SKWE in zip(layers, cache.keys_LSKEW, cache.values_LSKWE, strict=True):
             q_NHE, k_NKE, v_NKE = self._projected(layer, x_ND, cos_N1E, sin_N1E)
             keys_SKEW[write_at[0], :, :, write_at[1]] = k_NKE.unflatten(0, (rows, tokens))
             values_SKWE[write_at[0], :, write_at[1]] = v_NKE.unflatten(0, (rows, tokens))
             keys_RKEW, values_RKWE = (
                 (keys_SKEW, values_SKWE) if slots_R is None else (keys_SKEW[slots_R], values_SKWE[slots_R])
             )
-            x_ND = x_ND + functional.linear(_attended(q_NHE, keys_RKEW, values_RKWE, bias_R1QW), layer.out)
-            gate, up = functional.linear(_normed(x_ND, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            x_ND = x_ND + functional.linear(functional.silu(gate) * up, layer.down)
+            y_ND = _attended(q_NHE, keys_RKEW, values_RKWE, bias_R1QW)
+            x_ND = x_ND + functional.linear(y_ND, layer.out, layer.out_bias)
+            gate_up = functional.linear(self._normed(x_ND, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
+            gate, up = gate_up.chunk(2, dim=-1)
+            x_ND = x_ND + functional.linear(functional.silu(gate) * up, layer.down, layer.down_bias)
         return x_ND
 
     def _projected(
-        self, layer: _LayerWeights, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor
+        self, layer: LayerWeights, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        heads, kv_heads, head_dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
-        joined_NXE = functional.linear(_normed(x_ND, layer.input_norm), layer.qkv).unflatten(-1, (-1, head_dim))
-        q_NHE, k_NKE, v_NKE = joined_NXE.split((heads, kv_heads, kv_heads), dim=1)
-        qk_NXE = torch.cat((_normed(q_NHE, layer.q_norm), _normed(k_NKE, layer.k_norm)), dim=1)
+        heads, kv_heads, head_dim = self.architecture.heads, self.architecture.kv_heads, self.architecture.head_dim
+        joined_NX = functional.linear(self._normed(x_ND, layer.input_norm), layer.qkv, layer.qkv_bias)
+        qk_NXE, v_NKE = joined_NX.unflatten(-1, (-1, head_dim)).split((heads + kv_heads, kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q_NHE, k_NKE = qk_NXE.split((heads, kv_heads), dim=1)
+            qk_NXE = torch.cat((self._normed(q_NHE, layer.q_norm), self._normed(k_NKE, layer.k_norm)), dim=1)
         qk_NXE = qk_NXE * cos_N1E + qk_NXE.roll(head_dim // 2, dims=-1) * sin_N1E
         q_NHE, k_NKE = qk_NXE.split((heads, kv_heads), dim=1)
-        return q_NHE, k_NKE, v_NKE
+        return q_NHE if self._scale_in_norm else q_NHE * head_dim**-0.5, k_NKE, v_NKE
 
-    def _layer(self, state: Mapping[str, Tensor], prefix: str) -> _LayerWeights:
-        def joined(*names: str) -> Tensor:
-            return torch.cat([self._taken(state, f"{prefix}{name}.weight") for name in names])
-
-        scale = self.spec.head_dim**-0.5  # of the attention scores, folded into the queries' norm
-        return _LayerWeights(
-            input_norm=joined("input_layernorm"),
-            qkv=joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            q_norm=joined("self_attn.q_norm") * scale,
-            k_norm=joined("self_attn.k_norm"),
-            out=joined("self_attn.o_proj"),
-            mlp_norm=joined("post_attention_layernorm"),
-            gate_up=joined("mlp.gate_proj", "mlp.up_proj"),
-            down=joined("mlp.down_proj"),
-        )
-
-    def _taken(self, state: Mapping[str, Tensor], name: str) -> Tensor:
-        return state[name].detach().to(self.device, torch.float32, copy=True)
-
-
-def _normed(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.rms_norm(x, weight.shape, weight, NORM_EPS)
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self.architecture.norm_eps)
 
 
 def _attended(q_NHE: Tensor, keys_RKEW: Tensor, values_RKWE: Tensor, bias_R1QW: Tensor) -> Tensor:
@@ -186,6 +185,7 @@ def _attended(q_NHE: Tensor, keys_RKEW: Tensor, values_RKWE: Tensor, bias_R1QW: 
         .permute(0, 2, 3, 1, 4)
         .reshape(rows, kv_heads, -1, head_dim)
     )
-    weights_RKQW = torch.softmax(q_RKQE @ keys_RKEW + bias_R1QW, dim=-1)
+    # In float32 also where keys and values are not, as transformers has it.
+    weights_RKQW = torch.softmax(q_RKQE @ keys_RKEW + bias_R1QW, dim=-1).to(q_RKQE.dtype)
     y_RKGCE = (weights_RKQW @ values_RKWE).view(rows, kv_heads, heads // kv_heads, tokens, head_dim)
     return y_RKGCE.permute(0, 3, 1, 2, 4).reshape(rows * tokens, heads * head_dim)

@@ -13,10 +13,11 @@ else is in the batch, in which slot, or when they come and go (engine/inference/
 """
 
 import asyncio
+import math
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 import numpy as np
@@ -24,15 +25,14 @@ import torch
 from torch import Tensor
 
 from engine.inference.interface import GenerationAborted
-from engine.inference.torch.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder
+from engine.inference.torch.decoder import Decoder
+from engine.inference.torch.memory import Dtype
 from engine.inference.torch.prompts import Prompt, Prompts
-from engine.inference.torch.sampling import NOT_FORCED, sample
+from engine.inference.torch.sampling import Draws, sample
 from engine.inference.torch.session import Reply, Session, StoppedBy, Turn
-from engine.models.qwen3 import Qwen3
-from engine.models.tokenizer import tokenizer_for
+from engine.models.architecture import Architecture
 from engine.models.weights import WeightSource
 from engine.spec.generation import Generated, GenerateRequest
-from engine.spec.run import Model, RunSpec
 
 SHARED_FROM = 2_000_000
 """Parameters from which a pass is worth sharing between threads; below, waiting costs more than it saves."""
@@ -43,41 +43,45 @@ PROMPT_FROM = 8
 """The same for a session's first turn, whose prompt is read for all that begin with it."""
 
 
-def torch_generator(spec: RunSpec) -> "TorchGenerator":
-    """The generator of a run, with random weights of the run's seed until it is given others."""
-    resources = spec.resources
-    return TorchGenerator(
-        spec.model,
-        slots=resources.kv_slots,
-        threads=resources.threads,
-        device=resources.device,
-        seed=spec.seed,
-    )
+class NonFiniteLogits(RuntimeError):
+    """The weights give no distribution for a session, which is ended; the others go on."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"the logits under policy version {version} are not finite: the weights have diverged, or their dtype is"
+            " too narrow (float16 overflows where bfloat16 does not)"
+        )
 
 
 class TorchGenerator:
     """A ``Generator`` (engine/inference/interface.py) on torch.
 
-    Begins with random weights of ``seed`` as policy version 0.  Policies below SHARED_FROM parameters
+    Begins with ``initial`` as policy version 0.  Policies below SHARED_FROM parameters
     are sampled on one thread whatever ``threads`` says.  Torch keeps this number partly per process,
     so it is set whenever the stepping thread wakes up; a trainer in the same process sets its own.
+
+    ``context_tokens`` must not be more than the architecture's ``longest_context``; what all of it takes is said
+    beforehand by ``memory_of`` (engine/inference/torch/memory.py).  Raises ValueError for weights of another shape.
     """
 
     def __init__(
         self,
-        model_spec: Model,
+        architecture: Architecture,
         *,
+        context_tokens: int,
         slots: int,
         threads: int,
+        initial: Mapping[str, Tensor],
         device: str = "cpu",
-        seed: int = 0,
+        dtype: Dtype = "float32",
     ) -> None:
-        self._spec = model_spec
-        self._vocab_size = len(tokenizer_for(model_spec.vocabulary))
-        initial = Qwen3(model_spec, self._vocab_size, seed=seed)
-        self._threads = threads if sum(map(Tensor.numel, initial.parameters())) >= SHARED_FROM else 1
-        self._decoder = Decoder(model_spec, slots=slots, device=device)
-        self._decoder.load(initial.state_dict())
+        if context_tokens > architecture.longest_context:
+            raise ValueError(f"context_tokens = {context_tokens}: the model takes {architecture.longest_context}")
+        self._vocab_size, self._context_tokens = architecture.vocab_size, context_tokens
+        self._threads = threads if architecture.parameters >= SHARED_FROM else 1
+        self._decoder = Decoder(architecture, context_tokens=context_tokens, slots=slots, device=device, dtype=dtype)
+        self._decoder.load(initial)
+        self._layout = self._decoder.layout
         self._prompts = Prompts(self._decoder)
         self._version = 0
         self._suspended = False
@@ -99,7 +103,8 @@ class TorchGenerator:
 
         If ``new_ids`` leave no room for a token (for all that are forced), the answer is empty with
         ``stopped_by="context"`` and the session is as it was.  If the caller is cancelled, its session is released.
-        Raises ValueError for a request that makes no sense, GenerationAborted when it is ended from outside.
+        Raises ValueError for a request that makes no sense, GenerationAborted when it is ended from outside,
+        NonFiniteLogits where there is nothing to sample from.
         """
         self._check(request)
         reply = Reply.of_running_loop()
@@ -177,6 +182,11 @@ class TorchGenerator:
             raise ValueError(f"temperature = {request.temperature}: must be 0 (greedy) or greater")
         if not request.logprob_temperature > 0:
             raise ValueError(f"logprob_temperature = {request.logprob_temperature}: must be greater than 0")
+        if request.logprobs_truncated and request.logprob_temperature != request.temperature:
+            raise ValueError(
+                f"logprobs_truncated at logprob_temperature = {request.logprob_temperature}: what is kept is decided at"
+                f" temperature = {request.temperature}; make them equal"
+            )
         if request.seed < 0:
             raise ValueError(f"seed = {request.seed}: must not be negative")
         if not request.new_ids:
@@ -270,7 +280,7 @@ class TorchGenerator:
         session.begin(turn, prefill_from=PREFILL_FROM if session.cached else PROMPT_FROM)
 
     def _has_room(self, turn: Turn, after: int = 0) -> bool:
-        return after + turn.room_needed() <= self._spec.context_tokens
+        return after + turn.room_needed() <= self._context_tokens
 
     def _rewind(self, name: str, tokens: int, reply: Reply) -> None:
         session = self._sessions.get(name)
@@ -302,7 +312,9 @@ class TorchGenerator:
         live = [session for session in self._sessions.values() if session.turn is not None]
         if beginning := [session for session in live if session.to_prefill and not session.cached]:
             self._begin_with_prompts(beginning)
-        if reading := [session for session in live if session.to_prefill and session.cached][:PREFILL_ROWS]:
+        if reading := [session for session in live if session.to_prefill and session.cached][
+            : self._layout.prefill_rows
+        ]:
             self._prefill(reading)
         if stepping := [session for session in live if not session.to_prefill]:
             self._step(stepping)
@@ -325,48 +337,58 @@ class TorchGenerator:
                 yield turn.request.new_ids[:-1]
 
     def _prefill(self, reading: list[Session]) -> None:
-        slots = np.zeros(PREFILL_ROWS, dtype=np.int64)
-        tokens = np.zeros((PREFILL_ROWS, PREFILL_TOKENS), dtype=np.int64)
-        positions = np.full((PREFILL_ROWS, PREFILL_TOKENS), self._decoder.scratch_position)
+        slots = np.zeros(self._layout.prefill_rows, dtype=np.int64)
+        tokens = np.zeros((self._layout.prefill_rows, self._layout.prefill_tokens), dtype=np.int64)
+        positions = np.full((self._layout.prefill_rows, self._layout.prefill_tokens), self._decoder.scratch_position)
         for row, session in enumerate(reading):
-            count = min(PREFILL_TOKENS, session.to_prefill)
+            count = min(self._layout.prefill_tokens, session.to_prefill)
             slots[row], positions[row, :count] = session.slot, range(session.cached, session.cached + count)
             tokens[row, :count] = session.read_chunk(count)
         self._decoder.prefill(*map(self._tensor, (slots, tokens, positions)))
         self._counters["prefills"] += 1
 
     def _step(self, stepping: list[Session]) -> None:
-        slots = self._decoder.slots
+        slots = self._layout.slots
         tokens, positions = np.zeros(slots, dtype=np.int64), np.full(slots, self._decoder.scratch_position)
-        temperatures, uniforms = np.ones(slots, dtype=np.float32), np.zeros(slots)
-        logprob_temperatures = np.ones(slots, dtype=np.float32)
-        forced = np.full(slots, NOT_FORCED)
+        draws = Draws(slots)
         for session in stepping:
-            slot = session.slot
+            slot, pending = session.slot, session.pending
             positions[slot], (tokens[slot],) = session.cached, session.read(1)
-            temperatures[slot], uniforms[slot], forced[slot] = session.pending.next_draw()
-            logprob_temperatures[slot] = session.pending.request.logprob_temperature
-        logits_SV = self._decoder.step(self._tensor(tokens), self._tensor(positions))
+            uniform, forced = pending.next_draw()
+            draws.put(slot, pending.request, uniform=uniform, forced=forced)
+        hidden_SD = self._decoder.step(self._tensor(tokens), self._tensor(positions))
         sampling = [session for session in stepping if not session.unread]
         self._counters["steps"] += 1
         self._counters["sampled_tokens"] += sum(not session.pending.request.forced_ids for session in sampling)
-        if not sampling:
-            return
-        draws: tuple[np.ndarray, ...] = (temperatures, uniforms, forced, logprob_temperatures)
-        token_S, logprob_S = sample(logits_SV, *map(self._tensor, draws))
-        sampled, logprobs = token_S.tolist(), logprob_S.tolist()
+        self._sample(sampling, hidden_SD, draws)
+
+    def _sample(self, sampling: list[Session], hidden_SD: Tensor, draws: Draws) -> None:
+        """The next token of each session, block by block: the logits of all slots may not stand in memory at once."""
+        by_block: defaultdict[int, list[Session]] = defaultdict(list)
         for session in sampling:
-            self._append(session, sampled[session.slot], logprobs[session.slot])
+            by_block[session.slot // self._layout.logit_rows].append(session)
+        for block, sessions in by_block.items():
+            # The last block reaches back into the one before: all have one shape.
+            first = min(block * self._layout.logit_rows, self._layout.slots - self._layout.logit_rows)
+            rows = slice(first, first + self._layout.logit_rows)
+            token_B, logprob_B = sample(self._decoder.logits(hidden_SD[rows]), draws.block(rows, self._decoder.device))
+            sampled, logprobs = token_B.tolist(), logprob_B.tolist()
+            for session in sessions:
+                self._append(session, sampled[session.slot - first], logprobs[session.slot - first])
 
     def _append(self, session: Session, token: int, logprob: float) -> None:
         turn = session.pending
+        if math.isnan(logprob):
+            turn.reply.fail(NonFiniteLogits(self._version))
+            self._drop(session.name)
+            return
         turn.token_ids.append(token)
         turn.logprobs.append(logprob)
         turn.policy_versions.append(self._version)
         session.ids.append(token)
         if (end := turn.ended()) is not None:
             self._finish(session, end)
-        elif len(session.ids) == self._spec.context_tokens:
+        elif len(session.ids) == self._context_tokens:
             self._finish(session, "context")
 
     def _finish(self, session: Session, stopped_by: StoppedBy) -> None:

@@ -11,18 +11,22 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from engine.inference.torch.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder, Prefix
+from engine.inference.torch.decoder import Decoder, Prefix
 
 Prompt = tuple[int, ...]
 
 
 class Prompts:
-    """Keeps as many prompts as the decoder has slots, and never fewer than one reading takes: at most the size of the
-    KV cache once more."""
+    """Keeps prompts within two bounds, of their number and of their tokens (engine/inference/torch/memory.py).
+
+    A reading always fits.  The prompt that was used longest ago goes first.
+    """
 
     def __init__(self, decoder: Decoder) -> None:
-        self._decoder, self._most = decoder, max(decoder.slots, PREFILL_ROWS)
+        self._decoder = decoder
+        self._layout = decoder.layout
         self._kept: OrderedDict[Prompt, Prefix] = OrderedDict()
+        self._tokens = 0
 
     def __contains__(self, prompt: Prompt) -> bool:
         return prompt in self._kept
@@ -31,19 +35,19 @@ class Prompts:
         return len(self._kept)
 
     def read(self, prompts: Iterable[Prompt]) -> int:
-        """Read the first PREFILL_ROWS different ones that are not kept, and keep them; how many passes it took."""
+        """Read the first ``prefill_rows`` different ones that are not kept, and keep them; how many passes it took."""
         rows = self._unread(prompts)
-        chunks = -(-max(map(len, rows)) // PREFILL_TOKENS)
-        tokens = np.zeros((PREFILL_ROWS, chunks * PREFILL_TOKENS), dtype=np.int64)
+        chunks = -(-max(map(len, rows)) // self._layout.prefill_tokens)
+        tokens = np.zeros((self._layout.prefill_rows, chunks * self._layout.prefill_tokens), dtype=np.int64)
         positions = np.full(tokens.shape, self._decoder.scratch_position)
         for row, prompt in enumerate(rows):
             tokens[row, : len(prompt)], positions[row, : len(prompt)] = prompt, range(len(prompt))
         for chunk in zip(*(np.split(array, chunks, axis=1) for array in (tokens, positions)), strict=True):
             self._decoder.read_prompts(*(torch.from_numpy(array).to(self._decoder.device) for array in chunk))
+        self._make_room(len(rows), sum(map(len, rows)))
         for row, prompt in enumerate(rows):
             self._kept[prompt] = self._decoder.prefix(row, len(prompt))
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+        self._tokens += sum(map(len, rows))
         return chunks
 
     def place(self, prompt: Prompt, slot: int) -> None:
@@ -53,12 +57,20 @@ class Prompts:
 
     def forget(self) -> None:
         self._kept.clear()
+        self._tokens = 0
+
+    def _make_room(self, prompts: int, tokens: int) -> None:
+        while (
+            len(self._kept) + prompts > self._layout.kept_prompts
+            or self._tokens + tokens > self._layout.kept_prompt_tokens
+        ):
+            self._tokens -= len(self._kept.popitem(last=False)[0])
 
     def _unread(self, prompts: Iterable[Prompt]) -> list[Prompt]:
         unread: dict[Prompt, None] = {}
         for prompt in prompts:
             if prompt not in self._kept:
                 unread[prompt] = None
-            if len(unread) == PREFILL_ROWS:
+            if len(unread) == self._layout.prefill_rows:
                 break
         return list(unread)

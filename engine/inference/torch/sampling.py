@@ -1,8 +1,13 @@
-"""One token per row from logits and uniforms.  Shapes: S rows, V vocabulary."""
+"""One token per row from logits and uniforms.  Shapes: S slots, B rows of a block of them, V vocabulary."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from engine.algorithms.truncation import lowest_kept, without_the_cut
+from engine.spec.generation import NO_TRUNCATION, GenerateRequest
 
 
 def turn_uniforms(seed: int, count: int) -> np.ndarray:
@@ -13,23 +18,89 @@ def turn_uniforms(seed: int, count: int) -> np.ndarray:
 NOT_FORCED = -1
 
 
-def sample(
-    logits_SV: Tensor, temperature_S: Tensor, uniform_S: Tensor, forced_S: Tensor, logprob_temperature_S: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Token ids [S] and their log-probs [S], of softmax(logits / ``logprob_temperature_S``).
+class Draws:
+    """How the next token of each slot is drawn.  Slots that nobody has set give a token that means nothing."""
+
+    def __init__(self, slots: int) -> None:
+        self.temperature_S, self.uniform_S = np.ones(slots, dtype=np.float32), np.zeros(slots)
+        self.logprob_temperature_S = np.ones(slots, dtype=np.float32)
+        self.forced_S = np.full(slots, NOT_FORCED)
+        self.top_k_S, self.top_p_S, self.min_p_S = np.zeros(slots, dtype=np.int64), np.ones(slots), np.zeros(slots)
+        self.logprobs_truncated_S = np.zeros(slots, dtype=np.bool_)
+
+    def put(self, slot: int, request: GenerateRequest, *, uniform: float, forced: int) -> None:
+        """``forced`` is the token to take, or NOT_FORCED."""
+        self.temperature_S[slot] = request.temperature
+        self.uniform_S[slot], self.forced_S[slot] = uniform, forced
+        self.logprob_temperature_S[slot] = request.logprob_temperature
+        if request.truncation != NO_TRUNCATION:
+            truncation = request.truncation
+            self.top_k_S[slot], self.top_p_S[slot] = truncation.top_k, truncation.top_p
+            self.min_p_S[slot] = truncation.min_p
+            self.logprobs_truncated_S[slot] = request.logprobs_truncated
+
+    def block(self, rows: slice, device: torch.device) -> "BlockDraws":
+        def tensor(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array[rows]).to(device)
+
+        truncates = bool(self.top_k_S[rows].any() or (self.top_p_S[rows] < 1).any() or self.min_p_S[rows].any())
+        return BlockDraws(
+            temperature_B=tensor(self.temperature_S),
+            uniform_B=tensor(self.uniform_S),
+            forced_B=tensor(self.forced_S),
+            logprob_temperature_B=tensor(self.logprob_temperature_S),
+            truncation=BlockTruncation(
+                *map(tensor, (self.top_k_S, self.top_p_S, self.min_p_S, self.logprobs_truncated_S))
+            )
+            if truncates
+            else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTruncation:
+    top_k_B: Tensor
+    top_p_B: Tensor
+    min_p_B: Tensor
+    logprobs_B: Tensor
+    """Whether a row's log-prob is that of what is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDraws:
+    temperature_B: Tensor
+    uniform_B: Tensor
+    forced_B: Tensor
+    logprob_temperature_B: Tensor
+    truncation: BlockTruncation | None
+    """None where no row truncates."""
+
+
+def sample(logits_BV: Tensor, draws: BlockDraws) -> tuple[Tensor, Tensor]:
+    """Token ids [B] and their log-probs [B], of softmax(logits / ``logprob_temperature``), truncated where asked for.
 
     A temperature of 0 takes the likeliest token.  Otherwise the token is where the cumulative
-    softmax(logits / temperature) first exceeds the uniform: a token of probability 0 is never drawn.
-    Where ``forced_S`` is a token, that one is taken.
+    softmax(logits / temperature), over what is kept, first exceeds the uniform: what has probability 0 is never drawn.
+    Where ``forced_B`` is a token, that one is taken.  A row whose logits are not finite gets a log-prob of NaN.
     """
-    greedy_S = temperature_S == 0
-    probs_SV = torch.softmax(logits_SV / torch.where(greedy_S, 1.0, temperature_S).unsqueeze(1), dim=-1)
-    cumulative_SV = probs_SV.double().cumsum(-1)
+    greedy_B = draws.temperature_B == 0
+    scaled_BV = logits_BV / torch.where(greedy_B, 1.0, draws.temperature_B).unsqueeze(1)
+    probs_BV, floor_B1 = torch.softmax(scaled_BV, dim=-1), None
+    if (truncation := draws.truncation) is not None:
+        floor_B1 = lowest_kept(scaled_BV, truncation.top_k_B, truncation.top_p_B, truncation.min_p_B)
+        probs_BV = probs_BV.masked_fill(scaled_BV < floor_B1, 0.0)
+    cumulative_BV = probs_BV.double().cumsum(-1)
     # u < 1 in float64 keeps u * total below total, so the search always ends at a token.
-    threshold_S1 = (uniform_S * cumulative_SV[:, -1]).unsqueeze(1)
-    drawn_S = torch.searchsorted(cumulative_SV, threshold_S1, right=True).squeeze(1)
-    token_S = torch.where(greedy_S, logits_SV.argmax(-1), drawn_S)
-    token_S = torch.where(forced_S == NOT_FORCED, token_S, forced_S)
-    logp_SV = torch.log_softmax(logits_SV / logprob_temperature_S.unsqueeze(1), dim=-1)
-    logprob_S = logp_SV.gather(1, token_S.unsqueeze(1)).squeeze(1)
-    return token_S, logprob_S
+    threshold_B1 = (draws.uniform_B * cumulative_BV[:, -1]).unsqueeze(1)
+    drawn_B = torch.searchsorted(cumulative_BV, threshold_B1, right=True).squeeze(1)
+    del probs_BV, cumulative_BV
+    # Only a row of NaN finds no token; any will do, for its log-prob is NaN.
+    drawn_B = drawn_B.clamp(max=logits_BV.shape[-1] - 1)
+    token_B = torch.where(greedy_B, logits_BV.argmax(-1), drawn_B)
+    token_B = torch.where(draws.forced_B == NOT_FORCED, token_B, draws.forced_B)
+    at_BV = logits_BV / draws.logprob_temperature_B.unsqueeze(1)
+    if truncation is not None and floor_B1 is not None:
+        cut_BV = without_the_cut(at_BV, floor_B1, token_B)
+        at_BV = torch.where(truncation.logprobs_B.unsqueeze(1), cut_BV, at_BV)
+    logp_BV = torch.log_softmax(at_BV, dim=-1)
+    return token_B, logp_BV.gather(1, token_B.unsqueeze(1)).squeeze(1)

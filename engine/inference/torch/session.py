@@ -53,12 +53,12 @@ class Turn:
         draws = 0 if request.forced_ids else request.max_new_tokens
         return cls(request, reply, turn_uniforms(request.seed, draws))
 
-    def next_draw(self) -> tuple[float, float, int]:
-        """Temperature and uniform of the next token, and the token itself where it is forced."""
+    def next_draw(self) -> tuple[float, int]:
+        """Uniform of the next token, and the token itself where it is forced."""
         drawn = len(self.token_ids)
         if self.request.forced_ids:
-            return 1.0, 0.0, self.request.forced_ids[drawn]
-        return self.request.temperature, self.uniforms[drawn], NOT_FORCED
+            return 0.0, self.request.forced_ids[drawn]
+        return self.uniforms[drawn], NOT_FORCED
 
     def room_needed(self) -> int:
         """Tokens that must fit in the context for the turn to begin: a sampled one may end by the context."""

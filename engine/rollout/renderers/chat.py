@@ -402,7 +402,8 @@ def _as_one_list(conversation: Conversation) -> list[Message | AssistantMessage]
 
 def _malformed_in(message: AssistantMessage) -> Malformed | None:
     """Why the message, or a call of it, cannot be read."""
-    return next((said.malformed for said in (message, *message.requests) if said.malformed is not None), None)
+    malformed = (message.malformed, *(request.malformed for request in message.requests))
+    return next((problem for problem in malformed if problem is not None), None)
 
 
 def _role(message: Message | AssistantMessage) -> str:

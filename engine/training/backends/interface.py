@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from engine.spec.generation import MODELS_OWN, Distribution
 from engine.training.batch import Sample
 from engine.training.loss_terms.interface import LossTerm, PolicyOutputs, ValueOutputs
 from engine.training.microbatch import Batch
@@ -76,21 +77,21 @@ class TrainerBackend(Protocol):
     Samples longer than the context raise ValueError.
     """
 
-    def logprobs(self, samples: Sequence[Sample], *, temperature: float = 1.0) -> list[list[float]]:
+    def logprobs(self, samples: Sequence[Sample], *, distribution: Distribution = MODELS_OWN) -> list[list[float]]:
         """Log-probs under the present weights, one for each token of each sample; 0 outside the sample's mask.
 
-        They are those of softmax(logits / ``temperature``), cut as ``forward_backward`` cuts the same samples, so that
-        there the first ratios are exactly 1.
+        They are those of ``distribution``, cut into micro-batches as ``forward_backward`` cuts the same samples, so
+        that there the first ratios are exactly 1.
         """
         ...
 
     def forward_backward(
-        self, batch: Batch, loss_terms: Sequence[LossTerm[PolicyOutputs]], *, temperature: float = 1.0
+        self, batch: Batch, loss_terms: Sequence[LossTerm[PolicyOutputs]], *, distribution: Distribution = MODELS_OWN
     ) -> BatchLoss:
         """Add to the gradient that of the batch's loss: the sum of the terms' sums over the sum of their weights.
 
-        Samples of one entry of the batch stand in the same micro-batch.  ``temperature`` divides the logits of the
-        policy and of the reference.  Raises RuntimeError if a term needs a reference and there is none.
+        Samples of one entry of the batch stand in the same micro-batch.  The log-probs of the policy and of the
+        reference are those of ``distribution``.  Raises RuntimeError if a term needs a reference and there is none.
         """
         ...
 

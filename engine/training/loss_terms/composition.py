@@ -110,7 +110,7 @@ class RecipeLosses:
         """A step's updates in their order; repairs stand beside them, and what is replayed beside or after them."""
         weighed = with_trajectory_tokens(samples, self._trained_tokens)
         batches = self._stream.batches(weighed, pairs, first_update=first_update)
-        updates = [[Part(batch, self._stream.terms)] for batch in batches]
+        updates: list[Update] = [[Part(batch, self._stream.terms)] for batch in batches]
         if self._preference is not None and pairs:
             updates = _beside(updates, self._preferred(self._preference, pairs, updates=len(updates)))
         if not replay.active:
@@ -155,7 +155,7 @@ class RecipeLosses:
                 keeper.load(state[name])
 
 
-def _beside(updates: Sequence[list[Part]], parts: Sequence[Part]) -> list[list[Part]]:
+def _beside(updates: Sequence[Update], parts: Sequence[Part]) -> list[Update]:
     """Each part in the update of its place, or in one of its own where there are no updates."""
     if not updates:
         return [[part] for part in parts]

@@ -12,11 +12,14 @@ from engine.cluster.generator_client import (
     GeneratorReply,
     GeneratorServer,
 )
+from engine.inference.torch.factory import builtin_generator
 from engine.inference.torch.generator import TorchGenerator
 from engine.spec.generation import Generated, GenerateRequest
-from engine.spec.run import Model
+from engine.spec.model import BuiltinModel
 
-MODEL = Model(layers=1, hidden_size=32, heads=2, kv_heads=1, head_dim=16, intermediate_size=64, context_tokens=64)
+MODEL = BuiltinModel(
+    layers=1, hidden_size=32, heads=2, kv_heads=1, head_dim=16, intermediate_size=64, context_tokens=64
+)
 
 
 def request(session: str, *, tokens: int = 8, seed: int = 1) -> GenerateRequest:
@@ -54,7 +57,7 @@ class Wire:
 
 @pytest.fixture
 def generator():
-    generator = TorchGenerator(MODEL, slots=4, threads=1)
+    generator = builtin_generator(MODEL, slots=4, threads=1)
     yield generator
     generator.close()
 

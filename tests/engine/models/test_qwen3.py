@@ -3,12 +3,14 @@ import torch
 
 from engine.models.qwen3 import Qwen3, save_pretrained
 from engine.models.tokenizer import tokenizer_for
-from engine.spec.run import Model
+from engine.spec.model import BuiltinModel
 
-SMALL = Model(layers=2, hidden_size=32, heads=4, kv_heads=2, head_dim=12, intermediate_size=48, context_tokens=64)
+SMALL = BuiltinModel(
+    layers=2, hidden_size=32, heads=4, kv_heads=2, head_dim=12, intermediate_size=48, context_tokens=64
+)
 
 
-def _policy(spec: Model = SMALL, seed: int = 3) -> Qwen3:
+def _policy(spec: BuiltinModel = SMALL, seed: int = 3) -> Qwen3:
     """Weights as large as after training, so that attention is far from uniform."""
     model = Qwen3(spec, len(tokenizer_for("characters")), seed=seed)
     with torch.no_grad():
@@ -21,7 +23,7 @@ def _ids(rows: int, tokens: int) -> torch.Tensor:
     return torch.randint(len(tokenizer_for("characters")), (rows, tokens), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("spec", [SMALL, Model(), SMALL.model_copy(update={"kv_heads": 4})])
+@pytest.mark.parametrize("spec", [SMALL, BuiltinModel(), SMALL.model_copy(update={"kv_heads": 4})])
 def test_transformers_loads_an_exported_folder_with_equal_logits(spec, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM

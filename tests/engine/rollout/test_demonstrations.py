@@ -13,8 +13,9 @@ from engine.rollout.episode import Arena, run_episode
 from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.requests import EpisodeRequest
 from engine.spec.environment import Household, PythonMath, Sokoban
+from engine.spec.model import BuiltinModel
 from engine.spec.recipe import Reward
-from engine.spec.run import Dataset, Model
+from engine.spec.run import Dataset
 from engine.spec.supervised import ColdStart
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
@@ -101,7 +102,8 @@ def test_equal_seeds_are_equal_demonstrations_and_other_seeds_are_not():
 
 def test_every_demonstration_fits_into_the_default_limits():
     for trajectory in scripted(3000, wrong_fraction=0.0, tool_error_fraction=0.7):
-        assert sum(len(turn.context_ids) + len(turn.token_ids) for turn in trajectory.turns) <= Model().context_tokens
+        tokens = sum(len(turn.context_ids) + len(turn.token_ids) for turn in trajectory.turns)
+        assert tokens <= BuiltinModel().context_tokens
         assert all(len(turn.token_ids) <= PythonMath().max_turn_tokens for turn in trajectory.turns)
         assert len(trajectory.turns) <= PythonMath().max_turns
 

@@ -7,11 +7,12 @@ import pytest
 from arenas import ENVIRONMENT, MonitoredPool, all_ids, arena, output, prompt, request, timeless
 from scripted import TOKENIZER, ScriptedPolicy, answer, call, logprobs_of
 
-from engine.inference.torch.generator import TorchGenerator
+from engine.inference.torch.factory import builtin_generator
 from engine.rollout.episode import run_episode
 from engine.spec.exploration import Purification
 from engine.spec.generation import GenerateRequest
-from engine.spec.run import Model, RunSpec
+from engine.spec.model import BuiltinModel
+from engine.spec.run import RunSpec
 from sandboxes.interface import SandboxLost
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
@@ -306,8 +307,10 @@ class Dictated:
 
 
 async def test_the_log_probs_are_to_the_bit_those_of_a_session_that_never_saw_an_error(sandboxes):
-    model = Model(layers=2, hidden_size=32, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, context_tokens=400)
-    generator = TorchGenerator(model, slots=3, threads=1, seed=0)
+    model = BuiltinModel(
+        layers=2, hidden_size=32, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, context_tokens=400
+    )
+    generator = builtin_generator(model, slots=3, threads=1, seed=0)
     try:
         turns = (
             call("x=1", "Begin. "), call("x/0", "Divide: "), call("nobody", "Well: "), call("x/1", "So: "),

@@ -8,7 +8,7 @@ import pytest
 from scripted import answer, call
 
 from engine.inference.interface import GenerationAborted
-from engine.inference.torch.generator import TorchGenerator
+from engine.inference.torch.factory import builtin_generator
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.models.weights import StateDict
@@ -36,7 +36,7 @@ async def sandboxes():
 
 @pytest.fixture
 def generator():
-    generator = TorchGenerator(SPEC.model, slots=SPEC.resources.kv_slots, threads=1, seed=0)
+    generator = builtin_generator(SPEC.model, slots=SPEC.resources.kv_slots, threads=1, seed=0)
     yield generator
     generator.close()
 

@@ -7,6 +7,7 @@ from scripted import ScriptedPolicy, answer, call
 from engine.environments import python_math
 from engine.rollout.requests import shares
 from engine.rollout.worker import RolloutWorker
+from engine.spec.generation import Truncation
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
 from tests.engine.groups import evaluations_of, requests_of
@@ -156,6 +157,25 @@ def test_evaluation_meets_each_held_out_task_once_greedily_and_once_by_sampling(
         *(("eval-sampled", task, 1.0) for task in range(5)),
     ]
     assert {request.split for request in asked} == {"heldout"}
+
+
+def test_episodes_sample_as_schedule_and_evaluation_say():
+    spec = RunSpec.model_validate(
+        {
+            "name": "cut",
+            "schedule": {"temperature": 0.4, "top_p": 0.6, "top_k": 9, "min_p": 0.1, "logprobs_at": "truncated"},
+            "evaluation": {"temperature": 0.8, "top_p": 0.7, "top_k": 5},
+            "recipe": {"purification": {"in_evaluation": True}},
+        }
+    )
+    trained, cut = requests_of(spec, 1)[0], Truncation(top_k=9, top_p=0.6, min_p=0.1)
+    assert (trained.temperature, trained.truncation) == (0.4, cut)
+    assert (trained.logprob_temperature, trained.logprobs_truncated) == (0.4, True)
+    greedy, sampled, purified = evaluations_of(spec, 0, 1, {})
+    assert (greedy.temperature, greedy.truncation) == (0.0, Truncation())
+    for asked in (sampled, purified):
+        assert (asked.temperature, asked.truncation) == (0.8, Truncation(top_k=5, top_p=0.7))
+        assert (asked.logprob_temperature, asked.logprobs_truncated) == (1.0, False)
 
 
 def test_no_two_requests_of_a_run_share_an_id_or_a_seed():

@@ -78,6 +78,7 @@ def test_the_papers_tables_are_as_printed() -> None:
     assert recipe("paper-cleaner-4b").optimizer.learning_rate == 2e-6
     assert recipe("paper-cleaner-4b").optimizer.warmup_steps == 20
     assert (cleaner.paper_schedule["prompts_per_step"], cleaner.paper_schedule["group_size"]) == (128, 16)
+    assert cleaner.paper_evaluation == {"temperature": 1.0, "top_p": 0.6, "top_k": 0}
     spear = recipe("paper-spear-webshop")
     assert spear.self_imitation is not None
     assert spear.self_imitation.covariance is not None
@@ -106,7 +107,12 @@ def test_spears_table_8_is_as_printed(task: str) -> None:
     schedule = [
         reported["schedule"][key] for key in ("prompts_per_step", "group_size", "minibatch_trajectories", "steps")
     ]
-    beside = [reported["schedule"]["temperature"], *(reported[key] for key in ("top_p", "turns", "prompt_tokens"))]
+    beside = [
+        reported["schedule"]["temperature"],
+        reported["schedule"]["top_p"],
+        reported["turns"],
+        reported["prompt_tokens"],
+    ]
     bounds = [imitation.warmup_steps, imitation.covariance.low, imitation.covariance.high]
     assert (*schedule, *beside, reported["response_tokens"], *bounds) == TABLE_8[task]
     same = (made.optimizer.learning_rate, made.reward.tool_calls_decay_steps, made.kl, made.selection.keep_groups)

@@ -192,7 +192,7 @@ CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
         "greedy policy",
         "at least 0.01",
     ),
-    ({"schedule": {"logprobs_at": "two"}}, "schedule.logprobs_at", "two", "'one' or 'sampling'", "one"),
+    ({"schedule": {"logprobs_at": "two"}}, "schedule.logprobs_at", "two", "'one', 'sampling' or 'truncated'", "one"),
     (
         {"recipe": {"preset": "ipa", "reward": {"correct": 0.0}}},
         "recipe.reward.correct",

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from engine.spec.model import BuiltinModel
 from engine.spec.recipe import Recipe
-from engine.spec.run import Model, RunSpec
+from engine.spec.run import RunSpec
 
 ROOT = Path(__file__).parents[3]
 TOMLS = sorted(path for folder in ("engine", "webapp", "docs") for path in (ROOT / folder).rglob("*.toml"))
@@ -47,6 +48,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "LlmJudge": {"endpoint": "http://127.0.0.1:30000/v1", "model": "judge"},
     "Experience": {"pool": [{"when_to_use": "always", "content": "look first"}]},
     "Imported": {"path": "package.module:Name"},
+    "PretrainedModel": {"path": "models/tiny"},
+    "CheckpointModel": {"run": "another run"},
     "ExperienceItem": {"when_to_use": "always", "content": "look first"},
 }
 """What has no default because only its author can know it."""
@@ -120,7 +123,7 @@ def test_a_spec_that_names_no_vocabulary_gets_the_one_that_suits_its_environment
     context = {"context_tokens": 1024}
     document: dict[str, Any] = {"name": "x", "environment": environment, "model": context}
     assert RunSpec.model_validate(document).model.vocabulary == vocabulary
-    assert RunSpec.model_validate(document | {"model": Model(**context)}).model.vocabulary == vocabulary  # type: ignore[arg-type]
+    assert RunSpec.model_validate(document | {"model": BuiltinModel(**context)}).model.vocabulary == vocabulary  # type: ignore[arg-type]
     named = RunSpec.model_validate(document | {"model": context | {"vocabulary": "sokoban"}})
     assert named.model.vocabulary == "sokoban"
     assert RunSpec.model_validate_json(named.model_dump_json()) == named

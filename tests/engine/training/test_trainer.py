@@ -18,6 +18,7 @@ from engine.training.backends import torch as backend_module
 from engine.training.batch import Sample, sample_of
 from engine.training.supervised import batch_of_step
 from engine.training.trainer import Trainer
+from tests.engine.algorithms.test_truncation import kept_by_definition
 
 TOKENIZER = tokenizer_for("characters")
 TINY = {
@@ -77,7 +78,7 @@ def gradient_of_update(monkeypatch, trainer: Trainer, samples: list[Sample]) -> 
     caught: list[torch.Tensor] = []
 
     def catch(*_, **__):
-        caught.extend(parameter.grad.clone() for parameter in trainer.backend.model.parameters())
+        caught.extend(parameter.grad.clone() for parameter in trainer.backend.network.parameters())
 
     with monkeypatch.context() as patch:
         patch.setattr(backend_module.torch.optim.AdamW, "step", catch)
@@ -136,10 +137,10 @@ def test_the_first_ratios_are_exactly_1():
 WHOLE = {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16}
 
 
-@pytest.mark.parametrize("at", ["one", "sampling"])
+@pytest.mark.parametrize("at", ["one", "sampling", "truncated"])
 @pytest.mark.parametrize("recipe", [{}, {"kl": {"beta": 0.1}}], ids=["plain", "kl"])
 def test_the_first_ratios_are_exactly_1_wherever_log_probs_are_taken(at, recipe):
-    trainer = Trainer(run_spec(recipe=recipe, schedule=WHOLE | {"temperature": 0.4, "logprobs_at": at}))
+    trainer = Trainer(run_spec(recipe=recipe, schedule=WHOLE | {"temperature": 0.4, "top_p": 0.6, "logprobs_at": at}))
     metrics = trainer.update(with_old_logprobs(trainer, rollouts()))
     assert (metrics["ratio_mean"], metrics["ratio_max"], metrics["kl_to_old"]) == (1, 1, 0)
     assert metrics.get("kl_to_reference", 0.0) == 0
@@ -151,7 +152,8 @@ def test_log_probs_and_entropy_are_those_of_the_divided_logits(at, heat):
     samples = rollouts(4)
     with torch.no_grad():
         logp = [
-            (trainer.backend.model(torch.from_numpy(one.token_ids)[None])[0] / heat).log_softmax(-1) for one in samples
+            (trainer.backend.network(torch.from_numpy(one.token_ids)[None])[0] / heat).log_softmax(-1)
+            for one in samples
         ]
     rows = trainer.old_logprobs(samples)
     entropies = []
@@ -161,6 +163,44 @@ def test_log_probs_and_entropy_are_those_of_the_divided_logits(at, heat):
             assert row[at_token] == pytest.approx(before_V[sample.token_ids[at_token]].item(), abs=1e-4)
             entropies.append(-(before_V.exp() * before_V).sum().item())
     assert trainer.update(with_old_logprobs(trainer, samples))["entropy"] == pytest.approx(np.mean(entropies), abs=1e-4)
+
+
+def test_truncated_log_probs_are_of_what_is_kept_and_of_the_sampled_token():
+    """Written out for each token; what nobody would have sampled has a log-prob too, and nothing is infinite."""
+    heat, top_p = 0.7, 0.6
+    schedule = WHOLE | {"temperature": heat, "top_p": top_p, "logprobs_at": "truncated"}
+    trainer = Trainer(run_spec(schedule=schedule))
+    samples = rollouts(4)
+    for sample, row in zip(samples, trainer.old_logprobs(samples), strict=True):
+        with torch.no_grad():
+            scaled_TV = trainer.backend.network(torch.from_numpy(sample.token_ids)[None])[0] / heat
+        for at_token in np.flatnonzero(sample.loss_mask):
+            scaled, token = scaled_TV[at_token - 1].tolist(), int(sample.token_ids[at_token])
+            kept = kept_by_definition(scaled, 0, top_p, 0.0) | {token}
+            expected = scaled[token] - torch.tensor([scaled[t] for t in kept]).logsumexp(0).item()
+            assert row[at_token] == pytest.approx(expected, abs=1e-4)
+    metrics = trainer.update(with_old_logprobs(trainer, samples))
+    assert np.isfinite(list(metrics.values())).all()
+    whole = Trainer(run_spec(schedule=schedule | {"logprobs_at": "sampling"}))
+    assert metrics["entropy"] < whole.update(with_old_logprobs(whole, samples))["entropy"]
+
+
+def test_a_token_that_has_left_the_kept_set_still_has_a_ratio():
+    """The policy moves far between two updates; no ratio, loss or weight becomes infinite."""
+    schedule = WHOLE | {"top_k": 2, "logprobs_at": "truncated"}
+    recipe = {"cold_start": None, "optimizer": {"learning_rate": 0.05}, "objective": {"kind": "clipped"}}
+    trainer = Trainer(run_spec(schedule=schedule, recipe=recipe))
+    samples = with_old_logprobs(trainer, rollouts())
+    for _ in range(4):
+        metrics = trainer.update(samples)
+    assert np.isfinite(list(metrics.values())).all()
+    assert all(torch.isfinite(tensor).all() for tensor in trainer.backend.weights().values())
+
+
+def test_a_truncation_that_log_probs_do_not_follow_changes_no_training():
+    plain, cut = (Trainer(run_spec(schedule=WHOLE | more)) for more in ({}, {"top_p": 0.6, "top_k": 3, "min_p": 0.1}))
+    assert plain.update(with_old_logprobs(plain, rollouts())) == cut.update(with_old_logprobs(cut, rollouts()))
+    assert same_weights(plain, cut)
 
 
 def test_at_temperature_1_it_is_the_same_wherever_log_probs_are_taken():
@@ -210,7 +250,7 @@ def test_old_logprobs_are_the_models_and_0_outside_the_mask():
     for sample, row in zip(samples, trainer.old_logprobs(samples), strict=True):
         ids = torch.from_numpy(sample.token_ids)
         with torch.no_grad():
-            logp_TV = trainer.backend.model(ids[None])[0].log_softmax(-1)
+            logp_TV = trainer.backend.network(ids[None])[0].log_softmax(-1)
         expected = [logp_TV[t - 1, ids[t]].item() if learned else 0.0 for t, learned in enumerate(sample.loss_mask)]
         assert row == pytest.approx(expected, abs=1e-5)
 
@@ -238,7 +278,7 @@ def test_metrics_by_hand_for_a_policy_that_knows_nothing():
     """All weights 0: every token has probability 1 / V."""
     trainer = Trainer(run_spec())
     with torch.no_grad():
-        for parameter in trainer.backend.model.parameters():
+        for parameter in trainer.backend.network.parameters():
             parameter.zero_()
     uniform = torch.log(torch.tensor(1 / len(TOKENIZER))).item()
     mask = [False, True, True, True]

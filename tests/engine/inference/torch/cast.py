@@ -9,9 +9,9 @@ from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.models.weights import StateDict
 from engine.spec.generation import GenerateRequest
-from engine.spec.run import Model
+from engine.spec.model import BuiltinModel
 
-SPEC = Model(context_tokens=128)
+SPEC = BuiltinModel(context_tokens=128)
 VOCABULARY = len(tokenizer_for("characters"))
 
 

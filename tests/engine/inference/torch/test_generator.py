@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from engine.inference.interface import GenerationAborted
-from engine.inference.torch.generator import PREFILL_FROM, TorchGenerator
+from engine.inference.torch.factory import builtin_generator
+from engine.inference.torch.generator import PREFILL_FROM, NonFiniteLogits, TorchGenerator
 from engine.models.qwen3 import Qwen3
-from engine.spec.run import Model
+from engine.spec.generation import Truncation
+from engine.spec.model import BuiltinModel
 from tests.engine.inference.torch.cast import SPEC, VOCABULARY, crowd_member, turn, until, weights
 
 
@@ -123,7 +125,7 @@ async def test_ids_that_leave_no_room_get_an_empty_answer_and_change_nothing(gen
 
 
 async def test_sessions_beyond_the_slots_wait_in_order_of_arrival():
-    generator = TorchGenerator(SPEC, slots=2, threads=1)
+    generator = builtin_generator(SPEC, slots=2, threads=1)
     finished: list[str] = []
 
     async def episode(name: str) -> None:
@@ -140,7 +142,7 @@ async def test_sessions_beyond_the_slots_wait_in_order_of_arrival():
 
 
 async def test_a_session_keeps_its_slot_between_turns_though_others_wait():
-    generator = TorchGenerator(SPEC, slots=1, threads=1)
+    generator = builtin_generator(SPEC, slots=1, threads=1)
     first = await generator.generate(turn("holder", [20, 21]))
     waiter = asyncio.create_task(generator.generate(turn("waiter", [20, 21])))
     await generator.generate(turn("holder", [22, 23]))
@@ -176,7 +178,7 @@ async def test_reloading_equal_weights_in_the_middle_changes_no_bit(generator):
 
 
 async def test_abort_all_ends_running_and_waiting_turns_with_a_named_error():
-    generator = TorchGenerator(SPEC, slots=2, threads=1)
+    generator = builtin_generator(SPEC, slots=2, threads=1)
     turns = [asyncio.create_task(generator.generate(turn(f"s{i}", [20], max_new_tokens=90))) for i in range(4)]
     await until(lambda: generator.stats()["waiting"] == 2)
     await generator.abort_all()
@@ -188,7 +190,7 @@ async def test_abort_all_ends_running_and_waiting_turns_with_a_named_error():
 
 
 async def test_a_cancelled_caller_frees_its_slot():
-    generator = TorchGenerator(SPEC, slots=1, threads=1)
+    generator = builtin_generator(SPEC, slots=1, threads=1)
     running = asyncio.create_task(generator.generate(turn("s", [20], max_new_tokens=90)))
     await until(lambda: generator.stats()["sampled_tokens"] > 0)
     running.cancel()
@@ -230,8 +232,19 @@ async def test_two_turns_at_once_in_one_session_are_refused(generator):
     assert len((await running).token_ids) == 60
 
 
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.0}, {"truncation": Truncation(top_k=3, top_p=0.9)}])
+async def test_weights_that_give_no_distribution_end_the_turn_with_an_error_and_nobody_elses(generator, how):
+    broken = weights()
+    broken["model.norm.weight"] = broken["model.norm.weight"] * float("nan")
+    await generator.load_weights(broken, version=2)
+    with pytest.raises(NonFiniteLogits, match="version 2"):
+        await generator.generate(turn("s", range(20, 40), **how))
+    await generator.load_weights(weights(), version=3)
+    assert len((await generator.generate(turn("s", range(20, 40)))).token_ids) == 12
+
+
 async def test_an_error_in_a_pass_reaches_the_callers(monkeypatch):
-    generator = TorchGenerator(SPEC, slots=1, threads=1)
+    generator = builtin_generator(SPEC, slots=1, threads=1)
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     monkeypatch.setattr(generator._decoder, "step", lambda *_: 1 / 0)
     with pytest.raises(GenerationAborted):
@@ -242,7 +255,7 @@ async def test_an_error_in_a_pass_reaches_the_callers(monkeypatch):
 
 
 async def test_after_close_pending_and_new_turns_are_aborted():
-    generator = TorchGenerator(SPEC, slots=1, threads=1)
+    generator = builtin_generator(SPEC, slots=1, threads=1)
     running = asyncio.create_task(generator.generate(turn("s", [20], max_new_tokens=90)))
     await asyncio.sleep(0.01)
     generator.close()
@@ -267,10 +280,10 @@ def _thread_ticks(thread_id: int) -> int:
 
 
 async def test_a_policy_large_enough_for_shared_passes_is_invariant_too():
-    spec = Model(
+    spec = BuiltinModel(
         layers=1, hidden_size=768, heads=8, kv_heads=2, head_dim=64, intermediate_size=1024, context_tokens=128
     )
-    generator = TorchGenerator(spec, slots=16, threads=2)
+    generator = builtin_generator(spec, slots=16, threads=2)
     alone = await two_turns(generator, "alone")
     dice = random.Random(4)
     answers = await asyncio.gather(

@@ -6,9 +6,12 @@ import random
 import pytest
 import torch
 
-from engine.inference.torch.decoder import PREFILL_ROWS, PREFILL_TOKENS, Decoder, Prefix
-from engine.inference.torch.generator import PROMPT_FROM, TorchGenerator
+from engine.inference.torch.decoder import Decoder, Prefix
+from engine.inference.torch.factory import builtin_generator
+from engine.inference.torch.generator import PROMPT_FROM
+from engine.inference.torch.memory import PREFILL_ROWS, PREFILL_TOKENS
 from engine.inference.torch.prompts import Prompts
+from engine.models.architecture import Architecture
 from engine.models.qwen3 import Qwen3
 from tests.engine.inference.torch.cast import SPEC, VOCABULARY, turn, until, weights
 
@@ -18,14 +21,14 @@ PASSES = -(-(len(PROMPT) - 1) // PREFILL_TOKENS)
 
 @pytest.fixture
 def decoder():
-    made = Decoder(SPEC, slots=4, device="cpu")
+    made = Decoder(Architecture.of_builtin(SPEC, VOCABULARY), context_tokens=SPEC.context_tokens, slots=4, device="cpu")
     made.load(weights())
     return made
 
 
 @pytest.fixture
 async def generator():
-    made = TorchGenerator(SPEC, slots=16, threads=1, seed=0)
+    made = builtin_generator(SPEC, slots=16, threads=1, seed=0)
     await made.load_weights(weights(), version=1)
     yield made
     made.close()
@@ -80,7 +83,7 @@ async def test_a_group_reads_its_prompt_once_and_all_get_the_bits_of_a_lone_roll
 
 async def test_a_prompt_is_read_anew_under_new_weights(generator):
     await generator.generate(turn("old", PROMPT))
-    fresh = TorchGenerator(SPEC, slots=16, threads=1)
+    fresh = builtin_generator(SPEC, slots=16, threads=1)
     for each in (generator, fresh):
         await each.load_weights(weights(seed=6), version=2)
     answers = [await each.generate(turn("new", PROMPT)) for each in (generator, fresh)]
@@ -108,7 +111,7 @@ async def test_logprobs_after_prompts_of_any_length_are_those_of_the_training_mo
 
 
 async def test_prompts_that_wait_for_a_slot_are_read_with_the_first():
-    generator = TorchGenerator(SPEC, slots=1, threads=1)
+    generator = builtin_generator(SPEC, slots=1, threads=1)
     dice = random.Random(3)
 
     async def episode(name: str) -> None:
@@ -121,7 +124,7 @@ async def test_prompts_that_wait_for_a_slot_are_read_with_the_first():
 
 
 async def test_a_waiting_prompt_that_will_never_fit_disturbs_nobody():
-    generator = TorchGenerator(SPEC, slots=1, threads=1)
+    generator = builtin_generator(SPEC, slots=1, threads=1)
     turns = [asyncio.create_task(generator.generate(turn(n, [20] * k))) for n, k in (("s", 40), ("long", 200))]
     await until(lambda: generator.stats()["waiting"] == 1)
     assert (await turns[0]).stopped_by == "length"
@@ -132,7 +135,7 @@ async def test_a_waiting_prompt_that_will_never_fit_disturbs_nobody():
 
 @pytest.mark.parametrize("slots", [3, 64])
 async def test_more_prompts_than_are_kept_and_rewinds_between_change_no_bit(slots):
-    generator = TorchGenerator(SPEC, slots=slots, threads=1)
+    generator = builtin_generator(SPEC, slots=slots, threads=1)
     dice = random.Random(3)
     prompts = [prompt(dice, dice.randrange(5, 50)) for _ in range(30)]
 

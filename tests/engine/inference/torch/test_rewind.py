@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.inference.interface import GenerationAborted
+from engine.inference.torch.factory import builtin_generator
 from engine.inference.torch.generator import TorchGenerator
 from engine.spec.generation import Generated, GenerateRequest
 from tests.engine.inference.torch.cast import SPEC, VOCABULARY, crowd_member, turn, until, weights
@@ -129,7 +130,7 @@ async def test_a_session_cannot_be_rewound_to_what_it_never_had(generator, token
 
 
 async def test_an_unknown_busy_or_waiting_session_cannot_be_rewound():
-    generator = TorchGenerator(SPEC, slots=1, threads=1)
+    generator = builtin_generator(SPEC, slots=1, threads=1)
     running, waiting = (asyncio.create_task(generator.generate(turn(name, [20], max_new_tokens=90))) for name in "ab")
     await until(lambda: generator.stats()["waiting"] == 1)
     for name in ("nobody", "a", "b"):

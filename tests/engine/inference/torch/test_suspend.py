@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.cluster.generators import hand_over_weights
 from engine.inference.interface import GenerationAborted
+from engine.inference.torch.factory import builtin_generator
 from engine.inference.torch.generator import TorchGenerator
 from engine.models.weights import StateDict
 from tests.engine.inference.torch.cast import SPEC, turn, weights
@@ -89,7 +90,7 @@ async def test_weights_that_are_damaged_leave_no_generator_suspended(generator: 
 
 
 async def test_abort_all_and_close_end_what_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = TorchGenerator(SPEC, slots=2, threads=1)
+    generator = builtin_generator(SPEC, slots=2, threads=1)
     running = await suspended_in_the_middle(generator, monkeypatch, "s")
     await generator.abort_all()
     with pytest.raises(GenerationAborted):

@@ -25,7 +25,9 @@ def backend() -> TorchBackend:
 
 
 def gradient(made: TorchBackend) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in made.model.parameters() if parameter.grad is not None])
+    return torch.cat(
+        [parameter.grad.flatten() for parameter in made.network.parameters() if parameter.grad is not None]
+    )
 
 
 def gradient_of(*batches: list[Sample]) -> torch.Tensor:
@@ -60,7 +62,7 @@ def test_a_batch_of_weight_0_adds_nothing() -> None:
     made = backend()
     report = made.forward_backward([UNLEARNED], [LikelihoodLoss()])
     assert (report.mean, report.weight) == (0, 0)
-    assert all(parameter.grad is None for parameter in made.model.parameters())
+    assert all(parameter.grad is None for parameter in made.network.parameters())
 
 
 def test_a_step_forgets_the_gradient_and_says_how_long_it_was() -> None:
@@ -68,7 +70,7 @@ def test_a_step_forgets_the_gradient_and_says_how_long_it_was() -> None:
     made.forward_backward([SHORT], [LikelihoodLoss()])
     norm = gradient(made).norm().item()
     assert made.step(learning_rate=1e-3, grad_clip=1.0) == pytest.approx(norm, rel=1e-5)
-    assert all(parameter.grad is None for parameter in made.model.parameters())
+    assert all(parameter.grad is None for parameter in made.network.parameters())
 
 
 def test_a_term_that_needs_a_reference_is_refused_without_one_and_served_with_one() -> None:

@@ -1,0 +1,157 @@
+"""What a run needs of the model that it names, asked of its folder before a start.
+
+Nothing of the folder is run, and no weight is read.  A built-in model needs nothing.
+"""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from engine.loop.generator_requirements import free_memory
+from engine.models.folder import ModelFolder, opened_folder
+from engine.models.memory import TrainerMemory, adapted_modules, in_gib, is_named, trainer_memory
+from engine.models.origin import Origin, origin_of
+from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.vocabulary import tokens_of
+from engine.rollout.renderers.preflight import chat_problem
+from engine.spec.model import BuiltinModel, Lora, PretrainedModel
+from engine.spec.problems import Problem
+from engine.spec.run import RunSpec
+
+
+def lacking_in_model(spec: RunSpec) -> list[Problem]:
+    """What the spec names and this machine does not have, or has no room for."""
+    try:
+        origin = origin_of(spec.model)
+        if isinstance(origin.model, BuiltinModel):
+            return []
+        assert origin.weights is not None  # a pretrained model has a folder
+        folder = opened_folder(origin.weights)
+        if (problem := _chat(folder, origin.model)) is not None:
+            return [problem]
+        problems = [*_context(folder, origin), *_vocabulary(folder, spec), *_lora(folder, origin.model)]
+    except ModelFolderRefused as unusable:
+        return [unusable.problem]
+    return [*problems, *_attention(origin.model, spec), *_room(folder, origin.model, spec)]
+
+
+def memory_in_words(spec: RunSpec) -> str | None:
+    """What the trainer of the run takes; None for a built-in model.  Raises ModelFolderRefused."""
+    origin = origin_of(spec.model)
+    if isinstance(origin.model, BuiltinModel) or origin.weights is None:
+        return None
+    return estimate(_trainer_memory(opened_folder(origin.weights), origin.model, spec), origin.model)
+
+
+def estimate(memory: TrainerMemory, model: PretrainedModel) -> str:
+    """One line for people."""
+    how = "all weights" if model.lora is None else f"LoRA {model.lora.rank}"
+    parts = " + ".join(f"{name} {in_gib(size)}" for name, size in memory.parts.items())
+    return (
+        f"{_billions(memory.parameters)} parameters, {how}, {model.dtype}, {model.context_tokens} tokens of context: "
+        f"{in_gib(memory.total)} ({parts})"
+    )
+
+
+def _chat(folder: ModelFolder, model: PretrainedModel) -> Problem | None:
+    """Asked first and in a process of its own: tokenizer and template are a stranger's."""
+    return chat_problem(folder.path, tool_calls=model.tool_calls, reasoning=model.reasoning, tools=True)
+
+
+def _context(folder: ModelFolder, origin: Origin) -> Iterator[Problem]:
+    longest = folder.longest_context
+    if longest is not None and origin.context_tokens > longest:
+        yield Problem(
+            "model.context_tokens",
+            origin.context_tokens,
+            f"the model was made for {longest} tokens (max_position_embeddings)",
+            f"use at most {longest}",
+        )
+
+
+def _vocabulary(folder: ModelFolder, spec: RunSpec) -> Iterator[Problem]:
+    tokens = len(tokens_of(spec.model))
+    if tokens > folder.vocab_size:
+        yield Problem(
+            "model.path",
+            str(folder.path),
+            f"its tokenizer has {tokens} tokens, and its network only {folder.vocab_size}",
+            "use the tokenizer that belongs to the model",
+        )
+
+
+def _lora(folder: ModelFolder, model: PretrainedModel) -> Iterator[Problem]:
+    lora = model.lora
+    if lora is None:
+        return
+    if not lora.is_on_all_linear:
+        linear = folder.linear_modules()
+        known = sorted({name.rpartition(".")[2] for name in adapted_modules(folder, Lora())})
+        for target in lora.targets:
+            if not any(is_named(name, target) for name in linear):
+                yield Problem(
+                    "model.lora.targets",
+                    target,
+                    "the model has no linear module of this name",
+                    f"use some of: {', '.join(known)}",
+                )
+    smallest = min((min(folder.tensors[f"{name}.weight"].shape) for name in adapted_modules(folder, lora)), default=0)
+    if smallest and lora.rank > smallest:
+        yield Problem(
+            "model.lora.rank",
+            lora.rank,
+            f"a module that it adapts has only {smallest} rows or columns, so that it would be no saving",
+            f"use at most {smallest}, or leave model.lora out",
+        )
+
+
+def _attention(model: PretrainedModel, spec: RunSpec) -> Iterator[Problem]:
+    if model.attention != "flash":
+        return
+    if spec.resources.device != "cuda":
+        yield Problem("model.attention", "flash", "flash attention runs on a GPU alone", 'use "sdpa"')
+    elif find_spec("flash_attn") is None:
+        yield Problem("model.attention", "flash", "flash-attn is not installed", 'install it, or use "sdpa"')
+
+
+def _room(folder: ModelFolder, model: PretrainedModel, spec: RunSpec) -> Iterator[Problem]:
+    """Whether trainer and generator fit into this machine; what a GPU has room for, its own process finds out."""
+    generator_bytes = 0
+    if spec.resources.generator == "torch":
+        from engine.inference.torch.memory import memory_of
+        from engine.models.architecture import Architecture, UnsupportedArchitecture
+
+        try:
+            architecture = Architecture.of_config(folder.config)
+        except UnsupportedArchitecture as unsupported:
+            field = f"config.json: {unsupported.problem.field} = {unsupported.problem.value!r}"
+            told = f"the torch generator cannot serve it ({field}: {unsupported.problem.message})"
+            yield Problem("model.path", str(folder.path), told, unsupported.problem.remedy)
+            return
+        context, slots = model.context_tokens, spec.resources.kv_slots
+        generator_bytes = memory_of(architecture, context_tokens=context, slots=slots, dtype=model.dtype).total
+    if spec.resources.device != "cpu":
+        return
+    memory, available = _trainer_memory(folder, model, spec), free_memory()
+    if memory.total + generator_bytes > available:
+        yield Problem(
+            "model.path",
+            str(folder.path),
+            f"{estimate(memory, model)}, and {in_gib(generator_bytes)} for the generator's {spec.resources.kv_slots} "
+            f"slots; this machine has {in_gib(available)}",
+            "use model.lora, model.gradient_checkpointing, a smaller model.context_tokens, model.microbatch_tokens or "
+            "resources.kv_slots, or more memory",
+        )
+
+
+def _trainer_memory(folder: ModelFolder, model: PretrainedModel, spec: RunSpec) -> TrainerMemory:
+    recipe = spec.recipe
+    return trainer_memory(
+        folder,
+        model,
+        reference=recipe.kl is not None or recipe.objective.kind == "dpo",
+        critic=recipe.credit.kind == "gae",
+    )
+
+
+def _billions(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else f"{parameters / 1e6:.2f} M"

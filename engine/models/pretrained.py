@@ -1,0 +1,280 @@
+"""A pretrained model as a network to train: transformers' own, from safetensors, with or without adapters.
+
+transformers and peft are imported here and nowhere else in the product.  Nothing is fetched, no code of a model's is
+run, and weights are never unpickled (``folder.py`` refuses the folder before).
+
+What is held in which precision:
+
+    float32              everything
+    bfloat16, float16    full training: weights, gradients and optimiser in float32, the network under torch's autocast
+                         LoRA: the model's own weights in that dtype, adapters in float32
+    float16              the loss is scaled besides (``engine/training/loss_scale.py``)
+
+The model's own dropout is off: the ratio of an update to the policy before it begins at 1.  LoRA's is on in ``train``.
+
+Shapes: B sequences, T tokens, D hidden size, N positions, V vocabulary.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from engine.durable import read_back
+from engine.models.folder import INDEX, TEXT_FILES, WEIGHTS, opened_folder
+from engine.models.origin import Origin
+from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.spec.model import ALL_LINEAR, Lora, PretrainedModel
+from engine.spec.problems import Problem
+
+__all__ = ["PretrainedNetwork"]
+
+disable_progress_bar()  # a run's output is its own
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
+SHARD = "5GB"
+"""Weights beyond this are split into files."""
+ADAPTER = "default"
+HEAD_TOLERANCE = 1e-3
+"""By which logits may differ from transformers' own, relative to the largest of them, in any precision of a load."""
+
+
+class PretrainedNetwork(nn.Module):
+    """Implements ``network.PolicyNetwork``.
+
+    Rows are padded on the right and positions count from 0, so causal attention keeps padding out of every real token.
+    """
+
+    def __init__(self, model: PretrainedModel, lm: PreTrainedModel, source: Path, lora: LoraConfig | None) -> None:
+        super().__init__()
+        self.spec, self.lm = model, lm
+        self._source, self._lora = source, lora
+
+    @classmethod
+    def loaded(cls, origin: Origin, *, seed: int, device: torch.device) -> "PretrainedNetwork":
+        """Raises ModelFolderRefused for a folder whose weights are not those of the architecture that it names."""
+        model, source = origin.model, origin.weights
+        assert isinstance(model, PretrainedModel)
+        assert source is not None  # a pretrained model has a folder
+        held = torch.float32 if model.lora is None else DTYPES[model.dtype]
+        lm: Any = _loaded(source, model, held)
+        if origin.adapter is not None:
+            lm = PeftModel.from_pretrained(lm, str(origin.adapter)).merge_and_unload()
+        lora = None if model.lora is None else _adapted(lm, model.lora, source, seed)
+        if model.gradient_checkpointing:
+            lm.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            lm.enable_input_require_grads()
+        network = cls(model, lm.to(device), source, lora)
+        network._check_head()
+        return network
+
+    @property
+    def module(self) -> nn.Module:
+        return self
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.lm.config.get_text_config().hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._head_weight.shape[0])
+
+    @property
+    def scales_losses(self) -> bool:
+        return self.spec.dtype == "float16"
+
+    @property
+    def microbatch_tokens(self) -> int:
+        return self.spec.microbatch_tokens
+
+    @property
+    def is_saved_exactly(self) -> bool:
+        return self.spec.dtype == "float32" and self._lora is None
+
+    @property
+    def _head(self) -> nn.Module:
+        head: nn.Module = self.lm.get_output_embeddings()
+        return head
+
+    @property
+    def _head_weight(self) -> Tensor:
+        weight: Any = self._head.weight
+        return torch.as_tensor(weight)
+
+    def hidden(self, token_ids_BT: Tensor) -> Tensor:
+        body = self.lm.base_model
+        hidden_BTD: Tensor = body(input_ids=token_ids_BT, use_cache=False, return_dict=True).last_hidden_state
+        return hidden_BTD
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """With what some families do to them after the head: a scale (Cohere, Granite), a soft cap (Gemma)."""
+        config = self.lm.config.get_text_config()
+        logits_NV: Tensor = self._head(hidden_ND)
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            logits_NV = logits_NV * scale
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:
+            logits_NV = logits_NV / divisor
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits_NV = cap * torch.tanh(logits_NV / cap)
+        return logits_NV
+
+    def computing(self) -> AbstractContextManager[object]:
+        if self._lora is not None or self.spec.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self._head_weight.device.type, DTYPES[self.spec.dtype])
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Transformers' own logits are those of ``hidden`` and ``logits``: no family is trained on a guess."""
+        ids_BT = torch.arange(4, device=self._head_weight.device).unsqueeze(0) % self.vocab_size
+        self.eval()
+        ours = self.logits(self.hidden(ids_BT)[0]).float()
+        theirs = self.lm(input_ids=ids_BT, use_cache=False).logits[0].float()
+        if not torch.allclose(ours, theirs, rtol=0, atol=HEAD_TOLERANCE * max(1.0, theirs.abs().max().item())):
+            raise _unusable(
+                self._source,
+                f"the head of {type(self.lm).__name__} does more than this trainer knows",
+                "use a model of another family",
+            )
+
+    # ---- weights out and in ----
+
+    @torch.no_grad()
+    def _merged(self) -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights by their plain names, adapters added in; of tied weights the first name alone."""
+        adapted: dict[str, Any] = {
+            name: module for name, module in self.lm.named_modules() if isinstance(module, LoraLayer)
+        }
+        seen: set[int] = set()
+        for name, tensor in self.lm.state_dict().items():
+            if ".lora_" in name or (tensor.numel() and tensor.data_ptr() in seen):
+                continue
+            seen.add(tensor.data_ptr())
+            plain = name.replace(".base_layer.", ".")
+            layer = adapted.get(plain.removesuffix(".weight"))
+            if layer is not None and name.endswith(".base_layer.weight"):
+                tensor = tensor.float() + layer.get_delta_weight(ADAPTER).float()
+            yield plain, tensor
+
+    def exported(self) -> dict[str, Tensor]:
+        dtype = DTYPES[self.spec.dtype]
+        return {name: tensor.detach().to("cpu", dtype, copy=True) for name, tensor in self._merged()}
+
+    def save_folder(self, folder: Path) -> None:
+        """The merged model, or the adapter apart where LoRA says so, with tokenizer and template as they came."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.spec.lora is not None and self.spec.lora.export == "adapter":
+            self._save_adapter(folder)
+        else:
+            self.lm.save_pretrained(folder, state_dict=self.exported(), max_shard_size=SHARD)
+            self._restore_config(folder)
+        for name in TEXT_FILES:
+            if (self._source / name).is_file():
+                shutil.copyfile(self._source / name, folder / name)
+
+    def _save_adapter(self, folder: Path) -> None:
+        assert self._lora is not None  # an adapter is saved where there is one
+        self._lora.save_pretrained(str(folder))
+        adapter = {
+            f"base_model.model.{name.replace(f'.{ADAPTER}', '')}": parameter.detach().cpu().contiguous()
+            for name, parameter in self.lm.named_parameters()
+            if ".lora_" in name
+        }
+        save_file(adapter, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+    def _restore_config(self, folder: Path) -> None:
+        """The config as it came, but for the dtype: what was switched off for training is not switched off for good."""
+        config = json.loads((self._source / "config.json").read_text())
+        for key in ("dtype", "torch_dtype"):
+            config.pop(key, None)
+        (folder / "config.json").write_text(json.dumps({**config, "dtype": self.spec.dtype}, indent=2))
+
+    def load_folder(self, folder: Path) -> None:
+        files = sorted(folder.glob("*.safetensors")) if (folder / INDEX).is_file() else [folder / WEIGHTS]
+        state: dict[str, Tensor] = {}
+        for file in files:
+            with read_back(file):
+                state |= load_file(file)
+        with read_back(folder):
+            names = {name for name, _ in self._merged()}
+            if state.keys() != names:
+                raise ValueError(f"it holds other weights: {sorted(state.keys() ^ names)[:3]}")
+            self.lm.load_state_dict(state, strict=False)
+
+
+def _loaded(source: Path, model: PretrainedModel, held: torch.dtype) -> PreTrainedModel:
+    opened_folder(source)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=held,
+            attn_implementation=ATTENTION[model.attention],
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # of what a folder says, transformers raises classes of many packages
+        said = (str(error).splitlines() or [""])[0][:300]
+        raise _unusable(source, f"transformers cannot load it: {said}", "give a decoder-only language model") from error
+    lm, told = loaded
+    for what in ("missing_keys", "mismatched_keys"):
+        if found := sorted(map(str, told[what])):
+            raise _unusable(
+                source, f"{len(found)} weights of its architecture are {what.split('_')[0]}, {found[0]} first",
+                "download the model again",
+            )  # fmt: skip
+    _switch_dropout_off(lm)
+    whole: PreTrainedModel = lm
+    return whole
+
+
+def _switch_dropout_off(lm: nn.Module) -> None:
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def _adapted(lm: PreTrainedModel, lora: Lora, source: Path, seed: int) -> LoraConfig:
+    """Put adapters into the model, drawn from ``seed`` alone; everything else stops being trained."""
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft multiplies with it, whole or not
+        lora_dropout=lora.dropout,
+        target_modules=ALL_LINEAR if lora.is_on_all_linear else lora.targets,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(source),
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(config, lm, ADAPTER)
+    except ValueError as error:
+        raise ModelFolderRefused(
+            Problem("model.lora.targets", lora.targets, str(error)[:300], "name linear modules of the model")
+        ) from error
+    for name, parameter in lm.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return config
+
+
+def _unusable(source: Path, message: str, remedy: str) -> ModelFolderRefused:
+    value: Any = str(source)
+    return ModelFolderRefused(Problem("model.path", value, message, remedy))

@@ -1,0 +1,119 @@
+"""What a pretrained model lacks is told before a start, with field, value and remedy."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.loop import model_requirements
+from engine.loop.requirements import lacking
+from engine.spec.problems import Problem
+from engine.spec.run import RunSpec
+from tests.engine.models.folders import folder_of
+
+
+def spec_of(folder: Path, recipe: dict[str, Any] | None = None, **model: Any) -> RunSpec:
+    named = {"kind": "pretrained", "path": str(folder), "context_tokens": 512, "microbatch_tokens": 512} | model
+    environment = {"id": "python-math", "levels": [1], "max_turn_tokens": 16}
+    document = {"name": "x", "model": named, "environment": environment, "recipe": recipe or {}}
+    return RunSpec.model_validate(document | {"resources": {"kv_slots": 2}})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder_of("qwen3"), tmp_path / "model"))
+
+
+def problem(spec: RunSpec) -> Problem:
+    [found] = model_requirements.lacking_in_model(spec)
+    return found
+
+
+def change(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_a_model_that_can_be_trained_lacks_nothing() -> None:
+    assert model_requirements.lacking_in_model(spec_of(folder_of("qwen3"))) == []
+    assert model_requirements.lacking_in_model(RunSpec(name="built in")) == []
+
+
+def test_a_folder_that_is_none_is_the_only_thing_that_is_reported(tmp_path: Path) -> None:
+    [found] = lacking(spec_of(tmp_path / "nothing"))
+    assert found.field == "model.path"
+
+
+def test_a_context_beyond_the_models_is_refused(folder: Path) -> None:
+    found = problem(spec_of(folder, context_tokens=1025))
+    assert (found.field, found.value, found.remedy) == ("model.context_tokens", 1025, "use at most 1024")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_network_is_refused(folder: Path) -> None:
+    change(folder / "config.json", vocab_size=100)
+    assert "only 100" in problem(spec_of(folder)).message
+
+
+def test_a_tokenizer_without_an_end_is_refused(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    change(folder / "tokenizer_config.json", eos_token=None)
+    change(folder / "special_tokens_map.json", eos_token=None)
+    assert "no end token" in problem(spec_of(folder)).message
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ raise_exception('no') }}", "{% for a in range(10**9) %}{{ a }}{% endfor %}", "{{ 1 / 0 }}", "{% if %}"],
+)
+def test_a_template_that_raises_or_loops_is_refused(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    assert "template" in problem(spec_of(folder)).message
+
+
+@pytest.mark.parametrize("targets", [["w_proj"], ["q_proj", "q"], ["embed"]])
+def test_an_adapter_on_a_module_that_does_not_exist_is_refused_with_those_that_do(
+    folder: Path, targets: list[str]
+) -> None:
+    found = problem(spec_of(folder, lora={"rank": 2, "targets": targets}))
+    assert (found.field, found.value) == ("model.lora.targets", targets[-1])
+    assert "q_proj" in found.remedy
+
+
+def test_a_rank_beyond_the_smallest_matrix_is_refused(folder: Path) -> None:
+    found = problem(spec_of(folder, lora={"rank": 17}))
+    assert (found.field, found.remedy) == ("model.lora.rank", "use at most 16, or leave model.lora out")
+
+
+def test_flash_attention_without_a_gpu_is_refused(folder: Path) -> None:
+    assert problem(spec_of(folder, attention="flash")).field == "model.attention"
+
+
+def test_a_family_that_the_generator_cannot_serve_is_refused(folder: Path) -> None:
+    change(folder / "config.json", model_type="gemma3_text")
+    assert "the torch generator cannot serve it" in problem(spec_of(folder)).message
+
+
+def test_a_model_that_does_not_fit_is_refused_with_both_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_requirements, "free_memory", lambda: 2**20)
+    found = problem(spec_of(folder))
+    assert "this machine has 0.0 GiB" in found.message
+    assert "parameters, all weights, float32, 512 tokens of context: " in found.message
+
+
+def test_the_estimate_counts_what_is_trained_and_what_the_recipe_adds(folder: Path) -> None:
+    def parts(recipe: dict[str, Any] | None = None, **model: Any) -> dict[str, int]:
+        spec = spec_of(folder, recipe, **model)
+        from engine.models.folder import opened_folder
+
+        return dict(model_requirements._trainer_memory(opened_folder(folder), spec.model, spec).parts)  # type: ignore[arg-type]
+
+    whole, lora = parts(), parts(lora={"rank": 2}, dtype="bfloat16")
+    parameters = whole["weights"] // 4
+    assert (whole["gradients"], whole["optimiser"]) == (4 * parameters, 8 * parameters)
+    assert lora["weights"] - lora["gradients"] == 2 * parameters
+    assert lora["optimiser"] == 2 * lora["gradients"] < whole["optimiser"]
+    assert parts({"preset": "ppo"})["critic"] == 16 * parameters
+    assert "critic" not in whole
+    assert parts({"kl": {"beta": 0.1}})["reference"] == 4 * parameters
+    assert parts(gradient_checkpointing=True)["activations"] < whole["activations"]

@@ -1,0 +1,74 @@
+"""A run of a pretrained model that is killed ends as one that is not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.engine.models.folders import folder_of
+from tests.engine.trainings import Training
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+
+RUN = """
+name = "pretrained"
+[environment]
+id = "python-math"
+levels = [1]
+max_turns = 2
+max_turn_tokens = 12
+[model]
+kind = "pretrained"
+path = "{folder}"
+context_tokens = 700
+microbatch_tokens = 1024
+[model.lora]
+rank = 2
+dropout = 0.1
+[recipe]
+preset = "grpo"
+[recipe.cold_start]
+demonstrations = 16
+steps = 3
+batch_size = 4
+[resources]
+threads = 1
+kv_slots = 4
+sandboxes = 2
+[schedule]
+steps = 3
+prompts_per_step = 2
+group_size = 2
+minibatch_trajectories = 4
+checkpoint_every = 1
+[evaluation]
+tasks = 2
+interim_tasks = 2
+every = 0
+"""
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    file = tmp_path / "run.toml"
+    file.write_text(RUN.format(folder=folder_of("qwen3")))
+    return file
+
+
+@pytest.fixture
+def trainings(toml: Path, tmp_path: Path) -> Iterator[tuple[Training, Training]]:
+    with Training(toml, tmp_path / "killed") as killed, Training(toml, tmp_path / "through") as through:
+        yield killed, through
+
+
+def test_killed_and_resumed_a_run_ends_with_the_same_weights_in_a_folder_that_opens(
+    trainings: tuple[Training, Training],
+) -> None:
+    killed, through = trainings
+    through.finish("--in-process")
+    killed.die("update", 2, "--in-process")
+    killed.finish("--in-process", "--resume")
+    last = [run.folder / "checkpoints" / "step-000003" / "model" for run in trainings]
+    assert (last[0] / "model.safetensors").read_bytes() == (last[1] / "model.safetensors").read_bytes()
+    AutoModelForCausalLM.from_pretrained(last[0])
