@@ -80,7 +80,7 @@ def _job(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    spec = with_pinned_model(spec_from_file(options.file), None, told_by=options.file, anywhere=True)
+    spec = with_pinned_model(spec_from_file(options.file), None, named_in=options.file, anywhere=True)
     if problems := lacking(spec):
         raise BadSpec([f"{options.file}: {problem}" for problem in problems])
     schedule = spec.schedule

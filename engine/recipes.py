@@ -42,11 +42,11 @@ def shown(name: str, *, as_json: bool) -> str:
 def as_run(name: str) -> str:
     """A whole run in TOML that begins with the preset and with schedule and evaluation of its source."""
     one = _known(name)
-    told = {"schedule": one.paper_schedule, "evaluation": one.paper_evaluation}
+    tables = {"schedule": one.paper_schedule, "evaluation": one.paper_evaluation}
     document = {
         "name": one.name,
         "recipe": {"preset": one.name},
-        **{table: said for table, said in told.items() if said},
+        **{table: values for table, values in tables.items() if values},
     }
     text = f"# {one.about} ({one.source})\n{toml_of(document)}"
     RunSpec.model_validate(tomllib.loads(text))  # what is printed here must be accepted there

@@ -41,10 +41,10 @@ def spec_from_file(path: Path) -> RunSpec:
         raise BadSpec([f"{path}: not TOML: {error}; mend that line"]) from error
 
 
-def with_pinned_model(spec: RunSpec, run_dir: Path | None, *, told_by: Path, anywhere: bool) -> RunSpec:
+def with_pinned_model(spec: RunSpec, run_dir: Path | None, *, named_in: Path, anywhere: bool) -> RunSpec:
     """The spec with the model's folder and checkpoint as they are meant now, or as the run in ``run_dir`` meant them.
 
-    ``anywhere`` takes absolute paths too.  Raises BadSpec, which names the file ``told_by``.
+    ``anywhere`` takes absolute paths too.  Raises BadSpec, which names the file ``named_in``.
     """
     before = None if run_dir is None else _model_before(run_dir)
     model = spec.model
@@ -53,7 +53,7 @@ def with_pinned_model(spec: RunSpec, run_dir: Path | None, *, told_by: Path, any
     try:
         return spec.model_copy(update={"model": pinned(model, anywhere=anywhere)})
     except ModelFolderRefused as unusable:
-        raise BadSpec([f"{told_by}: {unusable.problem}"]) from unusable
+        raise BadSpec([f"{named_in}: {unusable.problem}"]) from unusable
 
 
 def _model_before(run_dir: Path) -> Model | None:

@@ -40,7 +40,7 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
     """The exit code.  Raises BadSpec before anything is started or written."""
     spec = spec_from_file(file)
     folder = run_dir or default_run_dir(spec.name)
-    spec = with_pinned_model(spec, folder, told_by=file, anywhere=True)
+    spec = with_pinned_model(spec, folder, named_in=file, anywhere=True)
     if problems := lacking(spec):
         raise BadSpec([f"{file}: {problem}" for problem in problems])
     _check_recordings(spec, file.parent)

@@ -124,8 +124,8 @@ def _room(folder: ModelFolder, model: PretrainedModel, spec: RunSpec) -> Iterato
             architecture = Architecture.of_config(folder.config)
         except UnsupportedArchitecture as unsupported:
             field = f"config.json: {unsupported.problem.field} = {unsupported.problem.value!r}"
-            told = f"the torch generator cannot serve it ({field}: {unsupported.problem.message})"
-            yield Problem("model.path", str(folder.path), told, unsupported.problem.remedy)
+            problem = f"the torch generator cannot serve it ({field}: {unsupported.problem.message})"
+            yield Problem("model.path", str(folder.path), problem, unsupported.problem.remedy)
             return
         context, slots = model.context_tokens, spec.resources.kv_slots
         generator_bytes = memory_of(architecture, context_tokens=context, slots=slots, dtype=model.dtype).total

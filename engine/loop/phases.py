@@ -104,5 +104,5 @@ class Phases:
 
     def _stall(self) -> str:
         since = time.strftime("%H:%M:%S UTC", time.gmtime(self.progress.since))
-        whom = self.progress.waiting_for or "nobody"
-        return f"stalled: phase {self.progress.phase} of step {self.progress.step} waits for {whom} since {since}"
+        waited_for = self.progress.waiting_for or "nobody"
+        return f"stalled: phase {self.progress.phase} of step {self.progress.step} waits for {waited_for} since {since}"

@@ -227,11 +227,13 @@ def _loaded(source: Path, model: PretrainedModel, held: torch.dtype) -> PreTrain
             output_loading_info=True,
         )
     except Exception as error:  # of what a folder says, transformers raises classes of many packages
-        said = (str(error).splitlines() or [""])[0][:300]
-        raise _unusable(source, f"transformers cannot load it: {said}", "give a decoder-only language model") from error
-    lm, told = loaded
+        first_line = (str(error).splitlines() or [""])[0][:300]
+        raise _unusable(
+            source, f"transformers cannot load it: {first_line}", "give a decoder-only language model"
+        ) from error
+    lm, report = loaded
     for what in ("missing_keys", "mismatched_keys"):
-        if found := sorted(map(str, told[what])):
+        if found := sorted(map(str, report[what])):
             raise _unusable(
                 source, f"{len(found)} weights of its architecture are {what.split('_')[0]}, {found[0]} first",
                 "download the model again",

@@ -183,8 +183,8 @@ class _Reader:
         self.known(field, message, ("role", "content", "tool_calls", "reasoning_content", "name"))
         calls = self.entries(f"{field}.tool_calls", message.get("tool_calls") or [])
         requests = [self._request(f"{field}.tool_calls[{place}]", call) for place, call in enumerate(calls)]
-        said, thought = message.get("content"), message.get("reasoning_content")
-        content = "" if said is None and requests else self.text(f"{field}.content", said)
+        text, thought = message.get("content"), message.get("reasoning_content")
+        content = "" if text is None and requests else self.text(f"{field}.content", text)
         reasoning = "" if thought is None else self.text(f"{field}.reasoning_content", thought)
         return AssistantMessage(content, tuple(requests), reasoning=reasoning)
 

@@ -7,6 +7,7 @@ It knows no generator and no environment: an episode and a demonstration are wri
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer, Rewritten
 from engine.spec.message import Message, ToolSchema
@@ -78,8 +79,8 @@ class Transcript:
     def observed(self, parsed: Parsed, messages: Sequence[Message]) -> None:
         """What the policy reads behind the latest turn, which says ``parsed``."""
         exchange = Exchange(tuple(self.turns[-1].token_ids), parsed, tuple(messages))
-        said = self._conversation
-        self._conversation = Conversation(said.opening, said.tools, said.experience, (*said.exchanges, exchange))
+        exchanges = (*self._conversation.exchanges, exchange)
+        self._conversation = replace(self._conversation, exchanges=exchanges)
         rewritten = self._renderer.rewritten(self._conversation)
         if rewritten is None:
             self._goes_on(self._renderer.bridge(messages))

@@ -32,7 +32,7 @@ from engine.spec.message import AssistantMessage, Malformed, Message, ToolReques
 
 ToolCalls = Literal["auto", "hermes", "llama", "code-fence"]
 Reasoning = Literal["auto", "on", "off"]
-Said = Sequence[Message | AssistantMessage]
+Messages = Sequence[Message | AssistantMessage]
 """A conversation as one list."""
 THINK, THOUGHT = "<think>", "</think>"
 _PROBED_CALL = AssistantMessage.calling("probe", {"a": "b"})
@@ -49,9 +49,9 @@ class _Thought:
     """A turn in two."""
 
     reasoning: Reading
-    said: Reading
-    before_said: int
-    """Characters of the turn's text before ``said`` begins."""
+    spoken: Reading
+    before_spoken: int
+    """Characters of the turn's text before ``spoken`` begins."""
 
 
 class ChatRenderer:
@@ -91,8 +91,8 @@ class ChatRenderer:
             calling = replace(_PROBED_CALL, reasoning=thought)
             exchanges.insert(0, Exchange((), Parsed(calling, 0), (Message("tool", "c", _PROBED_TOOL.name),)))
         opening = (Message("user", "d"),)
-        said = [Conversation(opening, tools, (), tuple(exchanges[:count])) for count in range(1, len(exchanges) + 1)]
-        return all(self.rewritten(conversation) is None for conversation in said)
+        conversations = [Conversation(opening, tools, (), tuple(exchanges[: end + 1])) for end in range(len(exchanges))]
+        return all(self.rewritten(conversation) is None for conversation in conversations)
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -113,22 +113,22 @@ class ChatRenderer:
         return self.tokenizer.encode(self._bridge_text(messages))
 
     def rewritten(self, conversation: Conversation) -> Rewritten | None:
-        said = _as_one_list(conversation)
+        messages = _as_one_list(conversation)
         read = conversation.exchanges[-1].messages
         turn = conversation.exchanges[-1].parsed.message
         appended = self._turn_text(turn) + self._bridge_text(read)
-        before = said[: -len(read) - 1]
+        before = messages[: -len(read) - 1]
         known = self._written(self._documents(before), conversation.tools, generation=True)
-        if self._written(self._documents(said), conversation.tools, generation=True) == known + appended:
+        if self._written(self._documents(messages), conversation.tools, generation=True) == known + appended:
             return None
-        return self._written_again(said, conversation)
+        return self._written_again(messages, conversation)
 
-    def _written_again(self, said: Said, conversation: Conversation) -> Rewritten:
-        ids = self._context(said, conversation.tools, conversation.experience)
+    def _written_again(self, messages: Messages, conversation: Conversation) -> Rewritten:
+        ids = self._context(messages, conversation.tools, conversation.experience)
         observed = len(self.bridge(conversation.exchanges[-1].messages))
         span = None
         if conversation.experience:
-            begins = self._experience_begins(said, conversation.tools)
+            begins = self._experience_begins(messages, conversation.tools)
             span = begins, begins + len(self._experience_ids(conversation.experience))
         return Rewritten(tuple(ids), max(0, len(ids) - observed), span)
 
@@ -142,8 +142,8 @@ class ChatRenderer:
             thought = self._thought(self._reading(token_ids[:-1], pieces))
         except MalformedTurn as error:
             return Parsed(AssistantMessage(malformed=Malformed(self.text(token_ids), str(error))), 0)
-        message = self._said(thought.said, tools)
-        begins = _token_at(pieces, thought.before_said)
+        message = self._message(thought.spoken, tools)
+        begins = _token_at(pieces, thought.before_spoken)
         return Parsed(replace(message, reasoning=thought.reasoning.text.strip()), begins)
 
     def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:
@@ -174,7 +174,7 @@ class ChatRenderer:
 
     # What is written
 
-    def _context(self, conversation: Said, tools: Sequence[ToolSchema], experience: Sequence[str]) -> list[int]:
+    def _context(self, conversation: Messages, tools: Sequence[ToolSchema], experience: Sequence[str]) -> list[int]:
         ids = self.tokenizer.encode(self._written(self._documents(conversation), tools, generation=True))
         if not experience:
             return ids
@@ -207,7 +207,7 @@ class ChatRenderer:
             )
         return []
 
-    def _documents(self, conversation: Said) -> list[Document]:
+    def _documents(self, conversation: Messages) -> list[Document]:
         documents = list[Document]()
         for is_tool, messages in groupby(conversation, key=lambda message: _role(message) == "tool"):
             if is_tool:
@@ -285,7 +285,7 @@ class ChatRenderer:
     def _experience_ids(self, experience: Sequence[str]) -> list[int]:
         return self.tokenizer.encode("<EXP>" + "\n".join(experience) + "</EXP>\n") if experience else []
 
-    def _experience_begins(self, conversation: Said, tools: Sequence[ToolSchema]) -> int:
+    def _experience_begins(self, conversation: Messages, tools: Sequence[ToolSchema]) -> int:
         """The id before which the first user's text begins: the last that begins there or before."""
         documents = self._documents(conversation)
         plain = self._written(documents, tools, generation=True)
@@ -341,24 +341,24 @@ class ChatRenderer:
             before += reasoning + closed
         if THINK in reasoning or ((self._thinks or THINK in self.tokenizer.marks) and _thought_in(rest)):
             raise MalformedTurn("a thought stands where none may")
-        said = rest.lstrip()
-        before += rest[: len(rest) - len(said)]
-        return _Thought(turn.part(reasoning), turn.part(said), len(turn.part(before).text))
+        spoken = rest.lstrip()
+        before += rest[: len(rest) - len(spoken)]
+        return _Thought(turn.part(reasoning), turn.part(spoken), len(turn.part(before).text))
 
-    def _said(self, said: Reading, tools: Sequence[ToolSchema]) -> AssistantMessage:
+    def _message(self, spoken: Reading, tools: Sequence[ToolSchema]) -> AssistantMessage:
         if self._format is None:
-            return AssistantMessage(said.text.strip())
-        message = self._format.read(said, tools)
+            return AssistantMessage(spoken.text.strip())
+        message = self._format.read(spoken, tools)
         if len(message.requests) > 1 and self._format.own_template and not self._frame.several_calls:
             reason = "the model's template writes one call a turn"
-            return unreadable_call(said, reason, message.requests[0].name)
+            return unreadable_call(spoken, reason, message.requests[0].name)
         return message
 
     def _meaning(self, message: AssistantMessage) -> str:
         """What a message says, in the text that the tokenizer can hold: some normalise what they encode."""
         calls = [[request.name, dict(request.arguments)] for request in message.requests]
-        said = [message.content.strip(), message.reasoning.strip(), calls, _malformed_in(message) is not None]
-        return self.text(self.tokenizer.encode(json.dumps(said, ensure_ascii=False, sort_keys=True)))
+        meaning = [message.content.strip(), message.reasoning.strip(), calls, _malformed_in(message) is not None]
+        return self.text(self.tokenizer.encode(json.dumps(meaning, ensure_ascii=False, sort_keys=True)))
 
     def _chosen_format(self, tool_calls: ToolCalls) -> CallFormat | None:
         """The format by name; of ``auto`` the one which reads what the template writes, if there is one."""
@@ -394,10 +394,10 @@ def chat_renderer(folder: Path, *, tool_calls: ToolCalls = "auto", reasoning: Re
 
 
 def _as_one_list(conversation: Conversation) -> list[Message | AssistantMessage]:
-    said: list[Message | AssistantMessage] = [*conversation.opening]
+    messages: list[Message | AssistantMessage] = [*conversation.opening]
     for exchange in conversation.exchanges:
-        said += [exchange.parsed.message, *exchange.messages]
-    return said
+        messages += [exchange.parsed.message, *exchange.messages]
+    return messages
 
 
 def _malformed_in(message: AssistantMessage) -> Malformed | None:

@@ -41,8 +41,10 @@ def chat_problem(
     if answer.returncode == 0:
         found: Any = json.loads(answer.stdout)
         return Problem(**found) if found is not None else None
-    said = answer.stderr.strip().splitlines()[-1:] or [f"the process ended with {answer.returncode}"]
-    message = f"the tokenizer or the chat template needs more than {MOST_SECONDS} s or {MOST_BYTES} bytes: {said[0]}"
+    last_line = answer.stderr.strip().splitlines()[-1:] or [f"the process ended with {answer.returncode}"]
+    message = (
+        f"the tokenizer or the chat template needs more than {MOST_SECONDS} s or {MOST_BYTES} bytes: {last_line[0]}"
+    )
     return Problem(FIELD, str(folder), message, _TAKE_ANOTHER)
 
 

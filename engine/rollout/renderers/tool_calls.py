@@ -63,8 +63,8 @@ class HermesCalls:
 
     def read(self, turn: Reading, tools: Sequence[ToolSchema]) -> AssistantMessage:
         opening, closing = self.frames
-        said, *written = turn.sewn.split(opening)
-        if closing in said:
+        before, *written = turn.sewn.split(opening)
+        if closing in before:
             return _malformed(turn, Unreadable("a call is closed that was not opened"))
         if not written:
             return AssistantMessage(turn.text.strip())
@@ -72,7 +72,7 @@ class HermesCalls:
             requests = [self._request(turn.part(call)) for call in written]
         except Unreadable as error:
             return _malformed(turn, error)
-        return AssistantMessage(turn.part(said).text.strip(), tuple(requests))
+        return AssistantMessage(turn.part(before).text.strip(), tuple(requests))
 
     def _request(self, written: Reading) -> ToolRequest:
         call, closed, behind = written.sewn.partition(self.frames[1])
@@ -88,16 +88,16 @@ class LlamaCalls:
     own_template = True
 
     def read(self, turn: Reading, tools: Sequence[ToolSchema]) -> AssistantMessage:
-        said, tagged, written = turn.sewn.partition(self.frames[0])
+        before, tagged, written = turn.sewn.partition(self.frames[0])
         if not tagged:
-            said, written = "", turn.sewn
+            before, written = "", turn.sewn
         if not tagged and not (tools and _looks_like_call(turn.text)):
             return AssistantMessage(turn.text.strip())
         try:
             requests = [_request(call, "parameters") for call in _several(turn.part(written).text)]
         except Unreadable as error:
             return _malformed(turn, error)
-        return AssistantMessage(turn.part(said).text.strip(), tuple(requests))
+        return AssistantMessage(turn.part(before).text.strip(), tuple(requests))
 
 
 class CodeFenceCalls:

@@ -130,10 +130,10 @@ class _Probe:
         opening = self.written([USER], generation=True).removeprefix(self.written([USER]))
         messages = [USER, assistant(_TEXT), tool_message("Yy", 0, "probe")]
         try:
-            told = self.template.written(messages, None, generation=True, variables=self.variables)
+            written = self.template.written(messages, None, generation=True, variables=self.variables)
         except TemplateRefused:
             return False
-        return "Yy" in told and told.endswith(opening)
+        return "Yy" in written and written.endswith(opening)
 
     def takes(self, messages: Sequence[Document], text: str) -> bool:
         """Whether the template writes these messages, and the text that the last of them holds."""

@@ -51,8 +51,8 @@ KIND, FIELDS, PURPOSE, MEANING = "blame", {"penalty": 0.25}, "whose call failed"
 exec(COMMON)
 
 def called(status):
-    call = ToolCall(name="code", arguments="{}", output="", status=status, seconds=0.0)
-    return turn([1], [20, 21]).model_copy(update={"tool_call": call})
+    call = ToolCall(name="code", arguments={}, output="", status=status, seconds=0.0)
+    return turn([1], [20, 21]).model_copy(update={"tool_calls": [call]})
 
 won = trajectory(turn([1], [9], prefilled=True), called("error"), called("ok"), reward=1.0, member=0)
 lost = trajectory(called("ok"), turn([8], [22]), reward=0.0, member=1)

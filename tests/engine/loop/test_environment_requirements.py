@@ -7,8 +7,9 @@ import pytest
 
 from engine.loop import environment_requirements
 from engine.loop.environment_requirements import lacking_in_environment
+from engine.spec.environment import Imported
 from engine.spec.message import Message, ToolSchema
-from engine.spec.run import RunSpec
+from engine.spec.run import Dataset, RunSpec
 from engine.spec.trajectory import Task
 
 
@@ -47,8 +48,8 @@ def spec_of(environment: str = f"{__name__}:Plain", recipe: Any = None, context:
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    def environment_for(spec: RunSpec) -> Plain:
-        return Plain(**spec.environment.options)  # type: ignore[union-attr]
+    def environment_for(environment: Imported, dataset: Dataset) -> Plain:
+        return Plain(**environment.options)
 
     monkeypatch.setattr(environment_requirements, "environment_for", environment_for)
 

@@ -101,7 +101,7 @@ def test_every_turn_of_random_documents_is_trained_exactly_once(qwen3):
 
 
 USER = {"role": "user", "content": "a"}
-SAID = {"role": "assistant", "content": "b"}
+PHRASE = {"role": "assistant", "content": "b"}
 
 
 def calling(**call):
@@ -112,19 +112,19 @@ def calling(**call):
     ("content", "field"),
     [
         ([], "line 2"),
-        ({"messages": [USER, SAID], "extra": 1}, "line 2: extra"),
+        ({"messages": [USER, PHRASE], "extra": 1}, "line 2: extra"),
         ({}, "line 2: messages"),
         ({"messages": []}, "line 2: messages"),
-        ({"messages": [SAID]}, "line 2: messages"),
+        ({"messages": [PHRASE]}, "line 2: messages"),
         ({"messages": [USER]}, "line 2: messages"),
         ({"messages": [USER, "x"]}, "line 2: messages[1]"),
-        ({"messages": [USER, SAID, SAID]}, "line 2: messages[2]"),
+        ({"messages": [USER, PHRASE, PHRASE]}, "line 2: messages[2]"),
         ({"messages": [USER, {"role": "robot", "content": ""}]}, "line 2: messages[1].role"),
         ({"messages": [USER, {"role": "assistant"}]}, "line 2: messages[1].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, SAID]}, "line 2: messages[0].content"),
-        ({"messages": [{**USER, "weight": 1}, SAID]}, "line 2: messages[0].weight"),
-        ({"messages": [USER, SAID, {"role": "tool", "content": "x"}]}, "line 2: messages[2].role"),
-        ({"messages": [USER, {"role": "tool", "content": "x"}, SAID]}, "line 2: messages[1].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, PHRASE]}, "line 2: messages[0].content"),
+        ({"messages": [{**USER, "weight": 1}, PHRASE]}, "line 2: messages[0].weight"),
+        ({"messages": [USER, PHRASE, {"role": "tool", "content": "x"}]}, "line 2: messages[2].role"),
+        ({"messages": [USER, {"role": "tool", "content": "x"}, PHRASE]}, "line 2: messages[1].role"),
         ({"messages": [USER, calling(name="f")]}, "line 2: messages[1].tool_calls[0].function"),
         ({"messages": [USER, calling(function={"arguments": {}})]}, "line 2: messages[1].tool_calls[0].function.name"),
         (
@@ -145,9 +145,9 @@ def calling(**call):
             },
             "line 2: messages[2].tool_call_id",
         ),
-        ({"messages": [USER, SAID], "tools": {"a": 1}}, "line 2: tools"),
-        ({"messages": [USER, SAID], "tools": ["f"]}, "line 2: tools[0]"),
-        ({"messages": [USER, SAID], "tools": [{"function": {"name": None}}]}, "line 2: tools[0].function.name"),
+        ({"messages": [USER, PHRASE], "tools": {"a": 1}}, "line 2: tools"),
+        ({"messages": [USER, PHRASE], "tools": ["f"]}, "line 2: tools[0]"),
+        ({"messages": [USER, PHRASE], "tools": [{"function": {"name": None}}]}, "line 2: tools[0].function.name"),
     ],
 )  # fmt: skip
 def test_a_bad_document_is_refused_with_line_field_and_remedy(content, field):

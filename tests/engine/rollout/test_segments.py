@@ -10,7 +10,7 @@ from talkers import QUESTION, Babbling, Branching, Forgetful, Talking, calls
 
 from engine.algorithms.sample_masks import has_void_turn
 from engine.environments.contract import Observation, Rewards, Script, ScriptedTurn
-from engine.inference.torch.generator import TorchGenerator
+from engine.inference.torch.factory import builtin_generator
 from engine.loop.group_filters import facts_of
 from engine.rollout.checked_session import CheckedSession
 from engine.rollout.demonstrations import DemonstrationWriter
@@ -132,7 +132,7 @@ SPEC = RunSpec(
 
 
 async def test_the_real_generators_logprobs_of_every_segment_are_those_that_the_trainer_recomputes():
-    generator = TorchGenerator(SPEC.model, slots=3, threads=1, seed=SPEC.seed)
+    generator = builtin_generator(SPEC.model, slots=3, threads=1, seed=SPEC.seed)
     try:
         played = [
             await run_episode(

@@ -17,9 +17,11 @@ from engine.loop.group_filters import SEVERAL_SEGMENTS, masked
 from engine.spec.credit import Gae, Gigpo
 from engine.spec.self_imitation import SelfImitation
 from engine.spec.trajectory import Change, Segment, SharedPrefix, Trajectory
-from engine.training.advantages import critic_targets, token_advantages
+from engine.training.advantages import token_advantages
 from engine.training.batch import by_trajectory, per_turn, samples_from_trajectory
 from engine.training.columns import RolloutDecision, UpdateRequest
+from engine.training.estimators.critic import targets_of
+from engine.training.estimators.interface import Occasion
 from engine.training.microbatch import minibatches
 from engine.training.preferences import pairs_of
 from engine.training.self_imitation import SelfImitator
@@ -207,12 +209,12 @@ def test_gae_flows_through_segments_in_order_of_time() -> None:
         return [np.asarray([worth.get(token, 0.0) for token in sample.token_ids], np.float32) for sample in samples]
 
     credit = Gae(whiten=False, gamma=0.5, lam=0.5)
-    [advantages] = token_advantages(credit, grouped([one]), step=1, values=values)
+    [advantages] = token_advantages(credit, grouped([one]), Occasion(1, values))
     last = 2.0 - 1.5
     middle = 0.5 * 1.5 - 1.0 + 0.25 * last
     first = 0.5 * 1.0 - 0.5 + 0.25 * middle
     assert [value for [value] in advantages] == pytest.approx([first, middle, last])
-    _, returns = critic_targets(credit, [samples_from_trajectory(one, as_sampled=True)], [2.0], values)
+    _, returns = targets_of(credit, [samples_from_trajectory(one, as_sampled=True)], [2.0], values)
     assert [row.tolist() for row in returns] == [
         pytest.approx([0, first + 0.5, 0, last + 1.5]),
         pytest.approx([0, middle + 1.0]),
@@ -227,9 +229,9 @@ def test_an_anchor_is_what_was_observed_however_much_was_written_again_before_it
         update={"segments": [Segment(turns=[turn([1], [23], seen="q")]), Segment(turns=[again])]}
     )
     credit = Gigpo(step_weight=1.0)
-    [[_, [mine]], [_, [theirs]]] = token_advantages(credit, grouped([appended, rewritten]), step=1)
+    [[_, [mine]], [_, [theirs]]] = token_advantages(credit, grouped([appended, rewritten]), Occasion(1))
     unanchored = rewritten.with_turns([rewritten.turns[0], again.model_copy(update={"observed_text": None})])
-    [[_, [alone]], _] = token_advantages(credit, grouped([appended, unanchored]), step=1)
+    [[_, [alone]], _] = token_advantages(credit, grouped([appended, unanchored]), Occasion(1))
     assert mine == -theirs != alone
 
 

@@ -57,14 +57,14 @@ def transformers_tokenizer(name: str):
     return AutoTokenizer.from_pretrained(folder(name))
 
 
-def written_again(speak: ChatRenderer, said, tools) -> list[int] | None:
+def written_again(speak: ChatRenderer, messages, tools) -> list[int] | None:
     """The context before the turn that is due, where it is not what stood there with the bridge behind it."""
-    turns = [place for place, message in enumerate(said) if isinstance(message, AssistantMessage)]
+    turns = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
     exchanges = [
-        Exchange((), Parsed(said[place], 0), tuple(said[place + 1 : behind]))
-        for place, behind in zip(turns, [*turns[1:], len(said)], strict=True)
+        Exchange((), Parsed(messages[place], 0), tuple(messages[place + 1 : behind]))
+        for place, behind in zip(turns, [*turns[1:], len(messages)], strict=True)
     ]
-    conversation = Conversation(tuple(said[: turns[0]]), tuple(tools), (), tuple(exchanges))
+    conversation = Conversation(tuple(messages[: turns[0]]), tuple(tools), (), tuple(exchanges))
     whole = speak.rewritten(conversation)
     return None if whole is None else list(whole.token_ids)
 
