@@ -39,7 +39,7 @@ def test_the_test_lock_agrees_with_the_runtime_lock() -> None:
 
 
 def test_what_runs_needs_nothing_that_only_tests_install() -> None:
-    assert not {"transformers", "playwright", "pytest", "mypy"} & pins("requirements.lock").keys()
+    assert not {"playwright", "pytest", "mypy"} & pins("requirements.lock").keys()
 
 
 def test_torch_is_the_version_that_the_script_and_the_constraints_name() -> None:

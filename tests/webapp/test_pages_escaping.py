@@ -26,7 +26,7 @@ def evil_run(launching_run: Run) -> Run:
     turn = story.turn(EVIL, "x", 1, EVIL, EVIL)
     turn |= {"pieces": [EVIL], "token_ids": [1], "logprobs": [-0.1], "policy_versions": [0]}
     evil["segments"][0]["turns"] = [turn]
-    events += [story.reported(evil), story.log(EVIL, source=EVIL)]
+    events += [story.stored(evil), story.log(EVIL, source=EVIL)]
     accept(launching_run.id, Batch(attempt=1, first_seq=1, events=events))
     Run.objects.filter(id=launching_run.id).update(name=EVIL, failure_reason=EVIL)
     User.objects.filter(id=launching_run.created_by_id).update(name=EVIL)

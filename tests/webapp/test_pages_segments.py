@@ -43,7 +43,7 @@ def several_run(launching_run: Run) -> Run:
     story = Story(steps=2, groups=1, group_size=2, begin_at=time.time())
     one = story.trajectory("train", 1, 0, 0) | {"changes": []}
     other = story.trajectory("train", 1, 0, 1) | {"changes": []} | several(story)
-    events = [*story.beginning(), story.reported(one), story.reported(other)]
+    events = [*story.beginning(), story.stored(one), story.stored(other)]
     accept(launching_run.id, Batch.model_validate({"attempt": 1, "first_seq": 1, "events": events}))
     return launching_run
 
@@ -110,4 +110,4 @@ def test_a_trajectory_whose_segments_are_no_tree_is_refused_with_the_field() -> 
     one = story.trajectory("train", 1, 0, 0) | several(story)
     one["segments"][1]["prefix"]["tokens"] = 9999
     with pytest.raises(ValueError, match="prefix.tokens = 9999"):
-        Batch.model_validate({"attempt": 1, "first_seq": 1, "events": [story.reported(one)]})
+        Batch.model_validate({"attempt": 1, "first_seq": 1, "events": [story.stored(one)]})

@@ -26,7 +26,7 @@ CARDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cold-start": ("Cold start", ("recipe.cold_start",)),
     "algorithm": (
         "Algorithm",
-        ("recipe.credit", "recipe.objective", "recipe.kl", "recipe.mismatch", "recipe.optimizer"),
+        ("recipe.credit", "recipe.objective", "recipe.preference", "recipe.kl", "recipe.mismatch", "recipe.optimizer"),
     ),
     "reward": ("Reward", ("recipe.reward",)),
     "rollouts": (
