@@ -122,7 +122,7 @@ def test_a_repaired_trajectory_is_found_opened_and_compared_with_what_stood_ther
     run = launch_experiment(sample.experiment, acting_user=sample.owner)
     story = Story(steps=4, groups=1, group_size=2, begin_at=time.time())
     engine = Engine(web, run, story)
-    engine.emit([*story.beginning(), *map(story.reported, (_repaired(story), _masked(story)))])
+    engine.emit([*story.beginning(), *map(story.stored, (_repaired(story), _masked(story)))])
     page = tab()
     sign_in(page, web, sample.owner)
     page.goto(f"{web.url}/runs/{run.id}/trajectories/")

@@ -36,7 +36,7 @@ def reported(launching_run: Run, story: Story) -> Callable[..., Run]:
     """Stores trajectories with what was changed about them."""
 
     def emit(*trajectories: dict[str, Any]) -> Run:
-        events = [*story.beginning(), *map(story.reported, trajectories)]
+        events = [*story.beginning(), *map(story.stored, trajectories)]
         accept(launching_run.id, Batch.model_validate({"attempt": 1, "first_seq": 1, "events": events}))
         return launching_run
 
