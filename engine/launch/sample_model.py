@@ -1,6 +1,6 @@
 """``python -m engine make-model``: the small pretrained model of ``engine/spec/samples/pretrained.toml``.
 
-Qwen3's architecture, tokenizer form and chat template, at 1.1 M random weights.  Its tokenizer is trained on what
+Qwen3's architecture, tokenizer form and chat template, at 1.0 M random weights.  Its tokenizer is trained on what
 Qwen3's template and the python-math environment write, so that a prompt takes some 160 tokens.  Made once, from a seed;
 nothing is downloaded.
 """
@@ -18,12 +18,12 @@ from engine.spec.environment import PythonMath
 from engine.spec.run import Dataset
 
 SHAPE = {
-    "hidden_size": 128,
+    "hidden_size": 192,
     "intermediate_size": 512,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 32,
+    "head_dim": 64,
     "max_position_embeddings": 2048,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
     "tie_word_embeddings": True,
