@@ -217,6 +217,16 @@ def stripped_spans(trajectory: Trajectory) -> dict[int, list[tuple[int, int]]]:
     return spans
 
 
+def ids_learned_behind(trajectory: Trajectory, number: int) -> list[int]:
+    """What stands before turn ``number`` in its sample: all that the policy had, without what was stripped."""
+    for row, numbers in zip(_rows(trajectory, as_sampled=False), trajectory.turn_numbers, strict=True):
+        if number in numbers:
+            at = numbers.index(number)
+            earlier = [part for context_ids, turn in row.turns[:at] for part in (context_ids, turn.token_ids)]
+            return [*row.shared, *(token for part in earlier for token in part), *row.turns[at][0]]
+    raise IndexError(f"turn {number} of {len(trajectory.turns)}")
+
+
 def per_turn(
     values: Sequence[Sequence[float]], trajectory: Trajectory, *, as_sampled: bool = False
 ) -> list[list[float]]:

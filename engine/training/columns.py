@@ -58,9 +58,12 @@ def turns_of(values: np.ndarray, trajectory: Trajectory) -> list[list[float]]:
 def with_columns(trajectory: Trajectory, columns: CreditColumns, *, text_of: Callable[[list[int]], str]) -> Trajectory:
     """The trajectory with what credit says of it in its turns, and as changes what training leaves out of it.
 
+    What an earlier credit left out no longer counts: a rollout that an alert kept from its update is credited again.
     ``text_of`` decodes token ids: a reader sees the experience that was stripped.
     """
-    credited = imitating_all(trajectory) if columns.imitates_all else trajectory
+    kept = [change for change in trajectory.changes if change.kind not in ("stripped", "mismatch-masked")]
+    fresh = trajectory.model_copy(update={"changes": kept})
+    credited = imitating_all(fresh) if columns.imitates_all else fresh
     per_turn = zip(
         credited.turns,
         turns_of(columns.advantages, trajectory),

@@ -26,7 +26,7 @@ from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.advantages import token_advantages
-from engine.training.batch import Sample, per_turn, regrouped, samples_from_trajectory, unmasked_samples
+from engine.training.batch import Sample, by_trajectory, per_turn, regrouped, samples_from_trajectory, unmasked_samples
 from engine.training.columns import CreditColumns, UpdateRequest, column, with_columns
 from engine.training.critic import Critic, critic_for, with_targets
 from engine.training.estimators.critic import targets_of
@@ -169,7 +169,8 @@ class Learner:
     @cached_property
     def _supervised(self) -> list[Sample]:
         """Return the trajectories without those of which every turn is masked."""
-        return [sample for sample in self._shown() if sample.learned_length]
+        shown = by_trajectory(list(self._shown()))
+        return [sample for samples in shown if any(one.learned_length for one in samples) for sample in samples]
 
     # ---- from groups to columns and samples ----
 
@@ -272,10 +273,10 @@ class Learner:
 
 
 def _with_logprobs_as_sampled(credited: CreditedRollout, rollout: Trajectory) -> CreditedRollout:
-    """Return the sample with the log-probs of the policy that sampled it as the old ones."""
+    """Return the sample with the log-probs of the policy that sampled it as the old ones: nothing mismatches them."""
     old_logprobs = column((turn.logprobs for turn in rollout.turns), np.float32)
     return replace(
         credited,
-        columns=replace(credited.columns, old_logprobs=old_logprobs),
+        columns=replace(credited.columns, old_logprobs=old_logprobs, mismatch_masked=None, mismatch_bound=None),
         samples=[sample.with_old_logprobs(sample.rollout_logprobs) for sample in credited.samples],
     )

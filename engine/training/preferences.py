@@ -1,14 +1,14 @@
 """Pairs for DPO: a corrected tool call, and the failed one that it replaced.
 
 CLEANER, appendix C: where SAAR repaired a turn, what it grafted is preferred to what it removed, after the same
-context.  The loss on them is in loss_terms/preference.py.
+context, of which training does not see what was stripped.  The loss on them is in loss_terms/preference.py.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.spec.trajectory import Trajectory
-from engine.training.batch import Sample, sample_of
+from engine.training.batch import Sample, ids_learned_behind, sample_of
 
 
 class Pair(NamedTuple):
@@ -34,7 +34,7 @@ def _pairs_in(trajectory: Trajectory, call_opens: int | None) -> list[Pair]:
         if change.kind != "purified" or change.start >= change.stop or not change.removed_ids:
             continue
         turn = trajectory.turns[change.turn]
-        before = [*trajectory.ids_before(change.turn), *turn.token_ids[: change.start]]
+        before = [*ids_learned_behind(trajectory, change.turn), *turn.token_ids[: change.start]]
         chosen = turn.token_ids[change.start : change.stop]
         pairs.append(Pair(_ending(before, chosen, call_opens), _ending(before, change.removed_ids, call_opens)))
     return pairs

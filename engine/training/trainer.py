@@ -22,7 +22,7 @@ from engine.models.origin import origin_of
 from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
 from engine.training.backends.registry import trainer_backend
-from engine.training.batch import Sample
+from engine.training.batch import Sample, by_trajectory
 from engine.training.loss_terms.composition import RecipeLosses, Update
 from engine.training.loss_terms.likelihood import LikelihoodLoss
 from engine.training.microbatch import minibatches
@@ -75,15 +75,16 @@ class Trainer:
     ) -> list[dict[str, float]]:
         """Steps ``first_step`` .. ``first_step + steps - 1`` of masked maximum likelihood; the metrics of each.
 
+        A batch counts trajectories: all segments of one are learned in the same step.
         The batch of a step depends on (seed, step) only and the learning rate on the step, so slices in
         a row equal one long call.  Metrics: loss (nats per token), grad_norm, learning_rate, tokens.
         """
         if self._stage != "cold-start":
             raise RuntimeError("the cold start comes before reinforcement learning")
-        history = []
+        history, shown = [], by_trajectory(samples)
         for step in range(first_step, first_step + steps):
-            picked = batch_of_step(len(samples), step, size=self._cold_start.batch_size, seed=self._spec.seed)
-            metrics = self._supervised_step([samples[i] for i in picked], step)
+            picked = batch_of_step(len(shown), step, size=self._cold_start.batch_size, seed=self._spec.seed)
+            metrics = self._supervised_step([sample for i in picked for sample in shown[i]], step)
             history.append(metrics)
             if on_progress is not None:
                 on_progress(step, metrics)

@@ -1,6 +1,7 @@
 """What crosses between the loop and the learner: columns one way, decisions the other."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,3 +167,35 @@ def test_a_step_beside_which_a_released_group_is_credited_is_credited_as_if_alon
     assert all(value < 0 for value in released.rollouts[0].turns[0].advantages or [])
     assert updated(alone, step) == updated(beside, step)
     assert same_bits(alone.weights(), beside.weights())
+
+
+@pytest.mark.parametrize("recipe", [{"mismatch": {"mask": "token"}}, {"objective": {"kind": "ipa"}}])
+def test_what_was_released_says_of_no_token_that_the_mismatch_mask_cut_it(recipe: dict[str, Any]) -> None:
+    """Its old log-probs are those of its sampling: no ratio is above 1, and every token of it is trained on.
+
+    Reported as -9 nats, its tokens would be cut if they were compared with the present policy, or had been before.
+    """
+    learner = learner_for(run_spec(recipe | {"credit": {"kind": "chunk-return"}}))
+    unlikely = [turn([2, 4, 5], [20, 21], logprobs=[-9.0, -9.0])]
+    earlier = grouped([trajectory(*unlikely, reward=reward, prompt=9, member=i) for i, reward in enumerate((1, -1))])
+    [alone] = credited(learner, earlier)
+    assert {change.kind for rollout in alone.rollouts for change in rollout.changes} == {"mismatch-masked"}
+    for again in (earlier[0], alone):
+        step = grouped(rollouts(2))
+        *_, group = credited(learner, step, [again])
+        assert [rollout.changes for rollout in group.rollouts] == [[], []]
+        masked = [rollout.model_copy(update={"masked_because": "x"}) for rollout in rollouts(2)]
+        report = updated(learner, grouped(masked), group.rollouts)
+        assert (report["tokens"], report["mismatch_masked"]) == (4, 0)
+
+
+def test_credited_again_a_hybrid_rollout_whose_advantage_fell_shows_training_what_it_read() -> None:
+    """Credit had stripped it; an alert came before the update; among others it is now below the mean."""
+    shown = with_experience(TWO_TURNS)
+    stripped = joined(shown, stripped_because="hybrid")
+    assert [change.kind for change in stripped.changes] == ["stripped"]
+    again = joined(stripped, stripped_because=None)
+    assert again.changes == []
+    [sample] = unmasked_samples(again)
+    assert sample.token_ids.tolist() == shown.ids_of_segment(0)
+    assert joined(stripped, stripped_because="hybrid").changes == stripped.changes

@@ -308,6 +308,25 @@ def test_experience_leaves_the_sample_and_the_log_probs_are_those_without_it() -
     assert same_bits(plain.weights(), stripping.weights())
 
 
+def test_a_repair_in_a_rollout_whose_experience_was_stripped_is_preferred_without_it_too() -> None:
+    """Nor has the reference read it.  In groups of equal rewards the pairs alone are learned."""
+    whole = {
+        "schedule": {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16},
+        "environment": {"sandbox": {"snapshots": True}},
+    }
+    repairs = {"purification": {}, "preference": {"beta": 0.5}}
+    experience = {"pool": [{"when_to_use": "always", "content": "use it"}], "training": "strip"}
+    played = [repaired(rollout).model_copy(update={"reward": -1.0, "success": False}) for rollout in rollouts()]
+    plain = learner_for(run_spec(repairs, **whole))
+    stripping = learner_for(run_spec(repairs | {"experience": experience}, **whole))
+    before = plain.weights()
+    theirs = learned(plain, grouped(played))
+    assert theirs["dpo/pairs"] == 16
+    assert learned(stripping, grouped(map(with_experience, played))) == theirs
+    assert not same_bits(before, plain.weights())
+    assert same_bits(plain.weights(), stripping.weights())
+
+
 def test_the_boosted_clip_acts_from_the_second_minibatch_on() -> None:
     """Two minibatches of one rollout, the same twice: the first update takes its ratio beyond 1.28.
 

@@ -22,6 +22,7 @@ from engine.training.batch import by_trajectory, per_turn, samples_from_trajecto
 from engine.training.columns import RolloutDecision, UpdateRequest
 from engine.training.estimators.critic import targets_of
 from engine.training.estimators.interface import Occasion
+from engine.training.learner import Learner
 from engine.training.microbatch import minibatches
 from engine.training.preferences import pairs_of
 from engine.training.self_imitation import SelfImitator
@@ -305,3 +306,21 @@ def test_a_trajectory_without_a_turn_is_no_sample_and_stops_nobody() -> None:
     played: list[Trajectory] = [trajectory(reward=0.0), *rollouts()[1:]]
     assert samples_from_trajectory(played[0]) == []
     assert learned(learner, grouped(played))["updates"] > 0
+
+
+def test_a_demonstration_in_several_segments_is_one_of_its_batch() -> None:
+    """Each epoch has six, in three steps of two; the failed turns are not learned, and one begins with such a one."""
+    spec = run_spec({"cold_start": {"steps": 7, "batch_size": 2, "mask_errors": True}})
+    whole = [
+        trajectory(
+            *(turn([2 + number, 5], [20 + number, 30 + place], failed=place == number % 4) for place in range(3))
+        )
+        for number in range(6)
+    ]
+    learners = [
+        Learner(spec, lambda shown=shown: iter(shown)) for shown in (whole, [cut(one, [1, 2]) for one in whole])
+    ]
+    losses = [learner.cold_start(1, 7) for learner in learners]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    for name, tensor in learners[0].weights().items():
+        torch.testing.assert_close(learners[1].weights()[name], tensor, rtol=1e-3, atol=5e-4, msg=name)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.inference.torch.factory import generator_for_folder
 from engine.models.weights import StateDict
-from engine.spec.generation import GenerateRequest
+from engine.spec.generation import NO_TRUNCATION, Distribution, GenerateRequest, Truncation
 from engine.spec.run import RunSpec
 from engine.training import policy
 from engine.training.backends.registry import trainer_backend
@@ -85,6 +85,33 @@ def test_chunks_of_the_vocabulary_change_no_log_prob_and_no_gradient(monkeypatch
     for ours, theirs in zip(chunked[0], whole[0], strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
     torch.testing.assert_close(chunked[1], whole[1], rtol=1e-5, atol=1e-6)
+
+
+class Entropies(LikelihoodLoss):
+    def observed(self, batch: Any, outputs: Any) -> Any:
+        return outputs.entropy_N
+
+
+@pytest.mark.parametrize("model", [{"dtype": "bfloat16"}, {"lora": LORA}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize("cut", [NO_TRUNCATION, Truncation(top_k=40, top_p=0.8, min_p=0.01)])
+def test_chunks_are_those_of_one_in_any_precision_and_of_what_is_kept(
+    model: dict[str, Any], cut: Truncation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 the head's gradient is rounded once for each chunk."""
+    distribution, results = Distribution(0.7, cut), []
+    for logits in (policy.CHUNK_LOGITS, 700, 1):
+        monkeypatch.setattr(policy, "CHUNK_LOGITS", logits)
+        made = backend(**model)
+        rows = made.logprobs(SAMPLES, distribution=distribution)
+        loss = made.forward_backward(SAMPLES, [Entropies()], distribution=distribution)
+        results.append((torch.tensor([value for row in rows for value in row]), loss.observations[0], gradient(made)))
+    (logp, entropies, whole), *chunked = results
+    rounding = 1e-2 if "dtype" in model else 1e-5
+    assert whole.any()
+    for other_logp, other_entropies, other in chunked:
+        torch.testing.assert_close(other_logp, logp, rtol=rounding, atol=rounding)
+        torch.testing.assert_close(other_entropies, entropies, rtol=rounding, atol=rounding)
+        assert (other - whole).norm() < rounding * whole.norm()
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
