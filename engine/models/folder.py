@@ -20,7 +20,9 @@ CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.s
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Unpickling runs whatever code the file names, so these are never opened."""
 LONGEST_HEADER_BYTES = 100 * 2**20
-"""As safetensors itself has it."""
+"""As safetensors itself has it; no config or index is longer either."""
+MOST_DIMENSIONS, LARGEST_SIZE = 64, 2**63 - 1
+"""Of a tensor, as torch has them.  A product of more and larger numbers would take hours."""
 BYTES_OF_DTYPE = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
     "F8_E4M3": 1, "F8_E5M2": 1,
@@ -130,6 +132,8 @@ def _tensors(path: Path, field: str) -> Iterator[tuple[str, TensorHeader]]:
 
 
 def _weight_files(path: Path, field: str) -> list[Path]:
+    if (path / WEIGHTS).is_file():  # first, as those who load it have it: an index beside it is not looked at
+        return [path / WEIGHTS]
     index = path / INDEX
     if index.is_file():
         named = _json(index, field).get("weight_map")
@@ -141,8 +145,6 @@ def _weight_files(path: Path, field: str) -> list[Path]:
         if missing := [file for file in files if not file.is_file()]:
             raise _in_file(field, missing[0], f"is named by {INDEX} and missing", "download the model again")
         return files
-    if (path / WEIGHTS).is_file():
-        return [path / WEIGHTS]
     pickled = sorted(file.name for pattern in PICKLED for file in path.glob(pattern))
     if pickled:
         raise _in_file(
@@ -175,8 +177,7 @@ def _headers(file: Path, field: str) -> Iterator[tuple[str, TensorHeader]]:
         )
     for name, (shape, dtype, start, stop) in described.items():
         held = BYTES_OF_DTYPE.get(dtype)
-        is_possible = held is not None and 0 <= start <= stop and all(size >= 0 for size in shape)
-        if held is None or not is_possible or math.prod(shape) * held != stop - start:
+        if held is None or math.prod(shape) * held != stop - start:
             raise _in_file(field, file, f"is damaged: {name} is not the {dtype} of {shape} that it says", remedy)
         if dtype not in FLOATS:
             raise _in_file(
@@ -190,11 +191,18 @@ def _headers(file: Path, field: str) -> Iterator[tuple[str, TensorHeader]]:
 
 def _described(entry: Any) -> tuple[tuple[int, ...], str, int, int]:
     """Shape, dtype, and where the tensor begins and ends.  Raises ValueError, KeyError or TypeError."""
-    start, stop = entry["data_offsets"]
-    return tuple(int(size) for size in entry["shape"]), str(entry["dtype"]), int(start), int(stop)
+    shape, dtype, (start, stop) = entry["shape"], entry["dtype"], entry["data_offsets"]
+    if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"a shape is a list of {MOST_DIMENSIONS} sizes at most")
+    for size in (*shape, start, stop):
+        if type(size) is not int or not 0 <= size <= LARGEST_SIZE:
+            raise ValueError("a size or an offset is no whole number from 0 to 2**63 - 1")
+    return tuple(shape), str(dtype), start, stop
 
 
 def _json(file: Path, field: str) -> Mapping[str, Any]:
+    if (size := file.stat().st_size) > LONGEST_HEADER_BYTES:
+        raise _in_file(field, file, f"is {size} bytes long", "download the file again")
     try:
         content = json.loads(file.read_text())
     except (ValueError, RecursionError) as error:

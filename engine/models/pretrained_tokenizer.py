@@ -216,7 +216,9 @@ def _with_secret_marks(description: Mapping[str, Any], names: Mapping[str, str])
 def _opened(folder: Path, description: Mapping[str, Any]) -> Tokenizer:
     try:
         return Tokenizer.from_str(json.dumps(description))
-    except Exception as error:  # the package raises no class of its own
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the package raises no class of its own, and what it panics with is no Exception
         raise _unreadable(folder / FILE, str(error)) from error
 
 

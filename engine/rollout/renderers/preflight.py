@@ -43,7 +43,8 @@ def chat_problem(
         return Problem(**found) if found is not None else None
     last_line = answer.stderr.strip().splitlines()[-1:] or [f"the process ended with {answer.returncode}"]
     message = (
-        f"the tokenizer or the chat template needs more than {MOST_SECONDS} s or {MOST_BYTES} bytes: {last_line[0]}"
+        f"the tokenizer or the chat template breaks, or needs more than {MOST_SECONDS} s or {MOST_BYTES} bytes: "
+        f"{last_line[0]}"
     )
     return Problem(FIELD, str(folder), message, _TAKE_ANOTHER)
 

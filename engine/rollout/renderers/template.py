@@ -28,8 +28,12 @@ from engine.models.pretrained_tokenizer import FIELD, PretrainedTokenizer, patte
 
 MOST_STEPS = 10**6
 """Turns of loops and calls of macros in one rendering."""
+MOST_BITS = 2**16
+"""Of a whole number that the template makes by multiplying."""
 MOST_CHARACTERS = 2**26
-"""In one rendering, and in one value that the template makes by adding or multiplying."""
+"""In one rendering, and in one value that the template keeps under a name, joins or multiplies."""
+SIZED = "_sized"
+"""The name of a filter that gives back what it is given, unless it is too long."""
 TODAY = date(2024, 7, 26)
 """What templates are told is today: the date that those of Llama 3 fall back to."""
 _SEAMS = range(0x100000, 0x10FFFE)
@@ -52,7 +56,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation, _Bounds]
         )
         self._environment.globals |= {"raise_exception": _raise, "strftime_now": TODAY.strftime}
-        self._environment.filters["tojson"] = self._tojson
+        self._environment.filters |= {"tojson": self._tojson, SIZED: self._environment.bounds.sized}
         self._seam = ""
         try:
             self._template = self._environment.from_string(_bounded(self._environment.parse(source)))
@@ -163,6 +167,11 @@ class _Bounds(Extension):
             _check_size(len(value))
         return value
 
+    def joined(self, *parts: Any) -> str:
+        text = "".join(map(str, parts))
+        _check_size(len(text))
+        return text
+
 
 class _Generation(Extension):
     """``{% generation %}``, by which some templates mark what the policy writes: here it is only what stands in it."""
@@ -186,6 +195,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
             raise TemplateRefused("the chat template raises numbers to a power, which nothing bounds")
+        if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > MOST_BITS:
+            raise TemplateRefused(f"the chat template makes a number of more than {MOST_BITS} bits")
         for counted, times in ((left, right), (right, left)):
             if isinstance(counted, str | list | tuple) and isinstance(times, int):
                 _check_size(len(counted) * times)
@@ -200,6 +211,13 @@ def _bounded(template: nodes.Template) -> nodes.Template:
     for assignment in template.find_all(nodes.Assign):
         assert isinstance(assignment.node, nodes.Expr)
         assignment.node = _called("sized", assignment.node)
+    for scope in template.find_all(nodes.With):
+        scope.values = [_called("sized", value) for value in scope.values]
+    for written in template.find_all(nodes.AssignBlock):
+        where = {"lineno": written.lineno, "environment": written.environment}
+        written.filter = nodes.Filter(written.filter, SIZED, [], [], None, None, **where)
+    for concatenation in list(template.find_all(nodes.Concat)):
+        concatenation.nodes = [_called("joined", *concatenation.nodes)]
     return template
 
 

@@ -46,7 +46,8 @@ class Descriptors:
 
     agent: int
     """Our socket's other end: the only one that the agent inherits in the end."""
-    seccomp: int
+    seccomp: int | None
+    """The filter of calls; None for a zygote, whose children add it themselves."""
     info: int
     """Where bubblewrap writes the host pid of the sandbox's first process."""
     passwd: int
@@ -86,7 +87,7 @@ def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors, *, zygote: 
         *("--setenv", "LC_ALL", "C.UTF-8", "--setenv", "PYTHONHASHSEED", "0"),
         # no_new_privs needs no flag: bwrap always sets it, so set-user-id files give nothing.
         # A zygote's children add the filter themselves: it forbids what they are made with.
-        *(() if zygote else ("--seccomp", str(fds.seccomp))),
+        *(() if fds.seccomp is None else ("--seccomp", str(fds.seccomp))),
         *("--info-fd", str(fds.info)),
         *_file_systems(spec, fds, zygote),
         *("--chdir", "/work"),

@@ -64,9 +64,10 @@ class Bubblewrap:
             names = NAME_FILES.values() if netns_entry else ()
             observed = netns_entry is not None and netns_entry.observed
             denied = deny_filter(watched=netns_entry is not None, observed=observed)
-            for content in (denied, PASSWD, GROUP, *names):
+            for content in (PASSWD, GROUP, *names, *(() if zygote else (denied,))):
                 inherited.append(_memory_file(content))
-            _, seccomp, accounts, groups, *named = inherited
+            _, accounts, groups, *named = inherited
+            seccomp = None if zygote else named.pop()  # of which bubblewrap would not know, and leave it open
             fds = Descriptors(agent_socket.fileno(), seccomp, info_write, accounts, groups, tuple(named))
             through = netns_entry.arguments() if netns_entry else []
             passed = [netns_entry.theirs.fileno()] if netns_entry else []

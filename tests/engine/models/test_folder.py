@@ -1,6 +1,7 @@
 """What is wrong with a model's folder is said before anything of it is loaded, with the file's name."""
 
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -56,6 +57,7 @@ def header(folder: Path, content: bytes) -> None:
 
 
 def index(folder: Path, **weight_map: str) -> None:
+    (folder / "model.safetensors").unlink(missing_ok=True)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
@@ -93,8 +95,25 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "negative shape": (
         lambda folder: header(folder, b'{"w":{"dtype":"F32","shape":[-1,0],"data_offsets":[0,0]}}'),
-        "w is not the F32",
+        "no safetensors header",
     ),
+    "infinite shape": (
+        lambda folder: header(folder, b'{"w":{"dtype":"F32","shape":[Infinity],"data_offsets":[0,0]}}'),
+        "no safetensors header",
+    ),
+    "offset beyond floats": (
+        lambda folder: header(folder, b'{"w":{"dtype":"F32","shape":[0],"data_offsets":[0,1e999]}}'),
+        "no safetensors header",
+    ),
+    "size of 4000 digits": (
+        lambda folder: header(folder, b'{"w":{"dtype":"F32","shape":[0,1%s],"data_offsets":[0,0]}}' % (b"0" * 4000)),
+        "no whole number from 0 to",
+    ),
+    "65 dimensions": (
+        lambda folder: header(folder, b'{"w":{"dtype":"F32","shape":[%s0],"data_offsets":[0,0]}}' % (b"1," * 64)),
+        "64 sizes at most",
+    ),
+    "config of a terabyte": (lambda folder: os.truncate(folder / "config.json", 2**40), "config.json.*bytes long"),
     "negative offsets": (
         lambda folder: header(folder, b'{"w":{"dtype":"F32","shape":[0],"data_offsets":[-4,0]}}'),
         "is damaged",
@@ -109,7 +128,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "a shard is missing": (lambda folder: index(folder, w="model-1-of-2.safetensors"), "is named by .* and missing"),
     "a shard outside": (lambda folder: index(folder, w="../other/model.safetensors"), "outside of the folder"),
     "an index without a map": (
-        lambda folder: (folder / "model.safetensors.index.json").write_text("{}"),
+        lambda folder: (index(folder), (folder / "model.safetensors.index.json").write_text("{}"))[0],
         "no weight_map",
     ),
 }
@@ -141,6 +160,16 @@ def test_shards_are_read_as_one_model(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     index(folder, **{name: file for file, held in parts.items() for name in held})
     assert opened_folder(folder).parameters == opened_folder(folder_of("qwen3")).parameters
+
+
+def test_what_is_looked_at_is_what_is_loaded(folder: Path) -> None:
+    """Beside whole weights an index counts for nobody: neither here nor for transformers and the generator."""
+    other = shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+    content = {"weight_map": dict.fromkeys(opened_folder(folder).tensors, other.name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+    cut(folder)
+    with pytest.raises(ModelFolderRefused, match=r"model\.safetensors: is damaged"):
+        opened_folder(folder)
 
 
 def test_the_modules_and_parameters_of_an_adapter_are_those_of_peft() -> None:

@@ -120,6 +120,10 @@ def test_a_template_stands_in_a_file_or_in_the_configuration(damaged, tokenizer)
         assert PretrainedTokenizer(damaged).chat_template() == template
 
 
+PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+"""The package panics when it reads this, with what is no Exception."""
+
+
 def without(name):
     return lambda folder: (folder / name).unlink()
 
@@ -153,6 +157,7 @@ def marks_as_words(folder: Path) -> None:
         (lambda folder: edit(folder / "tokenizer.json", added_tokens=[{"id": 3}]), "missing field"),
         (lambda folder: edit(folder / "tokenizer.json", added_tokens="x"), "expected a sequence"),
         (lambda folder: edit(folder / "generation_config.json", eos_token_id=10**6), "does not have"),
+        (lambda folder: edit(folder / "tokenizer.json", normalizer=PANIC), "cannot be read"),
         (no_end, "no end token"),
         (marks_as_words, "could forge it"),
     ],

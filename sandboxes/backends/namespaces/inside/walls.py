@@ -16,7 +16,9 @@ from sandboxes.backends.namespaces.inside import libc
 
 NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x40000000
 """``CLONE_NEWNS | NEWUTS | NEWIPC | NEWNET``; the process-id namespace was chosen before the fork."""
-NO_SUID, NO_DEVICES, NO_PROGRAMS = 2, 4, 8
+READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS = 1, 2, 4, 8
+CHANGE_THIS_MOUNT = 32 | 4096
+"""``MS_REMOUNT | MS_BIND``."""
 SET_FLAGS, UP_AND_RUNNING = 0x8914, 0x41
 DROP_FROM_BOUNDING, GET_NO_NEW_PRIVILEGES = 24, 39
 CAPABILITY_VERSION = 0x20080522
@@ -48,6 +50,17 @@ def raise_walls(walls: Walls) -> None:
         set_sysctl(name, value)
     give_up_capabilities(CAPABILITIES.values())
     refuse_calls(calls, seccomp_call)
+
+
+def keep_times_of_devices() -> None:
+    """Make their mounts read-only, once for all sandboxes: who writes to a device is heard as before, but its times,
+    which are the machine's and which the next guest reads, nobody sets.  bubblewrap would forbid the devices as well.
+    """
+    for name in os.listdir("/dev"):
+        path = f"/dev/{name}"
+        if not os.path.islink(path):
+            kept = os.statvfs(path).f_flag & (NO_SUID | NO_DEVICES | NO_PROGRAMS)
+            called("mount", None, path.encode(), None, CHANGE_THIS_MOUNT | READ_ONLY | kept, None)
 
 
 def mount_own(disk_bytes: int) -> None:

@@ -32,6 +32,7 @@ def main(control: int, raised: walls.Walls, limits: dict[str, int], output_bytes
     prepare_interpreters()
     for name in (*walls.CALLED, "setns"):
         libc.place(name)
+    walls.keep_times_of_devices()
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel buries them
     orders = _socket.socket(fileno=control)
     os.set_inheritable(control, False)

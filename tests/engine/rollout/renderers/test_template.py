@@ -40,6 +40,11 @@ def written(source: str, tokenizer: PretrainedTokenizer, messages=HELLO, **varia
         ("{{ 9 ** 9999999 }}", "power"),
         ("{% set n = namespace(x='aa') %}{% for a in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "more than"),
         ("{% set n = namespace(x='aa') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", "more than"),
+        ("{% set x %}aa{% endset %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 27, "more than"),
+        ("{% set x %}aa{% endset %}" + "{% set x | upper %}{{ x }}{{ x }}{% endset %}" * 27, "more than"),
+        ("{% set x = 'aa' %}" + "{% with x = x + x %}" * 27 + "{% endwith %}" * 27, "more than"),
+        ("{% macro m(x) %}{{ m(x ~ x) }}{% endmacro %}{{ m('aa') }}", "more than"),
+        ("{% set n = namespace(x=9) %}{% for a in range(20) %}{% set n.x = n.x * n.x %}{% endfor %}", "bits"),
         ("{% for a in range(99999) %}{{ messages[0].content.ljust(9999) }}{% endfor %}", "writes more than"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
@@ -66,6 +71,11 @@ def test_the_bounds_are_those_of_one_rendering(tokenizer):
     template = ChatTemplate("{% for a in range(60000) %}{% endfor %}done", tokenizer)
     for _ in range(20):
         assert template.written(HELLO, None, generation=False, variables={}) == "done"
+
+
+def test_bounds_change_nothing_of_what_is_written(tokenizer):
+    source = "{% set x %} a{{ 1 ~ none ~ 'b' }}{% endset %}{% set y | trim %} {{ x }} {% endset %}"
+    assert written(source + "{% with z = x %}{{ y ~ z }}{{ 6 * 7 }}{% endwith %}", tokenizer) == "a1Noneb a1Noneb42"
 
 
 def test_what_chat_templates_expect_of_jinja_is_there(tokenizer):

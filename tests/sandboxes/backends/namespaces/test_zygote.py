@@ -15,6 +15,7 @@ import pytest
 
 from sandboxes import owner
 from sandboxes.backends.namespaces import zygote as zygote_module
+from sandboxes.backends.namespaces.arguments import DEVICES
 from sandboxes.backends.namespaces.sandbox import NamespaceSandbox
 from sandboxes.backends.namespaces.zygote import Zygotes
 from sandboxes.cgroups.group import Group, left_behind
@@ -91,6 +92,9 @@ async def test_its_sandbox_has_the_walls_that_bubblewrap_makes():
         wanted = json.loads(await cell_output(ours, LOOK))
     async with opened_after_another(SPEC) as theirs:
         found = json.loads(await cell_output(theirs, LOOK))
+    for mount in wanted["mounts"]:
+        if mount[0].startswith("/dev/"):
+            mount[1] = mount[1].replace("rw", "ro")  # walls.keep_times_of_devices
     assert {name: (found[name], wanted[name]) for name in wanted if found[name] != wanted[name]} == {}
     assert [line for line in found["status"] if line.startswith("Cap")] == [
         f"Cap{kind}:\t{0:016x}" for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")
@@ -199,6 +203,43 @@ async def test_a_guest_finds_no_process_and_no_descriptor_of_the_zygote(zygotes)
         count, parent, sockets = (await shell(sandbox, script)).stdout.split("\n")[:3]
         assert int(count) <= 6, "agent, interpreter, and the shell's own"
         assert (parent.split()[1], sockets) == ("0", "0")
+
+
+async def test_zygote_and_agent_hold_no_file_that_the_next_agent_would_hold_too(zygotes):
+    """A path of a guest may lead the agent to /proc/self/fd: what is open there from before is shared by all."""
+    async with opened(SPEC) as other:
+        wanted = kinds_of_descriptors(other._process.init_pid)
+    async with made(zygotes) as sandbox:
+        await sandbox.run_python("1")
+        assert kinds_of_descriptors(sandbox._process.init_pid) <= wanted | {"pipe", "socket", "/dev/null"}
+        assert kinds_of_descriptors(zygote_pid(sandbox)) == {
+            "/dev/null",
+            "/memfd:complaints (deleted)",
+            "pid",
+            "socket",
+        }
+        for number in range(5, 40):
+            await sandbox.run_python(f"import os; os.symlink('/proc/self/fd/{number}', '/work/{number}')")
+            with pytest.raises(OSError, match=f"^.Errno .*{number}'$"):
+                await sandbox.read_file(str(number))
+
+
+async def test_no_guest_leaves_a_note_in_the_times_of_a_device(zygotes):
+    """They are the machine's: whoever comes next would read them, to the nanosecond."""
+    devices = [f"/dev/{name}" for name in DEVICES]
+    before = [os.stat(path).st_mtime_ns for path in devices]
+    async with made(zygotes) as sandbox:
+        for path in devices:
+            touched = await shell(sandbox, f"touch {path}")
+            assert "Read-only file system" in touched.stderr
+        assert await printed(sandbox, "echo lost > /dev/null && head -c 3 /dev/zero | wc -c") == "3\n"
+        assert (await shell(sandbox, "echo x > /dev/full")).outcome == "error"
+    assert [os.stat(path).st_mtime_ns for path in devices] == before
+
+
+def kinds_of_descriptors(pid: int) -> set[str]:
+    folder = f"/proc/{pid}/fd"
+    return {os.readlink(f"{folder}/{name}").partition(":[")[0] for name in os.listdir(folder)}
 
 
 async def test_what_a_guest_leaves_running_is_dead_before_the_next_begins(zygotes):
