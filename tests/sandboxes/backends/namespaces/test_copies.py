@@ -22,7 +22,7 @@ def test_who_answers_rightly_but_is_no_child_is_not_believed(sockets):
     control, its_control = sockets
     its_control.send(copies.READY)
     with pytest.raises(OSError) as caught:
-        copies.heard(control, copies.READY)
+        copies.received_number(control, copies.READY)
     assert caught.value.errno == errno.EPROTO
 
 
@@ -33,7 +33,7 @@ def test_a_living_child_is_believed_and_known_by_the_kernels_word(sockets):
     ])  # fmt: skip
     try:
         control.settimeout(5)
-        assert copies.heard(control, copies.READY) == child
+        assert copies.received_number(control, copies.READY) == child
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
@@ -44,7 +44,7 @@ def test_descriptors_passed_to_the_agent_do_not_become_its_own(sockets):
     before = os.listdir("/proc/self/fd")
     socket.send_fds(its_control, [copies.READY], [0, 1, 2])
     with pytest.raises(OSError):
-        copies.heard(control, copies.READY)
+        copies.received_number(control, copies.READY)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
@@ -52,10 +52,10 @@ def test_a_refusal_is_raised_with_its_reason(sockets):
     control, its_control = sockets
     its_control.send(copies.REFUSED + copies.ERRNO.pack(errno.EAGAIN))
     with pytest.raises(BlockingIOError):
-        copies.heard(control, copies.READY)
+        copies.received_number(control, copies.READY)
 
 
 def test_silence_is_a_time_out(sockets):
     with pytest.raises(OSError) as caught:
-        copies.heard(sockets[0], copies.READY)
+        copies.received_number(sockets[0], copies.READY)
     assert caught.value.errno == errno.ETIMEDOUT
