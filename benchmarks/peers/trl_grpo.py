@@ -35,7 +35,7 @@ from engine.environments.contract import Sandboxes
 from engine.environments.registry import environment_for
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Planner, Played
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.models.tokenizer import MARKS, tokenizer_for
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.registry import renderer_for
@@ -150,7 +150,7 @@ class Episodes:
         generator = LockstepGenerator(
             model=trainer.accelerator.unwrap_model(trainer.model),
             pad=trainer.processing_class.pad_token_id,
-            context_tokens=origin_of(self._spec.model).context_tokens,
+            context_tokens=model_origin(self._spec.model).context_tokens,
             episodes=len(requests),
         )
         collected = self._run(RolloutWorker(self._spec, generator, self._sandboxes).collect(requests))

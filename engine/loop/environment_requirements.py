@@ -18,7 +18,7 @@ from engine.environments.contract import Demonstrator, Environment, Manner, Orac
 from engine.environments.imported import UnusableEnvironment
 from engine.environments.registry import environment_for
 from engine.loop.judge_phase import attribution_in
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.registry import renderer_for
@@ -129,7 +129,7 @@ def _unusable_tools(spec: RunSpec, environment: Environment, task: Task) -> Iter
 
 
 def _lengths(spec: RunSpec, environment: Environment) -> Iterator[Problem]:
-    renderer, model, shape = renderer_for(spec), origin_of(spec.model), spec.environment
+    renderer, model, shape = renderer_for(spec), model_origin(spec.model), spec.environment
     tasks = [task for split in SPLITS for task in _sample(environment, split)]
     prompt = max(_prompt_lengths(environment, renderer, tasks), default=0)
     room = prompt + shape.max_turn_tokens

@@ -10,7 +10,7 @@ import psutil
 
 from engine.inference.torch.memory import lacking_memory
 from engine.models.architecture import Architecture
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.model import BuiltinModel
 from engine.spec.problems import Problem
@@ -31,7 +31,7 @@ def lacking_in_generator(spec: RunSpec, free_bytes: int | None = None) -> list[P
     resources = spec.resources
     if resources.generator != "torch" or resources.device != "cpu":
         return []
-    model = origin_of(spec.model).model
+    model = model_origin(spec.model).model
     if not isinstance(model, BuiltinModel):
         return []
     problem = lacking_memory(

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from engine.loop.generator_requirements import free_memory
 from engine.models.folder import ModelFolder, opened_folder
 from engine.models.memory import TrainerMemory, adapted_modules, in_gib, is_named, trainer_memory
-from engine.models.origin import Origin, origin_of
+from engine.models.origin import ModelOrigin, model_origin
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
 from engine.rollout.renderers.preflight import chat_problem
@@ -21,7 +21,7 @@ from engine.spec.run import RunSpec
 def lacking_in_model(spec: RunSpec) -> list[Problem]:
     """What the spec names and this machine does not have, or has no room for."""
     try:
-        origin = origin_of(spec.model)
+        origin = model_origin(spec.model)
         if isinstance(origin.model, BuiltinModel):
             return []
         assert origin.weights is not None  # a pretrained model has a folder
@@ -36,7 +36,7 @@ def lacking_in_model(spec: RunSpec) -> list[Problem]:
 
 def memory_in_words(spec: RunSpec) -> str | None:
     """What the trainer of the run takes; None for a built-in model.  Raises ModelFolderRefused."""
-    origin = origin_of(spec.model)
+    origin = model_origin(spec.model)
     if isinstance(origin.model, BuiltinModel) or origin.weights is None:
         return None
     return estimate(_trainer_memory(opened_folder(origin.weights), origin.model, spec), origin.model)
@@ -57,7 +57,7 @@ def _chat(folder: ModelFolder, model: PretrainedModel) -> Problem | None:
     return chat_problem(folder.path, tool_calls=model.tool_calls, reasoning=model.reasoning, tools=True)
 
 
-def _context(folder: ModelFolder, origin: Origin) -> Iterator[Problem]:
+def _context(folder: ModelFolder, origin: ModelOrigin) -> Iterator[Problem]:
     longest = folder.longest_context
     if longest is not None and origin.context_tokens > longest:
         yield Problem(

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.models.qwen3 import Qwen3, load_pretrained, save_pretrained
 from engine.models.tokenizer import Tokenizer, tokenizer_for
 from engine.spec.model import BuiltinModel, Model
@@ -78,7 +78,7 @@ def network_for(model: Model, *, seed: int, device: torch.device) -> PolicyNetwo
     ``seed`` draws what is random: all weights of a built-in model, the adapters of LoRA.  transformers is imported for
     a pretrained model alone.  Raises ModelFolderRefused.
     """
-    origin = origin_of(model)
+    origin = model_origin(model)
     if isinstance(origin.model, BuiltinModel):
         network = BuiltinNetwork(origin.model, tokenizer_for(origin.model.vocabulary), seed=seed)
         if origin.weights is not None:

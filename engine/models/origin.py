@@ -27,7 +27,7 @@ _MODEL: TypeAdapter[BuiltinModel | PretrainedModel | CheckpointModel] = TypeAdap
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ModelOrigin:
     """What a policy begins as."""
 
     model: BuiltinModel | PretrainedModel
@@ -51,14 +51,14 @@ def models_folder() -> Path:
     return Path(os.environ.get("PALESTRA_MODELS", home() / "models"))
 
 
-def origin_of(model: Model) -> Origin:
+def model_origin(model: Model) -> ModelOrigin:
     """Raises ModelFolderRefused where this machine does not have what the spec names."""
     match model:
         case BuiltinModel():
-            return Origin(model)
+            return ModelOrigin(model)
         case PretrainedModel():
             folder = folder_of(model)
-            return Origin(model.model_copy(update={"path": str(folder)}), folder)
+            return ModelOrigin(model.model_copy(update={"path": str(folder)}), folder)
         case CheckpointModel():
             return _origin_of_checkpoint(model)
 
@@ -110,11 +110,11 @@ def pinned(model: Model, *, anywhere: bool) -> Model:
     return model
 
 
-def _origin_of_checkpoint(model: CheckpointModel) -> Origin:
+def _origin_of_checkpoint(model: CheckpointModel) -> ModelOrigin:
     checkpoint = _checkpoint_of(model)
     before = _model_of(checkpoint)
     given = {name: getattr(model, name) for name in OVERRIDES if getattr(model, name) is not None}
-    made_of = origin_of(before)
+    made_of = model_origin(before)
     weights = checkpoint / "model"
     if isinstance(made_of.model, BuiltinModel):
         if useless := sorted(given.keys() - {"context_tokens"}):
@@ -124,11 +124,11 @@ def _origin_of_checkpoint(model: CheckpointModel) -> Origin:
                 "the checkpoint is of a built-in model, which has no such field",
                 "remove it",
             )
-        return Origin(made_of.model.model_copy(update=given), weights)
+        return ModelOrigin(made_of.model.model_copy(update=given), weights)
     continued = made_of.model.model_copy(update={"lora": None, **given})
     if (weights / "adapter_config.json").is_file():
-        return Origin(continued, made_of.weights, adapter=weights)
-    return Origin(continued.model_copy(update={"path": str(weights)}), weights)
+        return ModelOrigin(continued, made_of.weights, adapter=weights)
+    return ModelOrigin(continued.model_copy(update={"path": str(weights)}), weights)
 
 
 def _checkpoint_of(model: CheckpointModel) -> Path:

@@ -32,7 +32,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from engine.durable import read_back
 from engine.models.folder import INDEX, TEXT_FILES, WEIGHTS, opened_folder
-from engine.models.origin import Origin
+from engine.models.origin import ModelOrigin
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.spec.model import ALL_LINEAR, Lora, PretrainedModel
 from engine.spec.problems import Problem
@@ -62,7 +62,7 @@ class PretrainedNetwork(nn.Module):
         self._source, self._lora = source, lora
 
     @classmethod
-    def loaded(cls, origin: Origin, *, seed: int, device: torch.device) -> "PretrainedNetwork":
+    def loaded(cls, origin: ModelOrigin, *, seed: int, device: torch.device) -> "PretrainedNetwork":
         """Raises ModelFolderRefused for a folder whose weights are not those of the architecture that it names."""
         model, source = origin.model, origin.weights
         assert isinstance(model, PretrainedModel)

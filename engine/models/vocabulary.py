@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.models.pretrained_tokenizer import PretrainedTokenizer
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.model import BuiltinModel, Model
@@ -42,7 +42,7 @@ class Tokens(Protocol):
 
 def tokens_of(model: Model) -> Tokens:
     """The vocabulary of the model.  Raises ModelFolderRefused."""
-    origin = origin_of(model)
+    origin = model_origin(model)
     if isinstance(origin.model, BuiltinModel):
         return tokenizer_for(origin.model.vocabulary)
     assert origin.weights is not None  # a pretrained model has a folder

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from engine.environments.contract import Sandboxes
 from engine.environments.registry import environment_for
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.faults import EnvironmentFailed
 from engine.rollout.reexecution import ReplayDiverged
@@ -67,7 +67,7 @@ class RolloutWorker:
             reward=spec.recipe.reward,
             max_turns=spec.environment.max_turns,
             max_turn_tokens=spec.environment.max_turn_tokens,
-            context_tokens=origin_of(spec.model).context_tokens,
+            context_tokens=model_origin(spec.model).context_tokens,
             purification=spec.recipe.purification,
             monitor=monitor,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.models.vocabulary import tokens_of
 from engine.spec.model import Model
 from engine.spec.problems import problems_in
@@ -80,7 +80,7 @@ def _parsed(line: bytes, where: str, model: Model) -> Trajectory:
 
 def _flaws(trajectory: Trajectory, model: Model) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) of a document of the right form that still cannot be learned."""
-    vocabulary, most = len(tokens_of(model)), origin_of(model).context_tokens
+    vocabulary, most = len(tokens_of(model)), model_origin(model).context_tokens
     if not trajectory.turns:
         yield "segments", "there is no turn"
     for number, segment in enumerate(trajectory.segments):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from engine.algorithms.schedules import linear_warmup, warmup_then_cosine
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
 from engine.training.backends.registry import trainer_backend
@@ -208,4 +208,4 @@ class Trainer:
 
 def longest_response_tokens(spec: RunSpec) -> int:
     """What the policy can write in one episode at most."""
-    return min(origin_of(spec.model).context_tokens, spec.environment.max_turns * spec.environment.max_turn_tokens)
+    return min(model_origin(spec.model).context_tokens, spec.environment.max_turns * spec.environment.max_turn_tokens)

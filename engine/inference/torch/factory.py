@@ -13,7 +13,7 @@ from engine.inference.torch.generator import TorchGenerator
 from engine.inference.torch.memory import Dtype, Layout, gib, slots_within
 from engine.models.architecture import Architecture, UnsupportedArchitecture
 from engine.models.folder_weights import FolderWeights
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.model import BuiltinModel
@@ -22,7 +22,7 @@ from engine.spec.run import RunSpec
 
 def torch_generator(spec: RunSpec) -> TorchGenerator:
     """The generator of a run, with the weights that its model begins with until it is given others."""
-    resources, origin = spec.resources, origin_of(spec.model)
+    resources, origin = spec.resources, model_origin(spec.model)
     if not isinstance(origin.model, BuiltinModel):
         assert origin.weights is not None  # a pretrained model has a folder
         return generator_for_folder(

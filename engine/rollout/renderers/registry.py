@@ -1,6 +1,6 @@
 """The renderer of a run."""
 
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.models.tokenizer import tokenizer_for
 from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.renderers.chat import chat_renderer
@@ -11,7 +11,7 @@ from engine.spec.run import RunSpec
 
 def renderer_for(spec: RunSpec) -> Renderer:
     """The renderer of the model's vocabulary."""
-    origin = origin_of(spec.model)
+    origin = model_origin(spec.model)
     if isinstance(origin.model, BuiltinModel):
         return CharacterRenderer(tokenizer_for(origin.model.vocabulary), reasoning=spec.environment.reasoning)
     assert origin.weights is not None  # a pretrained model has a folder

@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from engine.durable import read_back, whole_folder, written
 from engine.models.network import PolicyNetwork, network_for
-from engine.models.origin import origin_of
+from engine.models.origin import model_origin
 from engine.seeds import derived_seed
 from engine.spec.generation import MODELS_OWN, Distribution
 from engine.spec.run import RunSpec
@@ -257,7 +257,7 @@ class _Cut:
         self.device = torch.device(spec.resources.device)
         self.seed = spec.seed
         self._threads = spec.resources.threads
-        self._context = origin_of(spec.model).context_tokens
+        self._context = model_origin(spec.model).context_tokens
         self._tokens: int | None = None
 
     def take_microbatches_of(self, network: PolicyNetwork) -> None:
