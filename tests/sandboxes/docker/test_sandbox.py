@@ -255,12 +255,18 @@ async def test_a_container_that_somebody_removed_is_closed_without_complaint(spe
 
 
 async def test_a_start_that_is_cancelled_leaves_no_container(spec):
+    cancelled = 0
     for wait_s in (0.02, 0.1, 0.2):
         starting = asyncio.create_task(open_sandbox(spec))
         await asyncio.sleep(wait_s)
         starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
+        try:
+            sandbox = await starting
+        except asyncio.CancelledError:
+            cancelled += 1
+        else:  # on a busy machine it may be there before it is cancelled
+            await sandbox.close()
+    assert cancelled
     assert containers() == []
 
 
