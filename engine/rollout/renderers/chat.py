@@ -82,16 +82,16 @@ class ChatRenderer:
 
     @cached_property
     def append_only(self) -> bool:
-        """Of conversations with whatever a turn may hold: a thought where the policy may think, and a call."""
+        """Found out by a conversation of two calls, with thoughts where the policy may think; of two answers where no
+        call can be written."""
         thought = "a" if self._may_think() else ""
-        answered = Exchange((), Parsed(AssistantMessage("a", reasoning=thought), 0), (Message("user", "b"),))
-        exchanges, tools = [answered], tuple[ToolSchema, ...]()
+        turn, read, tools = AssistantMessage("a", reasoning=thought), Message("user", "b"), tuple[ToolSchema, ...]()
         if self._format is not None:
-            tools = (_PROBED_TOOL,)
-            calling = replace(_PROBED_CALL, reasoning=thought)
-            exchanges.insert(0, Exchange((), Parsed(calling, 0), (Message("tool", "c", _PROBED_TOOL.name),)))
-        opening = (Message("user", "d"),)
-        conversations = [Conversation(opening, tools, (), tuple(exchanges[: end + 1])) for end in range(len(exchanges))]
+            turn, tools = replace(_PROBED_CALL, reasoning=thought), (_PROBED_TOOL,)
+            read = Message("tool", "b", _PROBED_TOOL.name)
+        exchange = Exchange((), Parsed(turn, 0), (read,))
+        opening = (Message("user", "c"),)
+        conversations = [Conversation(opening, tools, (), (exchange,) * count) for count in (1, 2)]
         return all(self.rewritten(conversation) is None for conversation in conversations)
 
     @property

@@ -59,7 +59,10 @@ class Rewritten:
 class Renderer(Protocol):
     @property
     def append_only(self) -> bool:
-        """Whether ``rewritten`` never has anything to say, so that a trajectory is one segment."""
+        """Whether ``rewritten`` has nothing to say as long as tools alone answer: such a trajectory is one segment.
+
+        Where somebody else speaks again, it may have.
+        """
         ...
 
     @property
@@ -86,7 +89,7 @@ class Renderer(Protocol):
     def rewritten(self, conversation: Conversation) -> Rewritten | None:
         """What stands before the next turn where that is not all that stood there before, with ``bridge`` behind it.
 
-        None where it is; that is the only answer of an ``append_only`` renderer.  The caller asks before each turn but
+        None where it is.  The caller asks before each turn but
         the first and begins anew where it is told to, so that what stands before the last turn is already what the
         template writes there.  Messages are compared by what they say: ids that a policy sampled are no break, however
         they are spelled.
