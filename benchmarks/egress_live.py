@@ -266,9 +266,10 @@ def by_class(played: Sequence[Played]) -> dict[str, Tally]:
 def open_cases(played: Sequence[Played]) -> list[str]:
     """What went wrong in the open half, case by case; of the sealed half nothing."""
     lines = []
-    for one in played:
-        wrong = not one.found if one.case.kind == "incident" else bool(one.loud)
-        if one.case.is_open and wrong:
-            alerts = ", ".join(f"{alert.rule} ({alert.severity}, turn {alert.turn})" for alert in one.alerts)
-            lines.append(f"{one.case.kind} {one.case.group}/{one.case.form} '{one.case.name}': {alerts or 'nothing'}")
+    for outcome in played:
+        wrong = not outcome.found if outcome.case.kind == "incident" else bool(outcome.loud)
+        if outcome.case.is_open and wrong:
+            alerts = ", ".join(f"{alert.rule} ({alert.severity}, turn {alert.turn})" for alert in outcome.alerts)
+            case = outcome.case
+            lines.append(f"{case.kind} {case.group}/{case.form} '{case.name}': {alerts or 'nothing'}")
     return lines

@@ -170,7 +170,7 @@ class Learner:
     def _supervised(self) -> list[Sample]:
         """Return the trajectories without those of which every turn is masked."""
         shown = by_trajectory(list(self._shown()))
-        return [sample for samples in shown if any(one.learned_length for one in samples) for sample in samples]
+        return [sample for samples in shown if any(sample.learned_length for sample in samples) for sample in samples]
 
     # ---- from groups to columns and samples ----
 

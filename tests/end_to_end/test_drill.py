@@ -115,7 +115,7 @@ def test_a_benign_review_decision_about_a_whole_group_becomes_an_advantage(stack
     stack.until("a freed trajectory with an advantage", decided_and_trained_on, timeout_s=600)
     trajectory, effect = next(paid(stack, run_id))
     assert f"Trained on at step {effect['step']}, advantage {effect['advantage']:+.2g}" in effect["text"]
-    released = [one for one in reported(stack, run_id, trajectory) if trained_on(one)]
+    released = [event for event in reported(stack, run_id, trajectory) if trained_on(event)]
     values = [value for turn in released[-1]["segments"][0]["turns"] for value in turn["advantages"] or []]
     assert abs(sum(values) / len(values) - effect["advantage"]) < 1e-6
     groups = stack.ask("GET", "/alerts/groups", params={"run": run_id})["items"]

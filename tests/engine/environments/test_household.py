@@ -210,7 +210,7 @@ def test_the_question_tells_no_place_and_an_observation_only_what_is_there():
 
 
 def test_an_observation_names_a_bounded_number_of_admissible_actions():
-    crowded = World(("table 1",), tuple(f"{one} 1" for one in OBJECTS), (0,) * len(OBJECTS), KITCHEN.goal)
+    crowded = World(("table 1",), tuple(f"{thing} 1" for thing in OBJECTS), (0,) * len(OBJECTS), KITCHEN.goal)
     shown = scene(crowded, HouseholdState(0, crowded.places)).partition("You can: ")[2].split("; ")
     assert len(shown) == SHOWN_ACTIONS
     legal = [str(action) for action in admissible(crowded, HouseholdState(0, crowded.places))]

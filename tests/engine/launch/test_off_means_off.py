@@ -121,7 +121,7 @@ def test_attribution_of_weight_0_is_grpo_up_to_its_floor_of_the_std() -> None:
 
 def test_ipa_with_one_chunk_and_gamma_1_is_reinforce_to_the_bit() -> None:
     """REINFORCE written as truncated importance sampling with a bound out of reach: at ratio 1, -R log pi."""
-    one_turn = [one.model_copy(update={"segments": [Segment(turns=one.turns[:1])]}) for one in rollouts()]
+    one_turn = [rollout.model_copy(update={"segments": [Segment(turns=rollout.turns[:1])]}) for rollout in rollouts()]
     credit = {"kind": "chunk-return", "gamma": 1.0}
     weights = []
     for objective in ({"kind": "ipa", "mismatch_bound": None}, {"kind": "topr"}):

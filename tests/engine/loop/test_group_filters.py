@@ -44,7 +44,7 @@ def groups_of(rollout: Rollout, *outcomes: str) -> list[Trajectory]:
 def test_with_everything_off_all_comparable_rollouts_are_trained_on_as_they_are(rollout: Rollout) -> None:
     played = groups_of(rollout, "++", "--", "+-", "+")
     selected = selected_by(spec_with({}), grouped(played))
-    assert rollouts_in(selected.kept) == [one for one in played if one.prompt != 3]
+    assert rollouts_in(selected.kept) == [rollout for rollout in played if rollout.prompt != 3]
     assert selected.dropped == []
 
 
@@ -118,8 +118,8 @@ def test_the_low_variance_filter_is_that_of_the_pure_function(rollout: Rollout, 
     ]
     expected = highest_variance_groups(rewards, keep=keep)
     kept = rollouts_in(selected_by(spec_with({"keep_groups": keep}), grouped(played)).kept)
-    assert [one.masked_because is None for one in kept[::4]] == expected
-    assert {one.masked_because for one in kept} <= {None, LOW_VARIANCE}
+    assert [rollout.masked_because is None for rollout in kept[::4]] == expected
+    assert {rollout.masked_because for rollout in kept} <= {None, LOW_VARIANCE}
 
 
 def test_masked_rollouts_still_count_in_their_groups_variance_and_keep_their_first_reason(rollout: Rollout) -> None:
@@ -129,7 +129,7 @@ def test_masked_rollouts_still_count_in_their_groups_variance_and_keep_their_fir
         rollout(prompt=1, member=1, success=False),
     ]
     kept = rollouts_in(selected_by(spec_with({"masks": ["void-turn"], "keep_groups": 0.5}), grouped(played)).kept)
-    assert [one.masked_because for one in kept] == [LOW_VARIANCE, LOW_VARIANCE, "void-turn", None]
+    assert [rollout.masked_because for rollout in kept] == [LOW_VARIANCE, LOW_VARIANCE, "void-turn", None]
 
 
 def test_what_has_no_token_of_the_policys_teaches_nothing(rollout: Rollout) -> None:

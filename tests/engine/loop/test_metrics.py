@@ -101,10 +101,10 @@ def test_starts_tell_how_much_was_given_and_how_good_the_policy_is_without(rollo
 def test_an_experts_calls_are_not_in_the_policys_error_rates(rollout: Rollout) -> None:
     """Else a recipe whose rollouts begin far inside an expert's trajectory looks as if its policy erred less."""
     played = [rollout(member=index, turns=5, prefilled=3, first_attempt_errors=1) for index in range(2)]
-    for one in played:
-        [call] = one.turns[3].tool_calls
-        failed = one.turns[3].model_copy(update={"tool_calls": [call.model_copy(update={"status": "error"})]})
-        one.segments[0].turns[3] = failed
+    for rollout in played:
+        [call] = rollout.turns[3].tool_calls
+        failed = rollout.turns[3].model_copy(update={"tool_calls": [call.model_copy(update={"status": "error"})]})
+        rollout.segments[0].turns[3] = failed
     values = metrics(played, {"expert_starts": {}, "purification": {}})
     names = ("tool_calls", "tool_error_rate", "first_attempt_error_rate")
     assert [values[f"train/{name}"] for name in names] == [1, 1, 1]

@@ -162,7 +162,7 @@ def test_found_benign_it_is_credited_in_its_group_and_moves_the_weights(rig: Cal
         turn["logprobs"] for turn in reported["segments"][0]["turns"]
     ]
     group = [rollout for rollout in workers.batches[0] if rollout.prompt == 0]
-    mean = (sum(one.reward for one in group) + reported["reward"]) / (len(group) + 1)
+    mean = (sum(rollout.reward for rollout in group) + reported["reward"]) / (len(group) + 1)
     advantage = reported["segments"][0]["turns"][0]["advantages"][0]
     assert advantage == pytest.approx(0, abs=1e-6) or advantage * (reported["reward"] - mean) > 0
     assert [event["values"]["train/released"] for event in metrics_with(service, "train/released")] == [0, 1]

@@ -60,8 +60,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_records_of_one_sandbox_and_turn_share_an_event_and_keep_their_order(run: Run) -> None:
-    for one in (record(1), record(2), alert(), record(3), record(4, turn=1), record(1, sandbox="other", turn=None)):
-        run.log.write(one)
+    for entry in (record(1), record(2), alert(), record(3), record(4, turn=1), record(1, sandbox="other", turn=None)):
+        run.log.write(entry)
     run.reader.drain()
     reported = [
         (event["kind"], event.get("sandbox"), event["origin"] and event["origin"]["turn"]) for event in run.events()
@@ -214,7 +214,7 @@ def test_what_workers_of_0_2_wrote_becomes_events_of_today_and_is_read_once(tmp_
     run = Run(tmp_path)
     run.reader.close()
     egress, turn, raised = run.events()
-    assert (egress["sandbox"], [one["seq"] for one in egress["records"]]) == ("sandbox", [1])
+    assert (egress["sandbox"], [record["seq"] for record in egress["records"]]) == ("sandbox", [1])
     assert egress["records"][0] == record(1).record.model_dump(mode="json")
     assert turn["origin"] == {"trajectory": "train-0-0", "turn": 0}
     assert (raised["finding"]["sandbox"], raised["origin"]) == ("sandbox", alert().model_dump(mode="json")["origin"])

@@ -67,7 +67,9 @@ class Branching(CharacterRenderer):
                 frames.append(super().parse(frame, tools).message)
                 frame = []
         requests = tuple(request for message in frames for request in message.requests)
-        return Parsed(AssistantMessage(requests=tuple(ToolRequest(one.name, one.arguments) for one in requests)), 0)
+        return Parsed(
+            AssistantMessage(requests=tuple(ToolRequest(request.name, request.arguments) for request in requests)), 0
+        )
 
 
 def calls(*codes):

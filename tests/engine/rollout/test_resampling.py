@@ -118,7 +118,7 @@ async def test_an_experts_failures_are_not_the_rollouts(sandboxes):
     asked = replace(FIRST, prefill=prefill)
     result, _ = await collected(sandboxes, {}, [asked], otherwise=[call("1/0"), answer("1")])
     calls = [call for turn in result.trajectories[0].turns for call in turn.tool_calls]
-    assert [one.status for one in calls] == ["error"] * 3
+    assert [call.status for call in calls] == ["error"] * 3
     assert result.resampled == 0
 
 

@@ -132,8 +132,8 @@ def test_a_drill_is_called_in_the_third_turn_at_the_earliest_and_by_so_many():
     cold_start = ColdStart(demonstrations=400, wrong_fraction=0.3, tool_error_fraction=0.3)
     played = list(demonstrated(spec, cold_start, seed=5))
     turns = [
-        [number for number, turn in enumerate(one.turns) if [call.text for call in turn.tool_calls] == ["relay()"]]
-        for one in played
+        [number for number, turn in enumerate(rollout.turns) if [call.text for call in turn.tool_calls] == ["relay()"]]
+        for rollout in played
     ]
     assert 0.4 < sum(map(bool, turns)) / len(turns) < 0.6
     assert min(min(step) for step in turns if step) == 2

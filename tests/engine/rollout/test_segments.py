@@ -75,7 +75,7 @@ async def test_what_is_written_again_as_it_was_goes_on_in_its_segment():
     appended = await run_episode(request(), arena(plain, WITH_REASONING))
     assert len(played.segments) == 1
     assert all_ids(played) == all_ids(appended)
-    assert [one.observed_text for one in played.turns] == [None] * 3
+    assert [turn.observed_text for turn in played.turns] == [None] * 3
     assert phrase.rewound == []
 
 
@@ -143,18 +143,18 @@ async def test_the_real_generators_logprobs_of_every_segment_are_those_that_the_
         ]
     finally:
         generator.close()
-    several = [one for one in played if len(one.segments) > 2]
+    several = [rollout for rollout in played if len(rollout.segments) > 2]
     assert several
-    for one in several:
-        samples = samples_from_trajectory(one)
+    for rollout in several:
+        samples = samples_from_trajectory(rollout)
         again = TorchBackend(SPEC).logprobs(samples)
         for sample, row in zip(samples, again, strict=True):
             assert sample.loss_mask.sum() > 0
             np.testing.assert_allclose(
                 np.asarray(row)[sample.loss_mask], sample.rollout_logprobs[sample.loss_mask], atol=1e-4
             )
-    assert sum(int(s.loss_mask.sum()) for one in several for s in samples_from_trajectory(one)) == sum(
-        one.sampled_tokens for one in several
+    assert sum(int(s.loss_mask.sum()) for rollout in several for s in samples_from_trajectory(rollout)) == sum(
+        rollout.sampled_tokens for rollout in several
     )
 
 
@@ -179,7 +179,7 @@ def test_a_demonstration_is_written_in_the_segments_that_a_policy_would_have():
 async def test_each_call_of_a_turn_has_its_record_and_its_result():
     phrase = policy(calls("1", "bad", "3"), answer("it"))
     played = await run_episode(request(), arena(phrase, Branching()))
-    assert [(one.id, one.text, one.status) for one in played.turns[0].tool_calls] == [
+    assert [(call.id, call.text, call.status) for call in played.turns[0].tool_calls] == [
         ("call-1", "1", "ok"), ("call-2", "bad", "error"), ("call-3", "3", "ok"),
     ]  # fmt: skip
     assert played.turns[1].context_text == "<output>1</output><output>bad</output><output>3</output><assistant>"
@@ -193,7 +193,7 @@ async def test_each_call_of_a_turn_has_its_record_and_its_result():
 async def test_a_frozen_sandbox_stops_every_call_of_the_turn():
     phrase = policy(calls("1", "freeze"), answer("it"))
     played = await run_episode(request(), arena(phrase, Branching()))
-    assert [one.error_class for one in played.turns[0].tool_calls] == ["frozen", "frozen"]
+    assert [call.error_class for call in played.turns[0].tool_calls] == ["frozen", "frozen"]
     assert (len(played.turns), played.stop_reason, played.success) == (1, "frozen", False)
 
 
@@ -204,13 +204,13 @@ async def test_saar_rests_where_a_failed_turn_has_several_calls_and_says_so():
     [change] = played.changes
     assert (change.kind, change.turn, change.reason) == ("purification-failed", 0, "several-calls")
     assert played.tool_errors == played.first_attempt_errors == 2
-    assert not any(one.forced_ids for one in phrase.requests)
+    assert not any(request.forced_ids for request in phrase.requests)
 
 
 async def test_several_calls_that_all_worked_leave_saar_at_work():
     phrase = policy(calls("1", "2"), calls("bad"), calls("3"), answer("it"))
     played = await run_episode(request(purify=True), arena(phrase, Branching(), purification=Purification()))
-    assert [(one.kind, one.turn) for one in played.changes] == [("purified", 1)]
+    assert [(change.kind, change.turn) for change in played.changes] == [("purified", 1)]
 
 
 async def test_a_correction_of_several_calls_is_a_spent_attempt():
@@ -218,7 +218,7 @@ async def test_a_correction_of_several_calls_is_a_spent_attempt():
     played = await run_episode(request(purify=True), arena(phrase, Branching(), purification=Purification()))
     [change] = played.changes
     assert (change.kind, change.details["attempts"]) == ("purified", 2)
-    assert [one.text for one in played.tool_calls] == ["5"]
+    assert [call.text for call in played.tool_calls] == ["5"]
 
 
 async def test_saar_rests_where_the_renderer_writes_contexts_again():
@@ -254,11 +254,11 @@ async def test_a_bad_call_is_refused_by_itself_and_the_others_are_made():
                 )
             )
         )
-        assert [one.text for message in talk.heard for one in message.requests] == ["1", "2"]
-    assert [(one.id, one.error_class) for one in observation.calls] == [
+        assert [request.text for message in talk.heard for request in message.requests] == ["1", "2"]
+    assert [(call.id, call.error_class) for call in observation.calls] == [
         ("call-1", "unknown-tool"), ("call-2", None), ("call-3", "arguments"), ("call-4", "arguments"), ("last", None),
     ]  # fmt: skip
-    assert [message.call for message in observation.messages] == [one.id for one in observation.calls]
+    assert [message.call for message in observation.messages] == [call.id for call in observation.calls]
     assert observation.messages[1].content == "1"
 
 
@@ -282,7 +282,11 @@ async def test_what_an_environment_says_besides_results_comes_last():
 
     message = AssistantMessage(requests=(ToolRequest("python", {"code": "1"}), ToolRequest("fly", {})))
     observation = await CheckedSession(Chatty(), TOOLS).act(message)
-    assert [one.content for one in observation.messages] == ["1", "Error: no tool 'fly'; there is python", "hurry"]
+    assert [message.content for message in observation.messages] == [
+        "1",
+        "Error: no tool 'fly'; there is python",
+        "hurry",
+    ]
 
 
 # ---- answers that do not end an episode ----

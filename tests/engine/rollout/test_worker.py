@@ -152,7 +152,7 @@ def test_training_takes_its_tasks_in_turn_and_begins_again_after_the_last():
 
 def test_evaluation_meets_each_held_out_task_once_greedily_and_once_by_sampling():
     asked = evaluations_of(SPEC, version=4, tasks=5, prompts={})
-    assert [(one.purpose, one.task, one.temperature) for one in asked] == [
+    assert [(request.purpose, request.task, request.temperature) for request in asked] == [
         *(("eval-greedy", task, 0.0) for task in range(5)),
         *(("eval-sampled", task, 1.0) for task in range(5)),
     ]
@@ -181,7 +181,7 @@ def test_episodes_sample_as_schedule_and_evaluation_say():
 def test_no_two_requests_of_a_run_share_an_id_or_a_seed():
     asked = [*requests_of(SPEC, 1), *requests_of(SPEC, 2), *evaluations_of(SPEC, 0, 50, {})]
     asked += evaluations_of(SPEC, 2, 50, {"eval-greedy": 50, "eval-sampled": 50})
-    assert len({one.id for one in asked}) == len({one.seed for one in asked}) == len(asked)
+    assert len({request.id for request in asked}) == len({request.seed for request in asked}) == len(asked)
     other = SPEC.model_copy(update={"seed": 1})
     assert not {request.seed for request in requests_of(other, 1)} & {request.seed for request in asked}
 

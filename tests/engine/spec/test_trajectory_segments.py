@@ -23,7 +23,7 @@ def checked(one: Trajectory) -> Trajectory:
 
 
 def test_turns_of_all_segments_stand_in_order_of_time() -> None:
-    assert [one.token_ids for one in checked(rewritten()).turns] == [[4, 5], [7], [9], [21], [23]]
+    assert [turn.token_ids for turn in checked(rewritten()).turns] == [[4, 5], [7], [9], [21], [23]]
     parallel = Trajectory.model_validate(
         PLAIN.model_dump()
         | {
@@ -33,9 +33,9 @@ def test_turns_of_all_segments_stand_in_order_of_time() -> None:
             ]
         }
     )
-    assert [one.token_ids for one in parallel.turns] == [[2], [6], [8], [4]]
+    assert [turn.token_ids for turn in parallel.turns] == [[2], [6], [8], [4]]
     renamed = parallel.with_turns([one.model_copy(update={"token_ids": [n]}) for n, one in enumerate(parallel.turns)])
-    assert [[one.token_ids for one in segment.turns] for segment in renamed.segments] == [[[0], [3]], [[1], [2]]]
+    assert [[turn.token_ids for turn in segment.turns] for segment in renamed.segments] == [[[0], [3]], [[1], [2]]]
 
 
 def test_what_the_policy_had_before_a_turn_is_the_shared_beginning_and_its_own_segment() -> None:
@@ -85,15 +85,15 @@ def test_other_turns_are_as_many() -> None:
 def test_what_was_written_as_turns_with_one_call_each_is_read_as_one_segment() -> None:
     document = PLAIN.model_dump()
     turns = [
-        {name: value for name, value in one.items() if name not in ("tool_calls", "answered", "observed_text")}
-        for one in document.pop("segments")[0]["turns"]
+        {name: value for name, value in turn.items() if name not in ("tool_calls", "answered", "observed_text")}
+        for turn in document.pop("segments")[0]["turns"]
     ]
     call = {"name": "python", "arguments": "1+1", "output": "2", "status": "ok", "seconds": 0.0}
     turns[0]["tool_call"], turns[2]["tool_call"] = call, None
     read = Trajectory.model_validate(document | {"turns": turns})
-    assert [one.token_ids for one in read.turns] == [one.token_ids for one in PLAIN.turns]
+    assert [turn.token_ids for turn in read.turns] == [turn.token_ids for turn in PLAIN.turns]
     assert [(made.written, made.text, made.arguments) for made in read.tool_calls] == [("1+1", "1+1", {})]
-    assert [one.answered for one in read.turns] == [False, False, True]
+    assert [turn.answered for turn in read.turns] == [False, False, True]
     assert Trajectory.model_validate(read.model_dump()) == read
     assert Trajectory.model_validate(document | {"turns": []}).segments == []
 

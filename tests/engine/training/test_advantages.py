@@ -139,7 +139,9 @@ def test_groups_of_two_steps_are_two_groups_though_they_have_one_number(credit: 
 @pytest.mark.parametrize("credit", [Grpo(), DrGrpo(), Rloo(), ReinforcePlusPlus(), Gigpo(), Attribution()])
 def test_who_is_masked_counts_in_the_statistics(credit: Credit) -> None:
     played = rollouts()
-    masked = [one.model_copy(update={"masked_because": "overlong"}) if one.member else one for one in played]
+    masked = [
+        rollout.model_copy(update={"masked_because": "overlong"}) if rollout.member else rollout for rollout in played
+    ]
     assert token_advantages(credit, grouped(masked), Occasion(1)) == token_advantages(
         credit, grouped(played), Occasion(1)
     )

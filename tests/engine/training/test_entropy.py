@@ -15,8 +15,12 @@ WIDE = CovarianceClip(share=0.3, low=-1e9, high=1e9)
 def samples(seed: int = 0) -> list[Sample]:
     dice = np.random.default_rng(seed)
     return [
-        replace(one, advantages=dice.normal(size=len(one)).astype(np.float32), old_logprobs=-dice.random(len(one)))
-        for one in map(only_sample, rollouts())
+        replace(
+            rollout,
+            advantages=dice.normal(size=len(rollout)).astype(np.float32),
+            old_logprobs=-dice.random(len(rollout)),
+        )
+        for rollout in map(only_sample, rollouts())
     ]
 
 

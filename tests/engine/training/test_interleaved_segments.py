@@ -44,20 +44,20 @@ def interleaved(one: Trajectory, dice: random.Random) -> Trajectory:
 
 def test_the_cut_twin_reads_before_every_turn_what_the_whole_one_reads() -> None:
     dice = random.Random(1)
-    for one in played(dice):
-        twin = interleaved(one, dice)
-        for number in range(len(one.turns)):
-            assert twin.ids_before(number) == one.ids_before(number)
-        assert [each.token_ids for each in twin.turns] == [each.token_ids for each in one.turns]
+    for rollout in played(dice):
+        twin = interleaved(rollout, dice)
+        for number in range(len(rollout.turns)):
+            assert twin.ids_before(number) == rollout.ids_before(number)
+        assert [each.token_ids for each in twin.turns] == [each.token_ids for each in rollout.turns]
 
 
 def played(dice: random.Random, *, masked: bool = True) -> list[Trajectory]:
     """Four groups of up to six turns; some turns are masked, whole trajectories too; rewards below 0 among them; one
     group all of whose rewards are equal, and one of a single member."""
     longer = []
-    for one in rollouts():
+    for rollout in rollouts():
         more = [each for other in rollouts(2) for each in other.turns]
-        turns = [*one.turns, *(dice.choice(more[1:]) for _ in range(dice.randrange(4)))]
+        turns = [*rollout.turns, *(dice.choice(more[1:]) for _ in range(dice.randrange(4)))]
         turns = [
             turn(
                 [8, dice.choice((40, 41)), 9] if number else each.context_ids,
@@ -68,12 +68,12 @@ def played(dice: random.Random, *, masked: bool = True) -> list[Trajectory]:
             )
             for number, each in enumerate(turns)
         ]
-        reward = -0.5 if one.prompt == 1 else dice.choice((-1.0, -0.25, 0.5, 1.0))
+        reward = -0.5 if rollout.prompt == 1 else dice.choice((-1.0, -0.25, 0.5, 1.0))
         update: dict[str, Any] = {"segments": [Segment(turns=turns)], "reward": reward, "success": reward > 0}
-        if one.member == 1 and one.prompt == 0:
+        if rollout.member == 1 and rollout.prompt == 0:
             update["masked_because"] = "overlong"
-        if one.prompt < 3 or one.member == 0:
-            longer.append(one.model_copy(update=update))
+        if rollout.prompt < 3 or rollout.member == 0:
+            longer.append(rollout.model_copy(update=update))
     return longer
 
 
@@ -93,12 +93,12 @@ def with_experts(played: Sequence[Trajectory], dice: random.Random) -> list[Traj
 def with_repairs(played: Sequence[Trajectory], dice: random.Random) -> list[Trajectory]:
     """A turn of each was repaired, seldom its first."""
     marked = []
-    for one in played:
-        number = dice.randrange(len(one.turns))
-        length = len(one.turns[number].token_ids)
+    for rollout in played:
+        number = dice.randrange(len(rollout.turns))
+        length = len(rollout.turns[number].token_ids)
         start = dice.randrange(length)
         change = Change(kind="purified", turn=number, start=start, stop=length, reason="deep", removed_ids=[60, 61])
-        marked.append(one.model_copy(update={"changes": [change]}))
+        marked.append(rollout.model_copy(update={"changes": [change]}))
     return marked
 
 
@@ -176,9 +176,9 @@ def test_segments_side_by_side_in_time_have_the_gradient_of_their_uncut_twin(
         first = with_experts(first, dice)
     if "preference" in name:
         first = with_repairs(first, dice)
-    steps = [first, [one.model_copy(update={"sampled_at_version": 1}) for one in first]]
-    cut = [[interleaved(one, dice) for one in step] for step in steps]
-    assert max(len(one.segments) for one in cut[0]) > 2
+    steps = [first, [rollout.model_copy(update={"sampled_at_version": 1}) for rollout in first]]
+    cut = [[interleaved(rollout, dice) for rollout in step] for step in steps]
+    assert max(len(rollout.segments) for rollout in cut[0]) > 2
     spec = spec_of(RECIPES[name])
     theirs, their_reports = gradients(monkeypatch, spec, [grouped(step) for step in steps])
     ours, our_reports = gradients(monkeypatch, spec, [grouped(step) for step in cut])

@@ -117,7 +117,9 @@ def test_the_baseline_of_self_imitation_is_of_whole_groups() -> None:
     learner = learner_for(run_spec(SPEAR | {"self_imitation": {"baseline_buffer": 8, "replay_buffer": 99}}))
     pair = [trajectory(turn([2, 4, 5], [20, 21]), reward=reward, member=index) for index, reward in enumerate((0.2, 0))]
     assert learned(learner, grouped(pair))["sil/baseline"] == pytest.approx(0.1)
-    later = [one.model_copy(update={"sampled_at_version": 1, "id": f"train-1-{one.member}"}) for one in pair]
+    later = [
+        rollout.model_copy(update={"sampled_at_version": 1, "id": f"train-1-{rollout.member}"}) for rollout in pair
+    ]
     back = trajectory(turn([2, 4, 5], [22, 23]), reward=1.0, member=2, alerts=["sandbox/1"])
     credited(learner, grouped(later), grouped([*pair, back]))
     assert updated(learner, grouped(later), [back])["sil/baseline"] == pytest.approx(0.1)
@@ -125,11 +127,14 @@ def test_the_baseline_of_self_imitation_is_of_whole_groups() -> None:
 
 def test_masked_trajectories_count_in_their_group_and_are_not_trained() -> None:
     learner = learner_for(run_spec({"credit": {"kind": "grpo"}}))
-    played = [one.model_copy(update={"masked_because": "overlong"}) if one.member == 0 else one for one in rollouts()]
+    played = [
+        rollout.model_copy(update={"masked_because": "overlong"}) if rollout.member == 0 else rollout
+        for rollout in rollouts()
+    ]
     plain, masked = credited(learner, grouped(rollouts())), credited(learner, grouped(played))
     ours, theirs = ([rollout.turns[0].advantages for rollout in rollouts_in(groups)] for groups in (masked, plain))
     assert ours == theirs
-    trained = sum(one.sampled_tokens for one in played if one.masked_because is None)
+    trained = sum(rollout.sampled_tokens for rollout in played if rollout.masked_because is None)
     assert updated(learner, masked)["tokens"] == trained
 
 

@@ -33,8 +33,8 @@ def by_hand(learner: Learner, repaired: Sequence[Trajectory]) -> list[torch.Tens
     """At the reference both gains are 0, so that the slope of a pair is beta / 2 of either side's."""
     network = learner._trainer.backend.network
     total = torch.zeros(())
-    for one in repaired:
-        [segment] = one.segments
+    for rollout in repaired:
+        [segment] = rollout.segments
         written = [token for each in segment.turns for token in (*each.context_ids, *each.token_ids)]
         graft = written[-min(GRAFT, len(segment.turns[-1].token_ids)) :]
         before = written[: -len(graft)]
@@ -58,14 +58,14 @@ def test_equal_rewards_below_0_a_group_of_one_a_masked_and_a_released_rollout(mo
         environment={"sandbox": {"snapshots": True}},
     )
     learner = learner_for(spec)
-    same = [repaired_last(one).model_copy(update={"reward": -0.5, "success": False}) for one in rollouts(2)]
-    same = [one for one in same if one.prompt < 3 or one.member == 0]
+    same = [repaired_last(rollout).model_copy(update={"reward": -0.5, "success": False}) for rollout in rollouts(2)]
+    same = [rollout for rollout in same if rollout.prompt < 3 or rollout.member == 0]
     same[1] = same[1].model_copy(update={"masked_because": "overlong"})
-    earlier = [one.model_copy(update={"prompt": 9, "id": f"train-9-{one.member}"}) for one in same[2:4]]
+    earlier = [rollout.model_copy(update={"prompt": 9, "id": f"train-9-{rollout.member}"}) for rollout in same[2:4]]
     groups, held = grouped(same), grouped(earlier)
     learner.credit(groups, held, step=2)
     again = rollouts_in(held)[:1]
-    learned = [one for one in [*same, *again] if one.masked_because is None]
+    learned = [rollout for rollout in [*same, *again] if rollout.masked_because is None]
     expected = by_hand(learner, learned)
     caught: list[torch.Tensor] = []
 
@@ -76,6 +76,6 @@ def test_equal_rewards_below_0_a_group_of_one_a_masked_and_a_released_rollout(mo
         patch.setattr(torch.optim.AdamW, "step", catch)
         report = learner.update(UpdateRequest.of(2, groups, again, credited=True))
     assert (report["updates"], report["dpo/pairs"], report["dpo/margin"]) == (1, len(learned), 0)
-    assert len({len(one.turns) for one in learned}) > 1
+    assert len({len(rollout.turns) for rollout in learned}) > 1
     for ours, theirs in zip(caught, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

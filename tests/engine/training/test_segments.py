@@ -151,8 +151,8 @@ def test_cutting_trajectories_into_segments_changes_neither_weight_nor_gradient(
     whole, parts = learner_for(spec), learner_for(spec)
     for step in (1, 2):
         played = rollouts(step)
-        segmented = [cut_at_random(one, dice) for one in played]
-        assert max(len(one.segments) for one in segmented) > 1
+        segmented = [cut_at_random(rollout, dice) for rollout in played]
+        assert max(len(rollout.segments) for rollout in segmented) > 1
         ours, theirs = learned(parts, grouped(segmented)), learned(whole, grouped(played))
         assert ours.keys() == theirs.keys()
         assert ours["updates"] == theirs["updates"] == 2
@@ -180,7 +180,7 @@ def test_without_its_share_a_segment_would_weigh_as_a_whole_trajectory() -> None
 
 def test_a_minibatch_counts_trajectories_and_never_parts_one() -> None:
     played = [cut(trajectory(*(turn([1], [20]) for _ in range(3)), member=member), [1, 2]) for member in range(4)]
-    samples = [sample for one in played for sample in samples_from_trajectory(one)]
+    samples = [sample for rollout in played for sample in samples_from_trajectory(rollout)]
     assert [len(part) for part in minibatches(samples, 2)] == [6, 6]
     assert [len(part) for part in minibatches(samples, 3)] == [9, 3]
     assert [len(part) for part in by_trajectory(samples)] == [3] * 4
@@ -190,11 +190,14 @@ def test_a_minibatch_counts_trajectories_and_never_parts_one() -> None:
 
 
 def test_a_masked_trajectory_trains_on_none_of_its_segments() -> None:
-    learner, played = learner_for(run_spec({})), [cut(one, [1]) for one in rollouts()]
+    learner, played = learner_for(run_spec({})), [cut(rollout, [1]) for rollout in rollouts()]
     groups = credited(learner, grouped(played))
     request = UpdateRequest.of(1, groups, [], credited=True)
     kept = played[0].id
-    decisions = [RolloutDecision(one.trajectory, None if one.trajectory == kept else "x") for one in request.rollouts]
+    decisions = [
+        RolloutDecision(decision.trajectory, None if decision.trajectory == kept else "x")
+        for decision in request.rollouts
+    ]
     report = learner.update(replace(request, rollouts=tuple(decisions)))
     assert report.get("tokens", 0) == played[0].sampled_tokens
 
@@ -260,7 +263,7 @@ def test_a_replay_buffer_of_0_2_is_read_as_trajectories_of_one_segment() -> None
     entry = {"payload": columns, "reward": 1.0, "advantage": 1.0, "step": 1}
     imitator.load({"baselines": [], "entries": [entry]})
     replay, _ = imitator.next_replay([], [], [], step=2)
-    assert [one.token_ids.tolist() for one in replay.samples] == [[1, 20]]
+    assert [sample.token_ids.tolist() for sample in replay.samples] == [[1, 20]]
 
 
 def test_a_recipe_that_needs_one_segment_masks_what_has_several() -> None:
@@ -318,7 +321,7 @@ def test_a_demonstration_in_several_segments_is_one_of_its_batch() -> None:
         for number in range(6)
     ]
     learners = [
-        Learner(spec, lambda shown=shown: iter(shown)) for shown in (whole, [cut(one, [1, 2]) for one in whole])
+        Learner(spec, lambda shown=shown: iter(shown)) for shown in (whole, [cut(rollout, [1, 2]) for rollout in whole])
     ]
     losses = [learner.cold_start(1, 7) for learner in learners]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -29,7 +29,7 @@ def step_of(step: int, *rewards: float) -> tuple[list[float], list[Played], list
                    reward=reward, member=i, step=step)
         for i, reward in enumerate(rewards)
     ]  # fmt: skip
-    return [mean], [Played(step, reward) for reward in rewards], [[only_sample(one)] for one in played]
+    return [mean], [Played(step, reward) for reward in rewards], [[only_sample(rollout)] for rollout in played]
 
 
 def spear(**changes: object) -> SelfImitator:
@@ -129,7 +129,8 @@ def test_saved_through_torch_and_loaded_it_goes_on_as_if_nothing_had_happened() 
 def test_a_replayed_sample_carries_nothing_of_its_first_update() -> None:
     means, played, samples = step_of(1, 1, 0)
     boosted = [
-        [replace(one, boosted=one.loss_mask, expert=one.loss_mask) for one in of_rollout] for of_rollout in samples
+        [replace(sample, boosted=sample.loss_mask, expert=sample.loss_mask) for sample in of_rollout]
+        for of_rollout in samples
     ]
     imitator = spear(replay_buffer=1)
     imitator.next_replay(means, played, boosted, step=1)

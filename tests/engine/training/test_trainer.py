@@ -152,8 +152,8 @@ def test_log_probs_and_entropy_are_those_of_the_divided_logits(at, heat):
     samples = rollouts(4)
     with torch.no_grad():
         logp = [
-            (trainer.backend.network(torch.from_numpy(one.token_ids)[None])[0] / heat).log_softmax(-1)
-            for one in samples
+            (trainer.backend.network(torch.from_numpy(sample.token_ids)[None])[0] / heat).log_softmax(-1)
+            for sample in samples
         ]
     rows = trainer.old_logprobs(samples)
     entropies = []

@@ -121,8 +121,8 @@ def test_cutting_changes_no_gradient_of_the_critic(monkeypatch: pytest.MonkeyPat
     spec, gradients = whole({"credit": {"kind": "gae"}}), []
     dice = np.random.default_rng(0)
     samples = [
-        with_targets(one, dice.normal(size=len(one)), dice.normal(size=len(one)))
-        for one in map(only_sample, rollouts())
+        with_targets(rollout, dice.normal(size=len(rollout)), dice.normal(size=len(rollout)))
+        for rollout in map(only_sample, rollouts())
     ]
     for max_tokens in (1, 60, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
@@ -292,8 +292,8 @@ def test_a_value_sees_what_stands_before_its_token_and_nothing_else() -> None:
     spec = whole({"credit": {"kind": "gae"}})
     critic = critic_of(spec, Trainer(spec))
     samples = [only_sample(rollout) for rollout in rollouts()]
-    critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])
-    critic.update([with_targets(one, np.zeros(len(one)), np.ones(len(one))) for one in samples])
+    critic.update([with_targets(sample, np.zeros(len(sample)), np.ones(len(sample))) for sample in samples])
+    critic.update([with_targets(sample, np.zeros(len(sample)), np.ones(len(sample))) for sample in samples])
     sample = max(samples, key=len)
     last = sample.learned_length - 1
     other_end = sample.token_ids.copy()

@@ -162,7 +162,7 @@ def test_another_team_sees_and_changes_nothing(api_of: Any, charlie: User, paths
     for path in (
         paths["alert"],
         paths["held"],
-        *(f"{paths['run']}/{one}" for one in ("alerts", "egress", "quarantines")),
+        *(f"{paths['run']}/{page}" for page in ("alerts", "egress", "quarantines")),
     ):
         assert api.get(path).status_code == 404, path
     assert api.post(paths["ack"]).status_code == 404
