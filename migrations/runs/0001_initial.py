@@ -8,272 +8,149 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
+
     initial = True
 
     dependencies = [
-        ("accounts", "0001_initial"),
-        ("experiments", "0001_initial"),
+        ('accounts', '0001_initial'),
+        ('experiments', '0001_initial'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name="MetricKey",
+            name='MetricKey',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("name", models.CharField(max_length=200, unique=True)),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(max_length=200, unique=True)),
             ],
         ),
         migrations.CreateModel(
-            name="Run",
+            name='Run',
             fields=[
-                ("id", models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False)),
-                ("number", models.PositiveIntegerField()),
-                ("name", models.CharField(max_length=100)),
-                ("spec", models.JSONField()),
-                ("created_at", models.DateTimeField(auto_now_add=True)),
-                ("started_at", models.DateTimeField(null=True)),
-                ("ended_at", models.DateTimeField(null=True)),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("queued", "Queued"),
-                            ("launching", "Launching"),
-                            ("running", "Running"),
-                            ("paused", "Paused"),
-                            ("succeeded", "Succeeded"),
-                            ("failed", "Failed"),
-                            ("cancelled", "Cancelled"),
-                        ],
-                        default="queued",
-                        max_length=10,
-                    ),
-                ),
-                ("state_since", models.DateTimeField(default=django.utils.timezone.now)),
-                (
-                    "desired",
-                    models.CharField(
-                        choices=[("run", "Run"), ("pause", "Pause"), ("cancel", "Cancel")], default="run", max_length=6
-                    ),
-                ),
-                ("desired_since", models.DateTimeField(default=django.utils.timezone.now)),
-                ("failure_reason", models.TextField(blank=True)),
-                ("summary", models.JSONField(null=True)),
-                ("attempt", models.PositiveIntegerField(default=0)),
-                ("submission_id", models.CharField(blank=True, max_length=80)),
-                ("lease_until", models.DateTimeField(null=True)),
-                ("heartbeat_at", models.DateTimeField(null=True)),
-                ("pulse", models.JSONField(null=True)),
-                ("phase", models.CharField(blank=True, max_length=20)),
-                ("step", models.IntegerField(default=0)),
-                ("total_steps", models.IntegerField(default=0)),
-                ("last_seq", models.BigIntegerField(default=0)),
-                (
-                    "created_by",
-                    models.ForeignKey(
-                        null=True,
-                        on_delete=django.db.models.deletion.SET_NULL,
-                        related_name="+",
-                        to=settings.AUTH_USER_MODEL,
-                    ),
-                ),
-                (
-                    "experiment",
-                    models.ForeignKey(
-                        null=True,
-                        on_delete=django.db.models.deletion.SET_NULL,
-                        related_name="runs",
-                        to="experiments.experiment",
-                    ),
-                ),
-                (
-                    "team",
-                    models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="runs", to="accounts.team"
-                    ),
-                ),
+                ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False)),
+                ('number', models.PositiveIntegerField()),
+                ('name', models.CharField(max_length=100)),
+                ('spec', models.JSONField()),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('started_at', models.DateTimeField(null=True)),
+                ('ended_at', models.DateTimeField(null=True)),
+                ('state', models.CharField(choices=[('queued', 'Queued'), ('launching', 'Launching'), ('running', 'Running'), ('paused', 'Paused'), ('succeeded', 'Succeeded'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], default='queued', max_length=10)),
+                ('state_since', models.DateTimeField(default=django.utils.timezone.now)),
+                ('desired', models.CharField(choices=[('run', 'Run'), ('pause', 'Pause'), ('cancel', 'Cancel')], default='run', max_length=6)),
+                ('desired_since', models.DateTimeField(default=django.utils.timezone.now)),
+                ('failure_reason', models.TextField(blank=True)),
+                ('summary', models.JSONField(null=True)),
+                ('attempt', models.PositiveIntegerField(default=0)),
+                ('submission_id', models.CharField(blank=True, max_length=80)),
+                ('lease_until', models.DateTimeField(null=True)),
+                ('heartbeat_at', models.DateTimeField(null=True)),
+                ('pulse', models.JSONField(null=True)),
+                ('phase', models.CharField(blank=True, max_length=20)),
+                ('step', models.IntegerField(default=0)),
+                ('total_steps', models.IntegerField(default=0)),
+                ('last_seq', models.BigIntegerField(default=0)),
+                ('created_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('experiment', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='runs', to='experiments.experiment')),
+                ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='runs', to='accounts.team')),
             ],
         ),
         migrations.CreateModel(
-            name="MetricRollup",
+            name='MetricRollup',
             fields=[
-                (
-                    "pk",
-                    models.CompositePrimaryKey(
-                        "run_id",
-                        "key_id",
-                        "level",
-                        "bucket",
-                        blank=True,
-                        editable=False,
-                        primary_key=True,
-                        serialize=False,
-                    ),
-                ),
-                ("level", models.SmallIntegerField()),
-                ("bucket", models.IntegerField()),
-                ("minimum", models.FloatField()),
-                ("maximum", models.FloatField()),
-                ("total", models.FloatField()),
-                ("count", models.IntegerField()),
-                ("last", models.FloatField()),
-                ("last_step", models.IntegerField()),
-                (
-                    "key",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="runs.metrickey",
-                    ),
-                ),
-                (
-                    "run",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="metric_rollups",
-                        to="runs.run",
-                    ),
-                ),
+                ('pk', models.CompositePrimaryKey('run_id', 'key_id', 'level', 'bucket', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('level', models.SmallIntegerField()),
+                ('bucket', models.IntegerField()),
+                ('minimum', models.FloatField()),
+                ('maximum', models.FloatField()),
+                ('total', models.FloatField()),
+                ('count', models.IntegerField()),
+                ('last', models.FloatField()),
+                ('last_step', models.IntegerField()),
+                ('key', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='runs.metrickey')),
+                ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='metric_rollups', to='runs.run')),
             ],
         ),
         migrations.CreateModel(
-            name="MetricPoint",
+            name='MetricPoint',
             fields=[
-                (
-                    "pk",
-                    models.CompositePrimaryKey(
-                        "run_id", "key_id", "step", blank=True, editable=False, primary_key=True, serialize=False
-                    ),
-                ),
-                ("step", models.IntegerField()),
-                ("value", models.FloatField()),
-                (
-                    "key",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="runs.metrickey",
-                    ),
-                ),
-                (
-                    "run",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="metric_points",
-                        to="runs.run",
-                    ),
-                ),
+                ('pk', models.CompositePrimaryKey('run_id', 'key_id', 'step', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('step', models.IntegerField()),
+                ('value', models.FloatField()),
+                ('key', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='runs.metrickey')),
+                ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='metric_points', to='runs.run')),
             ],
         ),
         migrations.CreateModel(
-            name="Event",
+            name='Event',
             fields=[
-                (
-                    "pk",
-                    models.CompositePrimaryKey(
-                        "run_id", "seq", blank=True, editable=False, primary_key=True, serialize=False
-                    ),
-                ),
-                ("seq", models.BigIntegerField()),
-                ("attempt", models.PositiveIntegerField()),
-                ("kind", models.CharField(max_length=12)),
-                ("step", models.IntegerField(null=True)),
-                ("at", models.DateTimeField()),
-                ("body", models.JSONField()),
-                (
-                    "run",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="events",
-                        to="runs.run",
-                    ),
-                ),
+                ('pk', models.CompositePrimaryKey('run_id', 'seq', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('seq', models.BigIntegerField()),
+                ('attempt', models.PositiveIntegerField()),
+                ('kind', models.CharField(max_length=12)),
+                ('step', models.IntegerField(null=True)),
+                ('at', models.DateTimeField()),
+                ('body', models.JSONField()),
+                ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='events', to='runs.run')),
             ],
         ),
         migrations.CreateModel(
-            name="Checkpoint",
+            name='Checkpoint',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("step", models.IntegerField()),
-                ("path", models.TextField()),
-                ("size_bytes", models.BigIntegerField()),
-                ("seconds", models.FloatField()),
-                ("at", models.DateTimeField()),
-                (
-                    "run",
-                    models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="checkpoints", to="runs.run"
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('step', models.IntegerField()),
+                ('path', models.TextField()),
+                ('size_bytes', models.BigIntegerField()),
+                ('seconds', models.FloatField()),
+                ('at', models.DateTimeField()),
+                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='checkpoints', to='runs.run')),
             ],
             options={
-                "ordering": ["step"],
+                'ordering': ['step'],
             },
         ),
         migrations.CreateModel(
-            name="RunTransition",
+            name='RunTransition',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("from_state", models.CharField(max_length=10)),
-                ("to_state", models.CharField(max_length=10)),
-                ("attempt", models.PositiveIntegerField()),
-                ("by", models.CharField(max_length=254)),
-                ("reason", models.TextField(blank=True)),
-                ("at", models.DateTimeField()),
-                (
-                    "run",
-                    models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="transitions", to="runs.run"
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('from_state', models.CharField(max_length=10)),
+                ('to_state', models.CharField(max_length=10)),
+                ('attempt', models.PositiveIntegerField()),
+                ('by', models.CharField(max_length=254)),
+                ('reason', models.TextField(blank=True)),
+                ('at', models.DateTimeField()),
+                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='transitions', to='runs.run')),
             ],
             options={
-                "ordering": ["id"],
+                'ordering': ['id'],
             },
         ),
         migrations.AddIndex(
-            model_name="run",
-            index=models.Index(fields=["team", "-created_at", "-id"], name="run_newest_first"),
+            model_name='run',
+            index=models.Index(fields=['team', '-created_at', '-id'], name='run_newest_first'),
         ),
         migrations.AddIndex(
-            model_name="run",
-            index=models.Index(
-                condition=models.Q(("state__in", ["cancelled", "failed", "succeeded"]), _negated=True),
-                fields=["state"],
-                name="run_unended",
-            ),
+            model_name='run',
+            index=models.Index(condition=models.Q(('state__in', ['cancelled', 'failed', 'succeeded']), _negated=True), fields=['state'], name='run_unended'),
         ),
         migrations.AddConstraint(
-            model_name="run",
-            constraint=models.UniqueConstraint(fields=("team", "number"), name="run_number_is_unique"),
+            model_name='run',
+            constraint=models.UniqueConstraint(fields=('team', 'number'), name='run_number_is_unique'),
         ),
         migrations.AddConstraint(
-            model_name="run",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("state__in", ["queued", "launching", "running", "paused", "succeeded", "failed", "cancelled"])
-                ),
-                name="run_state_is_known",
-            ),
+            model_name='run',
+            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['queued', 'launching', 'running', 'paused', 'succeeded', 'failed', 'cancelled'])), name='run_state_is_known'),
         ),
         migrations.AddConstraint(
-            model_name="run",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("desired__in", ["run", "pause", "cancel"])), name="run_desired_is_known"
-            ),
+            model_name='run',
+            constraint=models.CheckConstraint(condition=models.Q(('desired__in', ['run', 'pause', 'cancel'])), name='run_desired_is_known'),
         ),
         migrations.AddIndex(
-            model_name="event",
-            index=models.Index(condition=models.Q(("kind", "log")), fields=["run", "seq"], name="event_log_lines"),
+            model_name='event',
+            index=models.Index(condition=models.Q(('kind', 'log')), fields=['run', 'seq'], name='event_log_lines'),
         ),
         migrations.AddConstraint(
-            model_name="checkpoint",
-            constraint=models.UniqueConstraint(fields=("run", "step"), name="checkpoint_is_unique"),
+            model_name='checkpoint',
+            constraint=models.UniqueConstraint(fields=('run', 'step'), name='checkpoint_is_unique'),
         ),
     ]

@@ -4,14 +4,15 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
+
     dependencies = [
-        ("runs", "0001_initial"),
+        ('runs', '0001_initial'),
     ]
 
     operations = [
         migrations.AddField(
-            model_name="run",
-            name="doubts",
+            model_name='run',
+            name='doubts',
             field=models.PositiveSmallIntegerField(default=0),
         ),
     ]

@@ -6,22 +6,17 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
+
     dependencies = [
-        ("accounts", "0001_initial"),
-        ("experiments", "0001_initial"),
-        ("runs", "0003_rulings"),
+        ('accounts', '0001_initial'),
+        ('experiments', '0001_initial'),
+        ('runs', '0003_rulings'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.AddIndex(
-            model_name="run",
-            index=models.Index(
-                django.db.models.fields.json.KeyTextTransform(
-                    "id", django.db.models.fields.json.KeyTextTransform("environment", "spec")
-                ),
-                models.OrderBy(models.F("created_at"), descending=True),
-                name="run_by_environment",
-            ),
+            model_name='run',
+            index=models.Index(django.db.models.fields.json.KeyTextTransform('id', django.db.models.fields.json.KeyTextTransform('environment', 'spec')), models.OrderBy(models.F('created_at'), descending=True), name='run_by_environment'),
         ),
     ]

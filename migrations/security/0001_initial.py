@@ -6,272 +6,135 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
+
     initial = True
 
     dependencies = [
-        ("accounts", "0001_initial"),
-        ("runs", "0003_rulings"),
+        ('accounts', '0001_initial'),
+        ('runs', '0003_rulings'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name="EgressTotals",
+            name='EgressTotals',
             fields=[
-                (
-                    "run",
-                    models.OneToOneField(
-                        on_delete=django.db.models.deletion.CASCADE,
-                        primary_key=True,
-                        related_name="egress_totals",
-                        serialize=False,
-                        to="runs.run",
-                    ),
-                ),
-                ("records", models.BigIntegerField()),
-                ("allowed", models.BigIntegerField()),
-                ("denied", models.BigIntegerField()),
-                ("bytes_up", models.BigIntegerField()),
-                ("bytes_down", models.BigIntegerField()),
+                ('run', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='egress_totals', serialize=False, to='runs.run')),
+                ('records', models.BigIntegerField()),
+                ('allowed', models.BigIntegerField()),
+                ('denied', models.BigIntegerField()),
+                ('bytes_up', models.BigIntegerField()),
+                ('bytes_down', models.BigIntegerField()),
             ],
         ),
         migrations.CreateModel(
-            name="Alert",
+            name='Alert',
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("alert_id", models.CharField(max_length=220)),
-                ("event_seq", models.BigIntegerField()),
-                ("rule", models.CharField(max_length=60)),
-                (
-                    "severity",
-                    models.CharField(
-                        choices=[("critical", "Critical"), ("warning", "Warning"), ("info", "Info")], max_length=8
-                    ),
-                ),
-                ("category", models.CharField(max_length=40)),
-                ("attack", models.CharField(max_length=20)),
-                ("title", models.TextField()),
-                ("subject", models.CharField(max_length=200)),
-                ("evidence", models.JSONField(default=list)),
-                ("trajectory_id", models.CharField(blank=True, max_length=100)),
-                ("turn", models.IntegerField(null=True)),
-                ("box", models.CharField(max_length=200)),
-                ("label", models.CharField(blank=True, max_length=200)),
-                ("record_seq", models.BigIntegerField(null=True)),
-                ("at", models.DateTimeField()),
-                ("stored_at", models.DateTimeField()),
-                ("quarantined", models.BooleanField()),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[("open", "Open"), ("acknowledged", "Acknowledged")], default="open", max_length=12
-                    ),
-                ),
-                ("acknowledged_at", models.DateTimeField(null=True)),
-                (
-                    "acknowledged_by",
-                    models.ForeignKey(
-                        null=True,
-                        on_delete=django.db.models.deletion.SET_NULL,
-                        related_name="+",
-                        to=settings.AUTH_USER_MODEL,
-                    ),
-                ),
-                (
-                    "run",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="alerts",
-                        to="runs.run",
-                    ),
-                ),
-                (
-                    "team",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="alerts",
-                        to="accounts.team",
-                    ),
-                ),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('alert_id', models.CharField(max_length=220)),
+                ('event_seq', models.BigIntegerField()),
+                ('rule', models.CharField(max_length=60)),
+                ('severity', models.CharField(choices=[('critical', 'Critical'), ('warning', 'Warning'), ('info', 'Info')], max_length=8)),
+                ('category', models.CharField(max_length=40)),
+                ('attack', models.CharField(max_length=20)),
+                ('title', models.TextField()),
+                ('subject', models.CharField(max_length=200)),
+                ('evidence', models.JSONField(default=list)),
+                ('trajectory_id', models.CharField(blank=True, max_length=100)),
+                ('turn', models.IntegerField(null=True)),
+                ('box', models.CharField(max_length=200)),
+                ('label', models.CharField(blank=True, max_length=200)),
+                ('record_seq', models.BigIntegerField(null=True)),
+                ('at', models.DateTimeField()),
+                ('stored_at', models.DateTimeField()),
+                ('quarantined', models.BooleanField()),
+                ('state', models.CharField(choices=[('open', 'Open'), ('acknowledged', 'Acknowledged')], default='open', max_length=12)),
+                ('acknowledged_at', models.DateTimeField(null=True)),
+                ('acknowledged_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='alerts', to='runs.run')),
+                ('team', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='alerts', to='accounts.team')),
             ],
             options={
-                "indexes": [
-                    models.Index(fields=["team", "-id"], name="alert_newest_first"),
-                    models.Index(condition=models.Q(("state", "open")), fields=["team", "-id"], name="alert_open"),
-                    models.Index(fields=["run", "trajectory_id", "turn"], name="alert_by_turn"),
-                ],
-                "constraints": [
-                    models.UniqueConstraint(fields=("run", "alert_id"), name="alert_is_told_once"),
-                    models.CheckConstraint(
-                        condition=models.Q(("state__in", ["open", "acknowledged"])), name="alert_state_is_known"
-                    ),
-                ],
+                'indexes': [models.Index(fields=['team', '-id'], name='alert_newest_first'), models.Index(condition=models.Q(('state', 'open')), fields=['team', '-id'], name='alert_open'), models.Index(fields=['run', 'trajectory_id', 'turn'], name='alert_by_turn')],
+                'constraints': [models.UniqueConstraint(fields=('run', 'alert_id'), name='alert_is_told_once'), models.CheckConstraint(condition=models.Q(('state__in', ['open', 'acknowledged'])), name='alert_state_is_known')],
             },
         ),
         migrations.CreateModel(
-            name="EgressRecord",
+            name='EgressRecord',
             fields=[
-                (
-                    "pk",
-                    models.CompositePrimaryKey(
-                        "run_id", "box", "seq", blank=True, editable=False, primary_key=True, serialize=False
-                    ),
-                ),
-                ("box", models.CharField(max_length=200)),
-                ("seq", models.BigIntegerField()),
-                ("event_seq", models.BigIntegerField()),
-                ("trajectory_id", models.CharField(blank=True, max_length=100)),
-                ("turn", models.IntegerField(null=True)),
-                ("at", models.DateTimeField()),
-                ("last_at", models.DateTimeField()),
-                ("phase", models.CharField(max_length=8)),
-                ("attempt", models.BigIntegerField()),
-                ("stage", models.CharField(max_length=8)),
-                ("protocol", models.CharField(max_length=8)),
-                ("family", models.CharField(max_length=8)),
-                ("address", models.CharField(blank=True, max_length=64)),
-                ("port", models.IntegerField(null=True)),
-                ("name", models.CharField(blank=True, max_length=255)),
-                ("query_type", models.CharField(blank=True, max_length=32)),
-                ("sni", models.CharField(blank=True, max_length=255)),
-                ("host", models.CharField(blank=True, max_length=255)),
-                ("method", models.CharField(blank=True, max_length=32)),
-                ("allowed", models.BooleanField()),
-                ("policy", models.CharField(max_length=200)),
-                ("rule", models.CharField(blank=True, max_length=255)),
-                ("reason", models.CharField(max_length=40)),
-                ("label", models.CharField(blank=True, max_length=200)),
-                ("count", models.BigIntegerField()),
-                ("spread", models.JSONField(null=True)),
-                ("bytes_up", models.BigIntegerField()),
-                ("bytes_down", models.BigIntegerField()),
-                ("packets_up", models.BigIntegerField()),
-                ("ended", models.CharField(blank=True, max_length=12)),
-                ("opening_up", models.BinaryField()),
-                ("opening_down", models.BinaryField()),
-                (
-                    "run",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="egress",
-                        to="runs.run",
-                    ),
-                ),
+                ('pk', models.CompositePrimaryKey('run_id', 'box', 'seq', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('box', models.CharField(max_length=200)),
+                ('seq', models.BigIntegerField()),
+                ('event_seq', models.BigIntegerField()),
+                ('trajectory_id', models.CharField(blank=True, max_length=100)),
+                ('turn', models.IntegerField(null=True)),
+                ('at', models.DateTimeField()),
+                ('last_at', models.DateTimeField()),
+                ('phase', models.CharField(max_length=8)),
+                ('attempt', models.BigIntegerField()),
+                ('stage', models.CharField(max_length=8)),
+                ('protocol', models.CharField(max_length=8)),
+                ('family', models.CharField(max_length=8)),
+                ('address', models.CharField(blank=True, max_length=64)),
+                ('port', models.IntegerField(null=True)),
+                ('name', models.CharField(blank=True, max_length=255)),
+                ('query_type', models.CharField(blank=True, max_length=32)),
+                ('sni', models.CharField(blank=True, max_length=255)),
+                ('host', models.CharField(blank=True, max_length=255)),
+                ('method', models.CharField(blank=True, max_length=32)),
+                ('allowed', models.BooleanField()),
+                ('policy', models.CharField(max_length=200)),
+                ('rule', models.CharField(blank=True, max_length=255)),
+                ('reason', models.CharField(max_length=40)),
+                ('label', models.CharField(blank=True, max_length=200)),
+                ('count', models.BigIntegerField()),
+                ('spread', models.JSONField(null=True)),
+                ('bytes_up', models.BigIntegerField()),
+                ('bytes_down', models.BigIntegerField()),
+                ('packets_up', models.BigIntegerField()),
+                ('ended', models.CharField(blank=True, max_length=12)),
+                ('opening_up', models.BinaryField()),
+                ('opening_down', models.BinaryField()),
+                ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='egress', to='runs.run')),
             ],
             options={
-                "indexes": [
-                    models.Index(fields=["run", "-event_seq", "-seq"], name="egress_newest_first"),
-                    models.Index(fields=["run", "trajectory_id", "turn"], name="egress_by_turn"),
-                    models.Index(
-                        condition=models.Q(("allowed", False)),
-                        fields=["run", "-event_seq", "-seq"],
-                        name="egress_denied",
-                    ),
-                ],
+                'indexes': [models.Index(fields=['run', '-event_seq', '-seq'], name='egress_newest_first'), models.Index(fields=['run', 'trajectory_id', 'turn'], name='egress_by_turn'), models.Index(condition=models.Q(('allowed', False)), fields=['run', '-event_seq', '-seq'], name='egress_denied')],
             },
         ),
         migrations.CreateModel(
-            name="Quarantine",
+            name='Quarantine',
             fields=[
-                (
-                    "pk",
-                    models.CompositePrimaryKey(
-                        "run_id", "trajectory_id", blank=True, editable=False, primary_key=True, serialize=False
-                    ),
-                ),
-                ("trajectory_id", models.CharField(max_length=100)),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[("pending", "Pending"), ("benign", "Benign"), ("malicious", "Malicious")],
-                        default="pending",
-                        max_length=10,
-                    ),
-                ),
-                ("since", models.DateTimeField()),
-                ("number", models.PositiveIntegerField(null=True)),
-                ("ruled_at", models.DateTimeField(null=True)),
-                ("note", models.TextField(blank=True)),
-                (
-                    "ruled_by",
-                    models.ForeignKey(
-                        null=True,
-                        on_delete=django.db.models.deletion.SET_NULL,
-                        related_name="+",
-                        to=settings.AUTH_USER_MODEL,
-                    ),
-                ),
-                (
-                    "run",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="quarantines",
-                        to="runs.run",
-                    ),
-                ),
+                ('pk', models.CompositePrimaryKey('run_id', 'trajectory_id', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('trajectory_id', models.CharField(max_length=100)),
+                ('state', models.CharField(choices=[('pending', 'Pending'), ('benign', 'Benign'), ('malicious', 'Malicious')], default='pending', max_length=10)),
+                ('since', models.DateTimeField()),
+                ('number', models.PositiveIntegerField(null=True)),
+                ('ruled_at', models.DateTimeField(null=True)),
+                ('note', models.TextField(blank=True)),
+                ('ruled_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='quarantines', to='runs.run')),
             ],
             options={
-                "indexes": [
-                    models.Index(fields=["run", "number"], name="quarantine_by_ruling"),
-                    models.Index(condition=models.Q(("state", "pending")), fields=["run"], name="quarantine_pending"),
-                ],
-                "constraints": [
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            models.Q(("number", None), ("state", "pending")),
-                            models.Q(("number__isnull", False), ("state__in", ("benign", "malicious"))),
-                            _connector="OR",
-                        ),
-                        name="quarantine_has_its_ruling",
-                    )
-                ],
+                'indexes': [models.Index(fields=['run', 'number'], name='quarantine_by_ruling'), models.Index(condition=models.Q(('state', 'pending')), fields=['run'], name='quarantine_pending')],
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('number', None), ('state', 'pending')), models.Q(('number__isnull', False), ('state__in', ('benign', 'malicious'))), _connector='OR'), name='quarantine_has_its_ruling')],
             },
         ),
         migrations.CreateModel(
-            name="Ruling",
+            name='Ruling',
             fields=[
-                (
-                    "pk",
-                    models.CompositePrimaryKey(
-                        "run_id", "number", blank=True, editable=False, primary_key=True, serialize=False
-                    ),
-                ),
-                ("number", models.PositiveIntegerField()),
-                ("trajectory_id", models.CharField(max_length=100)),
-                ("verdict", models.CharField(max_length=10)),
-                ("note", models.TextField(blank=True)),
-                ("who", models.CharField(max_length=254)),
-                ("at", models.DateTimeField()),
-                (
-                    "run",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="ruling_history",
-                        to="runs.run",
-                    ),
-                ),
-                (
-                    "user",
-                    models.ForeignKey(
-                        null=True,
-                        on_delete=django.db.models.deletion.SET_NULL,
-                        related_name="+",
-                        to=settings.AUTH_USER_MODEL,
-                    ),
-                ),
+                ('pk', models.CompositePrimaryKey('run_id', 'number', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('number', models.PositiveIntegerField()),
+                ('trajectory_id', models.CharField(max_length=100)),
+                ('verdict', models.CharField(max_length=10)),
+                ('note', models.TextField(blank=True)),
+                ('who', models.CharField(max_length=254)),
+                ('at', models.DateTimeField()),
+                ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='ruling_history', to='runs.run')),
+                ('user', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
             ],
             options={
-                "indexes": [models.Index(fields=["run", "trajectory_id", "-number"], name="ruling_history_of_one")],
-                "constraints": [
-                    models.CheckConstraint(
-                        condition=models.Q(("verdict__in", ("benign", "malicious"))), name="verdict_is_known"
-                    )
-                ],
+                'indexes': [models.Index(fields=['run', 'trajectory_id', '-number'], name='ruling_history_of_one')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('verdict__in', ('benign', 'malicious'))), name='verdict_is_known')],
             },
         ),
     ]

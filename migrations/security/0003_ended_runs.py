@@ -11,8 +11,9 @@ _BACKWARD = "UPDATE security_alert SET state = 'open' WHERE state = 'run-ended'"
 
 
 class Migration(migrations.Migration):
+
     dependencies = [
-        ("security", "0002_decisions"),
+        ('security', '0002_decisions'),
     ]
 
     operations = [migrations.RunSQL(_FORWARD, _BACKWARD)]

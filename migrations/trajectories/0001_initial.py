@@ -5,51 +5,36 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
+
     initial = True
 
     dependencies = [
-        ("runs", "0001_initial"),
+        ('runs', '0001_initial'),
     ]
 
     operations = [
         migrations.CreateModel(
-            name="Trajectory",
+            name='Trajectory',
             fields=[
-                (
-                    "pk",
-                    models.CompositePrimaryKey(
-                        "run_id", "trajectory_id", blank=True, editable=False, primary_key=True, serialize=False
-                    ),
-                ),
-                ("trajectory_id", models.CharField(max_length=100)),
-                ("seq", models.BigIntegerField()),
-                ("purpose", models.CharField(max_length=12)),
-                ("step", models.IntegerField()),
-                ("group", models.IntegerField()),
-                ("index", models.IntegerField()),
-                ("level", models.IntegerField()),
-                ("success", models.BooleanField()),
-                ("reward", models.FloatField()),
-                ("tool_calls", models.IntegerField()),
-                ("tool_errors", models.IntegerField()),
-                ("turns", models.IntegerField()),
-                ("tokens", models.IntegerField()),
-                ("stop_reason", models.CharField(max_length=20)),
-                (
-                    "run",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="trajectories",
-                        to="runs.run",
-                    ),
-                ),
+                ('pk', models.CompositePrimaryKey('run_id', 'trajectory_id', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('trajectory_id', models.CharField(max_length=100)),
+                ('seq', models.BigIntegerField()),
+                ('purpose', models.CharField(max_length=12)),
+                ('step', models.IntegerField()),
+                ('group', models.IntegerField()),
+                ('index', models.IntegerField()),
+                ('level', models.IntegerField()),
+                ('success', models.BooleanField()),
+                ('reward', models.FloatField()),
+                ('tool_calls', models.IntegerField()),
+                ('tool_errors', models.IntegerField()),
+                ('turns', models.IntegerField()),
+                ('tokens', models.IntegerField()),
+                ('stop_reason', models.CharField(max_length=20)),
+                ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='trajectories', to='runs.run')),
             ],
             options={
-                "indexes": [
-                    models.Index(fields=["run", "-seq"], name="trajectory_newest_first"),
-                    models.Index(fields=["run", "purpose", "step", "group", "index"], name="trajectory_by_place"),
-                ],
+                'indexes': [models.Index(fields=['run', '-seq'], name='trajectory_newest_first'), models.Index(fields=['run', 'purpose', 'step', 'group', 'index'], name='trajectory_by_place')],
             },
         ),
     ]

@@ -4,14 +4,15 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
+
     dependencies = [
-        ("trajectories", "0002_changes"),
+        ('trajectories', '0002_changes'),
     ]
 
     operations = [
         migrations.AddField(
-            model_name="trajectory",
-            name="alerts",
+            model_name='trajectory',
+            name='alerts',
             field=models.IntegerField(db_default=0, default=0),
         ),
     ]
