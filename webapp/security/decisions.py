@@ -1,4 +1,4 @@
-"""Decisions about many alerts at once: acknowledge them, or rule on the trajectories that they row.
+"""Decisions about many alerts at once: acknowledge them, or decide about the trajectories that they hold back.
 
 Everything happens in one transaction, with an audit row per run, in a fixed number of statements.  A
 decision that is sent again finds everything decided and changes nothing.
@@ -58,7 +58,7 @@ def decide(
 ) -> Decided:
     """Decide about those of ``alerts`` that are the team's and not newer than ``through``.
 
-    A review decision concerns the trajectories that these alerts row.  Raises Invalid for too long a note.
+    A review decision concerns the trajectories that these alerts hold back.  Raises Invalid for too long a note.
     """
     note = note.strip()
     if decision != "acknowledge":
@@ -67,6 +67,7 @@ def decide(
     if through is not None:
         chosen = chosen.filter(id__lte=through)
     runs = _locked_runs(chosen)
+    chosen = _as_they_stand(chosen, runs)
     if decision == "acknowledge":
         decided = _acknowledged(chosen, acting_user)
         record_all(team, acting_user, [_noted("alert.acknowledge", runs[run], alerts=n) for run, n in decided.items()])
@@ -81,7 +82,14 @@ def decide(
 def _locked_runs(chosen: QuerySet[Alert]) -> dict[UUID, Run]:
     """In one order for everybody, so that no two decisions wait for each other."""
     runs = Run.objects.select_for_update().only("id", "number", "state", "review_decisions", "team_id")
-    return {run.id: run for run in runs.filter(id__in=chosen.values("run_id")).order_by("id")}
+    about = set(chosen.values_list("run_id", flat=True).distinct())
+    return {run.id: run for run in runs.filter(id__in=about).order_by("id")}
+
+
+def _as_they_stand(chosen: QuerySet[Alert], runs: dict[UUID, Run]) -> QuerySet[Alert]:
+    """The same alerts by id, of the runs that are locked: what follows does not search for them again."""
+    ids = list(chosen.filter(run_id__in=runs).values_list("id", flat=True))
+    return Alert.objects.order_by().filter(id__in=ids)
 
 
 def _review_decided(

@@ -112,7 +112,7 @@ def alike_alerts(request: PageRequest, alert_id: int) -> HttpResponse:
     """All of a group, newest first; a part of the inbox, and a page of its own without scripts."""
     alert = alert_for(request, alert_id)
     chosen = _chosen(request.GET)
-    found = alike(_alerts_in(request, chosen), [alert.id])
+    found = _alerts_in(request, chosen).filter(alike([alert.id]))
     page = Paginator(found, ROWS).get_page(request.GET.get("page", "1"))
     context = {
         "section": "alerts",
@@ -281,7 +281,8 @@ def _alerts_marked(request: PageRequest) -> QuerySet[Alert]:
     if mine.filter(id__in=marked).count() < len(set(marked)):
         raise Http404
     # A row stands for what its list showed: alike alerts that the filters left out are not decided with it.
-    return alike(_alerts_in(request, _chosen(request.POST)) if "state" in request.POST else mine, marked)
+    listed = _alerts_in(request, _chosen(request.POST)) if "state" in request.POST else mine
+    return listed.filter(alike(marked))
 
 
 def _teams_in(request: PageRequest, found: QuerySet[Alert]) -> list[Team]:
