@@ -14,6 +14,7 @@ import secrets
 import stat
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -121,6 +122,9 @@ def socket_folder_of(folder: Path) -> Path:
     return parent / f"palestra-{os.geteuid()}-{digest}"
 
 
+TRIES, BETWEEN_TRIES_S = 5, 0.02
+
+
 class HomeLock:
     """Held while a supervisor runs in the home; the kernel lets go of it however that process ends."""
 
@@ -133,6 +137,14 @@ class HomeLock:
         return self._file is not None
 
     def acquire(self) -> bool:
+        """Tried a few times: somebody who only looks holds it for a moment."""
+        for _ in range(TRIES):
+            if self._try():
+                return True
+            time.sleep(BETWEEN_TRIES_S)
+        return False
+
+    def _try(self) -> bool:
         file = open(self._path, "a")  # noqa: SIM115 - open for as long as the lock is held
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,7 +163,7 @@ class HomeLock:
     def is_held_by_somebody(self) -> bool:
         if not self._path.exists():
             return False
-        if self.acquire():
+        if self._try():
             self.release()
             return False
         return True

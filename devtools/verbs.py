@@ -42,7 +42,8 @@ def status(options: argparse.Namespace) -> int:
     """Exit code 0 when everything is up, 3 when not."""
     home = Home.from_environment()
     is_up = HomeLock(home).is_held_by_somebody()
-    state: dict[str, Any] = home.state() if is_up else {"phase": "down", "services": [], "url": None}
+    nothing: dict[str, Any] = {"phase": "starting" if is_up else "down", "services": [], "url": None}
+    state = (home.state() if is_up else {}) or nothing
     state.pop("leftovers", None)
     if options.json:
         print(json.dumps({"home": str(home.folder), **state}, indent=1))
@@ -56,6 +57,8 @@ def _print_status(home: Home, state: dict[str, Any]) -> None:
         print(f"down ({home.folder}); ./dev up starts it")
         return
     print(f"{state['phase']} · {state['url'] or '...'} · {home.folder}")
+    if not state["services"]:
+        return
     print(f"supervisor {state['pid']} · at most {state['peak_rss_mib']} MiB so far")
     print(f"{'service':<10} {'state':<19} {'pid':>8} {'up':>8} {'restarts':>9} {'MiB':>6}")
     for row in state["services"]:

@@ -98,6 +98,16 @@ def test_status_of_a_home_where_nothing_runs_says_so_and_fails(tmp_path: Path) -
     assert "nothing is up" in dev(tmp_path, "down").stdout
 
 
+def test_status_of_a_home_whose_supervisor_has_not_reported_yet_is_starting(tmp_path: Path) -> None:
+    lock = HomeLock(Home(tmp_path, socket_folder_of(tmp_path)))
+    assert lock.acquire()
+    shown, as_json = dev(tmp_path, "status"), dev(tmp_path, "status", "--json")
+    lock.release()
+    assert (shown.returncode, as_json.returncode) == (3, 3), shown.stderr
+    assert shown.stdout.startswith("starting")
+    assert json.loads(as_json.stdout)["phase"] == "starting"
+
+
 def test_reset_removes_a_home_only_when_told_so(tmp_path: Path) -> None:
     home = tmp_path / "home"
     dev(home, "exec", "true")
