@@ -5,6 +5,7 @@ thread; the episodes run on the loop's event loop.
 """
 
 import asyncio
+import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -54,6 +55,7 @@ class InProcessWorkers:
             opened_sandboxes(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
         )
         self._worker = RolloutWorker(self._spec, self._generator, sandboxes.pool, sandboxes.monitor)
+        gc.freeze()  # what is there now stays: a full collection need not look at it again
 
     async def cold_start(self, first: int, last: int) -> float:
         return await self._learning(lambda: self._learner.cold_start(first, last))

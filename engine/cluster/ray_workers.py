@@ -10,6 +10,7 @@ Actors import what they need in their own process only; a rollout worker never l
 
 import asyncio
 import contextlib
+import gc
 import os
 import tempfile
 import uuid
@@ -104,6 +105,7 @@ class RolloutActor:
         self._sandboxes = await self._open.enter_async_context(
             opened_sandboxes(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
         )
+        gc.freeze()  # what is there now stays: a full collection need not look at it again
 
     async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
         """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""

@@ -8,6 +8,7 @@ the sandbox before the first call and are never part of the policy's context unl
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from random import Random
 
 from engine.environments.contract import JudgeVerdict, Manner, Observation, Rewards, Sandboxes, Script, ScriptedTurn
@@ -136,10 +137,14 @@ class PythonMathEnvironment:
         return self._levels[number % len(self._levels)]
 
     def _problem(self, split: Split, number: int) -> Problem:
-        return problem(self._dataset.seed, split, number, self._level(number))
+        return _drawn(self._dataset.seed, split, number, self._level(number))
 
     def _problem_of(self, task: Task) -> Problem:
         return self._problem(task.split, task_number(task))
+
+
+_drawn = lru_cache(maxsize=1024)(problem)
+"""The rollouts of a group have the same problem."""
 
 
 def is_right(task: Task, answer: str) -> bool:
