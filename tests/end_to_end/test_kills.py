@@ -10,7 +10,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 PARTS = ("web", "worker", "beat", "valkey", "postgres", "ray", "driver", "rollout", "generator", "learner")
 ONE_BY_ONE = ("web", "worker", "beat", "driver", "rollout", "valkey", "postgres")
-STEPS = 30
+STEPS = 50
+"""Enough that a run is still at work when a loaded service has noticed its sixth step."""
 
 
 def assert_complete(stack: Stack, run_id: str, *, steps: int = STEPS, after: float = 0.0) -> None:
@@ -35,11 +36,13 @@ def test_a_run_survives_the_death_of(part: str, stack: Stack) -> None:
 
 
 def test_a_killed_driver_is_followed_by_a_second_attempt_from_a_checkpoint(stack: Stack) -> None:
-    run_id = stack.launch(small_spec("second attempt", steps=12))
+    run_id = stack.launch(small_spec("second attempt", steps=STEPS))
     killed_at = stack.kill_at_step(5, ["driver"], run_id)
-    assert_complete(stack, run_id, steps=12, after=killed_at)
+    assert_complete(stack, run_id, after=killed_at)
     started = [event for event in stack.events(run_id) if event["kind"] == "started"]
-    assert [(event["attempt"], event["from_step"]) for event in started] in ([(1, 0), (2, 4)], [(1, 0), (2, 8)])
+    first, second = [(event["attempt"], event["from_step"]) for event in started]
+    assert (first, second[0]) == ((1, 0), 2)
+    assert second[1] in range(4, STEPS, 4)
 
 
 @pytest.mark.soak
