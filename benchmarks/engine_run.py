@@ -22,10 +22,10 @@ from benchmarks.measurement import Run, Step
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
 from engine.cluster.generators import generator_for, hand_over_weights
 from engine.cluster.members import learner_for
+from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.sandboxes import opened_sandboxes
 from engine.loop.expert_pool import ExpertPool
-from engine.loop.planner import Planner, Played
-from engine.rollout.worker import RolloutWorker
+from engine.loop.planner import Played, planner_for
 from engine.spec.generation import Generated, GenerateRequest, TextGenerator
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.trajectory import Trajectory
@@ -57,7 +57,7 @@ class Engine:
     def __init__(self, workload: Workload) -> None:
         self._workload, self._spec = workload, workload.run_spec()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
-        self._planner = Planner(self._spec)
+        self._planner = planner_for(self._spec)
 
     async def run(self) -> list[Step]:
         """All steps, the warm-up included."""
@@ -65,7 +65,7 @@ class Engine:
             opened.callback(self._thread.shutdown)
             self._learner = await self._learning(lambda: learner_for(self._spec))
             await self._learning(lambda: self._learner.load(Path(self._workload.policy_folder)))
-            self._generator = generator_for(self._spec)
+            self._generator = generator_for(self._spec.model, self._spec.resources, seed=self._spec.seed)
             opened.callback(self._generator.close)
             folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
             sandboxes = await opened.enter_async_context(
@@ -73,7 +73,7 @@ class Engine:
             )
             fixed_length = self._workload.setting == "completions"
             sampler = WithoutStop(self._generator) if fixed_length else self._generator
-            self._worker = RolloutWorker(self._spec, sampler, sandboxes.pool, sandboxes.monitor)
+            self._worker = rollout_worker_for(self._spec, sampler, sandboxes.pool, sandboxes.monitor)
             await self._sync_weights(0)
             return [await self._step(number) for number in range(1, self._workload.steps + 1)]
 

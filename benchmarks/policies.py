@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.workload import Setting
-from engine.cluster.members import learner_for
+from engine.cluster.members import learner_for, trainer_for
 from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
-from engine.training.trainer import Trainer
 
 COLD_START = ColdStart(
     demonstrations=4096, wrong_fraction=0.0, tool_error_fraction=0.2, steps=600, batch_size=64, learning_rate=1e-3
@@ -39,7 +38,7 @@ def _taught(spec: RunSpec, guesses: float) -> RunSpec:
 
 def _make(setting: Setting, spec: RunSpec, folder: Path) -> None:
     if setting == "completions":
-        Trainer(spec).save(folder)
+        trainer_for(spec).save(folder)
         return
     learner = learner_for(spec)
     print(f"teaching the policy of '{setting}' to use its tool (once) ...", file=sys.stderr)

@@ -87,7 +87,7 @@ def _check(options: argparse.Namespace) -> int:
     supervised = f"{spec.recipe.cold_start_steps} supervised steps, then " if spec.recipe.cold_start_steps else ""
     rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
     print(f"{options.file}: fine. {spec.name}: {supervised}{spec.rl_steps} steps of {rollouts}")
-    if (memory := memory_in_words(spec)) is not None:
+    if (memory := memory_in_words(spec.model, spec.recipe)) is not None:
         print(memory)
     return 0
 

@@ -30,17 +30,18 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.measurement import Run, Step
 from benchmarks.peers.lockstep import LockstepGenerator
 from benchmarks.workload import Workload, digit_share, sampled_tokens, turns
+from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.sandboxes import opened_sandboxes
 from engine.environments.contract import Sandboxes
 from engine.environments.registry import environment_for
 from engine.loop.expert_pool import ExpertPool
-from engine.loop.planner import Planner, Played
+from engine.loop.planner import Planner, Played, planner_for
 from engine.models.origin import model_origin
 from engine.models.tokenizer import MARKS, tokenizer_for
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.worker import Collected, RolloutWorker
+from engine.rollout.worker import Collected
 from engine.spec.message import Message
 from engine.spec.objective import Clipped
 from engine.spec.run import RunSpec
@@ -140,7 +141,7 @@ class Episodes:
         self, spec: RunSpec, sandboxes: Sandboxes, run: Callable[[Coroutine[Any, Any, Collected]], Collected]
     ) -> None:
         self._spec, self._sandboxes, self._run = spec, sandboxes, run
-        self._planner = Planner(spec)
+        self._planner = planner_for(spec)
         self._step = 0
         self.last: list[Trajectory] = []
 
@@ -153,7 +154,7 @@ class Episodes:
             context_tokens=model_origin(self._spec.model).context_tokens,
             episodes=len(requests),
         )
-        collected = self._run(RolloutWorker(self._spec, generator, self._sandboxes).collect(requests))
+        collected = self._run(rollout_worker_for(self._spec, generator, self._sandboxes).collect(requests))
         if collected.discarded:
             raise RuntimeError(f"episodes were lost, so the batch is not whole: {dict(collected.discarded)}")
         self.last = collected.trajectories
@@ -221,7 +222,8 @@ def config(workload: Workload, output: Path) -> GRPOConfig:
 def prompt_texts(workload: Workload, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """One text per group of every step.  Raises RuntimeError when TRL would read other ids than Palestra."""
     spec = workload.run_spec()
-    environment, renderer, planner = environment_for(spec.environment, spec.dataset), renderer_for(spec), Planner(spec)
+    environment, planner = environment_for(spec.environment, spec.dataset), planner_for(spec)
+    renderer = renderer_for(spec.model, spec.environment)
     tasks = environment.tasks("train")
     token_ids = [
         renderer.prompt([Message("user", tasks[request.task].question)], environment.tools(tasks[request.task]))
@@ -239,7 +241,7 @@ def measure(workload: Workload, output: Path) -> list[Step]:
     """All steps, the warm-up included."""
     spec = workload.run_spec()
     if workload.setting == "completions":
-        return _train(workload, output, single_turn_reward(renderer_for(spec)))
+        return _train(workload, output, single_turn_reward(renderer_for(spec.model, spec.environment)))
     # Lockstep keeps every episode of the batch open, each with its slot and its sandbox.
     batch = spec.schedule.prompts_per_step * spec.schedule.group_size
     resources = spec.resources.model_copy(update={"kv_slots": batch, "sandboxes": batch})

@@ -5,13 +5,17 @@ from importlib import import_module
 from engine.inference.interface import Generator
 from engine.models.weights import WeightSource
 from engine.spec.backends import GENERATORS
-from engine.spec.run import RunSpec
+from engine.spec.model import Model
+from engine.spec.run import Resources
 
 
-def generator_for(spec: RunSpec) -> Generator:
-    """``resources.generator``, whose module is imported only now: a run loads the libraries of its own generator."""
-    module, factory = GENERATORS[spec.resources.generator].split(":")
-    generator: Generator = getattr(import_module(module), factory)(spec)
+def generator_for(model: Model, resources: Resources, *, seed: int) -> Generator:
+    """``resources.generator``, whose module is imported only now: a run loads the libraries of its own generator.
+
+    ``seed`` is the run's, of which a built-in model has its first weights.
+    """
+    module, factory = GENERATORS[resources.generator].split(":")
+    generator: Generator = getattr(import_module(module), factory)(model, resources, seed=seed)
     return generator
 
 

@@ -16,10 +16,11 @@ import psutil
 
 from engine.cluster.generators import generator_for, hand_over_weights
 from engine.cluster.members import learner_for
+from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.sandboxes import opened_sandboxes
 from engine.cluster.workers import Waiting
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.worker import Collected, RolloutWorker
+from engine.rollout.worker import Collected
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
 from engine.training.columns import CreditColumns, UpdateRequest
@@ -49,12 +50,12 @@ class InProcessWorkers:
 
     async def start(self) -> None:
         self._learner = await self._learning(lambda: learner_for(self._spec, self._recordings))
-        self._generator = generator_for(self._spec)
+        self._generator = generator_for(self._spec.model, self._spec.resources, seed=self._spec.seed)
         self._open.callback(self._generator.close)
         sandboxes = await self._open.enter_async_context(
             opened_sandboxes(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
         )
-        self._worker = RolloutWorker(self._spec, self._generator, sandboxes.pool, sandboxes.monitor)
+        self._worker = rollout_worker_for(self._spec, self._generator, sandboxes.pool, sandboxes.monitor)
         gc.freeze()  # what is there now stays: a full collection need not look at it again
 
     async def cold_start(self, first: int, last: int) -> float:

@@ -1,20 +1,64 @@
-"""The learner that a spec asks for."""
+"""The learner and the trainer that a spec asks for, put together of their parts."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
+from engine.environments.registry import environment_for
+from engine.failures import NO_GPU, RunFailed
+from engine.models.origin import model_origin
+from engine.models.vocabulary import tokens_of
 from engine.rollout.demonstrations import demonstration_writer_for
+from engine.rollout.renderers.registry import renderer_for
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
+from engine.training.backends.registry import trainer_backend
+from engine.training.critic import critic_for
 from engine.training.learner import Learner
+from engine.training.recordings import recorded_trajectories, recordings_folder
+from engine.training.trainer import Trainer, longest_response_tokens
 
 
 def learner_for(spec: RunSpec, recordings: Path | None = None) -> Learner:
-    """A learner that knows how to ask the environment for demonstrations.  Raises what ``Learner`` raises."""
+    """A learner that knows how to ask the environment for demonstrations.
 
-    def scripted() -> Iterator[Trajectory]:
-        recipe = spec.recipe
-        assert recipe.cold_start is not None, "a learner asks for demonstrations only if the recipe has a cold start"
-        return demonstration_writer_for(spec).demonstrations(recipe.cold_start)
+    ``recordings`` is the folder below which recorded trajectories lie, by default that of the environment.
 
-    return Learner(spec, scripted, recordings)
+    Raises BadRecording if the recipe names some that cannot be learned from, RunFailed if the device is missing.
+    """
+    if spec.resources.device == "cuda" and not torch.cuda.is_available():
+        raise RunFailed(NO_GPU)
+    recorded = recorded_trajectories(spec.recipe.cold_start, spec.model, recordings or recordings_folder())
+    trainer = trainer_for(spec)
+    network, minibatch = trainer.backend.value_network, spec.schedule.minibatch_trajectories
+    return Learner(
+        spec.recipe,
+        tokens_of(spec.model),
+        trainer,
+        critic_for(spec.recipe, network, minibatch=minibatch),
+        recorded=recorded,
+        scripted=lambda: _scripted(spec),
+        threads=spec.resources.threads,
+    )
+
+
+def trainer_for(spec: RunSpec) -> Trainer:
+    """A trainer over the backend and the first weights of the run."""
+    context_tokens = model_origin(spec.model).context_tokens
+    return Trainer(
+        trainer_backend(spec.model, spec.resources, seed=spec.seed),
+        spec.recipe,
+        spec.schedule,
+        longest_response_tokens=longest_response_tokens(spec.environment, context_tokens=context_tokens),
+        seed=spec.seed,
+    )
+
+
+def _scripted(spec: RunSpec) -> Iterator[Trajectory]:
+    cold_start = spec.recipe.cold_start
+    assert cold_start is not None, "a learner asks for demonstrations only if the recipe has a cold start"
+    environment = environment_for(spec.environment, spec.dataset)
+    renderer = renderer_for(spec.model, spec.environment)
+    writer = demonstration_writer_for(environment, renderer, spec.recipe.reward, seed=spec.seed)
+    return writer.demonstrations(cold_start)

@@ -30,11 +30,12 @@ from engine.cluster.generator_client import (
     GeneratorReply,
     GeneratorServer,
 )
+from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.workers import ActorLost, Waiting
 from engine.failures import NO_GPU, RunFailed
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest, shares
-from engine.rollout.worker import Collected, RolloutWorker
+from engine.rollout.worker import Collected
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
 from engine.training.columns import CreditColumns, UpdateRequest
@@ -72,7 +73,7 @@ class GeneratorActor:
     def __init__(self, spec: RunSpec) -> None:
         from engine.cluster.generators import generator_for
 
-        self._generator = generator_for(spec)
+        self._generator = generator_for(spec.model, spec.resources, seed=spec.seed)
         self._server = GeneratorServer(self._generator)
 
     async def load_weights(self, source: Any, version: int) -> None:
@@ -110,9 +111,8 @@ class RolloutActor:
     async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
         """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""
         async with _connected(_RayConnection(generator, caller)) as client:
-            return await RolloutWorker(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor).collect(
-                requests
-            )
+            worker = rollout_worker_for(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor)
+            return await worker.collect(requests)
 
     async def close(self) -> None:
         await self._open.aclose()
@@ -225,8 +225,8 @@ class RayWorkers:
                 self._report("warning", f"{len(missing)} episodes are played again")
                 if not await self._repair():
                     raise ActorLost(f"{len(missing)} episodes got no answer although all actors live")
-        place = {request.id: number for number, request in enumerate(requests)}
-        merged.trajectories.sort(key=lambda one: place[one.id])
+        numbers = {request.id: number for number, request in enumerate(requests)}
+        merged.trajectories.sort(key=lambda trajectory: numbers[trajectory.id])
         return merged
 
     async def credit(

@@ -23,10 +23,13 @@ from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.registry import renderer_for
 from engine.seeds import derived_seed
+from engine.spec.exploration import Experience
 from engine.spec.judge import LlmJudge
+from engine.spec.message import ToolSchema
 from engine.spec.problems import Problem
+from engine.spec.recipe import Recipe
 from engine.spec.requirement import needing_one_segment
-from engine.spec.run import RunSpec
+from engine.spec.run import Dataset, RunSpec
 from engine.spec.trajectory import Split, Task
 from sandboxes.interface import Sandbox, SandboxUnavailable
 
@@ -43,17 +46,27 @@ def lacking_in_environment(spec: RunSpec) -> list[Problem]:
         environment = environment_for(spec.environment, spec.dataset)
     except UnusableEnvironment as unusable:
         return [unusable.problem]
-    if problems := [*_missing_capabilities(spec, environment), *_missing_tasks(spec, environment)]:
+    renderer, environment_id = renderer_for(spec.model, spec.environment), spec.environment.id
+    missing = _missing_capabilities(spec.recipe, environment, append_only=renderer.append_only)
+    if problems := [*missing, *_missing_tasks(spec.dataset, environment, environment_id)]:
         return problems
+    context_tokens, turn = model_origin(spec.model).context_tokens, spec.environment.max_turn_tokens
     try:
-        return list(_lengths(spec, environment))
+        room = _longest_prompt(environment, renderer) + turn
+        if context_tokens < room:
+            return [_no_room_for_a_turn(room, turn, context_tokens)]
+        problems = [*_experience_without_room(spec.recipe.experience, room, context_tokens)]
+        if _is_scripted(spec.recipe) and isinstance(environment, Demonstrator):
+            writer = DemonstrationWriter(environment, renderer, spec.recipe.reward, spec.seed)
+            problems += _demonstrations_without_room(writer, context_tokens)
+        return problems
     except Exception as error:  # of the environment's own code, which may raise anything
-        return [_raised(spec, error)]
+        return [_raised(environment_id, error)]
 
 
-def _missing_capabilities(spec: RunSpec, environment: Environment) -> Iterator[Problem]:
-    recipe, attribution = spec.recipe, attribution_in(spec.recipe)
-    kind = type(environment).__name__
+def _missing_capabilities(recipe: Recipe, environment: Environment, *, append_only: bool) -> Iterator[Problem]:
+    """``append_only``: so is the run's renderer."""
+    attribution, kind = attribution_in(recipe), type(environment).__name__
     restorable = isinstance(environment, RestorableSessions) and environment.restorable
     if recipe.purification is not None and not restorable:
         yield Problem(
@@ -62,7 +75,7 @@ def _missing_capabilities(spec: RunSpec, environment: Environment) -> Iterator[P
             f"purification sets an episode back before each correction, and the sessions of {kind} keep no snapshots",
             "make them Restorable and let the environment's `restorable` say so, or remove purification",
         )
-    if not renderer_for(spec).append_only:
+    if not append_only:
         for path, reason in needing_one_segment(recipe):
             yield Problem(
                 f"recipe.{path}",
@@ -71,7 +84,7 @@ def _missing_capabilities(spec: RunSpec, environment: Environment) -> Iterator[P
                 "remove it, or use a model whose template only appends",
             )
     if not isinstance(environment, Demonstrator):
-        if _is_scripted(spec):
+        if _is_scripted(recipe):
             yield Problem(
                 "recipe.cold_start",
                 "scripted",
@@ -94,13 +107,13 @@ def _missing_capabilities(spec: RunSpec, environment: Environment) -> Iterator[P
         )
 
 
-def _is_scripted(spec: RunSpec) -> bool:
-    cold_start = spec.recipe.cold_start
-    return cold_start is not None and cold_start.recorded is None and spec.recipe.cold_start_steps > 0
+def _is_scripted(recipe: Recipe) -> bool:
+    cold_start = recipe.cold_start
+    return cold_start is not None and cold_start.recorded is None and recipe.cold_start_steps > 0
 
 
-def _missing_tasks(spec: RunSpec, environment: Environment) -> Iterator[Problem]:
-    wanted = {"train": spec.dataset.train_tasks, "heldout": spec.dataset.heldout_tasks}
+def _missing_tasks(dataset: Dataset, environment: Environment, environment_id: str) -> Iterator[Problem]:
+    wanted = {"train": dataset.train_tasks, "heldout": dataset.heldout_tasks}
     try:
         for split in SPLITS:
             tasks = environment.tasks(split)
@@ -111,55 +124,51 @@ def _missing_tasks(spec: RunSpec, environment: Environment) -> Iterator[Problem]
                 )
                 continue
             for task in _sample(environment, split):
-                yield from _unusable_tools(spec, environment, task)
+                yield from _unusable_tools(environment_id, environment.tools(task))
     except Exception as error:  # of the environment's own code, which may raise anything
-        yield _raised(spec, error)
+        yield _raised(environment_id, error)
 
 
-def _unusable_tools(spec: RunSpec, environment: Environment, task: Task) -> Iterator[Problem]:
-    tools = environment.tools(task)
+def _unusable_tools(environment_id: str, tools: Sequence[ToolSchema]) -> Iterator[Problem]:
     names = [tool.name for tool in tools]
     for tool in tools:
         try:
             Draft202012Validator.check_schema(dict(tool.parameters))
         except SchemaError as error:
-            yield _misfit(spec, f"the parameters of tool {tool.name!r} are no JSON schema: {error.message}")
+            yield _misfit(environment_id, f"the parameters of tool {tool.name!r} are no JSON schema: {error.message}")
         if not tool.name or tool.name.split() != [tool.name] or names.count(tool.name) > 1:
-            yield _misfit(spec, f"the tool {tool.name!r} needs a name of its own, without white space")
+            yield _misfit(environment_id, f"the tool {tool.name!r} needs a name of its own, without white space")
 
 
-def _lengths(spec: RunSpec, environment: Environment) -> Iterator[Problem]:
-    renderer, model, shape = renderer_for(spec), model_origin(spec.model), spec.environment
-    tasks = [task for split in SPLITS for task in _sample(environment, split)]
-    prompt = max(_prompt_lengths(environment, renderer, tasks), default=0)
-    room = prompt + shape.max_turn_tokens
-    if model.context_tokens < room:
-        yield Problem(
-            "model.context_tokens",
-            model.context_tokens,
-            f"the longest prompt ({prompt} tokens) and one turn ({shape.max_turn_tokens}) do not fit",
-            f"use at least {room}",
-        )
-        return
-    experience = spec.recipe.experience
+def _no_room_for_a_turn(room: int, turn: int, context_tokens: int) -> Problem:
+    return Problem(
+        "model.context_tokens",
+        context_tokens,
+        f"the longest prompt ({room - turn} tokens) and one turn ({turn}) do not fit",
+        f"use at least {room}",
+    )
+
+
+def _experience_without_room(experience: Experience | None, room: int, context_tokens: int) -> Iterator[Problem]:
     shown = experience.longest_tokens if experience is not None and experience.share > 0 else 0
-    if model.context_tokens < room + shown:
+    if context_tokens < room + shown:
         yield Problem(
             "model.context_tokens",
-            model.context_tokens,
+            context_tokens,
             f"the longest experience ({shown} tokens) does not fit beside the longest prompt and one turn ({room})",
             f"use at least {room + shown}, or fewer or shorter items in recipe.experience",
         )
-    if _is_scripted(spec) and isinstance(environment, Demonstrator):
-        writer = DemonstrationWriter(environment, renderer, spec.recipe.reward, spec.seed)
-        longest = max(_demonstration_lengths(writer, _sample(environment, "train")), default=0)
-        if model.context_tokens < longest:
-            yield Problem(
-                "model.context_tokens",
-                model.context_tokens,
-                f"the cold start's longest demonstration has {longest} tokens",
-                f"use at least {longest}",
-            )
+
+
+def _demonstrations_without_room(writer: DemonstrationWriter, context_tokens: int) -> Iterator[Problem]:
+    longest = max(_demonstration_lengths(writer, _sample(writer.environment, "train")), default=0)
+    if context_tokens < longest:
+        yield Problem(
+            "model.context_tokens",
+            context_tokens,
+            f"the cold start's longest demonstration has {longest} tokens",
+            f"use at least {longest}",
+        )
 
 
 def _sample(environment: Environment, split: Split) -> list[Task]:
@@ -173,7 +182,10 @@ def _sample(environment: Environment, split: Split) -> list[Task]:
     return sample
 
 
-def _prompt_lengths(environment: Environment, renderer: Renderer, tasks: Sequence[Task]) -> list[int]:
+def _longest_prompt(environment: Environment, renderer: Renderer) -> int:
+    """In tokens, over a sample of all splits."""
+    tasks = [task for split in SPLITS for task in _sample(environment, split)]
+
     async def length(task: Task) -> int:
         async with environment.session(task, _NoSandboxes()) as session:
             return len(renderer.prompt(await session.reset(), environment.tools(task)))
@@ -182,7 +194,7 @@ def _prompt_lengths(environment: Environment, renderer: Renderer, tasks: Sequenc
         return [await length(task) for task in tasks]
 
     with ThreadPoolExecutor(1) as thread:  # a loop may be running in this one
-        return thread.submit(lambda: asyncio.run(lengths())).result()
+        return max(thread.submit(lambda: asyncio.run(lengths())).result(), default=0)
 
 
 def _demonstration_lengths(writer: DemonstrationWriter, tasks: Sequence[Task]) -> Iterator[int]:
@@ -198,9 +210,9 @@ class _NoSandboxes:
         raise SandboxUnavailable("a session takes its sandbox no earlier than the first `act`")
 
 
-def _raised(spec: RunSpec, error: Exception) -> Problem:
-    return _misfit(spec, f"its own code raised {type(error).__name__}: {error}")
+def _raised(environment_id: str, error: Exception) -> Problem:
+    return _misfit(environment_id, f"its own code raised {type(error).__name__}: {error}")
 
 
-def _misfit(spec: RunSpec, message: str) -> Problem:
-    return Problem("environment.id", spec.environment.id, message, "mend the environment")
+def _misfit(environment_id: str, message: str) -> Problem:
+    return Problem("environment.id", environment_id, message, "mend the environment")

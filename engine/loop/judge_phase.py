@@ -18,10 +18,11 @@ from engine.environments.registry import environment_for
 from engine.rollout.judge import EnvironmentJudge, Judge, JudgeCounts, JudgeFailed
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution
+from engine.spec.environment import Environment
 from engine.spec.judge import LlmJudge
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
-from engine.spec.run import RunSpec
+from engine.spec.run import Dataset
 from engine.spec.trajectory import Trajectory
 
 HEARTBEAT_S = 0.5
@@ -91,18 +92,23 @@ def attribution_in(recipe: Recipe) -> Attribution | None:
     return credit if isinstance(credit, Attribution) and credit.alpha > 0 and recipe.reinforces else None
 
 
-def judging_for(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> Judging | None:
-    """None where nothing is judged.  ``requirements.lacking`` says before whether the key, or the oracle, is there."""
-    credit = attribution_in(spec.recipe)
+def judging_for(
+    recipe: Recipe, described: Environment, dataset: Dataset, environ: Mapping[str, str] = os.environ
+) -> Judging | None:
+    """The judging that a recipe asks for in the environment ``described``; None where nothing is judged.
+
+    ``requirements.lacking`` says before whether the key, or the oracle, is there.
+    """
+    credit = attribution_in(recipe)
     if credit is None:
         return None
     if isinstance(credit.judge, LlmJudge):
         variable = credit.judge.api_key_variable
         key = None if variable is None else environ[variable].strip()
         return Judging(credit, LanguageModelJudge(credit.judge, key=key))
-    environment = environment_for(spec.environment, spec.dataset)
+    environment = environment_for(described, dataset)
     if not isinstance(environment, Oracle):
-        raise TypeError(f"{spec.environment.id} is no oracle")
+        raise TypeError(f"{described.id} is no oracle")
     return Judging(credit, EnvironmentJudge(environment))
 
 

@@ -18,7 +18,7 @@ milestones.py.  What the sandboxes tried is emitted by a thread (security_events
 last of it before ``finished``.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from engine.cluster.workers import WorkerGroup
 from engine.failures import Cancelled, RunFailed, divergence_named
@@ -26,6 +26,7 @@ from engine.loop.checkpoint import Checkpoints
 from engine.loop.judge_phase import Judging, judging_for
 from engine.loop.milestones import Milestones
 from engine.loop.phases import Phases
+from engine.loop.planner import planner_for
 from engine.loop.progress import Progress
 from engine.loop.quarantine import Quarantine
 from engine.loop.requirements import lacking
@@ -87,6 +88,8 @@ class Loop:
             self._run_log,
             checkpoints,
             evaluation=spec.evaluation,
+            rl_steps=spec.rl_steps,
+            checkpoint_every=spec.schedule.checkpoint_every,
             purification=spec.recipe.purification,
             seed=spec.seed,
         )
@@ -101,14 +104,14 @@ class Loop:
         try:
             await self._phases.watched(self._work())
             await self._close()
-            self._events.finish("succeeded", None, summary_of(self._state))
+            self._events.finish("succeeded", None, self._summary())
         except Cancelled:
             await self._close()
-            self._events.finish("cancelled", "cancelled on request", summary_of(self._state))
+            self._events.finish("cancelled", "cancelled on request", self._summary())
             return "cancelled"
         except RunFailed as failure:
             await self._close()
-            self._events.finish("failed", str(failure), summary_of(self._state))
+            self._events.finish("failed", str(failure), self._summary())
             raise
         finally:
             await self._close()
@@ -142,7 +145,7 @@ class Loop:
             self._milestones.set_aside(found)
             if problems := lacking(self._spec):
                 raise RunFailed("; ".join(map(str, problems)))
-            self._judging = judging_for(self._spec)
+            self._judging = judging_for(self._spec.recipe, self._spec.environment, self._spec.dataset)
             await self._start_workers()
             self.progress.decided_through = self._state.quarantine.decided_through
             if found.state is not None:
@@ -175,7 +178,7 @@ class Loop:
 
     def _step_runner(self) -> StepRunner:
         return StepRunner(
-            self._spec,
+            planner_for(self._spec),
             self._state,
             self._phases,
             self._workers,
@@ -183,11 +186,17 @@ class Loop:
             self._run_log,
             self._quarantine,
             self._judging,
+            recipe=self._spec.recipe,
+            environment=self._spec.environment,
+            model=self._spec.model,
         )
 
     async def _finish(self) -> None:
         async with self._phases.phase("finish", self._state.finished_steps):
             await measured_rss_mib(self._workers, self._state)
+
+    def _summary(self) -> dict[str, Any]:
+        return summary_of(self._state, self._spec.recipe, rl_steps=self._spec.rl_steps)
 
     async def _close(self) -> None:
         """Everybody ends; what the sandboxes tried last is emitted.  Twice is fine."""

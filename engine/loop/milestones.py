@@ -24,7 +24,11 @@ from engine.spec.run import Evaluation
 
 
 class Milestones:
-    """Belongs to one attempt.  ``state`` decides what is due."""
+    """Belongs to one attempt.
+
+    An evaluation is due before the first step, after the last one, and every ``evaluation.every`` steps; a checkpoint
+    likewise, every ``checkpoint_every`` steps.
+    """
 
     def __init__(
         self,
@@ -36,10 +40,14 @@ class Milestones:
         checkpoints: Checkpoints,
         *,
         evaluation: Evaluation,
+        rl_steps: int,
+        checkpoint_every: int,
         purification: Purification | None,
         seed: int,
     ) -> None:
         self._evaluation = evaluation
+        self._rl_steps = rl_steps
+        self._checkpoint_every = checkpoint_every
         self._purification = purification
         self._seed = seed
         self._state = state
@@ -66,11 +74,11 @@ class Milestones:
 
     async def evaluate_if_due(self) -> None:
         done = self._state.finished_steps
-        if not self._state.evaluation_due():
+        if not self._evaluation_due():
             return
         async with self._phases.phase("evaluate", done):
             await self._workers.sync_weights(done)
-            tasks = self._state.evaluation_tasks()
+            tasks = self._evaluation.tasks if self._at_an_end() else self._evaluation.interim_tasks
             requests = evaluation_requests(
                 self._evaluation, self._purification, done, tasks, prompts=self._state.prompts, seed=self._seed
             )
@@ -78,7 +86,7 @@ class Milestones:
         await self._phases.boundary()
 
     async def checkpoint_if_due(self) -> None:
-        if self._state.checkpoint_due() and self._state.finished_steps not in self._checkpoints.steps():
+        if self._checkpoint_due() and self._state.finished_steps not in self._checkpoints.steps():
             await self.checkpoint()
             await self._phases.boundary()
 
@@ -95,6 +103,17 @@ class Milestones:
                 await self._workers.save(partial)
                 self._checkpoints.complete(partial, self._state)
                 self._announce(done, seconds=time.monotonic() - began)
+
+    def _at_an_end(self) -> bool:
+        return self._state.finished_steps in (0, self._rl_steps)
+
+    def _evaluation_due(self) -> bool:
+        every, done = self._evaluation.every, self._state.finished_steps
+        due = self._at_an_end() or (every > 0 and done % every == 0)
+        return due and done not in self._state.evaluations
+
+    def _checkpoint_due(self) -> bool:
+        return self._at_an_end() or self._state.finished_steps % self._checkpoint_every == 0
 
     async def _evaluate(self, done: int, requests: list[EpisodeRequest]) -> None:
         collected = await self._workers.collect(requests)

@@ -13,9 +13,10 @@ from engine.models.origin import ModelOrigin, model_origin
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
 from engine.rollout.renderers.preflight import chat_problem
-from engine.spec.model import BuiltinModel, Lora, PretrainedModel
+from engine.spec.model import BuiltinModel, Lora, Model, PretrainedModel
 from engine.spec.problems import Problem
-from engine.spec.run import RunSpec
+from engine.spec.recipe import Recipe
+from engine.spec.run import Resources, RunSpec
 
 
 def lacking_in_model(spec: RunSpec) -> list[Problem]:
@@ -28,18 +29,19 @@ def lacking_in_model(spec: RunSpec) -> list[Problem]:
         folder = opened_folder(origin.weights)
         if (problem := _chat(folder, origin.model)) is not None:
             return [problem]
-        problems = [*_context(folder, origin), *_vocabulary(folder, spec), *_lora(folder, origin.model)]
+        problems = [*_context(folder, origin), *_vocabulary(folder, spec.model), *_lora(folder, origin.model)]
     except ModelFolderRefused as unusable:
         return [unusable.problem]
-    return [*problems, *_attention(origin.model, spec), *_room(folder, origin.model, spec)]
+    room = _room(folder, origin.model, spec.resources, spec.recipe)
+    return [*problems, *_attention(origin.model, spec.resources), *room]
 
 
-def memory_in_words(spec: RunSpec) -> str | None:
-    """What the trainer of the run takes; None for a built-in model.  Raises ModelFolderRefused."""
-    origin = model_origin(spec.model)
+def memory_in_words(model: Model, recipe: Recipe) -> str | None:
+    """Say what the trainer of a run takes; None for a built-in model.  Raises ModelFolderRefused."""
+    origin = model_origin(model)
     if isinstance(origin.model, BuiltinModel) or origin.weights is None:
         return None
-    return estimate(_trainer_memory(opened_folder(origin.weights), origin.model, spec), origin.model)
+    return estimate(_trainer_memory(opened_folder(origin.weights), origin.model, recipe), origin.model)
 
 
 def estimate(memory: TrainerMemory, model: PretrainedModel) -> str:
@@ -68,8 +70,8 @@ def _context(folder: ModelFolder, origin: ModelOrigin) -> Iterator[Problem]:
         )
 
 
-def _vocabulary(folder: ModelFolder, spec: RunSpec) -> Iterator[Problem]:
-    tokens = len(tokens_of(spec.model))
+def _vocabulary(folder: ModelFolder, model: Model) -> Iterator[Problem]:
+    tokens = len(tokens_of(model))
     if tokens > folder.vocab_size:
         yield Problem(
             "model.path",
@@ -104,19 +106,19 @@ def _lora(folder: ModelFolder, model: PretrainedModel) -> Iterator[Problem]:
         )
 
 
-def _attention(model: PretrainedModel, spec: RunSpec) -> Iterator[Problem]:
+def _attention(model: PretrainedModel, resources: Resources) -> Iterator[Problem]:
     if model.attention != "flash":
         return
-    if spec.resources.device != "cuda":
+    if resources.device != "cuda":
         yield Problem("model.attention", "flash", "flash attention runs on a GPU alone", 'use "sdpa"')
     elif find_spec("flash_attn") is None:
         yield Problem("model.attention", "flash", "flash-attn is not installed", 'install it, or use "sdpa"')
 
 
-def _room(folder: ModelFolder, model: PretrainedModel, spec: RunSpec) -> Iterator[Problem]:
+def _room(folder: ModelFolder, model: PretrainedModel, resources: Resources, recipe: Recipe) -> Iterator[Problem]:
     """Whether trainer and generator fit into this machine; what a GPU has room for, its own process finds out."""
     generator_bytes = 0
-    if spec.resources.generator == "torch":
+    if resources.generator == "torch":
         from engine.inference.torch.memory import memory_of
         from engine.models.architecture import Architecture, UnsupportedArchitecture
 
@@ -127,24 +129,23 @@ def _room(folder: ModelFolder, model: PretrainedModel, spec: RunSpec) -> Iterato
             problem = f"the torch generator cannot serve it ({field}: {unsupported.problem.message})"
             yield Problem("model.path", str(folder.path), problem, unsupported.problem.remedy)
             return
-        context, slots = model.context_tokens, spec.resources.kv_slots
+        context, slots = model.context_tokens, resources.kv_slots
         generator_bytes = memory_of(architecture, context_tokens=context, slots=slots, dtype=model.dtype).total
-    if spec.resources.device != "cpu":
+    if resources.device != "cpu":
         return
-    memory, available = _trainer_memory(folder, model, spec), free_memory()
+    memory, available = _trainer_memory(folder, model, recipe), free_memory()
     if memory.total + generator_bytes > available:
         yield Problem(
             "model.path",
             str(folder.path),
-            f"{estimate(memory, model)}, and {in_gib(generator_bytes)} for the generator's {spec.resources.kv_slots} "
+            f"{estimate(memory, model)}, and {in_gib(generator_bytes)} for the generator's {resources.kv_slots} "
             f"slots; this machine has {in_gib(available)}",
             "use model.lora, model.gradient_checkpointing, a smaller model.context_tokens, model.microbatch_tokens or "
             "resources.kv_slots, or more memory",
         )
 
 
-def _trainer_memory(folder: ModelFolder, model: PretrainedModel, spec: RunSpec) -> TrainerMemory:
-    recipe = spec.recipe
+def _trainer_memory(folder: ModelFolder, model: PretrainedModel, recipe: Recipe) -> TrainerMemory:
     return trainer_memory(
         folder,
         model,

@@ -1,22 +1,25 @@
-"""What a step plays: its groups and, in each of them, one request per rollout.
+"""The planner says what a step plays: its groups and, in each of them, one request per rollout.
 
 Everything is named and seeded before anything runs, from the run's seed, the policy's version and the run's
 state at the start of the step.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.environments.contract import Environment
 from engine.environments.registry import environment_for
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.expert_starts import ExpertStartPlanner
 from engine.rollout.demonstrations import demonstration_writer_for
 from engine.rollout.experience import ExperienceRetriever
+from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.requests import EpisodeRequest, group_requests
 from engine.rollout.worker import Collected
+from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
-from engine.spec.run import RunSpec
+from engine.spec.run import RunSpec, Schedule
 from engine.spec.trajectory import Trajectory
 
 
@@ -47,27 +50,41 @@ class Played:
 
 
 class Planner:
-    """Belongs to one run; keeps nothing between steps."""
+    """Belongs to one run; keeps nothing between steps.
 
-    def __init__(self, spec: RunSpec) -> None:
-        self._spec = spec
-        self._environment = environment_for(spec.environment, spec.dataset)
-        starts, experience = spec.recipe.expert_starts, spec.recipe.experience
+    It takes the first ``train_tasks`` tasks of the environment in turn.  ``solution`` gives a task's scripted solution;
+    it is asked only where the recipe starts from demonstrations.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        schedule: Schedule,
+        environment: Environment,
+        solution: Callable[[int], Trajectory],
+        *,
+        train_tasks: int,
+        seed: int,
+    ) -> None:
+        self._schedule = schedule
+        self._purification = recipe.purification
+        self._environment = environment
+        self._train_tasks = train_tasks
+        self._seed = seed
+        starts, experience = recipe.expert_starts, recipe.experience
         self._starts = (
             None
             if starts is None
             else ExpertStartPlanner(
-                starts,
-                self._solution,
-                prompts_per_step=spec.schedule.prompts_per_step,
-                train_tasks=spec.dataset.train_tasks,
-                seed=spec.seed,
+                starts, solution, prompts_per_step=schedule.prompts_per_step, train_tasks=train_tasks, seed=seed
             )
         )
         self._experience = None if experience is None else ExperienceRetriever(experience)
 
-    def _solution(self, task: int) -> Trajectory:
-        return demonstration_writer_for(self._spec).solution(task)
+    @property
+    def prompts_per_step(self) -> int:
+        """The groups of one round, and those that an update takes."""
+        return self._schedule.prompts_per_step
 
     def plans(self, version: int, played: Played, pool: ExpertPool) -> list[GroupPlan]:
         """The groups of the next round, for the policy of ``version``; training tasks are taken in turn."""
@@ -76,7 +93,7 @@ class Planner:
             version=version,
             number=len(played.groups),
             place=played.tasks_taken,
-            task=played.tasks_taken % self._spec.dataset.train_tasks,
+            task=played.tasks_taken % self._train_tasks,
         )
         if self._starts is not None:
             return self._starts.groups(first, pool)
@@ -86,16 +103,16 @@ class Planner:
                 prompt=first.prompt + offset,
                 number=first.number + offset,
                 place=first.place + offset,
-                task=(first.place + offset) % self._spec.dataset.train_tasks,
+                task=(first.place + offset) % self._train_tasks,
             )
-            for offset in range(self._spec.schedule.prompts_per_step)
+            for offset in range(self._schedule.prompts_per_step)
         ]
 
     def requests(self, plans: Sequence[GroupPlan]) -> list[EpisodeRequest]:
         return [request for plan in plans for request in self._requests(plan)]
 
     def _requests(self, plan: GroupPlan) -> list[EpisodeRequest]:
-        plain = group_requests(self._spec.schedule, self._spec.recipe.purification, plan, seed=self._spec.seed)
+        plain = group_requests(self._schedule, self._purification, plan, seed=self._seed)
         shown = 0 if self._experience is None else self._experience.shown(len(plain))
         experience = self._experience_of(plan.task) if shown else ()
         return [
@@ -106,3 +123,16 @@ class Planner:
     def _experience_of(self, task: int) -> tuple[str, ...]:
         assert self._experience is not None, "asked for only where the recipe has experience"
         return self._experience.for_question(self._environment.tasks("train")[task].question)
+
+
+def planner_for(spec: RunSpec) -> Planner:
+    """The planner that a spec asks for, put together of its parts."""
+    environment = environment_for(spec.environment, spec.dataset)
+
+    def solution(task: int) -> Trajectory:
+        renderer = renderer_for(spec.model, spec.environment)
+        return demonstration_writer_for(environment, renderer, spec.recipe.reward, seed=spec.seed).solution(task)
+
+    return Planner(
+        spec.recipe, spec.schedule, environment, solution, train_tasks=spec.dataset.train_tasks, seed=spec.seed
+    )

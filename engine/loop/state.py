@@ -20,6 +20,7 @@ class RunState(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     spec: RunSpec
+    """It says whose checkpoint this is; a launch compares it with the spec that is to go on from it."""
     cold_started: bool = False
     """It is true also of a recipe without one, once its weights are saved."""
     cold_start_steps: int = 0
@@ -55,20 +56,6 @@ class RunState(BaseModel):
         for name in type(self).model_fields:
             setattr(self, name, getattr(saved, name))
 
-    def evaluation_due(self) -> bool:
-        """An evaluation is due before the first step, after the last one, and every ``evaluation.every`` steps."""
-        every, done = self.spec.evaluation.every, self.finished_steps
-        due = done in (0, self.spec.rl_steps) or (every > 0 and done % every == 0)
-        return due and done not in self.evaluations
-
     def count_evaluation(self, requests: Iterable[EpisodeRequest]) -> None:
         for purpose, prompts in Counter(request.purpose for request in requests).items():
             self.prompts[purpose] = self.prompts.get(purpose, 0) + prompts
-
-    def evaluation_tasks(self) -> int:
-        full = self.finished_steps in (0, self.spec.rl_steps)
-        return self.spec.evaluation.tasks if full else self.spec.evaluation.interim_tasks
-
-    def checkpoint_due(self) -> bool:
-        done = self.finished_steps
-        return done in (0, self.spec.rl_steps) or done % self.spec.schedule.checkpoint_every == 0

@@ -33,8 +33,10 @@ from engine.loop.state import RunState
 from engine.models.vocabulary import tokens_of
 from engine.reporting.event_writer import EventWriter
 from engine.spec import event
+from engine.spec.environment import Environment
+from engine.spec.model import Model
+from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
-from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.columns import CreditColumns, UpdateRequest, with_columns
 
@@ -44,7 +46,7 @@ class StepRunner:
 
     def __init__(
         self,
-        spec: RunSpec,
+        planner: Planner,
         state: RunState,
         phases: Phases,
         workers: WorkerGroup,
@@ -52,8 +54,15 @@ class StepRunner:
         run_log: RunLog,
         quarantine: Quarantine,
         judging: Judging | None,
+        *,
+        recipe: Recipe,
+        environment: Environment,
+        model: Model,
     ) -> None:
-        self._spec = spec
+        self._recipe = recipe
+        self._environment = environment
+        self._model = model
+        self._planner = planner
         self._state = state
         self._phases = phases
         self._workers = workers
@@ -61,7 +70,6 @@ class StepRunner:
         self._run_log = run_log
         self._quarantine = quarantine
         self._judging = judging
-        self._planner = Planner(spec)
 
     async def run_next(self) -> None:
         """Run one batch of rollouts and its updates."""
@@ -76,12 +84,12 @@ class StepRunner:
         seconds = time.monotonic() - began
         self._phases.progress.step_took(seconds)
         updated = learned.get("train/updates", 0.0) > 0
-        facts = StepFacts(self._spec.recipe, played, selected, policy_version=version, updated=updated)
+        facts = StepFacts(self._recipe, played, selected, policy_version=version, updated=updated)
         self._events.metrics(
             step,
             step_metrics(facts)
             | learned
-            | quarantine_metrics(self._spec.environment.sandbox, selected, release)
+            | quarantine_metrics(self._environment.sandbox, selected, release)
             | {
                 "perf/tokens_per_s": sum(rollout.sampled_tokens for rollout in selected.rollouts) / collect_s,
                 "perf/step_seconds": seconds,
@@ -99,14 +107,14 @@ class StepRunner:
 
     async def _collect(self, step: int) -> tuple[Played, float]:
         """Further rounds of prompts follow while dynamic sampling wants more groups and may have them."""
-        sampling = self._spec.recipe.selection.dynamic_sampling
+        sampling = self._recipe.selection.dynamic_sampling
         played = Played(self._state.tasks_taken, prompts=self._state.prompts.get("train", 0))
         async with self._phases.phase("collect", step) as spent:
             for _ in range(1 if sampling is None else sampling.max_rounds):
                 plans = self._planner.plans(self._state.finished_steps, played, self._state.experts)
                 played.add(plans, await self._workers.collect(self._planner.requests(plans)))
                 self._phases.progress.progressed()
-                if enough_informative(self._spec.recipe, played.groups, batch=self._spec.schedule.prompts_per_step):
+                if enough_informative(self._recipe, played.groups, batch=self._planner.prompts_per_step):
                     break
             self._run_log.discarded(step, played.discarded)
         await self._phases.boundary()
@@ -123,14 +131,12 @@ class StepRunner:
             marked = self._quarantine.marked_groups(played.groups, self._state.quarantine)
             quarantined = [rollout for rollout in rollouts_in(marked) if is_out(rollout)]
             clean = [without_quarantined(group) for group in marked]
-            if not quarantined and not comparable(self._spec.recipe.credit, clean):
+            if not quarantined and not comparable(self._recipe.credit, clean):
                 raise RunFailed(f"no group of step {step} has two episodes left to compare")
-            selected = select(self._spec.recipe, clean, batch=self._spec.schedule.prompts_per_step)
+            selected = select(self._recipe, clean, batch=self._planner.prompts_per_step)
             selected = replace(selected, quarantined=quarantined)
             self._events.trajectories([*rollouts_in(selected.dropped), *quarantined])
-            release = released(
-                self._state.quarantine, step, within=self._spec.environment.response.release_within_steps
-            )
+            release = released(self._state.quarantine, step, within=self._environment.response.release_within_steps)
             hold(release, marked)
             self._run_log.quarantine(step, selected, release)
         return selected, release
@@ -146,7 +152,7 @@ class StepRunner:
         if credited:
             selected, judged = await self._judge(step, selected)
             selected = await self._credit(step, selected, release)
-        elif self._spec.recipe.self_imitation is None or not selected.kept:
+        elif self._recipe.self_imitation is None or not selected.kept:
             self._events.trajectories(rollouts_in(selected.kept))
             self._run_log.nothing_to_learn(step, len(selected.rollouts))
             return selected, {}, 0.0
@@ -184,7 +190,7 @@ class StepRunner:
         return replace(selected, kept=kept, released=back)
 
     def _credited(self, rollouts: Sequence[Trajectory], columns: Mapping[str, CreditColumns]) -> list[Trajectory]:
-        text_of = tokens_of(self._spec.model).decode
+        text_of = tokens_of(self._model).decode
         return [with_columns(rollout, columns[rollout.id], text_of=text_of) for rollout in rollouts]
 
     def _compared_again(self, release: Release) -> list[tuple[HeldGroup, RolloutGroup]]:
@@ -192,7 +198,7 @@ class StepRunner:
 
         None of their rollouts is quarantined any more; the recipe's own masks hold.
         """
-        recipe = self._spec.recipe
+        recipe = self._recipe
         return [
             (
                 held,
@@ -247,7 +253,7 @@ class StepRunner:
         self._state.trajectories += len(emitted)
         self._state.sampled_tokens += sum(trajectory.sampled_tokens for trajectory in emitted)
         self._state.quarantine = self._state.quarantine.model_copy(update={"held": release.held})
-        if (starts := self._spec.recipe.expert_starts) is not None:
+        if (starts := self._recipe.expert_starts) is not None:
             marked = self._quarantine.marked_groups(played.groups, self._state.quarantine)
             learn(self._state.experts, starts, [without_quarantined(group) for group in marked])
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from engine.loop.state import RunState
+from engine.spec.recipe import Recipe
 
 MEASURES = {
     "success_sampled": "eval/success_sampled",
@@ -13,17 +14,17 @@ WITH_PURIFICATION = {"success_purified": "eval/success_purified"}
 """They are of runs whose recipe evaluates with it."""
 
 
-def summary_of(state: RunState) -> dict[str, Any]:
+def summary_of(state: RunState, recipe: Recipe, *, rl_steps: int) -> dict[str, Any]:
     """``events_emitted`` is added by the event writer, which alone knows it.
 
     ``tokens_per_s`` are sampled training tokens per second of the collect phases.  A cancelled run
     has ``before_rl`` and ``after`` only as far as they were measured; one without RL has no ``before_rl``.
     """
-    purification = state.spec.recipe.purification
+    purification = recipe.purification
     purified = WITH_PURIFICATION if purification is not None and purification.in_evaluation else {}
     collecting = state.seconds.get("collect", 0.0)
     return {
-        **{name: _before_and_after(state, key) for name, key in (MEASURES | purified).items()},
+        **{name: _before_and_after(state, key, last=rl_steps) for name, key in (MEASURES | purified).items()},
         "steps": state.finished_steps,
         "trajectories_stored": state.trajectories,
         "seconds": {phase: round(seconds, 3) for phase, seconds in state.seconds.items()},
@@ -32,8 +33,7 @@ def summary_of(state: RunState) -> dict[str, Any]:
     }
 
 
-def _before_and_after(state: RunState, key: str) -> dict[str, float]:
-    last = state.spec.rl_steps
+def _before_and_after(state: RunState, key: str, *, last: int) -> dict[str, float]:
     found = {
         "before_rl": state.evaluations.get(0, {}).get(key) if last > 0 else None,
         "after": state.evaluations.get(last, {}).get(key),

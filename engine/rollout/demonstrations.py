@@ -10,14 +10,11 @@ from random import Random
 from typing import Protocol
 
 from engine.environments.contract import Demonstrator, Environment, Manner, Script
-from engine.environments.registry import environment_for
 from engine.rollout.renderers.contract import Renderer
-from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.scoring import rewards_of
 from engine.rollout.transcript import Transcript
 from engine.seeds import derived_seed
 from engine.spec.recipe import Reward
-from engine.spec.run import RunSpec
 from engine.spec.supervised import ColdStart
 from engine.spec.trajectory import Segment, StopReason, Task, Trajectory
 
@@ -91,12 +88,13 @@ class DemonstrationWriter:
         return transcript.segments
 
 
-def demonstration_writer_for(spec: RunSpec) -> DemonstrationWriter:
+def demonstration_writer_for(
+    environment: Environment, renderer: Renderer, reward: Reward, *, seed: int
+) -> DemonstrationWriter:
     """Raises TypeError for an environment without demonstrator, with which no run begins that needs one."""
-    environment = environment_for(spec.environment, spec.dataset)
     if not isinstance(environment, Demonstrator):
-        raise TypeError(f"{spec.environment.id} has no demonstrator")
-    return DemonstrationWriter(environment, renderer_for(spec), spec.recipe.reward, spec.seed)
+        raise TypeError(f"{type(environment).__name__} has no demonstrator")
+    return DemonstrationWriter(environment, renderer, reward, seed)
 
 
 def _manner(cold_start: ColdStart, rng: Random) -> Manner:

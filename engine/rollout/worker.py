@@ -15,18 +15,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.environments.contract import Sandboxes
-from engine.environments.registry import environment_for
-from engine.models.origin import model_origin
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.faults import EnvironmentFailed
 from engine.rollout.reexecution import ReplayDiverged
-from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.resampling import Barren, barren, marked
-from engine.rollout.sandbox_monitor import SandboxMonitor
-from engine.spec.generation import TextGenerator
-from engine.spec.run import RunSpec
+from engine.spec.selection import Resampling
 from engine.spec.trajectory import Trajectory
 from sandboxes.interface import SandboxLost
 
@@ -56,23 +50,12 @@ class Collected:
 
 
 class RolloutWorker:
-    def __init__(
-        self, spec: RunSpec, generator: TextGenerator, sandboxes: Sandboxes, monitor: SandboxMonitor | None = None
-    ) -> None:
-        self._arena = Arena(
-            environment=environment_for(spec.environment, spec.dataset),
-            renderer=renderer_for(spec),
-            generator=generator,
-            sandboxes=sandboxes,
-            reward=spec.recipe.reward,
-            max_turns=spec.environment.max_turns,
-            max_turn_tokens=spec.environment.max_turn_tokens,
-            context_tokens=model_origin(spec.model).context_tokens,
-            purification=spec.recipe.purification,
-            monitor=monitor,
-        )
-        self._resampling = spec.recipe.selection.resampling
-        self._in_flight = IN_FLIGHT_PER_SLOT * spec.resources.kv_slots
+    """Plays episodes in one arena, whose generator has so many ``kv_slots``."""
+
+    def __init__(self, arena: Arena, resampling: Resampling | None, *, kv_slots: int) -> None:
+        self._arena = arena
+        self._resampling = resampling
+        self._in_flight = IN_FLIGHT_PER_SLOT * kv_slots
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         """Play them all.

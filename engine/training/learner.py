@@ -19,23 +19,22 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from engine.failures import NO_GPU, RunFailed
-from engine.models.vocabulary import tokens_of
+from engine.models.vocabulary import Tokens
 from engine.models.weights import StateDict
+from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
-from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.advantages import token_advantages
 from engine.training.batch import Sample, by_trajectory, per_turn, regrouped, samples_from_trajectory, unmasked_samples
 from engine.training.columns import CreditColumns, UpdateRequest, column, with_columns
-from engine.training.critic import Critic, critic_for, with_targets
+from engine.training.critic import Critic, with_targets
 from engine.training.estimators.critic import targets_of
 from engine.training.estimators.interface import Occasion, TurnAdvantages
 from engine.training.experience import stripped_because
 from engine.training.imitation import imitates
 from engine.training.mismatch import mismatch_bound
 from engine.training.preferences import Pair, pairs_of
-from engine.training.recordings import BadRecording, recorded_trajectories, recordings_folder
+from engine.training.recordings import BadRecording
 from engine.training.self_imitation import NO_REPLAY, SelfImitator
 from engine.training.supervised import with_turn_masks
 from engine.training.trainer import Trainer
@@ -58,29 +57,34 @@ class CreditedRollout:
 
 
 class Learner:
-    """``scripted`` are the environment's own demonstrations, for a cold start without recorded ones.
+    """``recorded`` are the demonstrations of a cold start; where there are none, ``scripted`` gives the environment's.
 
-    ``recordings`` is the folder below which recorded trajectories lie, by default that of the environment.
+    ``tokens`` are those of the policy's vocabulary; ``threads`` compute tensors beside the trainer's backend.
 
-    Raises BadRecording if the recipe names some that cannot be learned from, RunFailed if the device is missing.
+    Raises BadRecording if nothing can be learned from what is recorded.
     """
 
     def __init__(
-        self, spec: RunSpec, scripted: Callable[[], Iterator[Trajectory]], recordings: Path | None = None
+        self,
+        recipe: Recipe,
+        tokens: Tokens,
+        trainer: Trainer,
+        critic: Critic | None,
+        *,
+        recorded: Sequence[Trajectory],
+        scripted: Callable[[], Iterator[Trajectory]],
+        threads: int,
     ) -> None:
-        if spec.resources.device == "cuda" and not torch.cuda.is_available():
-            raise RunFailed(NO_GPU)
-        self._spec = spec
-        self._tokens = tokens_of(spec.model)
+        self._recipe = recipe
+        self._tokens = tokens
+        self._trainer = trainer
+        self._critic = critic
+        self._recorded = recorded
         self._scripted = scripted
-        self._recorded = recorded_trajectories(spec.recipe.cold_start, spec.model, recordings or recordings_folder())
-        if self._recorded and not any(sample.learned_length for sample in self._shown()):
-            raise BadRecording(f"{len(self._recorded)} recorded trajectories, all of whose turns are masked")
-        self._trainer = Trainer(spec)
-        self._critic = critic_for(
-            spec.recipe, self._trainer.backend.value_network, minibatch=spec.schedule.minibatch_trajectories
-        )
-        imitation = spec.recipe.self_imitation
+        self._threads = threads
+        if recorded and not any(sample.learned_length for sample in self._shown()):
+            raise BadRecording(f"{len(recorded)} recorded trajectories, all of whose turns are masked")
+        imitation = recipe.self_imitation
         self._imitator = None if imitation is None else SelfImitator(imitation)
         self._credited: dict[str, CreditedRollout] = {}
         """By the trajectory's id, from ``credit`` to the step's ``update``."""
@@ -101,7 +105,7 @@ class Learner:
         whose log-probs are its old ones.
         """
         self._credited = self._credit_together(groups, step)
-        beside = groups if self._spec.recipe.credit.whitens_a_step() else ()
+        beside = groups if self._recipe.credit.whitens_a_step() else ()
         for group in released:
             together = self._credit_together([group, *beside], step)
             for rollout in group.rollouts:
@@ -158,10 +162,10 @@ class Learner:
 
     def demonstrations(self) -> Iterator[Trajectory]:
         """What the cold start learns from, recorded or scripted, with the turns marked that it does not learn."""
-        recipe = self._spec.recipe
-        assert recipe.cold_start is not None, "the loop asks for a cold start only if the recipe has one"
+        cold_start = self._recipe.cold_start
+        assert cold_start is not None, "the loop asks for a cold start only if the recipe has one"
         shown = self._recorded or self._scripted()
-        return (with_turn_masks(item, recipe.cold_start) for item in shown)
+        return (with_turn_masks(item, cold_start) for item in shown)
 
     def _shown(self) -> Iterator[Sample]:
         return (sample for demonstration in self.demonstrations() for sample in samples_from_trajectory(demonstration))
@@ -178,8 +182,8 @@ class Learner:
         """All rollouts of the groups by their ids, in order."""
         if not rollouts_in(groups):
             return {}
-        recipe = self._spec.recipe
-        self._trainer.use_threads()
+        recipe = self._recipe
+        torch.set_num_threads(self._threads)
         advantages = token_advantages(
             recipe.credit,
             groups,
@@ -215,7 +219,7 @@ class Learner:
 
     def _columns_of(self, rollout: Trajectory, advantages: TurnAdvantages, *, imitates_all: bool) -> CreditColumns:
         """What is known before the policy is asked; old log-probs are still 0."""
-        values, experience = column(advantages, np.float64), self._spec.recipe.experience
+        values, experience = column(advantages, np.float64), self._recipe.experience
         training = "keep" if experience is None else experience.training
         return CreditColumns(
             advantages=values,
@@ -228,7 +232,7 @@ class Learner:
         self, samples: Sequence[Sample], old_logprobs: Sequence[Sequence[float]]
     ) -> Sequence[Sequence[bool]]:
         """Which tokens of each sample the mismatch mask keeps out of the update."""
-        if mismatch_bound(self._spec.recipe) is None:
+        if mismatch_bound(self._recipe) is None:
             return [[False] * len(sample) for sample in samples]
         return self._trainer.cut_by_mismatch(
             [sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)]
@@ -247,7 +251,7 @@ class Learner:
         columns = replace(columns, old_logprobs=column(per_turn(old_logprobs, rollout), np.float32))
         if any(map(any, mismatch_masked)):
             masked = column(per_turn(mismatch_masked, rollout), np.bool_)
-            columns = replace(columns, mismatch_masked=masked, mismatch_bound=mismatch_bound(self._spec.recipe))
+            columns = replace(columns, mismatch_masked=masked, mismatch_bound=mismatch_bound(self._recipe))
         return CreditedRollout(
             step=step,
             reward=rollout.reward,
@@ -265,7 +269,7 @@ class Learner:
 
     def _critic_targets(self, critic: Critic, trained: Sequence[CreditedRollout]) -> list[Sample]:
         """Rollouts that are trained on, with what the critic says of them and what it should have said."""
-        self._trainer.use_threads()
+        torch.set_num_threads(self._threads)
         rollouts, rewards = [rollout.as_sampled for rollout in trained], [rollout.reward for rollout in trained]
         samples = [sample for of_rollout in rollouts for sample in of_rollout]
         values, returns = targets_of(critic.credit, rollouts, rewards, critic.values)

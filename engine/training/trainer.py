@@ -15,13 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-import torch
-
 from engine.algorithms.schedules import linear_warmup, warmup_then_cosine
-from engine.models.origin import model_origin
-from engine.spec.run import RunSpec
+from engine.spec.environment import Environment
+from engine.spec.recipe import Recipe
+from engine.spec.run import Schedule
 from engine.spec.supervised import ColdStart
-from engine.training.backends.registry import trainer_backend
+from engine.training.backends.interface import TrainerBackend
 from engine.training.batch import Sample, by_trajectory
 from engine.training.loss_terms.composition import RecipeLosses, Update
 from engine.training.loss_terms.likelihood import LikelihoodLoss
@@ -43,20 +42,24 @@ Observations = defaultdict[int, list[Any]]
 
 
 class Trainer:
-    """The stages of a run's training, and their counters."""
+    """The stages of a run's training, and their counters.
 
-    def __init__(self, spec: RunSpec) -> None:
-        self._spec = spec
-        self.backend = trainer_backend(spec)
+    ``longest_response_tokens`` is what the policy can write in one episode at most.
+    """
+
+    def __init__(
+        self, backend: TrainerBackend, recipe: Recipe, schedule: Schedule, *, longest_response_tokens: int, seed: int
+    ) -> None:
+        self.backend = backend
+        self._recipe = recipe
+        self._minibatch = schedule.minibatch_trajectories
+        self._distribution = schedule.logprob_distribution
+        self._seed = seed
         self._losses = RecipeLosses(
-            spec.recipe,
-            minibatch=spec.schedule.minibatch_trajectories,
-            longest_response_tokens=longest_response_tokens(spec),
-            seed=spec.seed,
+            recipe, minibatch=self._minibatch, longest_response_tokens=longest_response_tokens, seed=seed
         )
         self._stage: Stage = "cold-start"
         self._updates = 0
-        self._distribution = spec.schedule.logprob_distribution
 
     @property
     def updates(self) -> int:
@@ -83,7 +86,7 @@ class Trainer:
             raise RuntimeError("the cold start comes before reinforcement learning")
         history, shown = [], by_trajectory(samples)
         for step in range(first_step, first_step + steps):
-            picked = batch_of_step(len(shown), step, size=self._cold_start.batch_size, seed=self._spec.seed)
+            picked = batch_of_step(len(shown), step, size=self._cold_start.batch_size, seed=self._seed)
             metrics = self._supervised_step([sample for i in picked for sample in shown[i]], step)
             history.append(metrics)
             if on_progress is not None:
@@ -96,14 +99,14 @@ class Trainer:
         factor = warmup_then_cosine(step, recipe.steps, warmup_updates=warmup, floor=COLD_START_FLOOR)
         loss = self.backend.forward_backward(samples, [LikelihoodLoss()])
         learning_rate = recipe.learning_rate * factor
-        grad_norm = self.backend.step(learning_rate=learning_rate, grad_clip=self._spec.recipe.optimizer.grad_clip)
+        grad_norm = self.backend.step(learning_rate=learning_rate, grad_clip=self._recipe.optimizer.grad_clip)
         return {"loss": loss.mean, "grad_norm": grad_norm, "learning_rate": learning_rate, "tokens": loss.weight}
 
     @property
     def _cold_start(self) -> ColdStart:
-        if self._spec.recipe.cold_start is None:
+        if self._recipe.cold_start is None:
             raise RuntimeError("this recipe has no cold start")
-        return self._spec.recipe.cold_start
+        return self._recipe.cold_start
 
     # ---- reinforcement learning ----
 
@@ -114,7 +117,7 @@ class Trainer:
         """
         return [
             row
-            for part in minibatches(samples, self._spec.schedule.minibatch_trajectories)
+            for part in minibatches(samples, self._minibatch)
             for row in self.backend.logprobs(part, distribution=self._distribution)
         ]
 
@@ -160,7 +163,7 @@ class Trainer:
         """
         if self._stage == "cold-start":
             self._stage = "reinforcement"
-            self.backend.renew_optimizer(weight_decay=self._spec.recipe.optimizer.weight_decay)
+            self.backend.renew_optimizer(weight_decay=self._recipe.optimizer.weight_decay)
             if self._losses.needs_reference:
                 self.backend.freeze_reference()
 
@@ -174,7 +177,7 @@ class Trainer:
                 observations[id(term)] += observed
         if not any(loss.weight > 0 for loss in losses):
             return None
-        optimizer = self._spec.recipe.optimizer
+        optimizer = self._recipe.optimizer
         learning_rate = optimizer.learning_rate * linear_warmup(self._updates, optimizer.warmup_steps)
         grad_norm = self.backend.step(learning_rate=learning_rate, grad_clip=optimizer.grad_clip)
         self._updates += 1
@@ -201,11 +204,7 @@ class Trainer:
         beside: dict[str, Any] = state.get("beside", {})
         return beside
 
-    def use_threads(self) -> None:
-        """As many threads as the run may use, for tensors that this process computes beside the backend."""
-        torch.set_num_threads(self._spec.resources.threads)
 
-
-def longest_response_tokens(spec: RunSpec) -> int:
-    """What the policy can write in one episode at most."""
-    return min(model_origin(spec.model).context_tokens, spec.environment.max_turns * spec.environment.max_turn_tokens)
+def longest_response_tokens(environment: Environment, *, context_tokens: int) -> int:
+    """What a policy with such a context can write in one episode at most."""
+    return min(context_tokens, environment.max_turns * environment.max_turn_tokens)

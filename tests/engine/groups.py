@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.group_filters import Selected, enough_informative, select
-from engine.loop.planner import Planner, Played
+from engine.loop.planner import Played, planner_for
 from engine.rollout.requests import EpisodeRequest, evaluation_requests
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
 from engine.spec.run import RunSpec
@@ -31,7 +31,7 @@ def grouped(trajectories: Iterable[Trajectory]) -> list[RolloutGroup]:
 def requests_of(spec: RunSpec, step: int) -> list[EpisodeRequest]:
     """What a run without experts plays in ``step`` (from 1), if no step before it sampled twice."""
     prompts = (step - 1) * spec.schedule.prompts_per_step
-    planner, played = Planner(spec), Played(tasks_taken=prompts, prompts=prompts)
+    planner, played = planner_for(spec), Played(tasks_taken=prompts, prompts=prompts)
     return planner.requests(planner.plans(step - 1, played, ExpertPool()))
 
 

@@ -16,13 +16,13 @@ from engine.models.folder_weights import FolderWeights
 from engine.models.origin import model_origin
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
-from engine.spec.model import BuiltinModel
-from engine.spec.run import RunSpec
+from engine.spec.model import BuiltinModel, Model
+from engine.spec.run import Resources
 
 
-def torch_generator(spec: RunSpec) -> TorchGenerator:
+def torch_generator(model: Model, resources: Resources, *, seed: int) -> TorchGenerator:
     """The generator of a run, with the weights that its model begins with until it is given others."""
-    resources, origin = spec.resources, model_origin(spec.model)
+    origin = model_origin(model)
     if not isinstance(origin.model, BuiltinModel):
         assert origin.weights is not None  # a pretrained model has a folder
         return generator_for_folder(
@@ -38,7 +38,7 @@ def torch_generator(spec: RunSpec) -> TorchGenerator:
         slots=resources.kv_slots,
         threads=resources.threads,
         device=resources.device,
-        seed=spec.seed,
+        seed=seed,
     )
 
 

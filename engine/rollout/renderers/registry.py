@@ -5,14 +5,14 @@ from engine.models.tokenizer import tokenizer_for
 from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.renderers.chat import chat_renderer
 from engine.rollout.renderers.contract import Renderer
-from engine.spec.model import BuiltinModel
-from engine.spec.run import RunSpec
+from engine.spec.environment import Environment
+from engine.spec.model import BuiltinModel, Model
 
 
-def renderer_for(spec: RunSpec) -> Renderer:
-    """The renderer of the model's vocabulary."""
-    origin = model_origin(spec.model)
+def renderer_for(model: Model, environment: Environment) -> Renderer:
+    """The renderer of the model's vocabulary.  A built-in model reasons where its environment says so."""
+    origin = model_origin(model)
     if isinstance(origin.model, BuiltinModel):
-        return CharacterRenderer(tokenizer_for(origin.model.vocabulary), reasoning=spec.environment.reasoning)
+        return CharacterRenderer(tokenizer_for(origin.model.vocabulary), reasoning=environment.reasoning)
     assert origin.weights is not None  # a pretrained model has a folder
     return chat_renderer(origin.weights, tool_calls=origin.model.tool_calls, reasoning=origin.model.reasoning)

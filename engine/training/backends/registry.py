@@ -3,12 +3,13 @@
 from importlib import import_module
 
 from engine.spec.backends import TRAINERS
-from engine.spec.run import RunSpec
+from engine.spec.model import Model
+from engine.spec.run import Resources
 from engine.training.backends.interface import TrainerBackend
 
 
-def trainer_backend(spec: RunSpec) -> TrainerBackend:
-    """The backend of the run, with the weights that the run's seed gives."""
-    module, _, name = TRAINERS[spec.resources.trainer].partition(":")
-    backend: TrainerBackend = getattr(import_module(module), name)(spec)
+def trainer_backend(model: Model, resources: Resources, *, seed: int) -> TrainerBackend:
+    """The backend of a run, with its model's first weights; those of a built-in model follow from ``seed``."""
+    module, _, name = TRAINERS[resources.trainer].partition(":")
+    backend: TrainerBackend = getattr(import_module(module), name)(model, resources, seed=seed)
     return backend

@@ -25,7 +25,8 @@ from engine.models.network import PolicyNetwork, network_for
 from engine.models.origin import model_origin
 from engine.seeds import derived_seed
 from engine.spec.generation import MODELS_OWN, Distribution
-from engine.spec.run import RunSpec
+from engine.spec.model import Model
+from engine.spec.run import Resources
 from engine.training import microbatch
 from engine.training.backends.interface import BatchLoss
 from engine.training.batch import Sample
@@ -43,15 +44,16 @@ OutputsT = TypeVar("OutputsT")
 class TorchBackend:
     """Implements ``interface.TrainerBackend``."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        self._cut = _Cut(spec)
+    def __init__(self, model: Model, resources: Resources, *, seed: int) -> None:
+        self._cut = _Cut(resources, context_tokens=model_origin(model).context_tokens)
         self._cut.use_threads()
-        self.network = network_for(spec.model, seed=spec.seed, device=self._cut.device)
+        self._seed = seed
+        self.network = network_for(model, seed=seed, device=self._cut.device)
         self._cut.take_microbatches_of(self.network)
         self._scoring = Scoring(self.network)
         self._parameters = _trained(self.network.module)
         self._optimizer = adamw(self._parameters)
-        self._passes = _Passes(self.network, self._parameters, seed=spec.seed)
+        self._passes = _Passes(self.network, self._parameters, seed=seed)
         self._reference: dict[str, Tensor] | None = None
         """The trained parameters of that moment, by the names that ``_scoring`` gives them."""
 
@@ -101,7 +103,7 @@ class TorchBackend:
         self._reference = {f"network.{name}": held.clone() for name, held in _state(self.network.module).items()}
 
     def value_network(self) -> "TorchValueNetwork":
-        return TorchValueNetwork(self._cut, copy.deepcopy(self.network))
+        return TorchValueNetwork(self._cut, copy.deepcopy(self.network), seed=self._seed)
 
     def weights(self) -> dict[str, Tensor]:
         return self.network.exported()
@@ -150,7 +152,7 @@ class TorchValueNetwork:
     The head is all zeros at first, so that the first values are exactly 0.
     """
 
-    def __init__(self, cut: "_Cut", body: PolicyNetwork) -> None:
+    def __init__(self, cut: "_Cut", body: PolicyNetwork, *, seed: int) -> None:
         self._cut = cut
         self._body = body
         self._head = nn.Linear(body.hidden_size, 1).to(self._cut.device)
@@ -159,7 +161,7 @@ class TorchValueNetwork:
                 parameter.zero_()
         self._parameters = [*_trained(self._body.module), *self._head.parameters()]
         self._optimizer = adamw(self._parameters)
-        self._passes = _Passes(body, self._parameters, seed=cut.seed)
+        self._passes = _Passes(body, self._parameters, seed=seed)
 
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
@@ -253,11 +255,10 @@ class _Passes:
 class _Cut:
     """Where and with how many threads a run computes, and the micro-batches of its batches."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        self.device = torch.device(spec.resources.device)
-        self.seed = spec.seed
-        self._threads = spec.resources.threads
-        self._context = model_origin(spec.model).context_tokens
+    def __init__(self, resources: Resources, *, context_tokens: int) -> None:
+        self.device = torch.device(resources.device)
+        self._threads = resources.threads
+        self._context = context_tokens
         self._tokens: int | None = None
 
     def take_microbatches_of(self, network: PolicyNetwork) -> None:

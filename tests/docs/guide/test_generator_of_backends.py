@@ -46,7 +46,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
 def test_the_page_leaves_no_call_of_the_protocol_out(spec: RunSpec) -> None:
     asked = {name for name in vars(Generator) | vars(TextGenerator) if not name.startswith("_")}
     assert len(asked) == 9
-    assert asked <= set(dir(generator_for(spec)))
+    assert asked <= set(dir(generator_for(spec.model, spec.resources, seed=spec.seed)))
 
 
 async def test_a_step_is_played_and_learned_from_the_answers_of_the_list(spec: RunSpec, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ async def test_a_step_is_played_and_learned_from_the_answers_of_the_list(spec: R
 
 
 async def test_suspended_it_answers_after_the_new_weights_and_what_is_aborted_says_so(spec: RunSpec) -> None:
-    generator = generator_for(spec)
+    generator = generator_for(spec.model, spec.resources, seed=spec.seed)
     await generator.suspend()
     waiting = asyncio.create_task(generator.generate(REQUEST))
     await asyncio.sleep(0.01)

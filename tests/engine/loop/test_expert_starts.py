@@ -9,7 +9,7 @@ import pytest
 
 from engine.loop.expert_pool import TALLY_ROLLOUTS, Expert, ExpertPool, Tally, prefix_key
 from engine.loop.expert_starts import learn
-from engine.loop.planner import Planner, Played
+from engine.loop.planner import Played, planner_for
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
 from engine.spec.exploration import ExpertStarts
@@ -36,7 +36,7 @@ def spec_with(prompts: int = 8, **recipe: Any) -> RunSpec:
 
 
 def planned(spec: RunSpec, pool: ExpertPool | None = None, step: int = 1, tasks_taken: int = 0) -> list[GroupPlan]:
-    return Planner(spec).plans(step - 1, Played(tasks_taken, prompts=tasks_taken), pool or ExpertPool())
+    return planner_for(spec).plans(step - 1, Played(tasks_taken, prompts=tasks_taken), pool or ExpertPool())
 
 
 def pool_of(**experts: Trajectory) -> ExpertPool:
@@ -83,7 +83,7 @@ def test_with_everything_off_the_requests_are_those_of_the_plain_step(step: int,
         }
     )
     plans = planned(spec, step=step, tasks_taken=8 * (step - 1))
-    assert Planner(spec).requests(plans) == [
+    assert planner_for(spec).requests(plans) == [
         EpisodeRequest(
             purpose="train",
             prompt=8 * (step - 1) + group,
@@ -98,17 +98,17 @@ def test_with_everything_off_the_requests_are_those_of_the_plain_step(step: int,
         for group, task in enumerate(TASKS[step])
         for index in range(2)
     ]
-    assert requests_of(spec, step) == Planner(spec).requests(plans)
+    assert requests_of(spec, step) == planner_for(spec).requests(plans)
 
 
 def test_without_an_expert_nothing_starts_from_one() -> None:
     spec = spec_with(expert_starts={"demonstrations": False})
-    assert Planner(spec).requests(planned(spec)) == requests_of(spec_with(), 1)
+    assert planner_for(spec).requests(planned(spec)) == requests_of(spec_with(), 1)
 
 
 def test_rounds_go_on_with_groups_and_tasks(rollout: Rollout) -> None:
     spec = spec_with(selection={"dynamic_sampling": {}})
-    planner, played = Planner(spec), Played(tasks_taken=16, prompts=40)
+    planner, played = planner_for(spec), Played(tasks_taken=16, prompts=40)
     for _ in range(2):
         played.add(planner.plans(2, played, ExpertPool()), Collected())
     plans = [group.plan for group in played.groups]
@@ -121,7 +121,7 @@ def test_rounds_go_on_with_groups_and_tasks(rollout: Rollout) -> None:
 
 
 def test_rollouts_that_come_back_in_any_order_find_their_groups_and_lost_groups_stay_empty(rollout: Rollout) -> None:
-    planner, played = Planner(spec_with(prompts=3)), Played(tasks_taken=19, prompts=0)
+    planner, played = planner_for(spec_with(prompts=3)), Played(tasks_taken=19, prompts=0)
     for group, lost in ((0, {(1, 0), (1, 1)}), (3, {(3, 0), (5, 1)})):
         plans = planner.plans(1, played, ExpertPool())
         back = [(plan.number, index) for plan in plans for index in range(2) if (plan.number, index) not in lost]
@@ -139,7 +139,7 @@ def test_rollouts_that_come_back_in_any_order_find_their_groups_and_lost_groups_
 
 
 def test_a_rollout_of_no_group_of_the_round_is_no_ones(rollout: Rollout) -> None:
-    planner, played = Planner(spec_with(prompts=2)), Played(tasks_taken=0, prompts=0)
+    planner, played = planner_for(spec_with(prompts=2)), Played(tasks_taken=0, prompts=0)
     with pytest.raises(KeyError):
         played.add(planner.plans(0, played, ExpertPool()), Collected([rollout(prompt=2)]))
 
@@ -313,10 +313,10 @@ POOL = [{"when_to_use": "cell", "content": "Show it."}]
 
 def test_experience_goes_to_the_first_rollouts_of_every_group() -> None:
     spec = spec_with(experience={"pool": POOL, "share": 0.5})
-    requests = Planner(spec).requests(planned(spec))
+    requests = planner_for(spec).requests(planned(spec))
     assert [request.experience for request in requests] == [("Show it.",), ()] * 8
 
 
 def test_a_share_of_0_is_the_absence_of_experience() -> None:
     spec = spec_with(experience={"pool": POOL, "share": 0.0})
-    assert Planner(spec).requests(planned(spec)) == requests_of(spec_with(), 1)
+    assert planner_for(spec).requests(planned(spec)) == requests_of(spec_with(), 1)

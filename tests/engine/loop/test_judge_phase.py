@@ -1,7 +1,8 @@
 """Verdicts reach the turns; a judge that fails leaves its group to the outcome, and says so."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -126,9 +127,13 @@ def spec_with(judge: dict[str, Any]) -> RunSpec:
     return RunSpec.model_validate({"name": "x", "recipe": {"credit": {"kind": "attribution", "judge": judge}}})
 
 
+def judging_in(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> Judging | None:
+    return judging_for(spec.recipe, spec.environment, spec.dataset, environ)
+
+
 async def test_the_rule_judge_is_the_environment_itself(rollout: Rollout) -> None:
     spec = spec_with({"kind": "rules"})
-    judging = judging_for(spec)
+    judging = judging_in(spec)
     assert judging is not None
     environment = environment_for(spec.environment, spec.dataset)
     one = rollout().model_copy(update={"task": environment.tasks("train")[0]})
@@ -139,9 +144,9 @@ async def test_the_rule_judge_is_the_environment_itself(rollout: Rollout) -> Non
 
 
 def test_other_credit_has_no_judge_and_a_model_needs_its_key() -> None:
-    assert judging_for(RunSpec(name="x")) is None
+    assert judging_in(RunSpec(name="x")) is None
     llm = {"kind": "llm", "endpoint": "http://127.0.0.1:1/v1", "model": "m", "api_key_variable": "PALESTRA_JUDGE_KEY"}
-    judging = judging_for(spec_with(llm), {"PALESTRA_JUDGE_KEY": "abc\n"})
+    judging = judging_in(spec_with(llm), {"PALESTRA_JUDGE_KEY": "abc\n"})
     assert judging is not None
     assert isinstance(judging._judge, LanguageModelJudge)
     assert judging._judge._headers["Authorization"] == "Bearer abc"

@@ -116,7 +116,7 @@ def test_the_summary_tells_purified_success_only_of_runs_that_evaluate_with_it()
     for in_evaluation in (True, False):
         recipe = {"purification": {"in_evaluation": in_evaluation}}
         spec = RunSpec.model_validate({"name": "x", "recipe": recipe, **sandbox})
-        summary = summary_of(RunState(spec=spec, evaluations=measured))
+        summary = summary_of(RunState(spec=spec, evaluations=measured), spec.recipe, rl_steps=spec.rl_steps)
         assert summary.get("success_purified") == ({"before_rl": 0.25, "after": 0.5} if in_evaluation else None)
 
 

@@ -22,7 +22,7 @@ def test_a_part_that_needs_one_segment_is_refused_with_the_reason(part: str, mon
     spec = RunSpec.model_validate(document)
     assert environment_requirements.lacking_in_environment(spec) == []
     renderer = Rewriting(tokenizer_for(spec.model.vocabulary), reasoning=False)
-    monkeypatch.setattr(environment_requirements, "renderer_for", lambda spec: renderer)
+    monkeypatch.setattr(environment_requirements, "renderer_for", lambda *_: renderer)
     [problem] = environment_requirements.lacking_in_environment(spec)
     assert problem.field == f"recipe.{part}"
     assert "writes earlier turns again" in problem.message

@@ -38,4 +38,4 @@ def test_what_needs_nothing_lacks_nothing() -> None:
 def test_a_judge_that_is_never_asked_needs_no_key(unasked: dict[str, Any]) -> None:
     spec = judged_by(api_key_variable="PALESTRA_JUDGE_KEY", **unasked)
     assert lacking(spec, {}) == []
-    assert judging_for(spec, {}) is None
+    assert judging_for(spec.recipe, spec.environment, spec.dataset, {}) is None

@@ -53,7 +53,7 @@ def test_no_experience_takes_more_room_than_the_spec_reckons_with(environment: s
     experience = Experience(pool=POOL, top_k=2)
     for question in ("42*63=?", "cell d", "é" * 40):
         shown = ExperienceRetriever(experience).for_question(question)
-        start, stop = renderer_for(spec).experience_span([], [], shown)
+        start, stop = renderer_for(spec.model, spec.environment).experience_span([], [], shown)
         assert 0 < stop - start <= experience.longest_tokens
 
 

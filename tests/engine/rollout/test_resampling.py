@@ -6,11 +6,11 @@ import pytest
 from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
 
-from engine.rollout.demonstrations import demonstration_writer_for
-from engine.rollout.worker import RolloutWorker
+from engine.cluster.rollout_members import rollout_worker_for
 from engine.spec.rollout_group import Prefill
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
+from tests.engine.demonstrations import demonstration_writer_of
 from tests.engine.groups import evaluations_of, requests_of
 
 
@@ -54,7 +54,7 @@ def script_of_tries(*scripts, request=FIRST):
 
 async def collected(sandboxes, scripts, requests=(FIRST,), spec=SPEC, **otherwise):
     policy = Obedient(scripts, **otherwise)
-    return await RolloutWorker(spec, policy, sandboxes).collect(requests), policy
+    return await rollout_worker_for(spec, policy, sandboxes).collect(requests), policy
 
 
 async def test_three_failures_in_a_row_are_played_again_with_other_draws(sandboxes):
@@ -136,7 +136,7 @@ async def test_without_resampling_every_rollout_stays(sandboxes):
 
 
 async def test_a_replay_that_diverges_is_discarded_and_counted(sandboxes):
-    expert = demonstration_writer_for(SPEC).solution(FIRST.task)
+    expert = demonstration_writer_of(SPEC).solution(FIRST.task)
     recorded = expert.turns[0].tool_calls[0].model_copy(update={"output": "something else"})
     prefill = Prefill(expert.id, (expert.turns[0].model_copy(update={"tool_calls": [recorded]}),), len(expert.turns), 0)
     asked = [replace(FIRST, prefill=prefill), REQUESTS[1]]

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from scripted import RENDERER, TOOLS, WITH_REASONING, ScriptedPolicy
 
 from engine.environments.registry import environment_for
-from engine.rollout.demonstrations import demonstration_writer_for
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.requests import EpisodeRequest
@@ -22,6 +21,7 @@ from engine.spec.supervised import ColdStart
 from engine.spec.trajectory import Trajectory
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
+from tests.engine.demonstrations import demonstration_writer_of
 
 LOCKED = {"id": "python-math", "levels": [4], "max_turns": 6}
 CASES = {
@@ -42,7 +42,7 @@ DRILL = Path(__file__).parents[3] / "engine" / "spec" / "samples" / "drill.toml"
 
 
 def demonstrated(spec: RunSpec, cold_start: ColdStart, *, seed: int) -> Iterator[Trajectory]:
-    return replace(demonstration_writer_for(spec), seed=seed).demonstrations(cold_start)
+    return replace(demonstration_writer_of(spec), seed=seed).demonstrations(cold_start)
 
 
 def spec_of(environment: dict) -> RunSpec:
@@ -70,7 +70,8 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
             number = int(trajectory.task.id.removeprefix("train-"))
             shape = spec.environment
             arena = Arena(
-                environment_for(spec.environment, spec.dataset), renderer_for(spec), policy, sandboxes, Reward(),
+                environment_for(spec.environment, spec.dataset), renderer_for(spec.model, spec.environment),
+                policy, sandboxes, Reward(),
                 shape.max_turns, shape.max_turn_tokens, CONTEXT_TOKENS,
             )  # fmt: skip
             real = await run_episode(EpisodeRequest("train", 0, 0, 0, "train", number, 1.0, 0), arena)

@@ -147,7 +147,7 @@ async def test_the_real_generators_logprobs_of_every_segment_are_those_that_the_
     assert several
     for rollout in several:
         samples = samples_from_trajectory(rollout)
-        again = TorchBackend(SPEC).logprobs(samples)
+        again = TorchBackend(SPEC.model, SPEC.resources, seed=SPEC.seed).logprobs(samples)
         for sample, row in zip(samples, again, strict=True):
             assert sample.loss_mask.sum() > 0
             np.testing.assert_allclose(

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from scripted import answer, call
 
+from engine.cluster.rollout_members import rollout_worker_for
 from engine.inference.interface import GenerationAborted
 from engine.inference.torch.factory import builtin_generator
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.models.weights import StateDict
 from engine.rollout.requests import shares
-from engine.rollout.worker import RolloutWorker
 from engine.spec.exploration import Purification
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
@@ -53,21 +53,21 @@ def tokens(collected):
 
 
 async def test_equal_requests_give_equal_tokens_whoever_plays_them_and_in_whatever_order(sandboxes, generator):
-    alone = tokens(await RolloutWorker(SPEC, generator, sandboxes).collect(REQUESTS))
+    alone = tokens(await rollout_worker_for(SPEC, generator, sandboxes).collect(REQUESTS))
     assert len({str(item) for item in alone.values()}) > len(REQUESTS) / 2  # else equality would prove nothing
-    halves = [RolloutWorker(SPEC, generator, sandboxes).collect(share[::-1]) for share in shares(REQUESTS, 2)]
+    halves = [rollout_worker_for(SPEC, generator, sandboxes).collect(share[::-1]) for share in shares(REQUESTS, 2)]
     first, second = await asyncio.gather(*halves)
     assert tokens(first) | tokens(second) == alone
 
 
 async def test_after_a_collection_no_session_is_left(sandboxes, generator):
-    await RolloutWorker(SPEC, generator, sandboxes).collect(REQUESTS)
+    await rollout_worker_for(SPEC, generator, sandboxes).collect(REQUESTS)
     await generator.load_weights(weights(), version=1)  # waits until all that was posted before is done
     assert (generator.stats()["sessions"], generator.stats()["waiting"]) == (0, 0)
 
 
 async def test_a_cancelled_collection_leaves_no_session(sandboxes, generator):
-    collecting = asyncio.create_task(RolloutWorker(SPEC, generator, sandboxes).collect(REQUESTS))
+    collecting = asyncio.create_task(rollout_worker_for(SPEC, generator, sandboxes).collect(REQUESTS))
     while not generator.stats()["sampled_tokens"]:  # noqa: ASYNC110 - the generator tells nobody
         await asyncio.sleep(0)
     collecting.cancel()
@@ -78,7 +78,7 @@ async def test_a_cancelled_collection_leaves_no_session(sandboxes, generator):
 
 
 async def test_an_aborted_generator_ends_the_collection(sandboxes, generator):
-    collecting = asyncio.create_task(RolloutWorker(SPEC, generator, sandboxes).collect(REQUESTS))
+    collecting = asyncio.create_task(rollout_worker_for(SPEC, generator, sandboxes).collect(REQUESTS))
     while not generator.stats()["sampled_tokens"]:  # noqa: ASYNC110 - the generator tells nobody
         await asyncio.sleep(0)
     await generator.abort_all()
@@ -108,7 +108,7 @@ async def test_purified_episodes_do_not_disturb_each_other_and_leave_no_session(
     assert 0 < sum(request.purify for request in requests) < len(requests)
     turns = call("x=1"), call("x/0"), call("nobody"), call("x/1"), answer("1")
     played = [
-        await RolloutWorker(spec, Dictated(generator, *turns), sandboxes).collect(asked)
+        await rollout_worker_for(spec, Dictated(generator, *turns), sandboxes).collect(asked)
         for asked in (requests, requests[::-1])
     ]
     assert tokens(played[0]) == tokens(played[1])

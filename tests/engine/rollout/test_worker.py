@@ -4,9 +4,9 @@ import pytest
 from arenas import mortal, timeless
 from scripted import ScriptedPolicy, answer, call
 
+from engine.cluster.rollout_members import rollout_worker_for
 from engine.environments import python_math
 from engine.rollout.requests import shares
-from engine.rollout.worker import RolloutWorker
 from engine.spec.generation import Truncation
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
@@ -28,7 +28,7 @@ async def sandboxes():
 
 
 async def test_trajectories_come_in_the_order_of_their_requests(sandboxes):
-    collected = await RolloutWorker(SPEC, ScriptedPolicy(call("6*7"), answer("42")), sandboxes).collect(REQUESTS)
+    collected = await rollout_worker_for(SPEC, ScriptedPolicy(call("6*7"), answer("42")), sandboxes).collect(REQUESTS)
     assert [trajectory.id for trajectory in collected.trajectories] == [request.id for request in REQUESTS]
     assert all(trajectory.tool_calls[0].output == "42" for trajectory in collected.trajectories)
     assert not collected.discarded
@@ -61,7 +61,7 @@ async def test_a_hostile_tool_call_costs_nobody_else_anything(sandboxes, code):
             return generated
 
     policy = OneHostile(call("6*7"), answer("42"))
-    collected = await RolloutWorker(SPEC, policy, sandboxes).collect(REQUESTS)
+    collected = await rollout_worker_for(SPEC, policy, sandboxes).collect(REQUESTS)
     by_id = {trajectory.id: trajectory for trajectory in collected.trajectories}
     hostile = by_id.pop(REQUESTS[3].id, None)
     assert len(by_id) == len(REQUESTS) - 1
@@ -76,8 +76,8 @@ async def test_a_hostile_tool_call_costs_nobody_else_anything(sandboxes, code):
 
 async def test_an_episode_whose_sandbox_is_lost_once_is_played_again_as_if_nothing_had_been(sandboxes):
     policy, undisturbed = ScriptedPolicy(call("6*7"), answer("42")), ScriptedPolicy(call("6*7"), answer("42"))
-    collected = await RolloutWorker(SPEC, policy, mortal(sandboxes, deaths=1)).collect(REQUESTS[:1])
-    expected = await RolloutWorker(SPEC, undisturbed, sandboxes).collect(REQUESTS[:1])
+    collected = await rollout_worker_for(SPEC, policy, mortal(sandboxes, deaths=1)).collect(REQUESTS[:1])
+    expected = await rollout_worker_for(SPEC, undisturbed, sandboxes).collect(REQUESTS[:1])
     assert [*map(timeless, collected.trajectories)] == [*map(timeless, expected.trajectories)]
     assert not collected.discarded
     assert policy.requests[0].seed == policy.requests[1].seed == undisturbed.requests[0].seed
@@ -86,7 +86,7 @@ async def test_an_episode_whose_sandbox_is_lost_once_is_played_again_as_if_nothi
 
 async def test_an_episode_whose_sandbox_is_lost_twice_is_discarded_and_counted(sandboxes):
     policy = ScriptedPolicy(call("6*7"), answer("42"))
-    collected = await RolloutWorker(SPEC, policy, mortal(sandboxes, deaths=2)).collect(REQUESTS[:1])
+    collected = await rollout_worker_for(SPEC, policy, mortal(sandboxes, deaths=2)).collect(REQUESTS[:1])
     assert (collected.trajectories, collected.discarded) == ([], {"sandbox-lost": 1})
     assert len(policy.released) == 2
 
@@ -100,7 +100,7 @@ async def test_a_failing_environment_costs_its_own_episode_only(sandboxes, monke
         return right(task, answer)
 
     monkeypatch.setattr(python_math, "is_right", is_right)
-    collected = await RolloutWorker(SPEC, ScriptedPolicy(answer("42")), sandboxes).collect(REQUESTS)
+    collected = await rollout_worker_for(SPEC, ScriptedPolicy(answer("42")), sandboxes).collect(REQUESTS)
     assert collected.discarded == {"environment-failed": 2}
     assert len(collected.trajectories) == len(REQUESTS) - 2
     assert "this task is broken" in caplog.text
@@ -115,13 +115,13 @@ async def test_a_dead_generator_ends_the_collection_and_frees_everything(sandbox
 
     policy = Dying(call("6*7"), answer("42"))
     with pytest.raises(ConnectionError, match="the generator died"):
-        await RolloutWorker(SPEC, policy, sandboxes).collect(REQUESTS)
+        await rollout_worker_for(SPEC, policy, sandboxes).collect(REQUESTS)
     await _everything_is_given_back(policy, sandboxes)
 
 
 async def test_a_cancelled_collection_gives_sandboxes_and_sessions_back(sandboxes):
     policy = ScriptedPolicy(call("while 1:0"), answer("42"))
-    collecting = asyncio.create_task(RolloutWorker(SPEC, policy, sandboxes).collect(REQUESTS))
+    collecting = asyncio.create_task(rollout_worker_for(SPEC, policy, sandboxes).collect(REQUESTS))
     while sandboxes.stats().busy < 2:  # noqa: ASYNC110 - the pool tells nobody
         await asyncio.sleep(0.01)
     collecting.cancel()
@@ -140,7 +140,7 @@ async def test_no_more_than_two_episodes_per_slot_are_in_flight(sandboxes):
             return generated
 
     policy = Counting(call("6*7"), answer("42"))
-    await RolloutWorker(SPEC, policy, sandboxes).collect(REQUESTS)
+    await rollout_worker_for(SPEC, policy, sandboxes).collect(REQUESTS)
     assert policy.most == 2 * SPEC.resources.kv_slots
 
 

@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.cluster.members import trainer_for
 from engine.spec.objective import CovarianceClip, CovarianceKl
 from engine.training.batch import Sample
 from engine.training.entropy import EntropyKeeper
-from engine.training.trainer import Trainer
 from tests.engine.training.cast import only_sample, rollouts, run_spec, same_bits
 
 WIDE = CovarianceClip(share=0.3, low=-1e9, high=1e9)
@@ -85,7 +85,7 @@ def test_equal_advantages_have_no_covariance_that_rounding_could_rank() -> None:
 def test_kl_cov_has_no_clip_also_where_all_advantages_are_equal(kind: str | None) -> None:
     """Tokens that have become much likelier have no gradient behind the clip of 1.28, and KL-Cov has none."""
     covariance = {} if kind is None else {"covariance": {"kind": kind, "share": 0.5}}
-    trainer = Trainer(run_spec({"objective": {"kind": "clipped", **covariance}}))
+    trainer = trainer_for(run_spec({"objective": {"kind": "clipped", **covariance}}))
     before = trainer.backend.weights()
     likelier = [
         replace(one, advantages=np.ones(len(one), dtype=np.float32)).with_old_logprobs([value - 1 for value in row])

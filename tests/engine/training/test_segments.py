@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.algorithms.aggregation import aggregated
-from engine.cluster.members import learner_for
+from engine.cluster.members import learner_for, trainer_for
 from engine.loop.group_filters import SEVERAL_SEGMENTS, masked
+from engine.models.vocabulary import tokens_of
 from engine.spec.credit import Gae, Gigpo
 from engine.spec.self_imitation import SelfImitation
 from engine.spec.trajectory import Change, Segment, SharedPrefix, Trajectory
@@ -320,8 +321,10 @@ def test_a_demonstration_in_several_segments_is_one_of_its_batch() -> None:
         )
         for number in range(6)
     ]
+    tokens, parted = tokens_of(spec.model), [cut(rollout, [1, 2]) for rollout in whole]
     learners = [
-        Learner(spec, lambda shown=shown: iter(shown)) for shown in (whole, [cut(rollout, [1, 2]) for rollout in whole])
+        Learner(spec.recipe, tokens, trainer_for(spec), None, recorded=shown, scripted=lambda: iter(()), threads=1)
+        for shown in (whole, parted)
     ]
     losses = [learner.cold_start(1, 7) for learner in learners]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -9,6 +9,7 @@ import torch
 
 from engine.algorithms.losses import objective_for
 from engine.algorithms.objectives import PolicyTokens
+from engine.cluster.members import trainer_for
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.objective import Clipped
@@ -98,7 +99,7 @@ def test_cutting_into_microbatches_changes_no_gradient(monkeypatch, aggregation)
     gradients = []
     for max_tokens in (1, 200, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
-        trainer = Trainer(run_spec(recipe=recipe))
+        trainer = trainer_for(run_spec(recipe=recipe))
         gradients.append(gradient_of_update(monkeypatch, trainer, with_old_logprobs(trainer, rollouts())))
     for cut in gradients[:2]:
         for ours, whole in zip(cut, gradients[2], strict=True):
@@ -107,7 +108,7 @@ def test_cutting_into_microbatches_changes_no_gradient(monkeypatch, aggregation)
 
 def test_the_gradient_is_that_of_the_objective_on_the_plain_model(monkeypatch):
     """Written out: all logits, one padded batch, autograd through the mean loss."""
-    trainer = Trainer(run_spec(recipe={"cold_start": None, "optimizer": {"grad_clip": 1e9}}))
+    trainer = trainer_for(run_spec(recipe={"cold_start": None, "optimizer": {"grad_clip": 1e9}}))
     samples = with_old_logprobs(trainer, rollouts())
     ours = gradient_of_update(monkeypatch, trainer, samples)
     model = Qwen3(run_spec().model, len(TOKENIZER), seed=0)
@@ -123,13 +124,13 @@ def test_the_gradient_is_that_of_the_objective_on_the_plain_model(monkeypatch):
 
 
 def test_the_gradient_is_clipped_to_its_bound(monkeypatch):
-    trainer = Trainer(run_spec(recipe={"cold_start": None, "optimizer": {"grad_clip": 1e-3}}))
+    trainer = trainer_for(run_spec(recipe={"cold_start": None, "optimizer": {"grad_clip": 1e-3}}))
     gradient = gradient_of_update(monkeypatch, trainer, with_old_logprobs(trainer, rollouts()))
     assert torch.cat([part.flatten() for part in gradient]).norm() == pytest.approx(1e-3, rel=1e-4)
 
 
 def test_the_first_ratios_are_exactly_1():
-    trainer = Trainer(run_spec())
+    trainer = trainer_for(run_spec())
     metrics = trainer.update(with_old_logprobs(trainer, rollouts()))
     assert (metrics["ratio_mean"], metrics["ratio_max"], metrics["kl_to_old"], metrics["clip_fraction"]) == (1, 1, 0, 0)
 
@@ -140,7 +141,9 @@ WHOLE = {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16}
 @pytest.mark.parametrize("at", ["one", "sampling", "truncated"])
 @pytest.mark.parametrize("recipe", [{}, {"kl": {"beta": 0.1}}], ids=["plain", "kl"])
 def test_the_first_ratios_are_exactly_1_wherever_log_probs_are_taken(at, recipe):
-    trainer = Trainer(run_spec(recipe=recipe, schedule=WHOLE | {"temperature": 0.4, "top_p": 0.6, "logprobs_at": at}))
+    trainer = trainer_for(
+        run_spec(recipe=recipe, schedule=WHOLE | {"temperature": 0.4, "top_p": 0.6, "logprobs_at": at})
+    )
     metrics = trainer.update(with_old_logprobs(trainer, rollouts()))
     assert (metrics["ratio_mean"], metrics["ratio_max"], metrics["kl_to_old"]) == (1, 1, 0)
     assert metrics.get("kl_to_reference", 0.0) == 0
@@ -148,7 +151,7 @@ def test_the_first_ratios_are_exactly_1_wherever_log_probs_are_taken(at, recipe)
 
 @pytest.mark.parametrize(("at", "heat"), [("one", 1.0), ("sampling", 0.4)])
 def test_log_probs_and_entropy_are_those_of_the_divided_logits(at, heat):
-    trainer = Trainer(run_spec(schedule=WHOLE | {"temperature": 0.4, "logprobs_at": at}))
+    trainer = trainer_for(run_spec(schedule=WHOLE | {"temperature": 0.4, "logprobs_at": at}))
     samples = rollouts(4)
     with torch.no_grad():
         logp = [
@@ -169,7 +172,7 @@ def test_truncated_log_probs_are_of_what_is_kept_and_of_the_sampled_token():
     """Written out for each token; what nobody would have sampled has a log-prob too, and nothing is infinite."""
     heat, top_p = 0.7, 0.6
     schedule = WHOLE | {"temperature": heat, "top_p": top_p, "logprobs_at": "truncated"}
-    trainer = Trainer(run_spec(schedule=schedule))
+    trainer = trainer_for(run_spec(schedule=schedule))
     samples = rollouts(4)
     for sample, row in zip(samples, trainer.old_logprobs(samples), strict=True):
         with torch.no_grad():
@@ -181,7 +184,7 @@ def test_truncated_log_probs_are_of_what_is_kept_and_of_the_sampled_token():
             assert row[at_token] == pytest.approx(expected, abs=1e-4)
     metrics = trainer.update(with_old_logprobs(trainer, samples))
     assert np.isfinite(list(metrics.values())).all()
-    whole = Trainer(run_spec(schedule=schedule | {"logprobs_at": "sampling"}))
+    whole = trainer_for(run_spec(schedule=schedule | {"logprobs_at": "sampling"}))
     assert metrics["entropy"] < whole.update(with_old_logprobs(whole, samples))["entropy"]
 
 
@@ -189,7 +192,7 @@ def test_a_token_that_has_left_the_kept_set_still_has_a_ratio():
     """The policy moves far between two updates; no ratio, loss or weight becomes infinite."""
     schedule = WHOLE | {"top_k": 2, "logprobs_at": "truncated"}
     recipe = {"cold_start": None, "optimizer": {"learning_rate": 0.05}, "objective": {"kind": "clipped"}}
-    trainer = Trainer(run_spec(schedule=schedule, recipe=recipe))
+    trainer = trainer_for(run_spec(schedule=schedule, recipe=recipe))
     samples = with_old_logprobs(trainer, rollouts())
     for _ in range(4):
         metrics = trainer.update(samples)
@@ -198,19 +201,21 @@ def test_a_token_that_has_left_the_kept_set_still_has_a_ratio():
 
 
 def test_a_truncation_that_log_probs_do_not_follow_changes_no_training():
-    plain, cut = (Trainer(run_spec(schedule=WHOLE | more)) for more in ({}, {"top_p": 0.6, "top_k": 3, "min_p": 0.1}))
+    plain, cut = (
+        trainer_for(run_spec(schedule=WHOLE | more)) for more in ({}, {"top_p": 0.6, "top_k": 3, "min_p": 0.1})
+    )
     assert plain.update(with_old_logprobs(plain, rollouts())) == cut.update(with_old_logprobs(cut, rollouts()))
     assert same_weights(plain, cut)
 
 
 def test_at_temperature_1_it_is_the_same_wherever_log_probs_are_taken():
-    one, sampling = (Trainer(run_spec(schedule=WHOLE | {"logprobs_at": at})) for at in ("one", "sampling"))
+    one, sampling = (trainer_for(run_spec(schedule=WHOLE | {"logprobs_at": at})) for at in ("one", "sampling"))
     assert one.update(with_old_logprobs(one, rollouts())) == sampling.update(with_old_logprobs(sampling, rollouts()))
     assert same_weights(one, sampling)
 
 
 def test_later_minibatches_see_ratios_that_moved():
-    trainer = Trainer(run_spec(schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 4}))
+    trainer = trainer_for(run_spec(schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 4}))
     metrics = trainer.update(with_old_logprobs(trainer, rollouts()))
     assert trainer.updates == 4
     assert metrics["kl_to_old"] > 0
@@ -218,7 +223,7 @@ def test_later_minibatches_see_ratios_that_moved():
 
 
 def test_an_update_makes_good_tokens_likelier_and_bad_ones_less():
-    trainer = Trainer(run_spec())
+    trainer = trainer_for(run_spec())
     samples = with_old_logprobs(trainer, rollouts())
     trainer.update(samples)
     gain = sum(
@@ -229,7 +234,7 @@ def test_an_update_makes_good_tokens_likelier_and_bad_ones_less():
 
 
 def test_advantages_and_logprobs_outside_the_mask_change_no_bit():
-    polluted_trainer, clean_trainer = Trainer(run_spec()), Trainer(run_spec())
+    polluted_trainer, clean_trainer = trainer_for(run_spec()), trainer_for(run_spec())
     clean = with_old_logprobs(clean_trainer, rollouts())
     polluted = [
         sample_of(
@@ -246,7 +251,7 @@ def test_advantages_and_logprobs_outside_the_mask_change_no_bit():
 
 
 def test_old_logprobs_are_the_models_and_0_outside_the_mask():
-    trainer, samples = Trainer(run_spec()), rollouts(3)
+    trainer, samples = trainer_for(run_spec()), rollouts(3)
     for sample, row in zip(samples, trainer.old_logprobs(samples), strict=True):
         ids = torch.from_numpy(sample.token_ids)
         with torch.no_grad():
@@ -257,7 +262,7 @@ def test_old_logprobs_are_the_models_and_0_outside_the_mask():
 
 def test_what_the_policy_read_last_changes_no_bit():
     """An observation that filled the context is followed by no token, and may even exceed it."""
-    with_trailing, without = Trainer(run_spec()), Trainer(run_spec())
+    with_trailing, without = trainer_for(run_spec()), trainer_for(run_spec())
     samples = with_old_logprobs(without, rollouts(8))
     longer = [
         sample_of([*s.token_ids, *[33] * 80], [*s.loss_mask, *[False] * 80], advantages=[*s.advantages, *[1.0] * 80])
@@ -271,12 +276,12 @@ def test_what_the_policy_read_last_changes_no_bit():
 
 def test_a_sample_beyond_the_context_is_refused_by_name():
     with pytest.raises(ValueError, match="a sample of 129 tokens is longer than the context of 128"):
-        Trainer(run_spec()).old_logprobs([sample_of([1] * 129, [False] * 128 + [True])])
+        trainer_for(run_spec()).old_logprobs([sample_of([1] * 129, [False] * 128 + [True])])
 
 
 def test_metrics_by_hand_for_a_policy_that_knows_nothing():
     """All weights 0: every token has probability 1 / V."""
-    trainer = Trainer(run_spec())
+    trainer = trainer_for(run_spec())
     with torch.no_grad():
         for parameter in trainer.backend.network.parameters():
             parameter.zero_()
@@ -296,7 +301,7 @@ def test_metrics_by_hand_for_a_policy_that_knows_nothing():
 
 def test_the_learning_rate_warms_up_over_updates():
     recipe = {"cold_start": None, "optimizer": {"learning_rate": 1.0, "warmup_steps": 4}}
-    trainer = Trainer(run_spec(recipe=recipe))
+    trainer = trainer_for(run_spec(recipe=recipe))
     rates = []
     for seed in range(6):
         rates.append(trainer.update(with_old_logprobs(trainer, rollouts(4, seed)))["learning_rate"])
@@ -304,13 +309,13 @@ def test_the_learning_rate_warms_up_over_updates():
 
 
 def test_nothing_to_learn_is_no_update_and_moves_nothing():
-    trainer, untouched = Trainer(run_spec()), Trainer(run_spec())
+    trainer, untouched = trainer_for(run_spec()), trainer_for(run_spec())
     assert trainer.update([sample_of([1, 2], [False, False])]) == {"updates": 0, "tokens": 0}
     assert same_weights(trainer, untouched)
 
 
 def test_a_masked_sample_among_others_teaches_nothing():
-    with_masked, without = Trainer(run_spec()), Trainer(run_spec())
+    with_masked, without = trainer_for(run_spec()), trainer_for(run_spec())
     samples = with_old_logprobs(without, rollouts(8))
     masked = sample_of([5] * 90, [False] * 90, advantages=[100.0] * 90)
     a, b = with_masked.update([*samples, masked]), without.update(samples)
@@ -331,14 +336,14 @@ def demonstrations(count: int = 50) -> list[Sample]:
 
 def test_the_cold_start_learns_its_demonstrations():
     recipe = {"cold_start": {"steps": 250, "batch_size": 32, "learning_rate": 5e-3}}
-    history = Trainer(run_spec(recipe=recipe)).cold_start(demonstrations(500), steps=250, first_step=0)
+    history = trainer_for(run_spec(recipe=recipe)).cold_start(demonstrations(500), steps=250, first_step=0)
     assert history[0]["loss"] == pytest.approx(4.7, abs=0.3)  # ln 108
     assert history[-1]["loss"] < 0.1
 
 
 def test_the_cold_start_learns_sampled_tokens_only():
     """What a tool says after the learned token may be anything: no bit of the weights depends on it."""
-    trainers = [Trainer(run_spec()) for _ in range(3)]
+    trainers = [trainer_for(run_spec()) for _ in range(3)]
     for trainer, output, learned in zip(trainers, ([40, 50], [60, 70], [40, 50]), (False, False, True), strict=True):
         sample = sample_of([1, 20, 30, *output], [False, False, True, learned, learned])
         trainer.cold_start([sample], steps=5, first_step=0)
@@ -354,14 +359,14 @@ def test_every_demonstration_has_its_turn_once_per_epoch():
 
 
 def test_a_cold_start_in_slices_equals_one_in_a_piece(tmp_path):
-    whole, first_part = Trainer(run_spec()), Trainer(run_spec())
+    whole, first_part = trainer_for(run_spec()), trainer_for(run_spec())
     steps_seen: list[int] = []
     history = whole.cold_start(
         demonstrations(), steps=9, first_step=0, on_progress=lambda step, _: steps_seen.append(step)
     )
     part = first_part.cold_start(demonstrations(), steps=4, first_step=0)
     first_part.save(tmp_path / "at-4")
-    second_part = Trainer(run_spec())
+    second_part = trainer_for(run_spec())
     second_part.load(tmp_path / "at-4")
     part += second_part.cold_start(demonstrations(), steps=5, first_step=4)
     assert part == history
@@ -370,7 +375,7 @@ def test_a_cold_start_in_slices_equals_one_in_a_piece(tmp_path):
 
 
 def test_a_cold_start_after_reinforcement_is_refused():
-    trainer = Trainer(run_spec())
+    trainer = trainer_for(run_spec())
     trainer.update(with_old_logprobs(trainer, rollouts()))
     with pytest.raises(RuntimeError, match="comes before"):
         trainer.cold_start(demonstrations(), steps=1, first_step=0)
@@ -378,7 +383,7 @@ def test_a_cold_start_after_reinforcement_is_refused():
 
 def test_reinforcement_begins_with_a_fresh_optimizer():
     """After a cold start the first update moves as far as Adam without a past: the learning rate per weight."""
-    trainer = Trainer(run_spec(recipe={"cold_start": {"steps": 40}, "optimizer": {"learning_rate": 1e-4}}))
+    trainer = trainer_for(run_spec(recipe={"cold_start": {"steps": 40}, "optimizer": {"learning_rate": 1e-4}}))
     trainer.cold_start(demonstrations(), steps=10, first_step=0)
     before = trainer.backend.weights()
     trainer.update(with_old_logprobs(trainer, rollouts()))
@@ -389,7 +394,7 @@ def test_reinforcement_begins_with_a_fresh_optimizer():
 
 @pytest.mark.parametrize("stop_after", ["cold start", "some updates"])
 def test_save_and_load_continue_to_the_same_bits(tmp_path, stop_after):
-    straight, stopped = Trainer(run_spec()), Trainer(run_spec())
+    straight, stopped = trainer_for(run_spec()), trainer_for(run_spec())
     for trainer in (straight, stopped):
         trainer.cold_start(demonstrations(), steps=5, first_step=0)
     if stop_after == "some updates":
@@ -397,7 +402,7 @@ def test_save_and_load_continue_to_the_same_bits(tmp_path, stop_after):
             for seed in range(3):
                 trainer.update(with_old_logprobs(trainer, rollouts(seed=seed)))
     stopped.save(tmp_path / "here")
-    resumed = Trainer(run_spec(seed=99))
+    resumed = trainer_for(run_spec(seed=99))
     resumed.load(tmp_path / "here")
     assert resumed.updates == straight.updates
     for seed in range(3, 6):
@@ -407,7 +412,7 @@ def test_save_and_load_continue_to_the_same_bits(tmp_path, stop_after):
 
 
 def test_equal_inputs_give_equal_bits_and_another_seed_others():
-    a, b, other = Trainer(run_spec()), Trainer(run_spec()), Trainer(run_spec(seed=1))
+    a, b, other = trainer_for(run_spec()), trainer_for(run_spec()), trainer_for(run_spec(seed=1))
     for trainer in (a, b, other):
         trainer.cold_start(demonstrations(), steps=3, first_step=0)
         trainer.update(with_old_logprobs(trainer, rollouts()))
@@ -416,7 +421,7 @@ def test_equal_inputs_give_equal_bits_and_another_seed_others():
 
 
 def test_a_crash_while_saving_leaves_no_folder_and_the_next_save_works(tmp_path, monkeypatch):
-    trainer = Trainer(run_spec())
+    trainer = trainer_for(run_spec())
     with monkeypatch.context() as patch:
         patch.setattr(backend_module.torch, "save", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -435,7 +440,7 @@ def test_a_crash_while_saving_leaves_no_folder_and_the_next_save_works(tmp_path,
 
 @pytest.mark.parametrize("file", ["model/model.safetensors", "trainer.pt"])
 def test_a_full_disk_is_an_os_error_with_its_reason_and_has_its_space_back(tmp_path, file):
-    trainer = Trainer(run_spec())
+    trainer = trainer_for(run_spec())
     trainer.cold_start(demonstrations(), steps=1, first_step=0)  # with an optimiser that is larger than the weights
     trainer.save(tmp_path / "here")
     least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -449,14 +454,14 @@ def test_a_full_disk_is_an_os_error_with_its_reason_and_has_its_space_back(tmp_p
 
 
 def test_saving_over_another_checkpoint_is_refused(tmp_path):
-    trainer = Trainer(run_spec())
+    trainer = trainer_for(run_spec())
     trainer.save(tmp_path / "here")
     with pytest.raises(OSError):
         trainer.save(tmp_path / "here")
 
 
 def test_weights_are_copies():
-    trainer = Trainer(run_spec())
+    trainer = trainer_for(run_spec())
     for tensor in trainer.backend.weights().values():
         tensor.zero_()
     assert any(tensor.any() for tensor in trainer.backend.weights().values())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.cluster.members import learner_for
+from engine.cluster.members import learner_for, trainer_for
 from engine.failures import NonFiniteGradient
 from engine.spec.rollout_group import rollouts_in
 from engine.spec.run import RunSpec
@@ -99,7 +99,7 @@ def test_cutting_into_microbatches_changes_no_gradient(monkeypatch: pytest.Monke
     samples = samples_for(spec)
     for max_tokens in (1, 60, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
-        trainer = Trainer(spec)
+        trainer = trainer_for(spec)
         gradients.append(gradient(monkeypatch, trainer, lambda t=trainer: reports.append(t.update(samples))))
     assert_equal(gradients[0], gradients[2])
     assert_equal(gradients[1], gradients[2])
@@ -111,7 +111,7 @@ def test_cutting_changes_no_gradient_of_pairs(monkeypatch: pytest.MonkeyPatch) -
     pairs = pairs_of([repaired(rollout) for rollout in rollouts()], "characters")
     for max_tokens in (1, 100, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
-        trainer = Trainer(spec)
+        trainer = trainer_for(spec)
         gradients.append(gradient(monkeypatch, trainer, lambda t=trainer: t.update([], pairs=pairs)))
     assert_equal(gradients[0], gradients[2])
     assert_equal(gradients[1], gradients[2])
@@ -126,7 +126,7 @@ def test_cutting_changes_no_gradient_of_the_critic(monkeypatch: pytest.MonkeyPat
     ]
     for max_tokens in (1, 60, 10**6):
         monkeypatch.setattr(microbatch, "MICROBATCH_TOKENS", max_tokens)
-        critic = critic_of(spec, Trainer(spec))
+        critic = critic_of(spec, trainer_for(spec))
         gradients.append(gradient(monkeypatch, None, lambda c=critic: c.update(samples)))
     assert_equal(gradients[0], gradients[2])
     assert_equal(gradients[1], gradients[2])
@@ -147,7 +147,7 @@ def test_the_sum_is_the_on_policy_mean_plus_strength_times_the_replayed_mean(
     }
     parts = {}
     for name, update in updates.items():
-        trainer = Trainer(spec)
+        trainer = trainer_for(spec)
         parts[name] = gradient(monkeypatch, trainer, lambda t=trainer, u=update: u(t))
     expected = [a + 0.3 * b for a, b in zip(parts["on-policy"], parts["replayed"], strict=True)]
     assert_equal(parts["both"], expected)
@@ -165,7 +165,7 @@ def test_preference_adds_its_gradient_to_the_objectives(monkeypatch: pytest.Monk
     samples, pairs = samples_for(both), pairs_of([repaired(rollout) for rollout in rollouts()], "characters")
     parts = {}
     for name, spec in specs.items():
-        trainer = Trainer(spec)
+        trainer = trainer_for(spec)
         update = {"samples": [] if name == "pairs" else samples, "pairs": [] if name == "objective" else pairs}
         parts[name] = gradient(
             monkeypatch, trainer, lambda t=trainer, u=update: t.update(u["samples"], pairs=u["pairs"])
@@ -178,7 +178,7 @@ def test_the_pairs_of_a_step_are_split_over_its_updates_and_each_is_learned_once
     recipe = {"purification": {}, "preference": {}}
     spec = run_spec(recipe, schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 4})
     repairs = pairs_of([repaired(rollout) for rollout in rollouts()], "characters")[:pairs]
-    report = Trainer(spec).update(samples_for(spec), pairs=repairs)
+    report = trainer_for(spec).update(samples_for(spec), pairs=repairs)
     assert report["updates"] == 4
     assert report["dpo/pairs"] == pairs
 
@@ -188,7 +188,7 @@ def test_pairs_are_learned_beside_what_is_replayed() -> None:
     spec = run_spec(recipe, schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 4})
     repairs, samples = pairs_of([repaired(rollout) for rollout in rollouts()], "characters"), samples_for(spec)
     for mode, updates in (("sum", 4), ("after", 6)):
-        report = Trainer(spec).update(samples, Replay(samples[:6], 1.0, mode), pairs=repairs)
+        report = trainer_for(spec).update(samples, Replay(samples[:6], 1.0, mode), pairs=repairs)
         assert report["updates"] == updates
         assert report["dpo/pairs"] == 16
 
@@ -197,7 +197,7 @@ def test_pairs_are_learned_in_updates_of_their_own_where_every_sample_is_masked(
     spec = whole({"purification": {}, "preference": {}})
     repairs = pairs_of([repaired(rollout) for rollout in rollouts()], "characters")
     masked = [sample.masked("overlong") for sample in samples_for(spec)]
-    report = Trainer(spec).update(masked, pairs=repairs)
+    report = trainer_for(spec).update(masked, pairs=repairs)
     assert report["updates"] == 1
     assert report["dpo/pairs"] == 16
 
@@ -206,7 +206,7 @@ def test_what_is_replayed_is_split_over_the_updates_or_follows_in_its_own() -> N
     recipe = {"self_imitation": {"covariance": None}}
     samples = samples_for(whole(recipe))
     spec = run_spec(recipe, schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 4})
-    beside, after = Trainer(spec), Trainer(spec)
+    beside, after = trainer_for(spec), trainer_for(spec)
     assert beside.update(samples, Replay(samples[:6], 1.0, "sum"))["updates"] == 4
     assert after.update(samples, Replay(samples[:6], 1.0, "after"))["updates"] == 4 + 2
     assert beside.updates == 4
@@ -215,7 +215,7 @@ def test_what_is_replayed_is_split_over_the_updates_or_follows_in_its_own() -> N
 
 def test_replaying_makes_what_was_good_likelier() -> None:
     spec = whole({"self_imitation": {}})
-    trainer, samples = Trainer(spec), samples_for(spec)[:6]
+    trainer, samples = trainer_for(spec), samples_for(spec)[:6]
     good = [replace(sample, advantages=np.ones_like(sample.advantages)) for sample in samples]
 
     def likelihood() -> float:
@@ -231,11 +231,11 @@ def test_a_minibatch_that_the_mismatch_mask_cuts_whole_makes_no_update() -> None
     spec = run_spec({"mismatch": {"mask": "token", "mask_bound": 1.5}})
     samples = samples_for(spec)
     cut = [replace(sample, rollout_logprobs=sample.old_logprobs - 2) for sample in samples[:8]]
-    trainer = Trainer(spec)
+    trainer = trainer_for(spec)
     report = trainer.update([*cut, *samples[8:]])
     assert (report["updates"], trainer.updates) == (1, 1)
     assert report["mismatch_masked"] >= 0.4
-    assert Trainer(spec).update(cut)["updates"] == 0
+    assert trainer_for(spec).update(cut)["updates"] == 0
 
 
 def test_experts_without_a_sampled_token_are_imitated_all_the_same() -> None:
@@ -244,7 +244,7 @@ def test_experts_without_a_sampled_token_are_imitated_all_the_same() -> None:
         replace(sample, expert=sample.loss_mask, loss_mask=np.zeros_like(sample.loss_mask))
         for sample in samples_for(spec)
     ]
-    trainer = Trainer(spec)
+    trainer = trainer_for(spec)
     before = trainer.backend.weights()
     report = trainer.update(only_experts)
     assert (report["updates"], report["tokens"]) == (1, 0)
@@ -253,7 +253,7 @@ def test_experts_without_a_sampled_token_are_imitated_all_the_same() -> None:
 
 def test_a_critic_whose_gradient_is_not_finite_says_whose_it_is() -> None:
     spec = whole({"credit": {"kind": "gae"}})
-    critic = critic_of(spec, Trainer(spec))
+    critic = critic_of(spec, trainer_for(spec))
     [sample] = [only_sample(rollout) for rollout in rollouts()[:1]]
     nothing = np.zeros(len(sample))
     with pytest.raises(NonFiniteGradient, match="critic"):
@@ -262,7 +262,7 @@ def test_a_critic_whose_gradient_is_not_finite_says_whose_it_is() -> None:
 
 def test_the_critic_begins_with_values_of_0_and_a_network_of_its_own() -> None:
     spec = whole({"credit": {"kind": "gae"}})
-    trainer = Trainer(spec)
+    trainer = trainer_for(spec)
     critic = critic_of(spec, trainer)
     samples = [only_sample(rollout) for rollout in rollouts()]
     assert not any(values.any() for values in critic.values(samples))
@@ -290,7 +290,7 @@ def test_explained_variance_by_hand_and_where_there_is_nothing_to_explain() -> N
 
 def test_a_value_sees_what_stands_before_its_token_and_nothing_else() -> None:
     spec = whole({"credit": {"kind": "gae"}})
-    critic = critic_of(spec, Trainer(spec))
+    critic = critic_of(spec, trainer_for(spec))
     samples = [only_sample(rollout) for rollout in rollouts()]
     critic.update([with_targets(sample, np.zeros(len(sample)), np.ones(len(sample))) for sample in samples])
     critic.update([with_targets(sample, np.zeros(len(sample)), np.ones(len(sample))) for sample in samples])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from engine.cluster.members import trainer_for
 from engine.inference.torch.factory import generator_for_folder
 from engine.models.weights import StateDict
 from engine.spec.generation import NO_TRUNCATION, Distribution, GenerateRequest, Truncation
@@ -22,7 +23,6 @@ from engine.training.batch import sample_of
 from engine.training.loss_scale import LossScale
 from engine.training.loss_terms.likelihood import LikelihoodLoss
 from engine.training.loss_terms.value import ValueLoss
-from engine.training.trainer import Trainer
 from tests.engine.models.folders import FAMILIES, folder_of
 from tests.engine.training.cast import run_spec
 
@@ -39,7 +39,8 @@ def spec_of(family: str = "qwen3", recipe: dict[str, Any] | None = None, seed: i
 
 
 def backend(family: str = "qwen3", **model: Any) -> TorchBackend:
-    made = trainer_backend(spec_of(family, **model))
+    spec = spec_of(family, **model)
+    made = trainer_backend(spec.model, spec.resources, seed=spec.seed)
     assert isinstance(made, TorchBackend)
     return made
 
@@ -283,7 +284,7 @@ def test_log_probs_over_151936_tokens_at_4_times_2048_positions_stay_below_their
 
 
 def test_a_pretrained_model_goes_through_cold_start_and_reinforcement(tmp_path: Path) -> None:
-    trainer = Trainer(
+    trainer = trainer_for(
         spec_of(recipe={"preset": "grpo", "kl": {"beta": 0.1}, "cold_start": {"steps": 4, "batch_size": 2}})
     )
     history = trainer.cold_start(SAMPLES, steps=4, first_step=0)

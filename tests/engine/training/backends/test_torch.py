@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.cluster.members import trainer_for
 from engine.training.backends.registry import trainer_backend
 from engine.training.backends.torch import TorchBackend
 from engine.training.batch import Sample, sample_of
 from engine.training.loss_terms.likelihood import LikelihoodLoss
 from engine.training.loss_terms.preference import PreferenceLoss
-from engine.training.trainer import Trainer
 from tests.engine.training.cast import run_spec
 
 SHORT = sample_of([1, 20, 30], [False, True, True])
@@ -19,7 +19,8 @@ UNLEARNED = sample_of([3, 20, 30], [False, False, False])
 
 
 def backend() -> TorchBackend:
-    made = trainer_backend(run_spec({}))
+    spec = run_spec({})
+    made = trainer_backend(spec.model, spec.resources, seed=spec.seed)
     assert isinstance(made, TorchBackend)
     return made
 
@@ -85,7 +86,7 @@ def test_a_term_that_needs_a_reference_is_refused_without_one_and_served_with_on
 
 def test_a_checkpoint_holds_what_it_always_held(tmp_path: Path) -> None:
     """One file beside the weights, whose parts have these names: runs that were saved earlier go on."""
-    Trainer(run_spec({})).save(tmp_path / "here", beside={"critic": {}})
+    trainer_for(run_spec({})).save(tmp_path / "here", beside={"critic": {}})
     state = torch.load(tmp_path / "here" / "trainer.pt", weights_only=True)
     assert set(state) == {"stage", "updates", "optimizer", "reference", "entropy", "replay_entropy", "beside"}
     assert state["beside"] == {"critic": {}}
