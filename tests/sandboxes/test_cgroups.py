@@ -137,7 +137,7 @@ from sandboxes.spec import SandboxSpec
 async def main():
     sandbox = await open_sandbox(SandboxSpec())
     await sandbox.freeze("for ever")
-    print([one.pid for one in (await sandbox.inspect()).processes], flush=True)
+    print([process.pid for process in (await sandbox.inspect()).processes], flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
 """

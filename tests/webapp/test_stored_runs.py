@@ -11,7 +11,9 @@ from django.test import Client
 
 from engine.spec.event import Batch
 from tests.stored_runs import events_of
-from webapp.accounts.models import User
+from webapp.accounts.audit import record
+from webapp.accounts.models import Team, User
+from webapp.audit.sentences import plain
 from webapp.ingest.endpoint import accept
 from webapp.runs.models import Run
 from webapp.security.services import review
@@ -146,3 +148,18 @@ def test_events_rows_and_review_decisions_of_0_2_are_those_of_today(
     assert (held["review_decision"], held["decided_by"]) == (1, rita.email)
     [row, *_] = api.get(f"/runs/{alarming_run.id}/egress").json()["items"]
     assert row["sandbox"] == "sandbox-1"
+
+
+def test_a_review_decision_in_an_older_audit_log_has_its_sentence(
+    transactional_db: None, team: Team, alice: User
+) -> None:
+    target = "trajectory train-1-0 of run 00000000-0000-0000-0000-000000000001"
+    call_command("migrate", "accounts", "0002_idempotent_response", verbosity=0)
+    try:
+        record(team, alice, "quarantine.rule", target, verdict="benign", run_number=2)
+        record(team, alice, "run.cancel", "run gone")
+    finally:
+        call_command("migrate", "accounts", verbosity=0)
+    last, decision = team.audit_entries.order_by("-id")[:2]
+    assert (last.verb, decision.verb) == ("run.cancel", "quarantine.decide")
+    assert " ".join(plain(decision).split()) == "found benign: trajectory train-1-0 of run #2"

@@ -85,7 +85,7 @@ class Membership(models.Model):
 class Scope(models.TextChoices):
     READ = "read", "Read"
     LAUNCH = "launch", "Launch, cancel, pause"
-    REVIEW = "review", "Rule on alerts"
+    REVIEW = "review", "Review alerts"
 
 
 class ApiKey(models.Model):

@@ -148,7 +148,7 @@ _SENTENCES: dict[str, Callable[[AuditEntry], Words]] = {
     "key.create": _key_made,
     "key.revoke": lambda entry: [f"revoked the API key “{_named(entry)}”"],
     "password.change": lambda entry: ["changed their password"],
-    "quarantine.rule": _decided,
+    "quarantine.decide": _decided,
     "alert.acknowledge": _alert("acknowledged"),
 }
 VERBS = tuple(_SENTENCES)

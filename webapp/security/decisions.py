@@ -105,7 +105,7 @@ def _review_decided(
     )
     by_run = Counter(row.run.id for row in new)
     entries = [
-        _noted("quarantine.rule", runs[run], verdict=verdict, trajectories=by_run[run], alerts=decided[run],
+        _noted("quarantine.decide", runs[run], verdict=verdict, trajectories=by_run[run], alerts=decided[run],
                review_decisions=numbers.get(run, "none"))
         for run in sorted({*by_run, *decided}, key=str)
     ]  # fmt: skip

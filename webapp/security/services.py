@@ -57,7 +57,7 @@ def review(run: Run, trajectory_id: str, verdict: str, note: str = "", *, acting
     about.exclude(state=AlertState.ACKNOWLEDGED).update(
         state=AlertState.ACKNOWLEDGED, acknowledged_by=acting_user, acknowledged_at=now
     )
-    record(run.team, acting_user, "quarantine.rule", f"trajectory {trajectory_id} of run {run.id}"[:200],
+    record(run.team, acting_user, "quarantine.decide", f"trajectory {trajectory_id} of run {run.id}"[:200],
            verdict=verdict, review_decision=run.review_decisions, run_number=run.number)  # fmt: skip
     transaction.on_commit(notify_alert_viewers)
     return review_decision

@@ -45,7 +45,7 @@ def test_all_like_one_are_decided_at_once_numbered_kept_and_audited(engine: Engi
     assert sorted(Quarantine.objects.values_list("number", flat=True)) == list(range(1, 121))
     assert Run.objects.get().review_decisions == 120
     assert not Alert.objects.exclude(state="acknowledged").exists()
-    [entry] = AuditEntry.objects.filter(verb="quarantine.rule")
+    [entry] = AuditEntry.objects.filter(verb="quarantine.decide")
     assert entry.user == rita
     assert (entry.details["trajectories"], entry.details["review_decisions"]) == (120, "1 to 120")
     reported = engine.post(heartbeat=engine.heartbeat(decided_through=0)).json()["review_decisions"]
@@ -75,7 +75,7 @@ def test_sent_again_it_changes_nothing(engine: Engine, api_of: Any, rita: User) 
     again = api.post(DECISIONS, body).json()
     assert (again["alerts"], again["trajectories"], again["unchanged"]) == (0, 0, 5)
     assert ReviewDecision.objects.count() == 5
-    assert AuditEntry.objects.filter(verb="quarantine.rule").count() == 1
+    assert AuditEntry.objects.filter(verb="quarantine.decide").count() == 1
     key = {"idempotency-key": "d-1"}
     first = api.post(DECISIONS, {"decision": "benign", "like": [newest()]}, **key)
     assert api.post(DECISIONS, {"decision": "benign", "like": [newest()]}, **key).json() == first.json()

@@ -21,7 +21,7 @@ def test_a_review_decision_is_numbered_kept_and_audited(alarming_run: Run, rita:
     held = Quarantine.objects.get()
     assert (held.state, held.number, held.decided_by, held.note) == ("malicious", 1, rita, "mined coins")
     assert Run.objects.get().review_decisions == 1
-    entry = AuditEntry.objects.get(verb="quarantine.rule")
+    entry = AuditEntry.objects.get(verb="quarantine.decide")
     assert (entry.user, entry.details["verdict"], entry.details["review_decision"]) == (rita, "malicious", 1)
 
 
@@ -41,7 +41,7 @@ def test_the_same_review_decision_twice_is_one(alarming_run: Run, rita: User) ->
     first = review(alarming_run, "train-1-0", "benign", acting_user=rita)
     again = review(alarming_run, "train-1-0", "benign", acting_user=rita)
     assert first.number == again.number == 1
-    assert ReviewDecision.objects.count() == AuditEntry.objects.filter(verb="quarantine.rule").count() == 1
+    assert ReviewDecision.objects.count() == AuditEntry.objects.filter(verb="quarantine.decide").count() == 1
 
 
 def test_a_review_decision_acknowledges_the_alerts_about_it(alarming_run: Run, rita: User) -> None:
