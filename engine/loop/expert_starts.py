@@ -37,22 +37,22 @@ class ExpertStartPlanner:
     def groups(self, first: GroupPlan, pool: ExpertPool) -> list[GroupPlan]:
         """``prompts_per_step`` groups, tasks in turn; the first whose task has an expert start from it.
 
-        ``first`` says where they begin: its numbers and its place are those of the first group.  ``share`` bounds the
+        ``first`` says where they begin: its numbers and its task are those of the first group.  ``share`` bounds the
         groups that start from experts, in which a fresh anchor counts too.
         """
         wanted = self._prompts_per_step
         # At least one; 1e-9: 0.7 * 10 is 6.999... in floating point and means 7.
         room = max(1, floor(self._starts.share * wanted + 1e-9))
         groups: list[GroupPlan] = []
-        place = first.place
+        tasks_before = first.tasks_before
         while len(groups) < wanted:
-            fresh = replace(first, place=place, task=place % self._train_tasks)
+            fresh = replace(first, tasks_before=tasks_before, task=tasks_before % self._train_tasks)
             begun = self._begun(fresh, pool.tasks.get(fresh.task), min(room, wanted - len(groups)))
             room -= len(begun)
             for group in begun or [fresh]:
                 number, prompt = first.number + len(groups), first.prompt + len(groups)
                 groups.append(replace(group, number=number, prompt=prompt))
-            place += 1
+            tasks_before += 1
         return groups
 
     def _begun(self, fresh: GroupPlan, known: Expert | None, room: int) -> list[GroupPlan]:

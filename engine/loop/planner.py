@@ -46,7 +46,7 @@ class Played:
         self.discarded += collected.discarded
         self.rounds += 1
         self.prompts += len(plans)
-        self.tasks_taken = plans[-1].place + 1
+        self.tasks_taken = plans[-1].tasks_before + 1
 
 
 class Planner:
@@ -92,7 +92,7 @@ class Planner:
             prompt=played.prompts,
             version=version,
             number=len(played.groups),
-            place=played.tasks_taken,
+            tasks_before=played.tasks_taken,
             task=played.tasks_taken % self._train_tasks,
         )
         if self._starts is not None:
@@ -102,8 +102,8 @@ class Planner:
                 first,
                 prompt=first.prompt + offset,
                 number=first.number + offset,
-                place=first.place + offset,
-                task=(first.place + offset) % self._train_tasks,
+                tasks_before=first.tasks_before + offset,
+                task=(first.tasks_before + offset) % self._train_tasks,
             )
             for offset in range(self._schedule.prompts_per_step)
         ]

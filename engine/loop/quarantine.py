@@ -55,8 +55,9 @@ class QuarantineState(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     decided_through: int = 0
-    """The number of the last review decision that is in ``verdicts``."""
-    verdicts: dict[str, ReviewVerdict] = {}
+    """The number of the last review decision that is in ``review_decisions``."""
+    review_decisions: dict[str, ReviewVerdict] = {}
+    """The last one about each trajectory, by its id."""
     known: dict[str, list[str]] = {}
     """Trajectory -> ids of its alerts: one that is not among them voids what was decided before it."""
     held: list[HeldGroup] = []
@@ -111,12 +112,13 @@ class Quarantine:
         for message in inbox:
             if isinstance(message, ReviewDecision):
                 if message.number > absorbed.decided_through:
-                    absorbed.verdicts[message.trajectory], absorbed.decided_through = message.verdict, message.number
+                    absorbed.review_decisions[message.trajectory] = message.verdict
+                    absorbed.decided_through = message.number
             elif message.origin is not None and message.id not in absorbed.known.setdefault(
                 message.origin.trajectory, []
             ):
                 absorbed.known[message.origin.trajectory].append(message.id)
-                absorbed.verdicts.pop(message.origin.trajectory, None)
+                absorbed.review_decisions.pop(message.origin.trajectory, None)
         return absorbed
 
     def marked(self, trajectories: Sequence[Trajectory], state: QuarantineState) -> list[Trajectory]:
@@ -131,7 +133,7 @@ class Quarantine:
             alerts = sorted({*trajectory.alerts, *self._alerts.get(trajectory.id, ())})
         if not alerts:
             return trajectory
-        if state.verdicts.get(trajectory.id) != "benign":
+        if state.review_decisions.get(trajectory.id) != "benign":
             return trajectory.model_copy(update={"alerts": alerts, "masked_because": QUARANTINED})
         return trajectory.model_copy(
             update={"alerts": alerts, "masked_because": None if is_out(trajectory) else trajectory.masked_because}
@@ -162,13 +164,15 @@ def released(state: QuarantineState, step: int, *, within: int) -> Release:
     """What is to be done with the held groups at ``step``: more than ``within`` updates ago is too late."""
     release = Release()
     for group in state.held:
-        benign = [rollout_id for rollout_id in group.out if state.verdicts.get(rollout_id) == "benign"]
-        pending = [rollout_id for rollout_id in group.out if rollout_id not in state.verdicts]
+        benign = [rollout_id for rollout_id in group.out if state.review_decisions.get(rollout_id) == "benign"]
+        pending = [rollout_id for rollout_id in group.out if rollout_id not in state.review_decisions]
         if step - group.step > within:
             release.late |= dict.fromkeys(benign, group.step)
         elif benign:
             compared = [
-                member for member in group.members if not is_out(member) or state.verdicts.get(member.id) == "benign"
+                member
+                for member in group.members
+                if not is_out(member) or state.review_decisions.get(member.id) == "benign"
             ]
             release.groups.append(group.model_copy(update={"out": benign, "members": compared}))
         if pending:

@@ -68,7 +68,8 @@ def held_group(document: Any) -> Any:
         return document
     kept = {name: value for name, value in document.items() if name != "step"}
     step = document["step"]
-    return kept | {"plan": {"prompt": step * PROMPTS_PER_STEP, "version": step - 1, "number": 0, "place": 0, "task": 0}}
+    prompt = step * PROMPTS_PER_STEP
+    return kept | {"plan": {"prompt": prompt, "version": step - 1, "number": 0, "tasks_before": 0, "task": 0}}
 
 
 def run_state(document: Any, purposes: Iterable[str]) -> Any:
@@ -80,8 +81,8 @@ def run_state(document: Any, purposes: Iterable[str]) -> Any:
 
 
 def quarantine_state(document: Any) -> Any:
-    """A ``QuarantineState``, whose review decisions were ``ruled``."""
-    return _renamed(document, {"ruled_through": "decided_through"})
+    """A ``QuarantineState``, whose review decisions were ``ruled``, and lay under ``verdicts``."""
+    return _renamed(document, {"ruled_through": "decided_through", "verdicts": "review_decisions"})
 
 
 def security_event(document: Any) -> Any:

@@ -36,8 +36,8 @@ class GroupPlan:
     """The policy version at which it was planned."""
     number: int
     """The group's number among those planned at this version, counted over sampling rounds.  Seeds hang on it."""
-    place: int
-    """The task's place in the order in which the run takes tasks, from 0 on and without an end."""
+    tasks_before: int
+    """So many tasks the run takes before this one: it takes them in turn, from 0 on and without an end."""
     task: int
     prefill: Prefill | None = None
     """None: the rollouts begin at the start of the task."""

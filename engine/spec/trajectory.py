@@ -321,24 +321,6 @@ class Trajectory(Strict):
         ]
         return self.model_copy(update={"segments": segments})
 
-    def ids_before(self, number: int) -> list[int]:
-        """All token ids that the policy had read and written in its context when it began turn ``number``."""
-        for segment, numbers in zip(self.segments, self.turn_numbers, strict=True):
-            if number in numbers:
-                at = numbers.index(number)
-                behind = [*segment.turns[at].context_ids]
-                return [*self._shared_ids(segment), *_ids_of(segment.turns[:at]), *behind]
-        raise IndexError(f"turn {number} of {len(self.turns)}")
-
-    def ids_of_segment(self, number: int) -> list[int]:
-        """All token ids of a segment, the shared ones first."""
-        segment = self.segments[number]
-        return [*self._shared_ids(segment), *_ids_of(segment.turns)]
-
-    def _shared_ids(self, segment: Segment) -> list[int]:
-        prefix = segment.prefix
-        return [] if prefix is None else self.ids_of_segment(prefix.segment)[: prefix.tokens]
-
     @property
     def sampled_for_step(self) -> int:
         """The first step that could train on it; for evaluations the number of steps finished before them.
@@ -360,7 +342,3 @@ class Trajectory(Strict):
     @property
     def tool_errors(self) -> int:
         return sum(call.failed for call in self.tool_calls)
-
-
-def _ids_of(turns: Sequence[Turn]) -> list[int]:
-    return [token for turn in turns for part in (turn.context_ids, turn.token_ids) for token in part]

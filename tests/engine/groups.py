@@ -14,14 +14,14 @@ from engine.spec.trajectory import Purpose, Trajectory
 def grouped(trajectories: Iterable[Trajectory]) -> list[RolloutGroup]:
     """One group per ``Trajectory.prompt``, in the order in which they first appear.
 
-    A plan says the version and the prompt; the places and tasks that a planner would have taken are not known here.
+    A plan says the version and the prompt; the tasks that a planner would have taken are not known here.
     """
     members: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
         members.setdefault(trajectory.prompt, []).append(trajectory)
     return [
         RolloutGroup(
-            GroupPlan(prompt, rollouts[0].sampled_at_version, number=prompt, place=prompt, task=prompt),
+            GroupPlan(prompt, rollouts[0].sampled_at_version, number=prompt, tasks_before=prompt, task=prompt),
             tuple(rollouts),
         )
         for prompt, rollouts in members.items()

@@ -106,7 +106,7 @@ def test_the_estimate_counts_what_is_trained_and_what_the_recipe_adds(folder: Pa
         spec = spec_of(folder, recipe, **model)
         from engine.models.folder import opened_folder
 
-        return dict(model_requirements._trainer_memory(opened_folder(folder), spec.model, spec).parts)  # type: ignore[arg-type]
+        return dict(model_requirements._trainer_memory(opened_folder(folder), spec.model, spec.recipe).parts)  # type: ignore[arg-type]
 
     whole, lora = parts(), parts(lora={"rank": 2}, dtype="bfloat16")
     parameters = whole["weights"] // 4

@@ -337,14 +337,14 @@ def test_only_quarantining_alerts_of_a_place_put_somebody_out() -> None:
     marked = quarantine.marked(everyone, state)
     assert [is_out(trajectory) for trajectory in marked] == [True, False, False]
     assert marked[0].alerts == ["sandbox/1"]
-    benign = quarantine.marked(marked, QuarantineState(verdicts={everyone[0].id: "benign"}))
+    benign = quarantine.marked(marked, QuarantineState(review_decisions={everyone[0].id: "benign"}))
     assert [is_out(item) for item in benign] == [False] * 3
     assert benign[0].alerts == ["sandbox/1"]
 
 
 def test_another_reason_stays_when_the_review_decision_is_benign() -> None:
     one = rollout().model_copy(update={"masked_because": "overlong", "alerts": ["sandbox/1"]})
-    [marked] = Quarantine().marked([one], QuarantineState(verdicts={one.id: "benign"}))
+    [marked] = Quarantine().marked([one], QuarantineState(review_decisions={one.id: "benign"}))
     assert marked.masked_because == "overlong"
 
 
@@ -352,7 +352,7 @@ def test_review_decisions_are_heard_once_and_the_last_one_counts() -> None:
     quarantine = Quarantine()
     quarantine.decided([review_decision("benign"), review_decision("malicious", 2)])
     state = quarantine.absorbed(QuarantineState())
-    assert (state.verdicts, state.decided_through) == ({SUSPECT: "malicious"}, 2)
+    assert (state.review_decisions, state.decided_through) == ({SUSPECT: "malicious"}, 2)
     quarantine.decided([review_decision("benign")])
     assert quarantine.absorbed(state) == state
 
@@ -362,14 +362,14 @@ def test_another_alert_voids_what_was_decided_before_it_and_one_told_again_does_
     quarantine.alerted(alert(number=1))
     quarantine.decided([review_decision("benign")])
     decided = quarantine.absorbed(QuarantineState())
-    assert decided.verdicts == {SUSPECT: "benign"}
+    assert decided.review_decisions == {SUSPECT: "benign"}
     resumed = Quarantine()
     resumed.alerted(alert(number=1))
-    assert resumed.absorbed(decided).verdicts == {SUSPECT: "benign"}
+    assert resumed.absorbed(decided).review_decisions == {SUSPECT: "benign"}
     resumed.alerted(alert(number=2))
-    assert resumed.absorbed(decided).verdicts == {}
+    assert resumed.absorbed(decided).review_decisions == {}
     resumed.decided([review_decision("malicious", 2)])
-    assert resumed.absorbed(decided).verdicts == {SUSPECT: "malicious"}
+    assert resumed.absorbed(decided).review_decisions == {SUSPECT: "malicious"}
 
 
 def held_at(step: int) -> QuarantineState:
@@ -385,11 +385,11 @@ def test_a_group_is_held_whole_and_let_go_one_by_one() -> None:
     [group] = state.held
     assert (len(group.members), group.out) == (4, [member.id for member in group.members[:2]])
     first, second = group.out
-    after = released(state.model_copy(update={"verdicts": {first: "benign"}}), 3, within=8)
+    after = released(state.model_copy(update={"review_decisions": {first: "benign"}}), 3, within=8)
     assert [(rollouts.out, len(rollouts.members)) for rollouts in after.groups] == [([first], 3)]
     assert second not in {member.id for member in after.groups[0].members}
     assert [(held.out, len(held.members)) for held in after.held] == [([second], 4)]
-    done = released(QuarantineState(held=after.held, verdicts={second: "malicious"}), 4, within=8)
+    done = released(QuarantineState(held=after.held, review_decisions={second: "malicious"}), 4, within=8)
     assert (done.groups, done.held, done.late, done.discarded) == ([], [], {}, {})
 
 
@@ -399,14 +399,14 @@ def test_too_late_is_reported_and_nothing_is_kept_for_it() -> None:
     assert [len(held.members) for held in still.held] == [0]
     assert still.discarded == dict.fromkeys(state.held[0].out, 1)
     assert not released(QuarantineState(held=still.held), 10, within=8).discarded  # it is told once
-    verdicts = dict.fromkeys(state.held[0].out, "benign")
-    late = released(QuarantineState(held=still.held, verdicts=verdicts), 10, within=8)
+    benign = dict.fromkeys(state.held[0].out, "benign")
+    late = released(QuarantineState(held=still.held, review_decisions=benign), 10, within=8)
     assert late.late == dict.fromkeys(state.held[0].out, 1)
     assert not late.groups
 
 
 def test_no_more_than_so_many_groups_wait() -> None:
-    plan = GroupPlan(prompt=0, version=0, number=0, place=0, task=0)
+    plan = GroupPlan(prompt=0, version=0, number=0, tasks_before=0, task=0)
     release = Release(held=[HeldGroup(plan=plan, members=[rollout()], out=[f"x{n}"]) for n in range(MOST_HELD)])
     hold(release, grouped([rollout(step=2).model_copy(update={"masked_because": "quarantined"})]))
     assert len(release.held) == MOST_HELD
@@ -417,7 +417,9 @@ def test_groups_are_held_in_their_order_each_with_everybody_who_came_back() -> N
     sound = [rollout(prompt=group, member=index) for group in range(3) for index in range(3)]
     marked = [item.model_copy(update={"masked_because": "quarantined"}) if item.id in OUT else item for item in sound]
     release = Release()
-    hold(release, [*grouped(marked), RolloutGroup(GroupPlan(prompt=3, version=0, number=3, place=3, task=3), ())])
+    hold(
+        release, [*grouped(marked), RolloutGroup(GroupPlan(prompt=3, version=0, number=3, tasks_before=3, task=3), ())]
+    )
     assert [(held.step, held.plan.number, held.out) for held in release.held] == [
         (1, 0, ["train-0-1"]),
         (1, 2, ["train-2-0", "train-2-2"]),
@@ -451,7 +453,7 @@ def test_a_group_that_version_0_2_held_is_let_go_as_one_of_today() -> None:
     assert [kept_of(member) for member in group.members] == [kept_of(member) for member in today.held[0].members]
     assert {member.prompt for member in group.members} == {group.plan.prompt} == {3_000_000}
     first, second = group.out
-    now = QuarantineState(decided_through=1, verdicts={first: "benign"}, held=today.held)
+    now = QuarantineState(decided_through=1, review_decisions={first: "benign"}, held=today.held)
     assert kept_by(released(old, 4, within=8)) == kept_by(released(now, 4, within=8))
     let_go = released(old, 4, within=8)
     assert [(held.step, held.out, len(held.group.rollouts)) for held in let_go.groups] == [(3, [first], 3)]
@@ -477,7 +479,7 @@ def kept_by(release: Release) -> tuple[Any, ...]:
     ("changed", "fields"),
     [
         ({"step": "three"}, ["plan", "step"]),
-        ({"plan": {"prompt": 0, "version": 2, "number": 0, "place": 0, "task": 0}}, ["step"]),
+        ({"plan": {"prompt": 0, "version": 2, "number": 0, "tasks_before": 0, "task": 0}}, ["step"]),
     ],
     ids=["no number", "both forms"],
 )

@@ -29,6 +29,7 @@ from engine.spec.trajectory import SharedPrefix, ToolCall, Trajectory
 from engine.training.backends.torch import TorchBackend
 from engine.training.batch import samples_from_trajectory
 from engine.training.supervised import with_turn_masks
+from tests.engine.contexts import ids_before
 
 ROOM = 400
 
@@ -63,7 +64,7 @@ async def test_a_context_without_the_earlier_thought_is_a_new_segment_behind_the
     assert second.turns[0].context_ids == [*call("1"), *RENDERER.bridge([Message("tool", "1", "python")])]
     assert second.turns[0].observation == "<output>1</output><assistant>"
     assert second.turns[0].context_text == "<tool>1</tool><output>1</output><assistant>"
-    assert phrase.shown[1] == played.ids_before(1)
+    assert phrase.shown[1] == ids_before(played, 1)
     assert phrase.rewound == [0]
     assert (played.success, played.stop_reason, played.answer) == (True, "answered", "it")
 
@@ -85,8 +86,8 @@ async def test_each_turn_is_reported_in_the_context_that_its_segment_says():
     played = await run_episode(request(), arena(phrase, Forgetful()))
     assert [len(segment.turns) for segment in played.segments] == [1, 2, 1, 1]
     for number, turn in enumerate(played.turns):
-        assert phrase.shown[number] == played.ids_before(number)
-        assert turn.logprobs == logprobs_of(played.ids_before(number), turn.token_ids)
+        assert phrase.shown[number] == ids_before(played, number)
+        assert turn.logprobs == logprobs_of(ids_before(played, number), turn.token_ids)
     assert [turn.token_ids for turn in played.turns] == turns
     assert played.tool_errors == 1
 

@@ -7,6 +7,8 @@ from pydantic import ValidationError
 
 from engine.spec.message import AssistantMessage, Malformed, ToolRequest
 from engine.spec.trajectory import Segment, SharedPrefix, ToolCall, Trajectory
+from engine.training.batch import samples_from_trajectory
+from tests.engine.contexts import ids_before
 from tests.engine.training.cast import trajectory, turn
 
 PLAIN = trajectory(turn([1, 2, 3], [4, 5]), turn([6], [7]), turn([8], [9]))
@@ -38,21 +40,19 @@ def test_turns_of_all_segments_stand_in_order_of_time() -> None:
     assert [[turn.token_ids for turn in segment.turns] for segment in renamed.segments] == [[[0], [3]], [[1], [2]]]
 
 
-def test_what_the_policy_had_before_a_turn_is_the_shared_beginning_and_its_own_segment() -> None:
-    one = rewritten()
-    assert one.ids_before(0) == [1, 2, 3]
-    assert one.ids_before(2) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert one.ids_before(3) == [1, 2, 3, 4, 20]
-    assert one.ids_before(4) == [1, 2, 3, 4, 20, 21, 22]
-    assert one.ids_of_segment(1) == [1, 2, 3, 4, 20, 21, 22, 23]
-    with pytest.raises(IndexError, match="turn 5 of 5"):
-        one.ids_before(5)
-
-
 def test_a_beginning_that_was_shared_before_is_shared_again() -> None:
-    third = Segment(turns=[turn([], [30])], prefix=SharedPrefix(segment=1, tokens=6))
-    one = checked(rewritten().model_copy(update={"segments": [*rewritten().segments, third]}))
-    assert one.ids_before(5) == [1, 2, 3, 4, 20, 21]
+    """The second segment has 8 ids, 4 of them from the first: a third may begin with 6, and with no more than 8."""
+
+    def with_third(tokens: int) -> Trajectory:
+        third = Segment(turns=[turn([], [30])], prefix=SharedPrefix(segment=1, tokens=tokens))
+        return checked(rewritten().model_copy(update={"segments": [*rewritten().segments, third]}))
+
+    one = with_third(6)
+    assert ids_before(one, 5) == [1, 2, 3, 4, 20, 21]
+    [*_, sample] = samples_from_trajectory(one)
+    assert sample.token_ids.tolist() == [1, 2, 3, 4, 20, 21, 30]
+    with pytest.raises(ValidationError, match=r"segments.2.prefix.tokens = 9: use at most 8"):
+        with_third(9)
 
 
 @pytest.mark.parametrize(

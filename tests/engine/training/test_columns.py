@@ -12,6 +12,7 @@ from engine.spec.rollout_group import rollouts_in
 from engine.spec.trajectory import Trajectory
 from engine.training.batch import Sample, unmasked_samples
 from engine.training.columns import CreditColumns, RolloutDecision, UpdateRequest, turns_of, with_columns
+from tests.engine.contexts import ids_of_segment
 from tests.engine.groups import grouped
 from tests.engine.training.cast import (
     credited,
@@ -197,5 +198,5 @@ def test_credited_again_a_hybrid_rollout_whose_advantage_fell_shows_training_wha
     again = joined(stripped, stripped_because=None)
     assert again.changes == []
     [sample] = unmasked_samples(again)
-    assert sample.token_ids.tolist() == shown.ids_of_segment(0)
+    assert sample.token_ids.tolist() == ids_of_segment(shown, 0)
     assert joined(stripped, stripped_because="hybrid").changes == stripped.changes

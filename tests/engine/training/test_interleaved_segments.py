@@ -16,6 +16,7 @@ from engine.spec.run import RunSpec
 from engine.spec.trajectory import Change, Segment, SharedPrefix, Trajectory
 from engine.training import microbatch
 from engine.training.learner import Learner
+from tests.engine.contexts import ids_before
 from tests.engine.groups import grouped
 from tests.engine.training.cast import rollouts, run_spec, turn, updated
 
@@ -47,7 +48,7 @@ def test_the_cut_twin_reads_before_every_turn_what_the_whole_one_reads() -> None
     for rollout in played(dice):
         twin = interleaved(rollout, dice)
         for number in range(len(rollout.turns)):
-            assert twin.ids_before(number) == rollout.ids_before(number)
+            assert ids_before(twin, number) == ids_before(rollout, number)
         assert [each.token_ids for each in twin.turns] == [each.token_ids for each in rollout.turns]
 
 

@@ -27,6 +27,7 @@ from engine.training.learner import Learner
 from engine.training.microbatch import minibatches
 from engine.training.preferences import pairs_of
 from engine.training.self_imitation import SelfImitator
+from tests.engine.contexts import ids_of_segment
 from tests.engine.groups import grouped
 from tests.engine.training.cast import (
     credited,
@@ -91,7 +92,7 @@ def test_every_sampled_token_is_trained_on_once_whatever_the_segments_share(one:
     as_sampled = samples_from_trajectory(one, as_sampled=True)
     assert sum(int(sample.loss_mask.sum()) for sample in as_sampled) == one.sampled_tokens
     for number, sample in enumerate(as_sampled):
-        assert sample.token_ids.tolist() == one.ids_of_segment(number)
+        assert sample.token_ids.tolist() == ids_of_segment(one, number)
     imitated = sum(int(sample.expert.sum()) for sample in samples if sample.expert is not None)
     assert imitated == sum(len(each.token_ids) for each in one.turns if each.imitated and not each.masked_because)
 
