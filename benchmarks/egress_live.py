@@ -264,7 +264,7 @@ def by_class(played: Sequence[Played]) -> dict[str, Tally]:
 
 
 def open_cases(played: Sequence[Played]) -> list[str]:
-    """What went wrong in the open half, case by case; of the sealed half nothing."""
+    """Return what went wrong in the open half, case by case; of the sealed half nothing."""
     lines = []
     for outcome in played:
         wrong = not outcome.found if outcome.case.kind == "incident" else bool(outcome.loud)

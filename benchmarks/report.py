@@ -79,7 +79,7 @@ def _summary_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def cost_table(comparisons: Sequence[Comparison]) -> Table:
-    """Where the time goes: milliseconds per trajectory and share of the whole, medians."""
+    """Return where the time goes: milliseconds per trajectory and share of the whole, medians."""
     return _table(
         "where the time goes: ms per trajectory (share of the step), medians",
         ["setting", "part", "Palestra", "TRL", "TRL / Palestra, per pair"],

@@ -47,7 +47,7 @@ class Home:
 
     @property
     def state_file(self) -> Path:
-        """What the supervisor says about itself and its services, rewritten every second."""
+        """Return what the supervisor says about itself and its services, rewritten every second."""
         return self.folder / "supervisor.json"
 
     @property
@@ -170,7 +170,7 @@ class HomeLock:
 
 
 def environment_for(home: Home, *, port: int, ray_jobs_port: int) -> dict[str, str]:
-    """What every process of this home gets.  Real servers named by the caller win over the embedded ones."""
+    """Return what every process of this home gets.  Real servers named by the caller win over the embedded ones."""
     given = os.environ
     base_url = f"http://127.0.0.1:{port}"
     return {

@@ -95,7 +95,7 @@ def _working_folder(pid: int) -> str | None:
 
 
 def answers(sockets: Path) -> bool:
-    """Whether the server takes connections; creates the database on the first one."""
+    """Return whether the server takes connections; creates the database on the first one."""
     try:
         with psycopg.connect(
             host=str(sockets), user=USER, dbname="postgres", autocommit=True, connect_timeout=2

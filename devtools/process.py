@@ -165,7 +165,7 @@ def children() -> list[int]:
 
 
 def reap(pid: int) -> bool:
-    """Whether the child ``pid`` had ended; its zombie is gone then."""
+    """Return whether the child ``pid`` had ended; its zombie is gone then."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:

@@ -58,7 +58,7 @@ def forget_dead_head(temporary: Path) -> None:
 
 
 def answers(jobs_url: str, token: str) -> bool:
-    """Whether the job server, the last part of the head to come up, takes requests."""
+    """Return whether the job server, the last part of the head to come up, takes requests."""
     request = urllib.request.Request(f"{jobs_url}/api/version", headers={"Authorization": f"Bearer {token}"})
     try:
         with urllib.request.urlopen(request, timeout=1) as answer:

@@ -16,7 +16,7 @@ CELERY = [sys.executable, "-m", "celery", "--app", "workers.app"]
 
 
 def embedded_servers(home: Home, ports: dict[str, int]) -> list[Service]:
-    """What must run before the database can be migrated; servers that the caller named are not started."""
+    """Return what must run before the database can be migrated; servers that the caller named are not started."""
     services = []
     if not os.environ.get("DATABASE_URL"):
         services.append(_postgres(home))

@@ -258,7 +258,7 @@ def whole_lines(path: Path, start: int) -> bytes:
 
 
 def line_ends(lines: Iterable[bytes], start: int = 0) -> Iterator[int]:
-    """Where each of ``lines`` ends with its newline, in bytes."""
+    """Yield where each of ``lines`` ends with its newline, in bytes."""
     for line in lines:
         start += len(line) + 1
         yield start

@@ -106,7 +106,7 @@ class Sandbox(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the sandbox is not known to be gone.  Asks nobody, so a call may still find it lost."""
+        """Return whether the sandbox is not known to be gone.  Asks nobody, so a call may still find it lost."""
         ...
 
     @property
@@ -200,7 +200,7 @@ class Sandbox(Protocol):
         ...
 
     async def egress(self, after: int = 0, *, limit: int = 1000) -> list[EgressRecord]:
-        """What was tried and recorded so far, beyond record ``after``, oldest first; of an unwatched sandbox nothing.
+        """Return what was tried and recorded so far, beyond record ``after``, oldest first; nothing if unwatched.
 
         Repeatable until acknowledged.  Works until ``reset``, and after ``close`` too.  Not with ``on_record``,
         which gets all of them by itself.  Raises ValueError for what was acknowledged, never ``SandboxLost``.

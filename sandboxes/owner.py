@@ -16,7 +16,7 @@ def mark() -> str:
 
 
 def is_dead(found: str) -> bool:
-    """Whether the owner who left this mark is gone for certain."""
+    """Return whether the owner who left this mark is gone for certain."""
     pid, _, rest = found.partition(":")
     ticks, _, machine = rest.partition(":")
     if machine != _machine() or not pid.isdigit() or not ticks.isdigit():

@@ -10,7 +10,7 @@ from webapp.refusals import Invalid
 
 
 def code_to_import(environment: Environment) -> list[Problem]:
-    """Why this environment is refused; empty for a built-in one."""
+    """Return why this environment is refused; empty for a built-in one."""
     if not isinstance(environment, Imported):
         return []
     return [
@@ -30,7 +30,7 @@ def refuse_code_to_import(environment: Environment) -> None:
 
 
 def folders_of_the_server(model: Model) -> list[Problem]:
-    """Why this model is refused; empty for one that is named below the folders that are there for models and runs."""
+    """Return why this model is refused; empty for one below the folders that are there for models and runs."""
     match model:
         case PretrainedModel():
             field, named, root = "path", model.path, "the models folder"
@@ -48,7 +48,7 @@ def folders_of_the_server(model: Model) -> list[Problem]:
 
 
 def foreign_in(spec: RunSpec) -> list[Problem]:
-    """Why the service refuses the spec, although an engine of one's own would take it."""
+    """Return why the service refuses the spec, although an engine of one's own would take it."""
     return [*code_to_import(spec.environment), *folders_of_the_server(spec.model)]
 
 

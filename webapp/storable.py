@@ -13,7 +13,7 @@ LARGEST = 2**63 - 1
 
 
 def unstorable(document: Any) -> Iterator[Problem]:
-    """What is wrong with a document as JSON or TOML was read, one by one.  Nothing below the levels is looked at."""
+    """Yield what is wrong with a document as JSON or TOML was read.  Nothing below the levels is looked at."""
     places: list[tuple[tuple[str, ...], Any]] = [((), document)]
     while places:
         path, value = places.pop()

@@ -120,7 +120,7 @@ def single_turn_reward(renderer: Renderer) -> Callable[..., list[float]]:
 
 
 def episode_reward(reward: list[float], **_: Any) -> list[float]:
-    """What the episode itself earned; ``Episodes`` passes it on."""
+    """Return what the episode itself earned; ``Episodes`` passes it on."""
     return reward
 
 

@@ -9,7 +9,7 @@ from statistics import pvariance
 
 
 def is_informative(successes: int, rollouts: int) -> bool:
-    """Whether 0 < accuracy < 1 in a group (DAPO's dynamic sampling, arXiv:2503.14476, eq. 11).
+    """Return whether 0 < accuracy < 1 in a group (DAPO's dynamic sampling, arXiv:2503.14476, eq. 11).
 
     The same predicate over the rollouts of one task is CLEANER's difficulty filter: drop 0 and 8 of 8.
     """

@@ -56,7 +56,7 @@ class PolicyObjective(Protocol):
         ...
 
     def clipped_BT(self, tokens: PolicyTokens) -> Tensor:
-        """Which sampled tokens' gradient the objective has cut off, or made smaller by a bound."""
+        """Return which sampled tokens' gradient the objective has cut off, or made smaller by a bound."""
         ...
 
 

@@ -38,7 +38,7 @@ def anchor_prefixes(
 def is_crucial(
     *, successes_with: int, rollouts_with: int, successes_without: int, rollouts_without: int, level: float = 0.05
 ) -> bool:
-    """Whether prefilling chunk f makes success significantly likelier than prefilling up to f - 1 only.
+    """Return whether prefilling chunk f makes success significantly likelier than prefilling up to f - 1 only.
 
     Fisher's exact test, one-sided, at ``level``; the paper says "significantly" and names no test.  (Its
     definition has the two prefixes the other way round, against its own explanation, which we follow.)

@@ -72,7 +72,7 @@ def purified_turn(
 
 
 def purifies(seed: int, *, rho: float) -> bool:
-    """Whether SAAR works on the trajectory with this seed: with probability rho, the same in every attempt (4.3).
+    """Return whether SAAR works on the trajectory with this seed: with probability rho, the same each time (4.3).
 
     rho 1 is always and rho 0 never.  The draw is a hash of the seed, independent of what sampling draws from it.
     """

@@ -33,7 +33,7 @@ def turn_mask_reasons(
     near_duplicate: float = 0.95,
     loop_times: int = 3,
 ) -> list[TurnMaskReason | None]:
-    """Why turn k is not learned, or None where m_k = 1.  With both switches off every turn is learned."""
+    """Return why turn k is not learned, or None where m_k = 1.  With both switches off every turn is learned."""
     repeats = Counter((turn.call, turn.output) for turn in turns)
     reasons: list[TurnMaskReason | None] = []
     for k, turn in enumerate(turns):

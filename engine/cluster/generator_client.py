@@ -169,7 +169,7 @@ class GeneratorServer:
             turn.add_done_callback(self._turns.discard)
 
     async def replies(self, caller: str) -> list[GeneratorReply]:
-        """What is ready; waits until something is.  Not for two at once of one caller."""
+        """Return what is ready; waits until something is.  Not for two at once of one caller."""
         queue = self._caller(caller)
         await queue.something.wait()
         queue.something.clear()

@@ -50,7 +50,7 @@ class WorkerGroup(Protocol):
     async def credit(
         self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
     ) -> dict[str, CreditColumns]:
-        """What credit says in ``step`` of each rollout, by its id.  The learner keeps what it made of them.
+        """Return what credit says in ``step`` of each rollout, by its id.  The learner keeps what it made of them.
 
         ``released`` are groups of earlier steps in which a rollout came out of quarantine, each compared within itself.
         """

@@ -73,7 +73,7 @@ class Session(Protocol):
     """
 
     async def reset(self) -> Sequence[Message]:
-        """What the policy reads first.  Called once, before anything else."""
+        """Return what the policy reads first.  Called once, before anything else."""
         ...
 
     async def act(self, message: AssistantMessage) -> Observation:
@@ -86,7 +86,7 @@ class Session(Protocol):
         ...
 
     async def score(self) -> Rewards:
-        """What the episode came to.  Called once, at its end, however that came about."""
+        """Return what the episode came to.  Called once, at its end, however that came about."""
         ...
 
 
@@ -98,7 +98,7 @@ class Environment(Protocol):
         ...
 
     def tools(self, task: Task) -> Sequence[ToolSchema]:
-        """What the policy may call."""
+        """Return what the policy may call."""
         ...
 
     def session(self, task: Task, sandboxes: Sandboxes) -> AbstractAsyncContextManager[Session]:

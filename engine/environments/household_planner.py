@@ -126,7 +126,7 @@ def seen_now(world: World, state: HouseholdState) -> frozenset[int]:
 
 
 def needs_search(world: World, state: HouseholdState, seen: frozenset[int]) -> bool:
-    """Whether something that the goal needs was not seen yet."""
+    """Return whether something that the goal needs was not seen yet."""
     goal = world.goal
     needed = [*world.objects_of(goal.object_kind), *(world.objects_of(LAMP) if goal.kind == "examine" else [])]
     return any(state.places[thing] != HELD and state.places[thing] not in seen for thing in needed)

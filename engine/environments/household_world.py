@@ -62,7 +62,7 @@ class World:
 
     @property
     def question(self) -> str:
-        """What the policy is told: the receptacles and the goal, not what lies where."""
+        """Return what the policy is told: the receptacles and the goal, not what lies where."""
         return f"You see {', '.join(self.receptacles)}. Your task: {self.goal}."
 
     @property
@@ -140,7 +140,7 @@ def lamp_of(world: World) -> int | None:
 
 
 def reached(world: World, state: HouseholdState) -> bool:
-    """Whether the goal holds."""
+    """Return whether the goal holds."""
     goal, wanted = world.goal, world.objects_of(world.goal.object_kind)
     if goal.kind == "examine":
         lamp = lamp_of(world)
@@ -158,7 +158,7 @@ def needs_treatment(goal: Goal, state: HouseholdState, thing: int) -> bool:
 
 
 def admissible(world: World, state: HouseholdState) -> list[Action]:
-    """What would change something here and now, going elsewhere last."""
+    """Return what would change something here and now, going elsewhere last."""
     return [*_local(world, state), *_moves(world, state)]
 
 
@@ -177,7 +177,7 @@ def acted(world: World, state: HouseholdState, command: str) -> tuple[HouseholdS
 
 
 def scene(world: World, state: HouseholdState) -> str:
-    """What stands, lies and can be done where the agent is."""
+    """Return what stands, lies and can be done where the agent is."""
     if state.location == NOWHERE:
         return f"You see {', '.join(world.receptacles)}."
     name = world.receptacles[state.location]

@@ -21,7 +21,7 @@ class UnusableEnvironment(Exception):
 
 
 def imported(described: Imported) -> Environment:
-    """What the class or function at ``path`` gives, called with ``options``.  Raises UnusableEnvironment."""
+    """Return what the class or function at ``path`` gives, called with ``options``.  Raises UnusableEnvironment."""
     environment = _called(_found(described), described)
     missing = [verb for verb in VERBS if not callable(getattr(environment, verb, None))]
     if missing:

@@ -148,7 +148,7 @@ _drawn = lru_cache(maxsize=1024)(problem)
 
 
 def is_right(task: Task, answer: str) -> bool:
-    """Whether an answer has the very digits; spaces around them do no harm."""
+    """Return whether an answer has the very digits; spaces around them do no harm."""
     return answer.strip() == task.answer
 
 

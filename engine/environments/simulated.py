@@ -39,7 +39,7 @@ class Simulation(ABC, Generic[StateT]):
     @property
     @abstractmethod
     def question(self) -> str:
-        """What the policy is told."""
+        """Return what the policy is told."""
 
     @property
     @abstractmethod

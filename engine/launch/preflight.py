@@ -69,7 +69,7 @@ def _model_before(run_dir: Path) -> Model | None:
 
 
 def differing_fields(old: RunSpec, new: RunSpec) -> list[Problem]:
-    """Why ``new`` cannot go on from a checkpoint of ``old``: a resumed run is the same run."""
+    """Return why ``new`` cannot go on from a checkpoint of ``old``: a resumed run is the same run."""
     remedy = "give the old value, or start afresh in another --run-dir"
     return [
         Problem(field, after, f"the checkpoint was made with {before!r}", remedy)

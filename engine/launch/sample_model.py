@@ -48,7 +48,7 @@ def make_sample_model(folder: Path, *, seed: int) -> None:
 
 
 def sample_texts(seed: int) -> Iterator[str]:
-    """What the policy of the sample reads and writes, piece by piece."""
+    """Yield what the policy of the sample reads and writes, piece by piece."""
     description = json.dumps(
         {"type": "function", "function": {"name": TOOL.name, "description": TOOL.description,
          "parameters": dict(TOOL.parameters)}}

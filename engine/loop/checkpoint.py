@@ -120,7 +120,7 @@ class Checkpoints:
         return aside
 
     def announced(self, step: int) -> bool:
-        """Whether the event of this checkpoint stands in the spool."""
+        """Return whether the event of this checkpoint stands in the spool."""
         return (self.path(step) / "announced").exists()
 
     def mark_announced(self, step: int) -> None:

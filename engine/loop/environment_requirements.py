@@ -41,7 +41,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 def lacking_in_environment(spec: RunSpec) -> list[Problem]:
-    """What the environment is not, or has no room for.  Runs the environment's code, but no sandbox."""
+    """Return what the environment is not, or has no room for.  Runs the environment's code, but no sandbox."""
     try:
         environment = environment_for(spec.environment, spec.dataset)
     except UnusableEnvironment as unusable:

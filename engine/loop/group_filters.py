@@ -41,7 +41,7 @@ class Selected:
 
     @property
     def teaches(self) -> bool:
-        """Whether there is anything to learn from."""
+        """Return whether there is anything to learn from."""
         trained = any(
             rollout.masked_because is None and rollout.sampled_tokens > 0 for rollout in rollouts_in(self.kept)
         )
@@ -79,7 +79,7 @@ def informative(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
 
 
 def enough_informative(recipe: Recipe, groups: Sequence[RolloutGroup], *, batch: int) -> bool:
-    """Whether dynamic sampling has its batch.  Where it is off, the first round is enough."""
+    """Return whether dynamic sampling has its batch.  Where it is off, the first round is enough."""
     if recipe.selection.dynamic_sampling is None:
         return True
     return len(informative(comparable(recipe.credit, groups))) >= batch

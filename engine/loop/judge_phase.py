@@ -45,7 +45,7 @@ class Judging:
         self._judge = judge
 
     def has_weight(self, step: int) -> bool:
-        """Whether a verdict can still change anything at this step."""
+        """Return whether a verdict can still change anything at this step."""
         return attribution_weight(step, self._credit.decay_steps, alpha=self._credit.alpha) > 0
 
     async def judge(self, groups: Sequence[RolloutGroup], *, alive: Callable[[], None]) -> Judged:

@@ -54,7 +54,7 @@ def replace(folder: Path, name: str, content: bytes) -> None:
 
 
 def damage_in(folder: Path) -> str | None:
-    """Which file is not what was written, and how.  Raises OSError if that cannot be known."""
+    """Return which file is not what was written, and how.  Raises OSError if that cannot be known."""
     try:
         manifest = Manifest.model_validate_json((folder / NAME).read_bytes())
     except ValidationError as error:
@@ -72,7 +72,7 @@ def damage_in(folder: Path) -> str | None:
 
 
 def spoilt(name: str, error: OSError) -> str:
-    """How a file is damaged that could not be read.  Raises ``error`` if that says nothing about the file."""
+    """Return how a file is damaged that could not be read.  Raises ``error`` if that says nothing about the file."""
     if error.errno not in _SPOILT:
         raise error
     return f"{name} is missing" if error.errno == errno.ENOENT else f"{name} cannot be read ({error.strerror})"

@@ -49,7 +49,7 @@ def step_metrics(facts: StepFacts) -> dict[str, float]:
 
 
 def quarantine_metrics(sandbox: SandboxSpec | None, selected: Selected, release: Release) -> dict[str, float]:
-    """What alerts took out of this step, and what came of those of earlier steps.
+    """Return what alerts took out of this step, and what came of those of earlier steps.
 
     Where sandboxes have no network they are told only of steps in which there was something.
     """

@@ -20,7 +20,7 @@ from engine.spec.run import Resources, RunSpec
 
 
 def lacking_in_model(spec: RunSpec) -> list[Problem]:
-    """What the spec names and this machine does not have, or has no room for."""
+    """Return what the spec names and this machine does not have, or has no room for."""
     try:
         origin = model_origin(spec.model)
         if isinstance(origin.model, BuiltinModel):

@@ -49,7 +49,7 @@ class Progress:
 
     @property
     def silent_s(self) -> float:
-        """How long nothing has moved."""
+        """Return how long nothing has moved."""
         return time.monotonic() - self._alive
 
     @property

@@ -161,7 +161,7 @@ def hold(release: Release, groups: Sequence[RolloutGroup]) -> None:
 
 
 def released(state: QuarantineState, step: int, *, within: int) -> Release:
-    """What is to be done with the held groups at ``step``: more than ``within`` updates ago is too late."""
+    """Return what is to be done with the held groups at ``step``: more than ``within`` updates ago is too late."""
     release = Release()
     for group in state.held:
         benign = [rollout_id for rollout_id in group.out if state.review_decisions.get(rollout_id) == "benign"]

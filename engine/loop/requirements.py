@@ -14,7 +14,7 @@ from engine.spec.run import RunSpec
 
 
 def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Problem]:
-    """What the spec names and this process does not find.  No value of a secret is in it."""
+    """Return what the spec names and this process does not find.  No value of a secret is in it."""
     in_model = lacking_in_model(spec)
     # Prompts are measured in the model's tokens, so a model that cannot be read leaves nothing to measure.
     measured = in_model or [*lacking_in_generator(spec), *lacking_in_environment(spec)]

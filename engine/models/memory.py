@@ -68,7 +68,7 @@ def adapted_modules(folder: ModelFolder, lora: Lora) -> list[str]:
 
 
 def is_named(module: str, target: str) -> bool:
-    """Whether the module's name ends with the target, as peft has it."""
+    """Return whether the module's name ends with the target, as peft has it."""
     return module == target or module.endswith(f".{target}")
 
 

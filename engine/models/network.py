@@ -34,7 +34,7 @@ class PolicyNetwork(Protocol):
 
     @property
     def scales_losses(self) -> bool:
-        """Whether gradients pass through float16, where small ones vanish unless the loss is scaled."""
+        """Return whether gradients pass through float16, where small ones vanish unless the loss is scaled."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class PolicyNetwork(Protocol):
 
     @property
     def is_saved_exactly(self) -> bool:
-        """Whether ``load_folder`` finds every trained bit in what ``save_folder`` wrote."""
+        """Return whether ``load_folder`` finds every trained bit in what ``save_folder`` wrote."""
         ...
 
     def hidden(self, token_ids_BT: Tensor) -> Tensor:

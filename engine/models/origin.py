@@ -64,7 +64,7 @@ def model_origin(model: Model) -> ModelOrigin:
 
 
 def folder_of(model: PretrainedModel) -> Path:
-    """Where the model lies.  Raises ModelFolderRefused for a relative path that leads out of the models folder."""
+    """Return where the model lies.  Raises ModelFolderRefused for a relative path out of the models folder."""
     if model.catalog is not None:
         raise _refused(
             "model.catalog", model.catalog, "there is no catalog of models here", "set model.path to the model's folder"

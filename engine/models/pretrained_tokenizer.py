@@ -85,11 +85,11 @@ class PretrainedTokenizer:
         return max(self._known) + 1
 
     def mark(self, text: str) -> str:
-        """What ``encode`` reads as the mark ``text``.  Raises KeyError where there is no such mark."""
+        """Return what ``encode`` reads as the mark ``text``.  Raises KeyError where there is no such mark."""
         return self._secrets[text]
 
     def shown(self, text: str) -> str:
-        """What ``encode`` reads, with its marks by their own names."""
+        """Return what ``encode`` reads, with its marks by their own names."""
         return self.secret_pattern.sub(lambda found: self._mark_of_secret[found.group()], text)
 
     def encode(self, text: str) -> list[int]:

@@ -42,7 +42,7 @@ class DemonstrationWriter:
             yield self._trajectory(task, script, number)
 
     def solution(self, number: int) -> Trajectory:
-        """How a demonstrator solves training task ``number``, equal whoever asks, as ``solution-<task's id>``."""
+        """Return how a demonstrator solves training task ``number``, always alike, as ``solution-<task's id>``."""
         task = self.environment.tasks("train")[number]
         script = self.environment.script(task, "solve", Random(derived_seed("solution", self.seed, number)))
         solved = self._trajectory(task, script, prompt=0)

@@ -29,7 +29,7 @@ class ExperienceRetriever:
         return tuple(self._experience.pool[position].content for position in nearest[: self._experience.top_k])
 
     def shown(self, group_size: int) -> int:
-        """How many of a group's rollouts are shown them, from index 0 on: floor(share x group size), at least one."""
+        """Return how many of a group's rollouts are shown them, from index 0 on: floor(share x size), at least one."""
         # 1e-9: 0.7 * 10 is 6.999... in floating point and means 7.
         share = self._experience.share
         return max(1, floor(share * group_size + 1e-9)) if share else 0

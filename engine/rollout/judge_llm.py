@@ -207,7 +207,7 @@ def text_of_completion(body: bytes) -> str:
 
 
 def refusal_in(body: bytes) -> str:
-    """What an OpenAI-compatible server says of its refusal, in its own field for that, and nothing else.
+    """Return what an OpenAI-compatible server says of its refusal, in its own field for that, and nothing else.
 
     The address is chosen by whoever wrote the spec; what some other service answers there is not theirs to read.
     """

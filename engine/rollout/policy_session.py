@@ -40,11 +40,11 @@ class PolicySession:
         self._turn_ends = [0]
 
     def has_room(self, history: Sequence[int], turn: Sequence[int] = ()) -> bool:
-        """Whether ``turn``, or a sampled one of at least one token, fits in the context after ``history``."""
+        """Return whether ``turn``, or a sampled one of at least one token, fits in the context after ``history``."""
         return len(history) + max(1, len(turn)) <= self._context_tokens
 
     async def sample(self, history: Sequence[int], *, seed: int) -> Generated:
-        """What the policy says after ``history``, which leaves room for it."""
+        """Return what the policy says after ``history``, which leaves room for it."""
         return await self._next(history, (), seed)
 
     async def force(self, history: Sequence[int], turn: Sequence[int]) -> Generated:

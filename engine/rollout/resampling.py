@@ -16,7 +16,7 @@ Barren = Literal["repeated-errors", "lost"]
 
 
 def barren(trajectory: Trajectory, resampling: Resampling) -> Barren | None:
-    """Why it should be replaced, or None.  An expert's calls, which it did not make, do not count."""
+    """Return why it should be replaced, or None.  An expert's calls, which it did not make, do not count."""
     failed = [
         is_failed
         for turn in trajectory.turns

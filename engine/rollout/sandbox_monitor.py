@@ -67,7 +67,7 @@ class SandboxMonitor:
         return EpisodeMonitor(self, sandboxes, trajectory)
 
     def on_record(self, record: EgressRecord) -> bool:
-        """Whether it was taken.  Raises OSError if it cannot be written; then the sandbox keeps it."""
+        """Return whether it was taken.  Raises OSError if it cannot be written; then the sandbox keeps it."""
         sandbox = record.attempt.sandbox
         if not self._allowance(sandbox).spend():
             return False

@@ -103,7 +103,7 @@ def _line(entry: RecordEntry | AlertEntry | TurnEntry) -> bytes:
 
 
 def label_of(origin: Origin) -> str:
-    """What the records of a sandbox carry while a turn's tool call runs."""
+    """Return what the records of a sandbox carry while a turn's tool call runs."""
     return f"{origin.trajectory}#{origin.turn}"
 
 

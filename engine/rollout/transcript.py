@@ -77,7 +77,7 @@ class Transcript:
         self._ids[-1] = [*self._ids[-1], *turn.context_ids, *turn.token_ids]
 
     def observed(self, parsed: Parsed, messages: Sequence[Message]) -> None:
-        """What the policy reads behind the latest turn, which says ``parsed``."""
+        """Take in what the policy reads behind the latest turn, which says ``parsed``."""
         exchange = Exchange(tuple(self.turns[-1].token_ids), parsed, tuple(messages))
         exchanges = (*self._conversation.exchanges, exchange)
         self._conversation = replace(self._conversation, exchanges=exchanges)

@@ -53,7 +53,7 @@ class PythonMath(Strict):
 
     @property
     def can_be_restored(self) -> bool:
-        """Whether an episode can be set back to an earlier moment."""
+        """Return whether an episode can be set back to an earlier moment."""
         return self.sandbox.snapshots
 
 

@@ -39,11 +39,11 @@ class Estimator(Part):
     """Its name in recipes; each estimator declares its own as a ``Literal``."""
 
     def compares_a_group(self) -> bool:
-        """Whether the advantage is exactly 0 in a group of one."""
+        """Return whether the advantage is exactly 0 in a group of one."""
         return any(needed.of == COMPARES_A_GROUP.of and needed.when(self) for needed in self.requires_of_run)
 
     def whitens_a_step(self) -> bool:
-        """Whether an advantage is measured against all rollouts of a step, so that a group alone has no true one."""
+        """Return whether an advantage is measured against all rollouts of a step, so a group alone has no true one."""
         return False
 
 

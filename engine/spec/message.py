@@ -25,7 +25,7 @@ def text_of_arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def unstorable(value: object, depth: int = 0) -> str | None:
-    """Why ``value`` cannot be stored as JSON and read back as it is; None where it can."""
+    """Return why ``value`` cannot be stored as JSON and read back as it is; None where it can."""
     match value:
         case None | bool() | int():
             return None
@@ -168,12 +168,12 @@ class AssistantMessage:
 
     @property
     def calls_tool(self) -> bool:
-        """Whether an observation answers its calls, be they malformed or not."""
+        """Return whether an observation answers its calls, be they malformed or not."""
         return bool(self.requests)
 
     @property
     def answers(self) -> bool:
-        """Whether it is an answer.  What follows on one is for the environment to say."""
+        """Return whether it is an answer.  What follows on one is for the environment to say."""
         return not self.requests and self.malformed is None
 
     @property

@@ -97,7 +97,7 @@ class Recipe(Strict):
 
     @property
     def reinforces(self) -> bool:
-        """Whether there are RL steps at all."""
+        """Return whether there are RL steps at all."""
         return self.objective.kind != "none"
 
     @property

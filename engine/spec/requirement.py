@@ -86,13 +86,13 @@ def needs_observations(what: str, *, field: str) -> Requirement:
 
 
 def refusals_in(recipe: BaseModel) -> Iterator[PydanticCustomError]:
-    """What parts of a recipe require of each other and do not have, in the order of the fields."""
+    """Yield what parts of a recipe require of each other and do not have, in the order of the fields."""
     for path, part in parts_in(recipe):
         yield from _refusals(recipe, path, part, part.requires)
 
 
 def refusals_beside(run: BaseModel, recipe: BaseModel) -> Iterator[PydanticCustomError]:
-    """What parts of a run's recipe require of the rest of the run and do not have."""
+    """Yield what parts of a run's recipe require of the rest of the run and do not have."""
     for path, part in parts_in(recipe):
         yield from _refusals(run, f"recipe.{path}", part, part.requires_of_run)
 

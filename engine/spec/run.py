@@ -88,7 +88,7 @@ class Schedule(Strict):
 
     @property
     def logprobs_truncated(self) -> bool:
-        """Whether log-probs are those of what ``truncation`` keeps."""
+        """Return whether log-probs are those of what ``truncation`` keeps."""
         return self.logprobs_at == "truncated"
 
     @property

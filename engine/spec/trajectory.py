@@ -179,7 +179,7 @@ class Turn(Strict):
 
     @property
     def observation(self) -> str:
-        """What the policy was told right before this turn."""
+        """Return what the policy was told right before this turn."""
         return self.context_text if self.observed_text is None else self.observed_text
 
     @property

@@ -218,7 +218,7 @@ def stripped_spans(trajectory: Trajectory) -> dict[int, list[tuple[int, int]]]:
 
 
 def ids_learned_behind(trajectory: Trajectory, number: int) -> list[int]:
-    """What stands before turn ``number`` in its sample: all that the policy had, without what was stripped."""
+    """Return what stands before turn ``number`` in its sample: all that the policy had, without what was stripped."""
     for row, numbers in zip(_rows(trajectory, as_sampled=False), trajectory.turn_numbers, strict=True):
         if number in numbers:
             at = numbers.index(number)

@@ -15,7 +15,7 @@ from engine.spec.trajectory import Change, Trajectory
 
 
 def imitates(recipe: Recipe) -> bool:
-    """Whether the loss has an imitation term.  A weight of 0 is its absence."""
+    """Return whether the loss has an imitation term.  A weight of 0 is its absence."""
     return isinstance(recipe.objective, Ipa) and recipe.objective.imitation_weight > 0
 
 

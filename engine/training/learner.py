@@ -97,7 +97,7 @@ class Learner:
     def credit(
         self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup] = (), *, step: int
     ) -> dict[str, CreditColumns]:
-        """What credit says of the rollouts of ``step``, and of groups with ``released`` rollouts of earlier ones.
+        """Return what credit says of the rollouts of ``step``, and of groups with ``released`` ones of earlier steps.
 
         The answer is by the trajectories' ids.  Samples of all of them are kept for ``update``; those of a step before
         are forgotten.  A released group is compared within itself and, where credit whitens, beside the step with which
@@ -161,7 +161,7 @@ class Learner:
             self._imitator.load(beside["self_imitation"])
 
     def demonstrations(self) -> Iterator[Trajectory]:
-        """What the cold start learns from, recorded or scripted, with the turns marked that it does not learn."""
+        """Return what the cold start learns from, recorded or scripted, with marks on turns that it does not learn."""
         cold_start = self._recipe.cold_start
         assert cold_start is not None, "the loop asks for a cold start only if the recipe has one"
         shown = self._recorded or self._scripted()

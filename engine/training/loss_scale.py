@@ -23,7 +23,7 @@ class LossScale:
         self._good = 0
 
     def accumulated(self, parameters: Sequence[nn.Parameter], backward: Callable[[float], T]) -> T:
-        """What ``backward`` answers, which adds the gradient of the loss times its argument to the parameters'.
+        """Return what ``backward`` answers, which adds the gradient of the loss times its argument to the parameters'.
 
         The gradient of the loss itself is added to what stood there before.  With a scale of 1 it may stay infinite,
         which the step of the optimiser refuses.

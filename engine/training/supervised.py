@@ -12,7 +12,7 @@ from engine.spec.trajectory import Change, Trajectory, Turn
 
 
 def batch_of_step(count: int, step: int, *, size: int, seed: int) -> list[int]:
-    """Which of ``count`` demonstrations step ``step`` learns.
+    """Return which of ``count`` demonstrations step ``step`` learns.
 
     Epoch after epoch of full batches, each epoch in its own order drawn from (seed, epoch).
     """

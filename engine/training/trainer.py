@@ -122,12 +122,12 @@ class Trainer:
         ]
 
     def cut_by_mismatch(self, samples: Sequence[Sample]) -> list[list[bool]]:
-        """Which tokens the mismatch mask will keep out of ``update``, aligned with each sample's tokens."""
+        """Return which tokens the mismatch mask will keep out of ``update``, aligned with each sample's tokens."""
         return self._losses.masked_by_mismatch(samples)
 
     @property
     def takes_pairs(self) -> bool:
-        """Whether ``update`` learns from pairs, alone or beside samples."""
+        """Return whether ``update`` learns from pairs, alone or beside samples."""
         return self._losses.takes_pairs
 
     def update(
@@ -206,5 +206,5 @@ class Trainer:
 
 
 def longest_response_tokens(environment: Environment, *, context_tokens: int) -> int:
-    """What a policy with such a context can write in one episode at most."""
+    """Return what a policy with such a context can write in one episode at most."""
     return min(context_tokens, environment.max_turns * environment.max_turn_tokens)

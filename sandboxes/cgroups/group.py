@@ -72,11 +72,11 @@ class Group:
 
     @property
     def holds_the_dead(self) -> bool:
-        """Whether a frozen process lives on when it is killed, until ``kill`` thaws it."""
+        """Return whether a frozen process lives on when it is killed, until ``kill`` thaws it."""
         return self._freezer()[1] == 1
 
     def joining(self) -> list[str]:
-        """What to put before a command line, so that it is run as a member.  Fails where it cannot join."""
+        """Return what to put before a command line, so that it is run as a member.  Fails where it cannot join."""
         # One thread that moves itself need not wait for those of all other processes (v1: ``tasks``).
         doors = [str(folder / ("tasks" if tree.version == 1 else "cgroup.procs")) for tree, folder in self.folders]
         return ["/bin/sh", "-c", JOIN, "sh", *doors, "--"]
@@ -112,11 +112,11 @@ class Group:
         return members
 
     def count(self) -> int:
-        """How many processes are its members.  Raises ``OSError``."""
+        """Return how many processes are its members.  Raises ``OSError``."""
         return len((self.folders[0][1] / "cgroup.procs").read_text().split())
 
     def try_to_remove(self) -> bool:
-        """Whether nothing of it is left.  False while a process of it is still ending."""
+        """Return whether nothing of it is left.  False while a process of it is still ending."""
         left = [folder for _, folder in self.folders if not _removed(folder)]
         if not left:
             for tree, folder in self.folders:

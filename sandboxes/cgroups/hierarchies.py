@@ -44,13 +44,13 @@ class Found:
 
     @property
     def limits(self) -> bool:
-        """Whether memory and processes of a sandbox can be bounded as a whole."""
+        """Return whether memory and processes of a sandbox can be bounded as a whole."""
         return self.controllers >= LIMITS
 
 
 @cache
 def found() -> Found:
-    """What this process has."""
+    """Return what this process has."""
     seen = look(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
     if not seen.limits:
         why = "; ".join(seen.obstacles) or "no cgroup with memory and pids is mounted"
@@ -94,7 +94,7 @@ def _lacking(trees: list[Hierarchy]) -> bool:
 
 
 def group_folder(mounts: str, names: str, group: str) -> Path | None:
-    """Where the group that we are in is mounted, if it is."""
+    """Return where the group that we are in is mounted, if it is."""
     wanted = set(names.split(",")) if names else set()
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")

@@ -114,7 +114,7 @@ def sentence(decision: EgressDecision, attempt: ConnectionAttempt) -> str:
 
 
 def quota_reason(quotas: Quotas, usage: Usage, attempt: ConnectionAttempt | None = None) -> Reason | None:
-    """Which quota is used up.  With an attempt, those on beginning something are looked at too."""
+    """Return which quota is used up.  With an attempt, those on beginning something are looked at too."""
     if usage.connection_up_bytes >= quotas.connection_up_bytes or usage.sandbox_up_bytes >= quotas.sandbox_up_bytes:
         return "quota-bytes-up"
     if (
@@ -130,7 +130,7 @@ def quota_reason(quotas: Quotas, usage: Usage, attempt: ConnectionAttempt | None
 
 
 def may_resolve(policy: EgressPolicy, name: str) -> bool:
-    """Whether our resolver may answer for the name: exactly those that some reachable allow rule names."""
+    """Return whether our resolver may answer for the name: exactly those that some reachable allow rule names."""
     return is_host_name(name) and _name_rule(policy, name)[1]
 
 

@@ -91,7 +91,7 @@ class RecordLog:
 
     @property
     def attempts(self) -> int:
-        """How many attempts were added: the sum of ``count`` once everything has been read."""
+        """Return how many attempts were added: the sum of ``count`` once everything has been read."""
         return self._attempts
 
     @property

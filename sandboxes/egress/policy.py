@@ -44,7 +44,7 @@ class EgressPolicy(Frozen):
     quotas: Quotas = Quotas()
 
     def limits_methods(self, name: str | None) -> bool:
-        """Whether the rule of this name allows some HTTP methods only."""
+        """Return whether the rule of this name allows some HTTP methods only."""
         return any(rule.name == name and rule.methods for rule in self.rules)
 
     @model_validator(mode="after")

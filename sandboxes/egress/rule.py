@@ -101,14 +101,14 @@ class Rule(Frozen):
         return any(host_matches(pattern, name) for pattern in self.hosts)
 
     def reaches(self, address: Address) -> bool:
-        """Whether an allow rule's networks admit the address: a special one only if they name its range."""
+        """Return whether an allow rule's networks admit the address: a special one only if they name its range."""
         special = special_range(address)
         if special is None:
             return not self.cidrs or any(address in inside for inside in self.networks)
         return any(address in inside and covers(special[0], inside) for inside in self.networks)
 
     def shuts(self, later: "Rule") -> bool:
-        """Whether nothing is left of ``later`` for the names of this deny rule."""
+        """Return whether nothing is left of ``later`` for the names of this deny rule."""
         return (
             not self.cidrs
             and not self.methods

@@ -26,7 +26,7 @@ ANYBODYS = frozenset({
 
 
 def is_host_name(name: str) -> bool:
-    """Whether a normalised name is one that could be resolved.  Names that a sandbox sends need not be."""
+    """Return whether a normalised name is one that could be resolved.  Names that a sandbox sends need not be."""
     return len(name) <= 253 and all(_LABEL.fullmatch(label) for label in name.split("."))
 
 

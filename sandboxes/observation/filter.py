@@ -118,7 +118,7 @@ def socket_questions() -> list[Instruction]:
 
 
 def socket_error(family: int, kind: int) -> int:
-    """What a call of ``socket`` that was asked about is answered with."""
+    """Return what a call of ``socket`` that was asked about is answered with."""
     return errno.EPERM if kind == RAW and family in (INET, INET6) else errno.EAFNOSUPPORT
 
 

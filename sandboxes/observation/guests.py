@@ -33,7 +33,7 @@ def shown(text: str) -> str:
 
 
 def link(path: str) -> str:
-    """Where a link of /proc leads; nothing if it leads nowhere."""
+    """Return where a link of /proc leads; nothing if it leads nowhere."""
     try:
         return os.readlink(path)
     except OSError:
@@ -114,7 +114,7 @@ def executable(found: str) -> str:
 
 
 def command(pid: int) -> bytes:
-    """What a process says its arguments are."""
+    """Return what a process says its arguments are."""
     try:
         return kernel.content(f"/proc/{pid}/cmdline")
     except OSError:

@@ -93,7 +93,7 @@ def received(listener: int) -> Question | None:
 
 
 def still_asks(listener: int, question: Question) -> bool:
-    """Whether what was read of /proc/<thread> since was the caller's own, and nobody else's of the same number."""
+    """Return whether what was read of /proc/<thread> was the caller's own, and nobody else's of the same number."""
     try:
         fcntl.ioctl(listener, IS_VALID, struct.pack("=Q", question.id))
     except FileNotFoundError:

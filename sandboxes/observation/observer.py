@@ -43,7 +43,7 @@ class Observer:
         return self.process.poll() is None
 
     def doing(self) -> str:
-        """Where it is, for whoever waited too long: its state, what it sleeps in, and for how long it ran."""
+        """Return where it is, for whoever waited too long: its state, what it sleeps in, and for how long it ran."""
         folder = Path(f"/proc/{self.process.pid}")
         try:
             state, *_, user, system = (folder / "stat").read_text().rpartition(")")[2].split()[:13]

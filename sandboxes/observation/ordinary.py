@@ -16,14 +16,14 @@ _MACHINE = re.compile(r"/proc/(?:kcore|kallsyms|kmsg|sysrq-trigger|timer_list|sc
 
 
 def plain_read(path: str) -> bool:
-    """Whether this text, not resolved yet, can only be of a file that every program reads."""
+    """Return whether this text, not resolved yet, can only be of a file that every program reads."""
     if path.startswith(SYSTEM):
         return "/.." not in path  # these folders are read-only: no link of a guest's lies there
     return path in LOADER_FILES or path in DEVICES
 
 
 def read(path: str, inside: int) -> bool:
-    """Whether reading this resolved path is ordinary; ``inside``: the reader's process number in the sandbox."""
+    """Return whether reading this resolved path is ordinary; ``inside``: the reader's process number in the sandbox."""
     if path.startswith("/proc/"):
         other = _OTHERS.fullmatch(path)
         if other is not None:

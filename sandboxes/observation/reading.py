@@ -86,7 +86,7 @@ class Reader:
         return Reply(action=_file(name, question.thread, arguments, self._guest))
 
     def refusal(self, call: int) -> int:
-        """What this call is refused with whoever asks; 0 if it is not."""
+        """Return what this call is refused with whoever asks; 0 if it is not."""
         return self._refusals.get(call, 0)
 
     def _guest(self, thread: int) -> Guest:
@@ -307,7 +307,7 @@ def _touched(guest: Guest, operation: str, path: str, found: bool, target: str =
 
 
 def corrected(started: Started) -> Action | None:
-    """What runs in place of the program that was told, if that can be seen."""
+    """Return what runs in place of the program that was told, if that can be seen."""
     runs = command(started.thread)
     if not runs or runs == started.before or len(runs) >= kernel.PAGE_BYTES or _alike(runs, started.action):
         return None

@@ -61,7 +61,7 @@ class Observed:
 
     @property
     def blocked(self) -> bool:
-        """Whether the worker is behind."""
+        """Return whether the worker is behind."""
         return bool(self._outgoing)
 
     def answer(self) -> bool:

@@ -24,7 +24,7 @@ CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 
 
 def demand_mib(spec: SandboxSpec) -> int:
-    """What a sandbox may fill: its processes' memory, its files, the copies of them that snapshots keep, and its
+    """Return what a sandbox may fill: its processes' memory, its files, the copies of them that snapshots keep, and its
     own."""
     return bounds(spec).memory_bytes // 2**20
 
@@ -36,7 +36,7 @@ class Capacity:
 
     @classmethod
     def detected(cls, sandboxes: int | None = None, memory_mib: int | None = None) -> "Capacity":
-        """What was given, and for the rest what this machine or its container has."""
+        """Return what was given, and for the rest what this machine or its container has."""
         return cls(sandboxes or SANDBOXES, memory_mib or int(SHARE * _memory_bytes() / 2**20))
 
 

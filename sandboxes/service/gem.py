@@ -147,7 +147,7 @@ All = Annotated[Environments, Depends(environments_of)]
 
 @router.get("/environments")
 async def environments(_: Caller) -> dict[str, str]:
-    """What can be made, with what it takes and answers."""
+    """Return what can be made, with what it takes and answers."""
     return ENVIRONMENTS
 
 

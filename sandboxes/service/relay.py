@@ -23,7 +23,7 @@ class Relay:
         self._ended = False
 
     def add(self, record: EgressRecord) -> None:
-        """What the sandbox's ``on_record`` is."""
+        """Take a record; a sandbox has this as its ``on_record``."""
         log = self._logs.setdefault(record.attempt.sandbox, RecordLog())
         traffic = Traffic(
             record.bytes_up, record.bytes_down, record.packets_up, record.opening_up, record.opening_down, record.ended

@@ -153,7 +153,7 @@ async def label(asked: LabelText, hosted: Mine) -> None:
 async def egress(
     hosted: Mine, name: str | None = None, after: int = 0, limit: LimitQuery = 1000, wait_s: WaitQuery = 0
 ) -> Response:
-    """What it tried, beyond record ``after``; for some time after its end too.
+    """Return what it tried, beyond record ``after``; for some time after its end too.
 
     Of a sandbox that streams, ``wait_s`` waits for a record, and ``name`` may be the one it had before its last reset.
     """

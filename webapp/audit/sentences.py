@@ -26,7 +26,7 @@ Words = list[Part | str]
 
 
 def sentence(entry: AuditEntry) -> list[Part]:
-    """What happened, without who: ``launched run #7 first try``."""
+    """Return what happened, without who: ``launched run #7 first try``."""
     words_of = _SENTENCES.get(entry.verb, _unknown)
     return [Part(word) if isinstance(word, str) else word for word in words_of(entry)]
 

@@ -93,7 +93,7 @@ class Draft:
 
     @property
     def changed(self) -> int:
-        """How many answers differ from the preset's or the schema's."""
+        """Return how many answers differ from the preset's or the schema's."""
         return sum(card.changed for card in self.cards)
 
     @property

@@ -164,7 +164,7 @@ class Section:
 
     @property
     def folded_names(self) -> str:
-        """What is behind "More" or in a folded table, by label."""
+        """Return what is behind "More" or in a folded table, by label."""
         if self.is_folded:
             return " · ".join([field.label for field in self.fields] + [section.title for section in self.inner])
         return " · ".join(field.label for field in self.more)
@@ -180,7 +180,7 @@ class Section:
 
     @property
     def changed(self) -> int:
-        """How many answers in it differ from the preset's or the schema's."""
+        """Return how many answers in it differ from the preset's or the schema's."""
         if self.switch == "off":
             return int(self.was_on)
         own = sum(field.is_changed for field in self.fields) + (self.switch == "on" and not self.was_on)

@@ -41,7 +41,7 @@ class PresetChoice:
 
     @property
     def words(self) -> str:
-        """What a search looks in, in lower case."""
+        """Return what a search looks in, in lower case."""
         changed = [f"{change.path} {change.after}" for change in self.changes]
         return " ".join((self.preset.name, self.preset.family, self.preset.about, self.preset.source, *changed)).lower()
 
@@ -58,7 +58,7 @@ def preset_or_none(name: str) -> Preset | None:
 
 
 def preset_changes(name: str) -> tuple[Change, ...]:
-    """How the preset's recipe differs from the recipe without one, in the order of the form."""
+    """Return how the preset's recipe differs from the recipe without one, in the order of the form."""
     return tuple(_changes(Recipe, "", recipe_of_preset(name), defaults_of(Recipe)))
 
 

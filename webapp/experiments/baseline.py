@@ -35,7 +35,7 @@ def recipe_of_preset(name: str) -> dict[str, Any]:
 
 
 def beneath(ask: Ask, value: Any, baseline: Any) -> dict[str, Any]:
-    """What is left unsaid in the table ``value``: the baseline's table if it is of the same kind, or else defaults."""
+    """Return what is left unsaid in the table ``value``: the baseline's table if that is of its kind, else defaults."""
     model = ask.model_for(value)
     if isinstance(baseline, dict) and ask.model_for(baseline) is model:
         return baseline

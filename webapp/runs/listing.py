@@ -46,7 +46,7 @@ class Row:
 
     @property
     def seconds(self) -> float | None:
-        """How long it ran, or runs."""
+        """Return how long it ran, or runs."""
         if self.run.started_at is None:
             return None
         return ((self.run.ended_at or timezone.now()) - self.run.started_at).total_seconds()

@@ -278,7 +278,7 @@ LEFT JOIN LATERAL (
 
 
 def cold_start_from(steps: int | None, done: int | None, seconds: float | None) -> ColdStart | None:
-    """What ``COLD_START_COLUMNS`` say; ``seconds`` is what the ``done`` steps took."""
+    """Return what ``COLD_START_COLUMNS`` say; ``seconds`` is what the ``done`` steps took."""
     if not steps:
         return None
     if not done or seconds is None:

@@ -107,7 +107,7 @@ def _context_of(request: PageRequest, run: Run) -> dict[str, Any]:
 @login_required
 @require_GET
 def first_look(request: PageRequest, run_id: UUID) -> JsonResponse:
-    """What the page draws before the websocket goes on from ``seq``."""
+    """Answer with what the page draws before the websocket goes on from ``seq``."""
     return JsonResponse(snapshot(run_for(request, run_id).id))
 
 

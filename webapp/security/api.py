@@ -186,7 +186,7 @@ def list_egress(
     limit: int = Query(50, ge=1, le=MOST_PER_PAGE),
     cursor: str | None = None,
 ) -> EgressPage:
-    """What the run's sandboxes tried to reach, newest first."""
+    """List what the run's sandboxes tried to reach, newest first."""
     run = run_for(request, run_id)
     where = _address(chosen.address) if chosen.address is not None else None
     found = records_where(run, **chosen.model_dump() | {"address": where})

@@ -68,7 +68,7 @@ class EgressRecord(models.Model):
 
     @property
     def target(self) -> str:
-        """Where to, in a few words; all of it is what the sandbox chose."""
+        """Return where to, in a few words; all of it is what the sandbox chose."""
         if self.protocol == "dns":
             return f"{self.query_type or 'query'} {self.name or '(no name)'}"
         where = f"[{self.address}]" if ":" in self.address else self.address or "(no address)"

@@ -185,14 +185,14 @@ def _around(alert: Alert) -> QuerySet[EgressRecord]:
 @login_required
 @require_GET
 def rules(request: PageRequest) -> HttpResponse:
-    """What each rule catches and how it is tuned, as docs/egress.md has it."""
+    """Show what each rule catches and how it is tuned, as docs/egress.md has it."""
     return render(request, "security/rules.html", {"section": "alerts", "rules": rule_texts().values()})
 
 
 @login_required
 @require_GET
 def of_run(request: PageRequest, run_id: UUID) -> HttpResponse:
-    """What a run's sandboxes tried to reach; a tab of its page, and a page of its own without scripts."""
+    """Show what a run's sandboxes tried to reach; a tab of its page, and a page of its own without scripts."""
     run = run_for(request, run_id)
     names = ("decision", "protocol", "name", "address", "trajectory", "turn", "sandbox")
     chosen = {name: _text(request, name) for name in names}

@@ -45,7 +45,7 @@ class ShownChange:
 
     @property
     def first_output(self) -> str:
-        """What the tool answered to the call that is gone."""
+        """Return what the tool answered to the call that is gone."""
         return str(self.change.details.get("first_output", ""))
 
 

@@ -100,7 +100,7 @@ class Trajectory(models.Model):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What lists and live frames carry."""
+        """Return what lists and live frames carry."""
         return {"id": self.trajectory_id} | {field: getattr(self, field) for field in SUMMARY_FIELDS}
 
 

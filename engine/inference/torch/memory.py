@@ -109,7 +109,7 @@ class GeneratorMemory:
 def memory_of(
     architecture: Architecture, *, context_tokens: int, slots: int, dtype: Dtype = "float32"
 ) -> GeneratorMemory:
-    """What a generator with so many slots takes on its device."""
+    """Return what a generator with so many slots takes on its device."""
     layout = Layout(architecture, context_tokens, slots, dtype)
     return GeneratorMemory(
         weights=architecture.parameters * BYTES_OF[dtype],
@@ -127,7 +127,7 @@ def slots_within(architecture: Architecture, *, context_tokens: int, dtype: Dtyp
 def lacking_memory(
     architecture: Architecture, *, context_tokens: int, slots: int, dtype: Dtype, free_bytes: int
 ) -> Problem | None:
-    """What preflight says where a generator does not fit into ``free_bytes``; None where it does.
+    """Return what preflight says where a generator does not fit into ``free_bytes``; None where it does.
 
     The remedy names the most slots that fit, and a context that fits with as many slots as asked for.
     """

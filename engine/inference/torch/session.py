@@ -65,7 +65,7 @@ class Turn:
         return len(self.request.new_ids) + max(len(self.request.forced_ids), 1)
 
     def ended(self) -> StoppedBy | None:
-        """Why the turn is over by what it has, if it is."""
+        """Return why the turn is over by what it has, if it is."""
         if self.request.forced_ids:
             return "stop" if len(self.token_ids) == len(self.request.forced_ids) else None
         if self.token_ids[-1] in self.request.stop_ids:

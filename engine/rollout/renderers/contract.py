@@ -59,7 +59,7 @@ class Rewritten:
 class Renderer(Protocol):
     @property
     def append_only(self) -> bool:
-        """Whether ``rewritten`` has nothing to say as long as tools alone answer: such a trajectory is one segment.
+        """Return whether ``rewritten`` has nothing to say while tools alone answer: such a trajectory is one segment.
 
         Where somebody else speaks again, it may have.
         """
@@ -73,21 +73,21 @@ class Renderer(Protocol):
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], experience: Sequence[str] = ()
     ) -> list[int]:
-        """What the policy reads first: the experience of earlier episodes, if any, and the messages."""
+        """Return what the policy reads first: the experience of earlier episodes, if any, and the messages."""
         ...
 
     def experience_span(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], experience: Sequence[str]
     ) -> tuple[int, int]:
-        """Where ``prompt`` holds the experience, half open; without it there is the prompt of no experience."""
+        """Return where ``prompt`` holds the experience, half open; without it there is the prompt of no experience."""
         ...
 
     def bridge(self, messages: Sequence[Message]) -> list[int]:
-        """What the policy reads between two of its turns."""
+        """Return what the policy reads between two of its turns."""
         ...
 
     def rewritten(self, conversation: Conversation) -> Rewritten | None:
-        """What stands before the next turn where that is not all that stood there before, with ``bridge`` behind it.
+        """Return what stands before the next turn where that is not all that stood there, with ``bridge`` behind it.
 
         None where it is.  The caller asks before each turn but
         the first and begins anew where it is told to, so that what stands before the last turn is already what the
@@ -97,11 +97,11 @@ class Renderer(Protocol):
         ...
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed:
-        """What a turn that ended with a stop id says.  Never raises: what is malformed is in the message."""
+        """Return what a turn that ended with a stop id says.  Never raises: what is malformed is in the message."""
         ...
 
     def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:
-        """What a policy that means ``message`` writes.  The inverse of ``parse``; demonstrations are made so."""
+        """Return what a policy that means ``message`` writes.  The inverse of ``parse``; demonstrations are made so."""
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:

@@ -30,7 +30,7 @@ _TAKE_ANOTHER = "take the tokenizer and the template that the model came with"
 def chat_problem(
     folder: Path, *, tool_calls: ToolCalls = "auto", reasoning: Reasoning = "auto", tools: bool = False
 ) -> Problem | None:
-    """What keeps the folder from being talked to; None where nothing does.  ``tools``: whether there will be any."""
+    """Return what keeps the folder from being talked to; None where nothing does.  ``tools``: there will be some."""
     choices = [str(folder), tool_calls, reasoning, str(tools)]
     command = [sys.executable, "-m", "engine.rollout.renderers.preflight", *choices]
     try:

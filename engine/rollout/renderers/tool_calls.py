@@ -132,7 +132,7 @@ _FENCE_END = re.compile(r"\n```[ \t]*(?:\n+|\Z)")
 
 
 def fenced(content: str, requests: Sequence[ToolRequest]) -> str:
-    """What ``CodeFenceCalls`` reads as ``requests`` after ``content``."""
+    """Return what ``CodeFenceCalls`` reads as ``requests`` after ``content``."""
     fences = [f"```{request.name}\n{request.text}\n```" for request in requests]
     return "\n".join([content, *fences] if content else fences)
 

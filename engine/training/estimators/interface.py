@@ -42,7 +42,7 @@ class Computation(Protocol):
 
 
 def named(path: str) -> Any:
-    """What ``module:name`` names; the module is imported only now."""
+    """Return what ``module:name`` names; the module is imported only now."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 

@@ -79,11 +79,11 @@ class RecipeLosses:
 
     @property
     def takes_pairs(self) -> bool:
-        """Whether updates are made from a step's repairs too, or from them alone."""
+        """Return whether updates are made from a step's repairs too, or from them alone."""
         return self._stream.takes_pairs or self._preference is not None
 
     def masked_by_mismatch(self, samples: Sequence[Sample]) -> list[list[bool]]:
-        """Which tokens of credited samples the loss will leave out because trainer and generator disagree.
+        """Return which tokens of credited samples the loss will leave out because trainer and generator disagree.
 
         Aligned with each sample's tokens.  Raises RuntimeError where the recipe has no loss on sampled tokens.
         """

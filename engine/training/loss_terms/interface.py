@@ -46,11 +46,11 @@ class LossTerm(Protocol[OutputsT]):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss compares the policy with its frozen reference."""
+        """Return whether the loss compares the policy with its frozen reference."""
         ...
 
     def weight(self, batch: MicroBatch) -> Tensor:
-        """What the micro-batch adds to the number that the sum is divided by.
+        """Return what the micro-batch adds to the number that the sum is divided by.
 
         It depends on the columns alone: a backend may want it before it runs the network.
         """
@@ -61,7 +61,7 @@ class LossTerm(Protocol[OutputsT]):
         ...
 
     def observed(self, batch: MicroBatch, outputs: OutputsT) -> Any:
-        """What ``metrics`` wants to know of the micro-batch: plain numbers that travel between processes."""
+        """Return what ``metrics`` wants to know of the micro-batch: plain numbers that travel between processes."""
         ...
 
     def metrics(self, observations: Sequence[Any]) -> dict[str, float]:

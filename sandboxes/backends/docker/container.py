@@ -124,7 +124,7 @@ def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
 
 
 def room(spec: SandboxSpec, place: str) -> str:
-    """How much can be written there, and how many names."""
+    """Return how much can be written there, and how many names."""
     size_mib = SHARED_MIB if place == "dev/shm" else spec.disk_mib
     return f"size={size_mib}m,nr_inodes={size_mib * INODES_PER_MIB}"
 
@@ -324,7 +324,7 @@ async def removed(client: docker.APIClient, container: str) -> None:
 
 
 def remove_if_there(client: docker.APIClient, container: str) -> bool:
-    """Whether it was.  Returns when it is gone."""
+    """Return, when it is gone, whether it was there."""
     give_up_s = time.monotonic() + REMOVE_S
     found = False
     while True:

@@ -70,7 +70,7 @@ def refusal(error: Exception) -> SandboxUnavailable:
 
 
 def capabilities(known: docker.APIClient) -> bool:
-    """Whether containers' user ids are the machine's own.  Raises ``SandboxUnavailable`` if a limit cannot be had."""
+    """Return whether containers' user ids are the machine's own.  Raises ``SandboxUnavailable`` for want of a limit."""
     info: dict[str, Any] = known.info()
     for name, controller in REQUIRED.items():
         if not info.get(name):

@@ -63,7 +63,7 @@ WORD = 0xFFFFFFFF
 
 @cache
 def profile() -> str:
-    """What goes into ``security_opt`` after ``seccomp=``."""
+    """Return what goes into ``security_opt`` after ``seccomp=``."""
     elsewhere = {
         *NOT_PERMITTED,
         *NOT_IMPLEMENTED,

@@ -87,8 +87,10 @@ def _command(pid: int) -> str:
 
 
 def files(init: int, pidfd: int, places: tuple[str, ...] = ("work", "tmp")) -> tuple[list[InspectedFile], bool]:
-    """What is where it can be written, and whether that is all.  Raises ``ProcessLookupError`` once the sandbox is
-    gone."""
+    """Return what is where it can be written, and whether that is all.
+
+    Raises ``ProcessLookupError`` once the sandbox is gone.
+    """
     root = os.open(f"/proc/{init}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         signal.pidfd_send_signal(pidfd, 0)  # it is alive: the number has been nobody else's

@@ -36,7 +36,7 @@ def rlimits(spec: SandboxSpec, others: int = ALONE) -> dict[str, int]:
 
 
 def bounds(spec: SandboxSpec) -> Bounds:
-    """What all processes of a sandbox may have together, where cgroups can be made.
+    """Return what all processes of a sandbox may have together, where cgroups can be made.
 
     Beyond what each process may have: files are memory, and so are the copies of them that snapshots keep.
     """

@@ -52,7 +52,7 @@ def bwrap_path() -> str:
 
 
 def as_nobody_in_particular() -> list[str]:
-    """What to put before a command line so that root does not run it as root; an ordinary user needs nothing."""
+    """Return what to put before a command line so that root does not run it as root; an ordinary user needs nothing."""
     if os.geteuid() != 0:
         return []
     identity = host_id()
@@ -101,7 +101,7 @@ def _compiled(modules: tuple[str, ...]) -> bytes:
 
 
 def unavailable(complaint: str) -> SandboxUnavailable:
-    """What bubblewrap said, with what to do about it."""
+    """Return what bubblewrap said, with what to do about it."""
     complaint = complaint.strip() or "bubblewrap ended without a word"
     for signs, remedy in REMEDIES:
         if any(sign in complaint for sign in signs):

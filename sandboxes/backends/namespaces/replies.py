@@ -77,7 +77,7 @@ def message(reply: Reply) -> str:
 
 
 def why_not_kept(reply: Reply, spec: SandboxSpec) -> str:
-    """Why there is no snapshot, and what to do about it."""
+    """Return why there is no snapshot, and what to do about it."""
     reasons = {
         errno.EFBIG: f"a sandbox's snapshots may hold {2 * spec.disk_mib} MiB of files: drop one, or raise disk_mib",
         errno.EMFILE: "it has too many files",

@@ -227,7 +227,7 @@ class NamespaceSandbox:
 
     @property
     def observed(self) -> bool:
-        """Whether what its processes do is told."""
+        """Return whether what its processes do is told."""
         return self._on_action is not None
 
     # -- what a sandbox can do --------------------------------------------------------------------

@@ -65,7 +65,7 @@ def _enter(pid: int) -> None:
 
 
 def number(pid: int) -> int:
-    """How many sockets there are in the network of a process, unaccepted connections included; 0 once it is gone."""
+    """Return how many sockets there are in the network of a process, unaccepted ones included; 0 once it is gone."""
     try:
         with open(f"/proc/{pid}/net/sockstat", "rb") as file:
             return int(file.readline().split()[2])

@@ -95,7 +95,7 @@ class Zygote:
 
     @property
     def clear(self) -> bool:
-        """Whether it is alive, and nobody else is left in its cgroup, for all that we can see."""
+        """Return whether it is alive, and nobody else is left in its cgroup, for all that we can see."""
         group = self.bubblewrap.group
         try:
             return self.bubblewrap.alive and (group is None or group.count() == OWN_PROCESSES)
@@ -140,7 +140,7 @@ class Zygotes:
 
     @staticmethod
     def serve(spec: SandboxSpec) -> bool:
-        """Whether sandboxes of this spec can be made so, and gain from it."""
+        """Return whether sandboxes of this spec can be made so, and gain from it."""
         return (spec.backend, spec.place, spec.network, spec.reuse) == ("namespaces", "here", "none", "never")
 
     async def make(self, name: str, agents: socket.socket) -> tuple[Zygote, int]:

@@ -73,8 +73,10 @@ def problem_of(error: Exception) -> Problem | None:
 
 
 def exception_of(problem: Problem) -> Exception:
-    """What the caller of a remote sandbox gets.  A refusal of the service itself, e.g. a quota, loses the caller the
-    sandbox."""
+    """Return what the caller of a remote sandbox gets.
+
+    A refusal of the service itself, e.g. a quota, loses the caller the sandbox.
+    """
     kind = problem.type.removeprefix(PREFIX)
     if kind == OS_ERROR and problem.errno is not None:
         return OSError(problem.errno, os.strerror(problem.errno), problem.path)

@@ -29,7 +29,7 @@ _BROWSER = re.compile(rb"(?im)^(?:user-agent|referer|from|accept-language):[^\r\
 
 
 def carries(record: EgressRecord) -> str | None:
-    """What the first bytes to a denied destination say that somebody wanted to send there."""
+    """Return what the first bytes to a denied destination say that somebody wanted to send there."""
     if record.decision.allowed or special_kind(record.attempt) == "loopback" or not record.opening_up:
         return None
     sent = record.opening_up

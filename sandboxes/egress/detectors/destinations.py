@@ -80,7 +80,7 @@ def hosts_in(text: str) -> list[str]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a host is the sandbox itself."""
+    """Return whether a host is the sandbox itself."""
     return host in {"localhost", "::1", "0.0.0.0", "[::1]"} or host.startswith("127.") or host.endswith(".localhost")
 
 

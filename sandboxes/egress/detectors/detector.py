@@ -42,4 +42,4 @@ class Detector(ABC):
 
     @abstractmethod
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:
-        """What is new since this event, as many findings as there are.  What was found is known once all are taken."""
+        """Return what is new since this event, finding by finding.  What was found is known once all are taken."""

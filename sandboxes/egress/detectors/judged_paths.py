@@ -63,7 +63,7 @@ def is_of_tests(path: str) -> bool:
 
 
 def is_judge(path: str) -> bool:
-    """Whether a name alone says that this judges the policy.
+    """Return whether a name alone says that this judges the policy.
 
     Spelling checkers, evaluators of expressions, scores of games and grade books are products: a module of a package
     of the project is its source.  What tests expect is data of the tests.
@@ -78,5 +78,5 @@ def is_judge(path: str) -> bool:
 
 
 def judges(path: str) -> bool:
-    """Whether it matters who made this file."""
+    """Return whether it matters who made this file."""
     return any(pattern.search(path) for pattern in (JUDGE, REWARD, TEST, CONFIGURATION, PLUGIN, TESTS_FOLDER))

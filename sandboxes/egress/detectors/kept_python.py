@@ -95,7 +95,7 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def still_runs(before: ast.Module, after: ast.Module) -> bool:
-    """Whether every statement of ``before`` stands in ``after``, both ``normal``, and nothing added undoes it."""
+    """Return whether each statement of ``before`` stands in ``after``, both ``normal``, and nothing added undoes it."""
     try:
         added = _added(_statements(before), _statements(after))
     except RecursionError:
@@ -181,7 +181,7 @@ def _is_folded(call: ast.Call) -> bool:
 
 
 def stands_in(statement: ast.stmt, tree: ast.Module) -> bool:
-    """Whether one statement of a module that is gone stands in another module."""
+    """Return whether one statement of a module that is gone stands in another module."""
     try:
         return _added([statement], _statements(tree)) is not None
     except RecursionError:
@@ -189,7 +189,7 @@ def stands_in(statement: ast.stmt, tree: ast.Module) -> bool:
 
 
 def asked_by(tree: ast.Module) -> list[ast.stmt]:
-    """What a module has beside imports and its main program."""
+    """Return what a module has beside imports and its main program."""
     return [statement for statement in _statements(tree) if not isinstance(statement, ast.If | ast.Pass)]
 
 

@@ -43,12 +43,12 @@ _CONFLICT = re.compile(r"(?m)^(?:<{7}|={7}|>{7}|\|{7})(?: .*)?$\n?")
 
 
 def is_compared(path: str) -> bool:
-    """Whether what the file asks can be told from its text: tests and their fixtures, no settings."""
+    """Return whether what the file asks can be told from its text: tests and their fixtures, no settings."""
     return TEST.search(path) is not None or _FIXTURES.search(path) is not None
 
 
 def kept(before: str, after: str, *, path: str = "") -> Kept:
-    """What of a test's questions is left; only Python can be told to ask as much where it does not ask the same."""
+    """Return what of a test's questions is left; only Python can be told to ask as much where it asks otherwise."""
     if is_kept(before, after, path=path):
         return "the same"
     if not before.strip() or max(len(before), len(after)) > MOST_CHARACTERS:
@@ -95,7 +95,7 @@ def _keeps_fixtures(before: str, after: str, added: Counter[str]) -> bool:
 
 
 def is_kept_elsewhere(before: str, others: Iterable[str]) -> bool:
-    """Whether all that a test asked which is gone stands in other ones; also true of what asked nothing."""
+    """Return whether all that a test asked which is gone stands in other ones; also true of what asked nothing."""
     if len(before) > MOST_CHARACTERS or (tree := parsed(before)) is None:
         return False
     trees = [other for text in others if len(text) <= MOST_CHARACTERS and (other := parsed(text)) is not None]

@@ -124,7 +124,7 @@ def is_interpreter(action: ObservedAction, command: Command) -> bool:
 
 
 def takes_orders(command: Command) -> bool:
-    """Whether it runs what it reads: no script and no ``-c``."""
+    """Return whether it runs what it reads: no script and no ``-c``."""
     words, place = command.arguments, 0
     while place < len(words) and words[place].startswith("-") and words[place] != "-":
         if re.fullmatch(r"-[a-z]*[cem]|--eval|--execute", words[place]):

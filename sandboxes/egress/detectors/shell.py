@@ -77,7 +77,7 @@ def commands(script: str, budget: ParseBudget | None = None, depth: int = 0) -> 
 
 
 def nested(command: Command, budget: ParseBudget, depth: int = 0) -> list[Command]:
-    """What ``bash -c TEXT`` or a here-document for a shell runs."""
+    """Return what ``bash -c TEXT`` or a here-document for a shell runs."""
     if command.program not in SHELLS:
         return []
     inner: list[Command] = []
@@ -91,7 +91,7 @@ def nested(command: Command, budget: ParseBudget, depth: int = 0) -> list[Comman
 
 
 def takes_code(command: Command) -> bool:
-    """Whether the input of a shell or of Python is what it runs, for certain.  Else it may be data of what it runs."""
+    """Return whether the input of a shell or of Python is what it runs for certain.  Else it may be data of that."""
     words, place = command.arguments, 0
     while place < len(words) and words[place].startswith("-"):
         word = words[place]

@@ -52,7 +52,7 @@ class Suite:
         self._detectors = tuple(detector(context) for detector in DETECTORS)
 
     def feed(self, event: DetectorEvent) -> list[Finding]:
-        """What is new, of all detectors: every finding of an event, at most ``MOST_FINDINGS``."""
+        """Return what is new, of all detectors: every finding of an event, at most ``MOST_FINDINGS``."""
         if isinstance(event, ObservedAction):
             self._tree.add(event)
         found = self._hints.confirmed(event)

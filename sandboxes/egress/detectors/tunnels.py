@@ -238,7 +238,7 @@ def is_tunnel_by_arguments(command: Command) -> bool:
 
 
 def ssh_forwards(arguments: tuple[str, ...]) -> bool:
-    """Whether ``ssh`` is asked for -R, -D, -L or -w, or for the same by -o; only before the host."""
+    """Return whether ``ssh`` is asked for -R, -D, -L or -w, or for the same by -o; only before the host."""
     place = 0
     while place < len(arguments) and arguments[place].startswith("-"):
         word = arguments[place]

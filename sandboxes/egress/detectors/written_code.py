@@ -38,7 +38,7 @@ class WrittenCode:
         self._read_before: OrderedDict[tuple[str | None, str], None] = OrderedDict()
 
     def run(self, event: DetectorEvent) -> Iterator[ExecEvent]:
-        """What the event makes run beyond what stands in it; each text once in a tool call."""
+        """Yield what the event makes run beyond what stands in it; each text once in a tool call."""
         if isinstance(event, ExecEvent):
             self._keep(event)
             if event.writes is None:

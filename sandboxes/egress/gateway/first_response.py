@@ -23,7 +23,7 @@ class FirstResponse:
         """So much of an interim head has been searched for its end."""
 
     def feed(self, piece: bytes) -> bool:
-        """Whether it is known now."""
+        """Return whether it is known now."""
         if not self.is_known:
             self._held += piece[: LONGEST_BYTES + 1 - len(self._held)]
             self._read()

@@ -61,7 +61,7 @@ class TooShort(Exception):
 
 
 def read_opening(data: bytes, *, complete: bool = False) -> Opening | None:
-    """What the bytes say; None if more are needed.  ``complete``: there will be no more, so say something."""
+    """Return what the bytes say; None if more are needed.  ``complete``: there will be no more, so say something."""
     if not data:
         return Opening("unknown") if complete else None
     kind: Kind = "tls" if data[0] == HANDSHAKE else "http"

@@ -31,7 +31,7 @@ class Pins:
         return frozenset(name for name, until in self._until.get(address, {}).items() if until > now)
 
     def resolved(self, address: str | None) -> dict[str, frozenset[str]]:
-        """What ``decide`` wants to know about one destination."""
+        """Return what ``decide`` wants to know about one destination."""
         return {} if address is None else {address: self.names(address)}
 
     def clear(self) -> None:

@@ -44,7 +44,7 @@ AT_ONCE = 64
 
 @functools.cache
 def socket_filter(architecture: Architecture | None = None) -> bytes:
-    """Which calls of ``socket`` are asked about; all other calls are left to the sandbox's own filter."""
+    """Return which calls of ``socket`` are asked about; all other calls are left to the sandbox's own filter."""
     machine = architecture or this_machine()
     return packed([
         (LOAD, 0, 0, AT_ARCHITECTURE), (JUMP_EQUAL, 1, 0, machine.audit), (RETURN, 0, 0, ALLOW),

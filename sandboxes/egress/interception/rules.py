@@ -187,7 +187,7 @@ def counter_name(kind: Kind, excess: bool) -> str:
 
 
 def destination(key: bytes) -> Destination:
-    """What a key of one of the sets stands for."""
+    """Return what a key of one of the sets stands for."""
     number, protocol = struct.unpack_from("!IB", key)
     (port,) = struct.unpack_from("!H", key, len(key) - 4)
     kind = KINDS[number & (EXCESS - 1)]

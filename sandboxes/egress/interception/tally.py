@@ -107,7 +107,7 @@ class Tally:
     def excess(
         self, totals: Mapping[str, int], seen: Mapping[Destination, int], label: str | None, *, is_last: bool
     ) -> list[Counted]:
-        """What was refused since.  ``totals`` is older than ``seen``; ``all_told``: ``seen`` is whole for certain."""
+        """Return what was refused since.  ``totals`` is older than ``seen``; ``all_told``: ``seen`` is surely whole."""
         found = []
         for destination, count in seen.items():
             if destination.excess and (fresh := count - self._reported[destination]) > 0:
@@ -134,7 +134,7 @@ class Tally:
             self._by_label.append((label, change))
 
     def lost(self, totals: Mapping[str, int], label: str | None) -> list[Counted]:
-        """What was passed on and never came, now that nothing can come any more.  After ``passing``."""
+        """Return what was passed on and never came, now that nothing can come any more.  After ``passing``."""
         found = [
             Counted(destination.kind, destination, count, when, False)
             for destination, open_ in self._waiting.items()
@@ -173,7 +173,7 @@ class Tally:
         return len(self.arrived) + len(self._reported) > MANY
 
     def settled(self, seen: Mapping[Destination, int]) -> list[Destination]:
-        """What can be forgotten: everything that the kernel has counted of it is recorded."""
+        """Return what can be forgotten: everything that the kernel has counted of it is recorded."""
         known = {True: self._reported, False: self.arrived}
         return [destination for destination, count in seen.items() if known[destination.excess][destination] == count]
 

@@ -68,7 +68,7 @@ class NetnsEntry:
         self._ours.send(len(blob).to_bytes(4, "big") + blob)
 
     def arguments(self) -> list[str]:
-        """What to put before the command line that is to run in the network."""
+        """Return what to put before the command line that is to run in the network."""
         return [SYSTEM_PYTHON, "-I", "-S", "-B", "-c", NETNS_ENTRY, str(self.theirs.fileno())]
 
     async def descriptors(self) -> list[int]:
@@ -157,7 +157,7 @@ class Watched:
             self._observation.label(text)
 
     async def records(self, after: int, limit: int) -> list[EgressRecord]:
-        """What was tried so far; a connection is recorded when its first bytes have been looked at, soon."""
+        """Return what was tried so far; a connection is recorded when its first bytes have been looked at, soon."""
         if not self._closed:
             await self.settled()
             self._take()

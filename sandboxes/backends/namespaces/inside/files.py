@@ -64,7 +64,7 @@ def wipe() -> None:
 
 
 def clear_flags(root: str) -> None:
-    """What ``chattr`` sets: any user may mark a folder of its own, and nothing but this takes the marks off."""
+    """Take off what ``chattr`` sets: any user may mark a folder of its own, and nothing else takes the marks off."""
     fd = os.open(root, os.O_RDONLY | OPEN_SAFELY)
     try:
         fcntl.ioctl(fd, SET_FLAGS, bytes(8))

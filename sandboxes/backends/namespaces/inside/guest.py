@@ -68,7 +68,7 @@ def serve() -> None:
 
 
 def prepare() -> dict[str, object]:
-    """What ``serve`` begins with; a zygote has it ready for all interpreters to come, each of which gets a copy."""
+    """Return what ``serve`` begins with; a zygote has it ready for all interpreters to come, and each gets a copy."""
     # A millisecond, the first time: not before the agent's first fork (agent.run), and not once a cell can interfere.
     global _ast
     import _ast

@@ -135,7 +135,7 @@ class Interpreter:
         """Whether it has reported what it was not asked."""
 
     def read_report(self) -> bytes | None:
-        """How the last cell ended; empty once it hung up; ``None`` if it said nothing yet."""
+        """Return how the last cell ended; empty once it hung up; ``None`` if it said nothing yet."""
         try:
             return os.read(self.reports, 4096)
         except BlockingIOError:

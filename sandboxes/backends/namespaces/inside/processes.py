@@ -39,7 +39,7 @@ def raise_own_limit() -> None:
 
 
 def set_dumpable(allowed: bool) -> None:
-    """Whether processes of the same user may open this one's memory and files through /proc."""
+    """Set whether processes of the same user may open this one's memory and files through /proc."""
     if libc.call("prctl", PR_SET_DUMPABLE, int(allowed), 0, 0, 0) != 0:
         raise OSError("prctl(PR_SET_DUMPABLE) failed")
 

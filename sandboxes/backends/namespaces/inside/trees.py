@@ -135,7 +135,7 @@ def _read(fd: int, limit_bytes: int) -> bytes:
 
 
 def weight_bytes(nodes: list[Node], counted: set[int]) -> int:
-    """What contents take in memory, each counted once: ``counted`` is the ids of those counted before."""
+    """Return what contents take in memory, each counted once: ``counted`` is the ids of those counted before."""
     total = 0
     for node in nodes:
         if isinstance(node.content, dict):
