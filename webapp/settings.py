@@ -16,6 +16,12 @@ env = environ.Env()
 ROOT = Path(__file__).resolve().parent.parent
 PALESTRA_HOME = Path(env.str("PALESTRA_HOME", default=str(ROOT / ".palestra"))).resolve()
 PALESTRA_RUNS = Path(env.str("PALESTRA_RUNS", default=str(PALESTRA_HOME / "runs"))).resolve()
+PALESTRA_MODELS = Path(env.str("PALESTRA_MODELS", default=str(PALESTRA_HOME / "models"))).resolve()
+"""Model folders that a run may name; versions of teams' models lie in its ``catalog``."""
+PALESTRA_IMPORTS = Path(env.str("PALESTRA_IMPORTS", default=str(PALESTRA_HOME / "imports"))).resolve()
+"""The only folder of this server from which models are imported."""
+PALESTRA_MODEL_BYTES_PER_TEAM = env.int("PALESTRA_MODEL_BYTES_PER_TEAM", default=500 * 2**30)
+"""Versions and uploads of one team may take as much of the disk."""
 PALESTRA_BASE_URL = env.str("PALESTRA_BASE_URL", default="http://127.0.0.1:8700").rstrip("/")
 PALESTRA_INGEST_URL = env.str("PALESTRA_INGEST_URL", default=PALESTRA_BASE_URL).rstrip("/")
 """Where engines and workers reach the web process, if that is not where browsers do."""

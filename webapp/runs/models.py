@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from engine.spec.run import RunSpec
 from webapp.accounts.models import Team, User
+from webapp.catalog.models import ModelVersion
 from webapp.experiments.models import Experiment
 
 
@@ -70,6 +71,8 @@ class Run(models.Model):
     name = models.CharField(max_length=100)
     spec = models.JSONField()
     """``engine.spec.run.RunSpec``; never changes."""
+    model_version = models.ForeignKey(ModelVersion, on_delete=models.SET_NULL, null=True, related_name="runs")
+    """What ``spec.model.catalog`` named when the run was submitted."""
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True)
