@@ -87,6 +87,8 @@ class ModelVersion(models.Model):
     sha256 = models.CharField(max_length=64, blank=True)
     state = models.CharField(max_length=10, choices=VersionState.choices, default=VersionState.IMPORTING)
     state_since = models.DateTimeField(default=timezone.now)
+    heartbeat_at = models.DateTimeField(default=timezone.now)
+    """When a worker last did something for it; silent ones get their message again."""
     cancel_asked = models.BooleanField(default=False)
     problem = models.JSONField(null=True)
     """``engine.spec.problems.Problem`` of a version that failed."""
