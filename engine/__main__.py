@@ -48,6 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("folder", type=Path, help="where to; it must not exist")
     make.add_argument("--seed", type=int, default=0)
     make.set_defaults(run=_make_model)
+    model_check = commands.add_parser("model-check", help="say what a model's folder holds, or why it is not used")
+    model_check.add_argument("folder", type=Path)
+    model_check.add_argument("--json", action="store_true", help="for programs")
+    model_check.set_defaults(run=_model_check)
     schema = commands.add_parser("schema", help="print the JSON schema of a run")
     schema.set_defaults(run=_schema)
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
@@ -98,6 +102,14 @@ def _make_model(options: argparse.Namespace) -> int:
     make_sample_model(options.folder, seed=options.seed)
     print(f"model: {options.folder}")
     return 0
+
+
+def _model_check(options: argparse.Namespace) -> int:
+    from engine.launch.model_check import checked, in_words
+
+    report = checked(options.folder)
+    print(report.model_dump_json() if options.json else in_words(report))
+    return 0 if report.problem is None else BAD_SPEC
 
 
 def _schema(options: argparse.Namespace) -> int:

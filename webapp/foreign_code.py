@@ -38,7 +38,11 @@ def folders_of_the_server(model: Model) -> list[Problem]:
             field, named, root = "run", model.run, "the runs of your team, by id"
         case _:
             return []
-    if named is None or not (PurePosixPath(named).is_absolute() or ".." in PurePosixPath(named).parts):
+    parts = PurePosixPath(named or "").parts
+    if field == "path" and parts[:1] in (("catalog",), ("uploads",)):
+        message = "what lies there belongs to the teams that imported it"
+        return [Problem("model.path", named, message, 'set model.catalog = "name@version"')]
+    if named is None or not (PurePosixPath(named).is_absolute() or ".." in parts):
         return []
     return [
         Problem(

@@ -16,7 +16,9 @@ from redis.exceptions import RedisError
 LAUNCH = "runs.launch"
 RECONCILE = "runs.reconcile"
 TIDY = "accounts.tidy"
-TASKS = (LAUNCH, RECONCILE, TIDY)
+STORE_MODEL = "catalog.store"
+REMOVE_MODEL = "catalog.remove"
+TASKS = (LAUNCH, RECONCILE, TIDY, STORE_MODEL, REMOVE_MODEL)
 """Every name that is ever sent, by us or by the schedule; a test asserts that the workers know them."""
 
 _ONE_MORE_TRY = {"max_retries": 1, "interval_start": 0}

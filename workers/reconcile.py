@@ -1,6 +1,7 @@
 """Every few seconds: compare each run's row with its Ray job and its heartbeat, and mend what does not fit.
 
     queued, wanted             -> the launch message is sent again
+    model being stored, silent -> its message is sent again
     launching, no job          -> submitted again under the same id
     job dead, run not finished -> next attempt from the last checkpoint, or failed with the reason
     silent or stalled          -> job stopped, then the same
@@ -27,6 +28,7 @@ from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from webapp import queue
+from webapp.catalog.models import UNFINISHED, ModelVersion
 from webapp.runs.models import ENDED, LIVE, Desired, Run, RunStatus
 from workers import ray_jobs
 from workers.app import app
@@ -34,6 +36,7 @@ from workers.launch import is_over, submit
 from workers.ray_jobs import Job, Jobs, RayUnreachable
 
 RESEND_AFTER = timedelta(seconds=4)
+RESEND_STORE_AFTER = timedelta(seconds=60)
 RESUBMIT_AFTER = timedelta(seconds=10)
 OBEY_WITHIN = timedelta(seconds=30)
 """How long an engine may take to obey a cancel, and an ended run's job to go away."""
@@ -53,6 +56,7 @@ def reconcile() -> None:
     with _only_one() as alone:
         if alone:
             resend_lost_messages()
+            resend_lost_messages_about_models()
             try:
                 follow_jobs(ray_jobs.connect())
             except RayUnreachable as error:
@@ -78,6 +82,15 @@ def resend_lost_messages() -> None:
     for run_id, since in waiting.values_list("id", "state_since"):
         if is_over(since, RESEND_AFTER):
             queue.send(queue.LAUNCH, str(run_id))
+
+
+def resend_lost_messages_about_models() -> None:
+    """A version for which nobody has done anything for a while gets its message again; the task drops what is late."""
+    unfinished = ModelVersion.objects.filter(state__in=UNFINISHED).order_by("id")
+    for version in unfinished:
+        if is_over(version.heartbeat_at, RESEND_STORE_AFTER):
+            ModelVersion.objects.filter(id=version.id).update(heartbeat_at=timezone.now())
+            queue.send(queue.STORE_MODEL, str(version.id), version.progress_mark)
 
 
 def follow_jobs(jobs: Jobs) -> None:

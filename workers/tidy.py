@@ -1,12 +1,14 @@
-"""Drops rows that have served their time."""
+"""Drops rows and files that have served their time."""
 
 from webapp import queue
 from webapp.accounts.sign_in import forget_old_failures
 from webapp.api.idempotency import forget_old_answers
 from workers.app import app
+from workers.model_tidy import tidy_models
 
 
 @app.task(name=queue.TIDY)
 def tidy() -> None:
     forget_old_failures()
     forget_old_answers()
+    tidy_models()

@@ -46,7 +46,8 @@ def launch_from_file(path: Path) -> Launch:
         raise BadSpec([f"{path}: not a launch file of this version (see {places or 'its JSON'})"]) from None
     if isinstance(launch.spec.environment, Imported):
         raise BadSpec([f"{path}: the service's engine imports no environment; use: python -m engine train"])
-    spec = with_pinned_model(launch.spec, Path(launch.run_dir), named_in=path, anywhere=False)
+    run_dir = Path(launch.run_dir)
+    spec = with_pinned_model(launch.spec, run_dir, named_in=path, anywhere=False, catalog=launch.catalog)
     return launch.model_copy(update={"spec": spec})
 
 

@@ -11,6 +11,7 @@ from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.models.origin import pinned
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.spec.model import CheckpointModel, Model
+from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 
@@ -41,17 +42,20 @@ def spec_from_file(path: Path) -> RunSpec:
         raise BadSpec([f"{path}: not TOML: {error}; mend that line"]) from error
 
 
-def with_pinned_model(spec: RunSpec, run_dir: Path | None, *, named_in: Path, anywhere: bool) -> RunSpec:
+def with_pinned_model(
+    spec: RunSpec, run_dir: Path | None, *, named_in: Path, anywhere: bool, catalog: CatalogFolder | None = None
+) -> RunSpec:
     """The spec with the model's folder and checkpoint as they are meant now, or as the run in ``run_dir`` meant them.
 
-    ``anywhere`` takes absolute paths too.  Raises BadSpec, which names the file ``named_in``.
+    ``anywhere`` takes absolute paths too; ``catalog`` is what a launch document says of ``model.catalog``.  Raises
+    BadSpec, which names the file ``named_in``.
     """
     before = None if run_dir is None else _model_before(run_dir)
     model = spec.model
     if isinstance(model, CheckpointModel) and isinstance(before, CheckpointModel) and model.step is None:
         model = model.model_copy(update={"step": before.step})
     try:
-        return spec.model_copy(update={"model": pinned(model, anywhere=anywhere)})
+        return spec.model_copy(update={"model": pinned(model, anywhere=anywhere, catalog=catalog)})
     except ModelFolderRefused as unusable:
         raise BadSpec([f"{named_in}: {unusable.problem}"]) from unusable
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from engine.models.catalog import OF_TEAMS, catalog_folder
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.spec.model import BuiltinModel, CheckpointModel, Model, PretrainedModel
+from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem
 
 CHECKPOINT = re.compile(r"step-(\d{6,})")
@@ -67,7 +69,10 @@ def folder_of(model: PretrainedModel) -> Path:
     """Return where the model lies.  Raises ModelFolderRefused for a relative path out of the models folder."""
     if model.catalog is not None:
         raise _refused(
-            "model.catalog", model.catalog, "there is no catalog of models here", "set model.path to the model's folder"
+            "model.catalog",
+            model.catalog,
+            "there is no catalog of models here: the service has it",
+            "launch the run there, or set model.path to the model's folder",
         )
     if model.hub is not None:
         raise _refused(
@@ -88,11 +93,12 @@ def folder_of(model: PretrainedModel) -> Path:
     return found
 
 
-def pinned(model: Model, *, anywhere: bool) -> Model:
+def pinned(model: Model, *, anywhere: bool, catalog: CatalogFolder | None = None) -> Model:
     """The model with what "the newest" and relative paths mean at this moment, so that a resumed run means the same.
 
     ``anywhere`` says whether absolute paths are taken: on the command line, whose user may read what she may read.
-    Raises ModelFolderRefused.
+    ``catalog`` is what ``model.catalog`` means, of a run that the service launched; no other way leads into the folder
+    of the catalog there.  Raises ModelFolderRefused.
     """
     named = {"path": getattr(model, "path", None), "run": getattr(model, "run", None)}
     for field, value in named.items():
@@ -100,8 +106,16 @@ def pinned(model: Model, *, anywhere: bool) -> Model:
             raise _refused(
                 f"model.{field}", value, "is an absolute path", "give one below the models folder or the home"
             )
+    if isinstance(model, PretrainedModel) and model.catalog is not None and catalog is not None:
+        folder = catalog_folder(models_folder().resolve(), catalog)
+        return model.model_copy(update={"path": str(folder), "catalog": None})
     if isinstance(model, PretrainedModel):
-        return model.model_copy(update={"path": str(folder_of(model))})
+        folder = folder_of(model)
+        if not anywhere and any(folder.is_relative_to((models_folder() / name).resolve()) for name in OF_TEAMS):
+            raise _refused(
+                "model.path", model.path, "what lies there belongs to teams", 'set model.catalog = "name@version"'
+            )
+        return model.model_copy(update={"path": str(folder)})
     if isinstance(model, CheckpointModel):
         checkpoint = _checkpoint_of(model)
         match = CHECKPOINT.fullmatch(checkpoint.name)

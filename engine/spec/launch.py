@@ -1,5 +1,6 @@
 """What a worker hands to an engine job: one file, readable by its owner only."""
 
+from engine.spec.model_files import CatalogFolder
 from engine.spec.run import RunSpec
 from engine.spec.strict import Strict
 
@@ -14,3 +15,5 @@ class Launch(Strict):
     """Where batches are posted: ``<base url>/ingest/v1/runs/<run_id>/batches``."""
     token: str
     run_dir: str
+    catalog: CatalogFolder | None = None
+    """What ``spec.model.catalog`` named when the run was submitted; absent where it names nothing."""

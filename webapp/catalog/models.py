@@ -4,11 +4,12 @@ import uuid
 from pathlib import Path
 from typing import ClassVar
 
-from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
 from webapp.accounts.models import Team, User
+from webapp.catalog.origin import ORIGIN, CheckpointOrigin, FolderOrigin, UploadOrigin
+from webapp.catalog.storage import content_folder
 
 
 class _Versioned(models.Model):
@@ -52,6 +53,8 @@ class Model(models.Model):
 
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="models")
     name = models.CharField(max_length=100)
+    last_number = models.PositiveIntegerField(default=0)
+    """Of its versions.  A deleted version's number is never given again: specs name it."""
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -135,7 +138,20 @@ class ModelVersion(models.Model):
     @property
     def folder(self) -> Path:
         """Where the files of a ready version lie."""
-        return Path(settings.PALESTRA_MODELS) / "catalog" / str(self.model.team_id) / self.sha256
+        return content_folder(self.model.team_id, self.sha256)
+
+    @property
+    def progress_mark(self) -> str:
+        """Which work is next.  A message that names another one is late, and does nothing."""
+        return f"{self.state}-{self.bytes_done}"
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self.state in UNFINISHED
+
+    @property
+    def made_from(self) -> FolderOrigin | UploadOrigin | CheckpointOrigin:
+        return ORIGIN.validate_python(self.origin)
 
 
 class Upload(models.Model):

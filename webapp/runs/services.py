@@ -13,12 +13,13 @@ from django.db.models import F
 from django.utils import timezone
 from pydantic import ValidationError
 
-from engine.spec.model import CheckpointModel
+from engine.spec.model import CheckpointModel, PretrainedModel
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 from webapp import queue
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
+from webapp.catalog.versions import ready_version
 from webapp.experiments.models import Experiment
 from webapp.foreign_code import refuse_foreign
 from webapp.refusals import Invalid, Refused
@@ -29,17 +30,19 @@ from webapp.runs.models import Desired, Run, RunStatus
 def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Experiment | None = None) -> Run:
     """Queue a run of ``spec``; a worker launches it after the commit.
 
-    Raises Invalid for what the service does not take (``foreign_code.py``) and for a warm start from a run that is not
-    the team's.
+    Raises Invalid for what the service does not take (``foreign_code.py``), and for a run or a version of a model that
+    is not the team's, or not ready.
     """
     refuse_foreign(spec)
     _refuse_runs_of_others(team, spec)
+    named = spec.model.catalog if isinstance(spec.model, PretrainedModel) else None
     run = Run.objects.create(
         team=team,
         experiment=experiment,
         number=_next_number(team),
         name=spec.name,
         spec=spec.model_dump(mode="json"),
+        model_version=ready_version(team, named) if named is not None else None,
         total_steps=spec.rl_steps,
         created_by=acting_user,
     )

@@ -95,6 +95,11 @@ class ChatRenderer:
         return all(self.rewritten(conversation) is None for conversation in conversations)
 
     @property
+    def call_format(self) -> Format | None:
+        """The form in which tool calls are written; None where the template writes none."""
+        return next((name for name, form in FORMATS.items() if form is self._format), None)
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
 

@@ -1,0 +1,28 @@
+"""What ``python -m engine model-check`` says of a model's folder."""
+
+from typing import Any
+
+from engine.spec.strict import Strict
+
+
+class ModelProblem(Strict):
+    """Why the folder is not used, as ``engine.spec.problems.Problem`` says it."""
+
+    field: str
+    value: Any
+    message: str
+    remedy: str
+
+
+class ModelReport(Strict):
+    """What the folder holds; with a problem nothing else is said."""
+
+    problem: ModelProblem | None = None
+    architecture: str = ""
+    parameters: int = 0
+    context_tokens: int | None = None
+    """The positions that the model was made for; None where its config does not say."""
+    dtype: str = ""
+    """Of most weights."""
+    template: str = ""
+    """The form in which its chat template writes tool calls; ``code-fence`` where it writes none."""
