@@ -18,6 +18,7 @@ from webapp.api.requests import StorableParser
 from webapp.catalog.api import router as catalog
 from webapp.editor.recipes_api import router as recipes
 from webapp.experiments.api import router as experiments
+from webapp.library.api import router as models
 from webapp.refusals import Invalid, Refused
 from webapp.runs.api import router as runs
 from webapp.security.api import router as security
@@ -89,6 +90,7 @@ api.add_router("", security)
 api.add_router("", experiments)
 api.add_router("", catalog)
 api.add_router("", recipes)
+api.add_router("", models)
 api.add_decorator(known_queries_only, mode="view")
 
 

@@ -64,6 +64,7 @@ INSTALLED_APPS = [
     "webapp.security",
     "webapp.editor",
     "webapp.environments",
+    "webapp.library",
     "webapp.audit",
 ]
 OUR_APPS = ("accounts", "catalog", "experiments", "runs", "trajectories", "security")

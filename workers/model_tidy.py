@@ -47,14 +47,18 @@ def tidy_models() -> None:
     for folder in _old_in(uploads_root()):
         if not _is_wanted_upload(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
-    for team in _old_in(catalog_root(), age_s=0):
+    for team in _folders_in(catalog_root()):
         for folder in _old_in(team):
             _tidy(team.name, folder)
 
 
-def _old_in(root: Path, age_s: float = OLD_S) -> Iterator[Path]:
+def _folders_in(root: Path) -> Iterator[Path]:
     if root.is_dir():
-        yield from (path for path in root.iterdir() if path.is_dir() and time.time() - path.stat().st_mtime >= age_s)
+        yield from (path for path in root.iterdir() if path.is_dir())
+
+
+def _old_in(root: Path) -> Iterator[Path]:
+    return (path for path in _folders_in(root) if time.time() - path.stat().st_mtime >= OLD_S)
 
 
 def _is_wanted_upload(name: str) -> bool:

@@ -6,7 +6,7 @@ from ninja import Schema
 from pydantic import Field
 
 ABOUT = """Send an API key as `Authorization: Bearer pal_...`.  Every GET needs its scope `read`, review decisions and
-acknowledgements `review`, every other POST or PUT `launch`; roles in the team count besides.  What is not there and
+acknowledgements `review`, every other POST, PUT or DELETE `launch`; roles in the team count besides.  What is not there and
 what is somebody else's are both 404.  A query that an address does not take is 422.  Every error is
 `application/problem+json`."""
 
@@ -56,7 +56,7 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
             operation["responses"] |= {
                 status: {"description": meaning, "content": content}
                 for status, meaning in STATUSES.items()
-                if status != "409" or method == "post"
+                if status != "409" or method != "get"
             }
             if method == "post":
                 operation["parameters"] = [*operation.get("parameters", []), IDEMPOTENCY_KEY]

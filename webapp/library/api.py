@@ -1,0 +1,368 @@
+"""Models over REST: import, upload, promote, look, download, delete."""
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from django.db.models import Count, Exists, Max, OuterRef, Q
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from ninja import Router, Schema, Status
+from ninja.params.functions import Query
+from pydantic import ConfigDict, Field
+
+from engine.spec.model_files import Sha256
+from webapp.accounts.access import caller_of, team_to_act_in
+from webapp.api.cursors import MOST_PER_PAGE, page_of
+from webapp.api.doors import somewhere, to_one, without_body
+from webapp.api.idempotency import once
+from webapp.api.requests import Text
+from webapp.catalog import uploads
+from webapp.catalog.access import model_for, models_of, upload_for, uploads_of, version_for, versions_of
+from webapp.catalog.imports import import_folder, importable
+from webapp.catalog.models import Model, ModelVersion, Upload, VersionState
+from webapp.catalog.versions import cancel_version
+from webapp.library import services
+from webapp.library.download import download_of
+from webapp.runs.access import run_for
+from webapp.runs.models import Run
+
+router = Router(tags=["models"])
+TO_CHANGE = to_one(version_for, "version_id", "launch")
+TO_UPLOAD = to_one(upload_for, "upload_id", "launch")
+
+
+class Request(Schema):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ImportRequest(Request):
+    name: str = Field(max_length=100, description="Of the model; a new version where there is one of the name")
+    folder: str = Field(max_length=1000, description="Below the server's import root")
+
+
+class PromoteRequest(Request):
+    name: str = Field(max_length=100)
+
+
+class FileAnnounced(Request):
+    name: str = Field(min_length=1, max_length=200)
+    bytes: int = Field(ge=1, le=uploads.LARGEST_FILE_BYTES)
+
+
+class UploadRequest(Request):
+    name: str = Field(max_length=100, description="Of the model")
+    files: list[FileAnnounced] = Field(min_length=1, max_length=2000, description="One .tar, or the files themselves")
+
+
+class VersionOut(Schema):
+    id: int
+    team: str
+    model: int
+    name: str = Field(description="As a spec names it: name@number; without number until it is ready")
+    number: int | None
+    state: VersionState
+    sha256: str = Field(description="Of the manifest, which names all files with their digests")
+    problem: dict[str, Any] | None
+    same_as: int | None = Field(description="The version whose content it has")
+    origin: dict[str, Any]
+    parent: int | None = Field(description="The version that the run of its checkpoint began from")
+    bytes: int
+    bytes_done: int
+    architecture: str
+    parameters: int | None
+    context_tokens: int | None
+    dtype: str
+    template_name: str
+    created_at: datetime
+    created_by: str | None
+
+    @classmethod
+    def of(cls, version: ModelVersion) -> "VersionOut":
+        taken = ("id", "number", "state", "sha256", "problem", "origin", "bytes", "bytes_done", "architecture",
+                 "parameters", "context_tokens", "dtype", "template_name", "created_at")  # fmt: skip
+        return cls(
+            **{name: getattr(version, name) for name in taken},
+            team=version.model.team.slug,
+            model=version.model_id,
+            name=f"{version.model.name}@{version.number}" if version.number else version.model.name,
+            same_as=version.same_as_id,
+            parent=version.parent_id,
+            created_by=version.created_by.email if version.created_by else None,
+        )
+
+
+class RunUsing(Schema):
+    id: UUID
+    number: int
+    name: str
+    state: str
+
+    @classmethod
+    def of(cls, run: Run) -> "RunUsing":
+        return cls(id=run.id, number=run.number, name=run.name, state=run.state)
+
+
+class VersionDetail(VersionOut):
+    licence_text: str
+    live_runs: list[RunUsing] = Field(description="While there are any, the version cannot be deleted")
+    ended_runs: list[RunUsing]
+    descendants: list[int] = Field(description="Versions made of checkpoints of runs that began from it")
+
+
+class ModelOut(Schema):
+    id: int
+    team: str
+    name: str
+    versions: int = Field(description="How many are ready")
+    newest: int | None = Field(description="The number of the newest ready one")
+    created_at: datetime
+
+
+class ModelPage(Schema):
+    items: list[ModelOut]
+    next_cursor: str | None
+
+
+class VersionPage(Schema):
+    items: list[VersionOut]
+    next_cursor: str | None
+
+
+class FoldersOut(Schema):
+    folders: list[str]
+
+
+class FileOut(Schema):
+    name: str
+    bytes: int
+    parts: int
+    stored: list[int] = Field(description="The numbers of the parts that are there, from 0")
+
+
+class UploadOut(Schema):
+    id: UUID
+    team: str
+    name: str
+    part_bytes: int = Field(description="Of every part but a file's last, which is what remains")
+    files: list[FileOut]
+    expires_at: datetime
+    version: int | None = Field(description="What it was completed to")
+
+    @classmethod
+    def of(cls, upload: Upload) -> "UploadOut":
+        stored: dict[int, list[int]] = {}
+        for file, number in upload.parts.order_by("file", "number").values_list("file", "number"):
+            stored.setdefault(file, []).append(number)
+        files = [
+            FileOut(
+                name=file["name"], bytes=file["bytes"], parts=uploads.parts_of(file["bytes"]),
+                stored=stored.get(place, []),
+            )
+            for place, file in enumerate(upload.files)
+        ]  # fmt: skip
+        return cls(
+            id=upload.id, team=upload.team.slug, name=upload.name, part_bytes=uploads.PART_BYTES, files=files,
+            expires_at=uploads.expires_at(upload), version=upload.version_id,
+        )  # fmt: skip
+
+
+class UploadPage(Schema):
+    items: list[UploadOut]
+    next_cursor: str | None
+
+
+class PartOut(Schema):
+    file: int
+    number: int
+    sha256: str
+
+
+Page = Annotated[int, Query(ge=1, le=MOST_PER_PAGE)]
+
+
+@router.get("/models", response=ModelPage, operation_id="list_models")
+def list_models(request: HttpRequest, limit: Page = 50, cursor: str | None = None) -> ModelPage:
+    """Those with a version; the newest names first."""
+    ready = Q(versions__state=VersionState.READY)
+    rows = models_of(request).annotate(
+        ready=Count("versions", filter=ready), newest=Max("versions__number", filter=ready)
+    )
+    with_versions = rows.filter(Exists(ModelVersion.objects.filter(model=OuterRef("id"))))
+    page, next_cursor = page_of(with_versions, (("id", int),), limit=limit, cursor=cursor)
+    return ModelPage(items=[_model_out(model) for model in page], next_cursor=next_cursor)
+
+
+def _model_out(model: Any) -> ModelOut:
+    return ModelOut(
+        id=model.id, team=model.team.slug, name=model.name, versions=model.ready, newest=model.newest,
+        created_at=model.created_at,
+    )  # fmt: skip
+
+
+@router.get("/models/{int:model_id}/versions", response=VersionPage, operation_id="list_versions_of_model")
+def versions_of_model(
+    request: HttpRequest, model_id: int, limit: Page = 50, cursor: str | None = None
+) -> VersionPage:
+    """The newest first, also those that failed."""
+    model: Model = model_for(request, model_id)
+    return _versions(model.versions.select_related("model__team", "created_by"), limit, cursor)
+
+
+@router.get("/model-versions", response=VersionPage, operation_id="list_model_versions")
+def list_versions(
+    request: HttpRequest, state: VersionState | None = None, limit: Page = 50, cursor: str | None = None
+) -> VersionPage:
+    """Of all models, the newest first."""
+    rows = versions_of(request)
+    return _versions(rows if state is None else rows.filter(state=state), limit, cursor)
+
+
+def _versions(rows: Any, limit: int, cursor: str | None) -> VersionPage:
+    page, next_cursor = page_of(rows, (("id", int),), limit=limit, cursor=cursor)
+    return VersionPage(items=[VersionOut.of(version) for version in page], next_cursor=next_cursor)
+
+
+@router.get("/model-versions/{int:version_id}", response=VersionDetail, operation_id="get_model_version")
+def get_version(request: HttpRequest, version_id: int) -> VersionDetail:
+    """With what depends on it."""
+    version = version_for(request, version_id)
+    dependents = services.dependents_of(version)
+    return VersionDetail(
+        **VersionOut.of(version).model_dump(),
+        licence_text=version.licence_text,
+        live_runs=[RunUsing.of(run) for run in dependents.live_runs],
+        ended_runs=[RunUsing.of(run) for run in dependents.ended_runs[:MOST_PER_PAGE]],
+        descendants=[descendant.id for descendant in dependents.descendants],
+    )
+
+
+@router.get("/model-imports", response=FoldersOut, operation_id="list_importable_folders")
+def list_importable(request: HttpRequest) -> FoldersOut:
+    """Folders of the server that hold a config.json."""
+    models_of(request)  # a key that may not read lists nothing
+    return FoldersOut(folders=importable())
+
+
+@router.post("/model-imports", response={201: VersionOut}, operation_id="import_model", auth=somewhere("launch"))
+def import_model(request: HttpRequest, wanted: ImportRequest, team: Text | None = None) -> Status[object]:
+    owner = team_to_act_in(request, team, to="launch")
+    user = caller_of(request).user
+
+    def act() -> tuple[int, VersionOut]:
+        return 201, VersionOut.of(import_folder(owner, wanted.name, wanted.folder, acting_user=user))
+
+    return once(request, owner, act)
+
+
+@router.post(
+    "/runs/{uuid:run_id}/checkpoints/{int:step}/promote",
+    response={201: VersionOut},
+    operation_id="promote_checkpoint",
+    auth=to_one(run_for, "run_id", "launch"),
+)
+def promote(request: HttpRequest, run_id: UUID, step: int, wanted: PromoteRequest) -> Status[object]:
+    run = run_for(request, run_id, to="launch")
+    user = caller_of(request).user
+
+    def act() -> tuple[int, VersionOut]:
+        return 201, VersionOut.of(services.promote_checkpoint(run, step, wanted.name, acting_user=user))
+
+    return once(request, run.team, act)
+
+
+@router.post(
+    "/model-versions/{int:version_id}/cancel", response=VersionOut, operation_id="cancel_version", auth=TO_CHANGE
+)
+@without_body
+def cancel(request: HttpRequest, version_id: int) -> Any:
+    version = version_for(request, version_id, to="launch")
+    user = caller_of(request).user
+    return once(request, version.model.team, lambda: (200, VersionOut.of(cancel_version(version, acting_user=user))))
+
+
+@router.delete(
+    "/model-versions/{int:version_id}", response={204: None}, operation_id="delete_version", auth=TO_CHANGE
+)
+@without_body
+def delete(request: HttpRequest, version_id: int) -> Status[None]:
+    version = version_for(request, version_id, to="launch")
+    services.delete_version(version, acting_user=caller_of(request).user)
+    return Status(204, None)
+
+
+@router.get(
+    "/model-versions/{int:version_id}/download",
+    operation_id="download_version",
+    response={200: None},
+    openapi_extra={"responses": {200: {"description": "A tar of its files; a Range is taken", "content": {
+        "application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}}},
+)  # fmt: skip
+def download(request: HttpRequest, version_id: int) -> HttpResponse | StreamingHttpResponse:
+    return download_of(request, version_for(request, version_id))
+
+
+# Uploads
+@router.get("/model-uploads", response=UploadPage, operation_id="list_uploads")
+def list_uploads(request: HttpRequest, limit: Page = 50, cursor: str | None = None) -> UploadPage:
+    """Those on their way."""
+    position = (("created_at", datetime), ("id", UUID))
+    page, next_cursor = page_of(uploads_of(request), position, limit=limit, cursor=cursor)
+    return UploadPage(items=[UploadOut.of(upload) for upload in page], next_cursor=next_cursor)
+
+
+@router.post("/model-uploads", response={201: UploadOut}, operation_id="begin_upload", auth=somewhere("launch"))
+def begin(request: HttpRequest, wanted: UploadRequest, team: Text | None = None) -> Status[object]:
+    """Announce the files; then put their parts."""
+    owner = team_to_act_in(request, team, to="launch")
+    user = caller_of(request).user
+    files = [file.model_dump() for file in wanted.files]
+    return once(
+        request, owner, lambda: (201, UploadOut.of(uploads.begin_upload(owner, wanted.name, files, acting_user=user)))
+    )
+
+
+@router.get("/model-uploads/{uuid:upload_id}", response=UploadOut, operation_id="get_upload")
+def get_upload(request: HttpRequest, upload_id: UUID) -> UploadOut:
+    """Which parts are there: a cut upload goes on with the others."""
+    return UploadOut.of(upload_for(request, upload_id))
+
+
+@router.put(
+    "/model-uploads/{uuid:upload_id}/files/{int:file}/parts/{int:number}",
+    response=PartOut,
+    operation_id="put_part",
+    auth=TO_UPLOAD,
+    openapi_extra={"requestBody": {"required": True, "content": {
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}},
+)  # fmt: skip
+def put_part(
+    request: HttpRequest,
+    upload_id: UUID,
+    file: int,
+    number: int,
+    sha256: Annotated[Sha256, Query(description="Of the part's bytes")],
+) -> PartOut:
+    """Files and parts count from 0.  The same part again changes nothing."""
+    part = uploads.put_part(upload_for(request, upload_id, to="launch"), file, number, sha256, request)
+    return PartOut(file=part.file, number=part.number, sha256=part.sha256)
+
+
+@router.post(
+    "/model-uploads/{uuid:upload_id}/complete", response=VersionOut, operation_id="complete_upload", auth=TO_UPLOAD
+)
+@without_body
+def complete(request: HttpRequest, upload_id: UUID) -> Any:
+    """A version, once all parts are there; the second time the same one."""
+    upload = upload_for(request, upload_id, to="launch")
+    user = caller_of(request).user
+    return once(
+        request, upload.team, lambda: (200, VersionOut.of(uploads.complete_upload(upload, acting_user=user)))
+    )
+
+
+@router.delete("/model-uploads/{uuid:upload_id}", response={204: None}, operation_id="delete_upload", auth=TO_UPLOAD)
+@without_body
+def delete_upload(request: HttpRequest, upload_id: UUID) -> Status[None]:
+    upload = upload_for(request, upload_id, to="launch")
+    uploads.delete_upload(upload, acting_user=caller_of(request).user)
+    return Status(204, None)
