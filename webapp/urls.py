@@ -10,6 +10,7 @@ urlpatterns = [
     path("", include("webapp.accounts.urls")),
     path("", include("webapp.audit.urls")),
     path("", include("webapp.environments.urls")),
+    path("", include("webapp.library.urls")),
     path("", include("webapp.editor.urls")),
     path("", include("webapp.runs.urls")),
     path("", include("webapp.trajectories.urls")),

@@ -12,6 +12,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections
 from django.test import AsyncClient, Client
 from django.utils import timezone
 
@@ -159,7 +161,7 @@ def test_a_run_uses_the_version_that_its_spec_names(team: Team, alice: User, api
     assert [row["id"] for row in detail["live_runs"]] == [str(run.id)]
 
 
-@pytest.mark.parametrize("name", ["qwen@2", "other@1", "qwen@latest", "qwen@-1", "qwen@01x", "qwen@9999999999999999999"])
+@pytest.mark.parametrize("name", ["qwen@2", "other@1", "qwen@latest", "qwen@01x", "qwen@9999999999999999999"])
 def test_a_version_that_is_not_there_is_refused_with_those_that_are(team: Team, alice: User, name: str) -> None:
     ready_version(team)
     with pytest.raises(Invalid) as refused:
@@ -336,9 +338,9 @@ def fetch(user: User, path: str, **headers: str) -> tuple[int, bytes, Any]:
         client = AsyncClient()
         await client.aforce_login(user)
         answer = await client.get(path, headers=headers)
-        if not answer.streaming:
-            return answer.status_code, answer.content, answer.headers
-        return answer.status_code, b"".join([chunk async for chunk in answer.streaming_content]), answer.headers
+        pieces = [chunk async for chunk in answer.streaming_content] if answer.streaming else [answer.content]
+        await sync_to_async(connections.close_all)()  # those of the thread that answered
+        return answer.status_code, b"".join(pieces), answer.headers
 
     return asyncio.run(get())
 

@@ -44,7 +44,7 @@ CARDS: dict[str, tuple[str, tuple[str, ...]]] = {
 _MAIN = {
     "environment": {"levels", "max_turns", "max_turn_tokens"},
     "dataset": {"train_tasks", "heldout_tasks"},
-    "model": {"layers", "hidden_size", "heads", "context_tokens", "path", "dtype", "run", "step"},
+    "model": {"layers", "hidden_size", "heads", "context_tokens", "path", "catalog", "dtype", "run", "step"},
     "recipe.optimizer": {"learning_rate"},
     "recipe.cold_start": {"steps", "wrong_fraction", "mask_errors", "mask_irrelevant"},
     "recipe.reward": {"correct", "wrong", "tool_error"},

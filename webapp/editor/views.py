@@ -15,6 +15,8 @@ from django.views.decorators.http import require_GET, require_http_methods
 from engine.spec.run import RunSpec
 from webapp.accounts.access import may, team_to_act_in, teams_of
 from webapp.accounts.requests import PageRequest
+from webapp.catalog.access import versions_of
+from webapp.catalog.models import ModelVersion, VersionState
 from webapp.editor.drafts import Draft, Size, last_valid_in
 from webapp.editor.presets import preset_families, preset_or_none
 from webapp.experiments import services
@@ -27,6 +29,9 @@ from webapp.refusals import Refused
 from webapp.runs.access import run_for, runs_of
 from webapp.runs.models import Run
 from webapp.runs.services import launch_experiment
+
+MOST_OFFERED = 100
+"""Versions of models in the form's list; others can be typed."""
 
 
 @login_required
@@ -113,7 +118,11 @@ def _other_than_saving(request: PageRequest, draft: Draft, experiment: Experimen
 
 def _saved(request: PageRequest, experiment: Experiment) -> HttpResponse:
     if request.POST.get("action") == "launch":
-        run = launch_experiment(experiment, acting_user=request.user)
+        try:
+            run = launch_experiment(experiment, acting_user=request.user)
+        except Refused as refusal:
+            show_refusal(request, refusal)
+            return redirect("experiments:detail", experiment_id=experiment.id)
         return redirect("runs:detail", run_id=run.id)
     return redirect_with(request, "The experiment is saved.", f"/experiments/{experiment.id}/")
 
@@ -133,12 +142,19 @@ def _editor(request: PageRequest, draft: Draft, experiment: Experiment | None, *
         "size": Size.of(valid) if valid else None,
         "same_as": _same_as(valid, experiment) if valid else None,
         "run_toml": draft.toml if draft.spec else as_toml(valid.model_dump(mode="json")) if valid else "",
+        "ready_models": _ready_models(request, experiment),
         "runs": runs_of(request).filter(experiment=experiment)[:8] if experiment else [],
     }
     # htmx puts only answers of 200 into the page.
     if request.htmx:
         return render(request, "editor/editor.html", context)
     return render(request, "editor/detail.html", context, status=status)
+
+
+def _ready_models(request: PageRequest, experiment: Experiment | None) -> list[ModelVersion]:
+    """What ``model.catalog`` may name, the newest first."""
+    ready = versions_of(request).filter(state=VersionState.READY)
+    return list((ready.filter(model__team=experiment.team) if experiment else ready).order_by("-id")[:MOST_OFFERED])
 
 
 def _last_valid(request: PageRequest, experiment: Experiment | None) -> RunSpec | None:

@@ -1,5 +1,6 @@
 """Pages of runs: the overview, one run live, and its buttons."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -99,8 +100,18 @@ def _context_of(request: PageRequest, run: Run) -> dict[str, Any]:
         "launches": may(request, run.team, "launch"),
         "transitions": run.transitions.all(),
         "checkpoints": run.checkpoints.order_by("-step"),
+        "promotes": _name_to_promote(run),
         "steps_on_disk": [checkpoint.step for checkpoint in run.checkpoints_on_disk],
     }
+
+
+def _name_to_promote(run: Run) -> str:
+    """The model's name that is offered for a checkpoint; empty for a built-in network, which is no model folder."""
+    if run.spec["model"].get("kind", "builtin") == "builtin":
+        return ""
+    if run.model_version is not None:
+        return run.model_version.model.name
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", run.name).lstrip(".-")[:100] or f"run-{run.number}"
 
 
 @never_cache

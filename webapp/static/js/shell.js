@@ -58,6 +58,7 @@ copyOnClick();
 sendOnce();
 followNav("r", "runs");
 followNav("a", "alerts");
+followNav("m", "models");
 followNav("e", "experiments");
 followNav("v", "environments");
 followNav("t", "team");

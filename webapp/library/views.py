@@ -1,0 +1,140 @@
+"""Pages of models: the list, importing and uploading one, a version with its lineage and what depends on it."""
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib.auth.decorators import login_required
+from django.db.models import Prefetch
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_POST
+
+from webapp.accounts.access import may, team_to_act_in, teams_of
+from webapp.accounts.requests import PageRequest
+from webapp.catalog.access import models_of, uploads_of, version_for
+from webapp.catalog.imports import import_folder, importable
+from webapp.catalog.models import UNFINISHED, ModelVersion, VersionState
+from webapp.catalog.uploads import expires_at
+from webapp.catalog.versions import bytes_of, cancel_version
+from webapp.library import services
+from webapp.pages.responses import redirect_with, refusals_return_to
+from webapp.refusals import Invalid, Refused
+from webapp.runs.access import run_for
+
+MOST_VERSIONS = 20
+"""Of a model on the list; its other ones are behind the newest version's page."""
+
+
+@never_cache
+@login_required
+@require_GET
+def index(request: PageRequest) -> HttpResponse:
+    versions = ModelVersion.objects.exclude(state=VersionState.SAME).select_related("created_by").order_by("-id")
+    found = models_of(request).prefetch_related(Prefetch("versions", versions, to_attr="shown")).order_by("name")
+    models = [model for model in found if model.shown]  # type: ignore[attr-defined]
+    context = {
+        "section": "models",
+        "models": models,
+        "is_moving": any(version.is_unfinished for model in models for version in model.shown),
+        "launches": any(may(request, team, "launch") for team in teams_of(request)),
+        "uploads": [(upload, expires_at(upload)) for upload in uploads_of(request)],
+        "rooms": [(team, bytes_of(team)) for team in teams_of(request)],
+    }
+    return render(request, "library/table.html" if request.htmx else "library/index.html", context)
+
+
+@login_required
+@require_GET
+def new(request: PageRequest) -> HttpResponse:
+    return _form(request, {"name": request.GET.get("name", "")})
+
+
+def _form(request: PageRequest, typed: dict[str, Any], refusal: Refused | None = None) -> HttpResponse:
+    context = {
+        "section": "models",
+        "folders": importable(),
+        "typed": typed,
+        "refusal": refusal,
+        "problems": {problem.field: problem for problem in refusal.problems} if refusal else {},
+        "teams": [team for team in teams_of(request) if may(request, team, "launch")],
+        "names": list(models_of(request).values_list("name", flat=True).distinct()),
+    }
+    return render(request, "library/new.html", context, status=refusal.status if refusal else 200)
+
+
+@login_required
+@require_POST
+def import_one(request: PageRequest) -> HttpResponse:
+    typed = {field: request.POST.get(field, "").strip() for field in ("name", "folder", "team")}
+    team = team_to_act_in(request, typed["team"] or None, to="launch")
+    try:
+        version = import_folder(team, typed["name"], typed["folder"], acting_user=request.user)
+    except Refused as refusal:
+        return _form(request, typed, refusal)
+    return redirect("library:version", version_id=version.id)
+
+
+@never_cache
+@login_required
+@require_GET
+def detail(request: PageRequest, version_id: int) -> HttpResponse:
+    version = version_for(request, version_id)
+    context = {
+        "section": "models",
+        "version": version,
+        "origin": version.made_from,
+        "dependents": services.dependents_of(version),
+        "siblings": version.model.versions.filter(state__in=UNFINISHED | {VersionState.READY}).order_by("-id"),
+        "ancestors": _ancestors(version),
+        "launches": may(request, version.model.team, "launch"),
+    }
+    return render(request, "library/version_body.html" if request.htmx else "library/version.html", context)
+
+
+def _ancestors(version: ModelVersion) -> list[ModelVersion]:
+    """The version that its run began from, and so on, the first one first."""
+    found: list[ModelVersion] = []
+    while version.parent_id is not None and len(found) < MOST_VERSIONS:
+        version = ModelVersion.objects.select_related("model").get(id=version.parent_id)
+        found.insert(0, version)
+    return found
+
+
+def _version_url(version_id: int) -> str:
+    return reverse("library:version", args=[version_id])
+
+
+@login_required
+@require_POST
+@refusals_return_to(_version_url)
+def cancel(request: PageRequest, version_id: int) -> HttpResponse:
+    cancel_version(version_for(request, version_id, to="launch"), acting_user=request.user)
+    return redirect(_version_url(version_id))
+
+
+@login_required
+@require_POST
+@refusals_return_to(_version_url)
+def delete(request: PageRequest, version_id: int) -> HttpResponse:
+    version = version_for(request, version_id, to="launch")
+    if version.number and request.POST.get("name", "").strip() != str(version):
+        message = f"the version is called {version}, and another name was typed"
+        raise Invalid.field("name", request.POST.get("name", ""), message, "type its name to delete it")
+    services.delete_version(version, acting_user=request.user)
+    return redirect_with(request, f"{version} is deleted.", reverse("library:list"))
+
+
+def _checkpoints_url(run_id: UUID, **_: Any) -> str:
+    return reverse("runs:detail", args=[run_id]) + "?tab=checkpoints"
+
+
+@login_required
+@require_POST
+@refusals_return_to(_checkpoints_url)
+def promote(request: PageRequest, run_id: UUID, step: int) -> HttpResponse:
+    run = run_for(request, run_id, to="launch")
+    name = request.POST.get("name", "").strip()
+    version = services.promote_checkpoint(run, step, name, acting_user=request.user)
+    return redirect("library:version", version_id=version.id)
