@@ -239,7 +239,9 @@ def engine_report(folder: Path) -> ModelReport:
     except ValidationError:
         last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
         how = f"failed: {last[0][:300]}"
-    raise SourceRefused("folder", folder.name[:12], f"the engine's check of the model {how}", "use the model's own files")
+    raise SourceRefused(
+        "folder", folder.name[:12], f"the engine's check of the model {how}", "use the model's own files"
+    )
 
 
 def _limit() -> None:

@@ -80,4 +80,6 @@ def _report(folder: ModelFolder) -> ModelReport:
 
 def _refused(problem: Problem) -> ModelReport:
     """The folder is named by what was given, never by where it lies: its path is nobody's business."""
-    return ModelReport(problem=ModelProblem(**problem.as_dict() | {"field": FIELD, "value": Path(str(problem.value)).name}))
+    return ModelReport(
+        problem=ModelProblem(**problem.as_dict() | {"field": FIELD, "value": Path(str(problem.value)).name})
+    )

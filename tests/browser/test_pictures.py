@@ -8,7 +8,10 @@ from playwright.sync_api import Page
 
 from tests.browser.conftest import ROOT, Engine, Web, sign_in
 from tests.browser.story import Story
+from tests.webapp.models import ready_version
+from webapp.catalog.models import Model, ModelVersion
 from webapp.experiments.sample import Sample
+from webapp.runs.models import Run
 from webapp.runs.services import launch_experiment
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -77,10 +80,29 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
         "experiment-toml": f"{experiment}?as=toml",
         "experiment-new": "/experiments/new",
         "environments": "/environments/",
+        "models": "/models/",
+        "model-new": "/models/new",
+        "model": f"/models/versions/{tuned_version(done)}/",
         "team": f"/teams/{sample.team.slug}/",
         "password": "/password",
         "not-found": "/runs/00000000-0000-0000-0000-000000000000/",
     }
+
+
+def tuned_version(run: Run) -> int:
+    """The id of a version that was made of the run's checkpoint; its model has others, ready, failed and under way."""
+    base = ready_version(run.team, "qwen3-4b")
+    origin = {"kind": "checkpoint", "run": str(run.id), "number": run.number, "name": run.name, "step": 40,
+              "environment": "python-math", "data": run.spec["dataset"], "recipe": "grpo"}  # fmt: skip
+    tuned = ready_version(run.team, "qwen3-4b", files={"config.json": b"{}"}, origin=origin, parent=base)
+    Run.objects.filter(id=run.id).update(model_version=base)
+    problem = {"field": "folder", "value": "model.safetensors", "remedy": "download the file again",
+               "message": "model.safetensors: is damaged: its header describes 8044936192 bytes"}  # fmt: skip
+    failed = {"state": "failed", "problem": problem, "origin": base.origin, "created_by": run.created_by}
+    ModelVersion.objects.create(model=base.model, **failed)
+    moving = Model.objects.create(team=run.team, name="llama-3.2-1b")
+    ModelVersion.objects.create(model=moving, origin=base.origin, bytes=2_471_645_608, bytes_done=1_200_000_000)
+    return tuned.id
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -11,7 +11,9 @@ from webapp.catalog.models import Model, ModelVersion
 FILES = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": bytes(range(256)) * 9, "README.md": b"read me"}
 
 
-def ready_version(team: Team, name: str = "qwen", *, files: dict[str, bytes] | None = None, **fields: Any) -> ModelVersion:
+def ready_version(
+    team: Team, name: str = "qwen", *, files: dict[str, bytes] | None = None, **fields: Any
+) -> ModelVersion:
     files = FILES if files is None else files
     model, _ = Model.objects.get_or_create(team=team, name=name)
     model.last_number += 1

@@ -132,7 +132,9 @@ def test_an_import_is_queued_once_however_often_it_is_sent(
         ({"name": "x"}, "folder"),
     ],
 )
-def test_a_bad_import_names_its_field(team: Team, alice: User, api_of: Callable[..., Any], body: Any, field: str) -> None:
+def test_a_bad_import_names_its_field(
+    team: Team, alice: User, api_of: Callable[..., Any], body: Any, field: str
+) -> None:
     answer = api_of(alice).post("/model-imports", body)
     assert (answer.status_code, fields_of(answer)) == (422, [field])
     assert all(problem["remedy"] for problem in answer.json()["problems"])
@@ -143,7 +145,9 @@ def test_lists_have_pages_and_say_what_is_ready(team: Team, alice: User, api_of:
     first, second = ready_version(team), ready_version(team, files={"config.json": b"{}"})
     failed = ModelVersion.objects.create(model=first.model, state="failed", origin=first.origin, problem={"field": "x"})
     api = api_of(alice)
-    assert [(row["name"], row["versions"], row["newest"]) for row in api.get("/models").json()["items"]] == [("qwen", 2, 2)]
+    assert [(row["name"], row["versions"], row["newest"]) for row in api.get("/models").json()["items"]] == [
+        ("qwen", 2, 2)
+    ]
     page = api.get(f"/models/{first.model_id}/versions", limit=2).json()
     assert [row["id"] for row in page["items"]] == [failed.id, second.id]
     rest = api.get(f"/models/{first.model_id}/versions", limit=2, cursor=page["next_cursor"]).json()
@@ -306,7 +310,9 @@ def test_what_uploads_may_take_is_bounded_in_bytes_and_in_number(
     assert "on their way" in api.post("/model-uploads", body).json()["detail"]
 
 
-def test_an_upload_at_the_bound_can_be_completed(team: Team, alice: User, api_of: Callable[..., Any], settings: Any) -> None:
+def test_an_upload_at_the_bound_can_be_completed(
+    team: Team, alice: User, api_of: Callable[..., Any], settings: Any
+) -> None:
     settings.PALESTRA_MODEL_BYTES_PER_TEAM = 3
     api = api_of(alice)
     upload = begun(api, 3)
@@ -354,7 +360,12 @@ def test_a_download_is_a_tar_of_the_files_and_any_part_of_it_can_be_had(team: Te
         files = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
     assert files == {f"qwen-1/{name}": content for name, content in FILES.items()}
     size = len(whole)
-    for asked, first, last in (("0-0", 0, 0), ("100-3000", 100, 3000), (f"{size - 5}-", size - 5, size - 1), ("-7", size - 7, size - 1)):
+    for asked, first, last in (
+        ("0-0", 0, 0),
+        ("100-3000", 100, 3000),
+        (f"{size - 5}-", size - 5, size - 1),
+        ("-7", size - 7, size - 1),
+    ):
         status, part, headers = fetch(alice, path, range=f"bytes={asked}")
         assert (status, part) == (206, whole[first : last + 1])
         assert headers["Content-Range"] == f"bytes {first}-{last}/{size}"

@@ -58,7 +58,15 @@ def test_the_list_shows_what_a_version_is_and_what_was_wrong_with_another(team: 
     )
     Upload.objects.create(team=team, name="big", files=[{"name": "x.safetensors", "bytes": 5}])
     page = text_of(signed_in(alice), "/models/")
-    for shown_text in ("qwen@1", "Qwen3ForCausalLM", "4,022,468,096", "40,960", "bfloat16", "is damaged", "x.safetensors"):
+    for shown_text in (
+        "qwen@1",
+        "Qwen3ForCausalLM",
+        "4,022,468,096",
+        "40,960",
+        "bfloat16",
+        "is damaged",
+        "x.safetensors",
+    ):
         assert shown_text in page
     assert "hx-trigger" not in page.split("<main")[1]
 

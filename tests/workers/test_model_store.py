@@ -119,7 +119,9 @@ def test_a_folder_below_the_root_becomes_a_version_with_what_the_engine_says_of_
             assert path.read_bytes() == (root / "qwen" / path.name).read_bytes()
 
 
-def test_the_version_is_the_hash_of_its_manifest_and_the_engine_finds_it_by_that(imported: Imported, team: Team) -> None:
+def test_the_version_is_the_hash_of_its_manifest_and_the_engine_finds_it_by_that(
+    imported: Imported, team: Team
+) -> None:
     version = imported()
     assert hashlib.sha256((version.folder / MANIFEST).read_bytes()).hexdigest() == version.sha256
     pinned = CatalogFolder(version=str(version), team=str(team.id), sha256=version.sha256)

@@ -88,6 +88,14 @@ def _published(kind: str) -> Callable[[AuditEntry], Words]:
     return words_of
 
 
+def _of_model(verb: str) -> Callable[[AuditEntry], Words]:
+    def words_of(entry: AuditEntry) -> Words:
+        number = _object(entry)
+        return [verb, Part(_named(entry), reverse("library:version", args=[number]) if number.isdecimal() else "")]
+
+    return words_of
+
+
 def _key_made(entry: AuditEntry) -> Words:
     scopes = listed(entry.details.get("scopes", []))
     return [f"made the API key “{_named(entry)}”", f"which may {scopes}" if scopes else ""]
@@ -139,6 +147,13 @@ _SENTENCES: dict[str, Callable[[AuditEntry], Words]] = {
     "experiment.change": _of_experiment("changed"),
     "environment.publish": _published("environment"),
     "dataset.publish": _published("dataset"),
+    "model.import": _of_model("imported the model"),
+    "model.upload": _of_model("completed the upload of the model"),
+    "model.promote": _of_model("made a checkpoint a version of the model"),
+    "model.cancel": _of_model("cancelled a version of the model"),
+    "model.delete": _of_model("deleted the model's version"),
+    "upload.begin": lambda entry: [f"began to upload the model {_named(entry)}"],
+    "upload.delete": lambda entry: [f"deleted an upload of the model {_named(entry)}"],
     "team.create": lambda entry: ["made the team", _object(entry)],
     "member.add": lambda entry: [f"added {_object(entry)} as {entry.details.get('role', 'somebody')}"],
     "member.role": lambda entry: [

@@ -1,9 +1,9 @@
 """Where the files of models lie, below the models folder; nothing else knows.
 
-    catalog/<team>/<sha256>/            the files of one content, whole or not there
-    catalog/<team>/.partial-<version>/  those of a version that is being stored
-    catalog/<team>/.removed-<name>/     on their way out
-    uploads/<upload>/                   parts
+catalog/<team>/<sha256>/            the files of one content, whole or not there
+catalog/<team>/.partial-<version>/  those of a version that is being stored
+catalog/<team>/.removed-<name>/     on their way out
+uploads/<upload>/                   parts
 """
 
 from pathlib import Path

@@ -88,9 +88,7 @@ def cancel_version(version: ModelVersion, *, acting_user: User) -> ModelVersion:
     if not version.cancel_asked:
         version.cancel_asked = True
         version.save(update_fields=["cancel_asked"])
-        record(
-            version.model.team, acting_user, "model.cancel", f"model-version {version.id}", name=version.model.name
-        )
+        record(version.model.team, acting_user, "model.cancel", f"model-version {version.id}", name=version.model.name)
         queue.send(queue.STORE_MODEL, str(version.id), version.progress_mark)
     return version
 

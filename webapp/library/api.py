@@ -200,9 +200,7 @@ def _model_out(model: Any) -> ModelOut:
 
 
 @router.get("/models/{int:model_id}/versions", response=VersionPage, operation_id="list_versions_of_model")
-def versions_of_model(
-    request: HttpRequest, model_id: int, limit: Page = 50, cursor: str | None = None
-) -> VersionPage:
+def versions_of_model(request: HttpRequest, model_id: int, limit: Page = 50, cursor: str | None = None) -> VersionPage:
     """The newest first, also those that failed."""
     model: Model = model_for(request, model_id)
     return _versions(model.versions.select_related("model__team", "created_by"), limit, cursor)
@@ -280,9 +278,7 @@ def cancel(request: HttpRequest, version_id: int) -> Any:
     return once(request, version.model.team, lambda: (200, VersionOut.of(cancel_version(version, acting_user=user))))
 
 
-@router.delete(
-    "/model-versions/{int:version_id}", response={204: None}, operation_id="delete_version", auth=TO_CHANGE
-)
+@router.delete("/model-versions/{int:version_id}", response={204: None}, operation_id="delete_version", auth=TO_CHANGE)
 @without_body
 def delete(request: HttpRequest, version_id: int) -> Status[None]:
     version = version_for(request, version_id, to="launch")
@@ -355,9 +351,7 @@ def complete(request: HttpRequest, upload_id: UUID) -> Any:
     """A version, once all parts are there; the second time the same one."""
     upload = upload_for(request, upload_id, to="launch")
     user = caller_of(request).user
-    return once(
-        request, upload.team, lambda: (200, VersionOut.of(uploads.complete_upload(upload, acting_user=user)))
-    )
+    return once(request, upload.team, lambda: (200, VersionOut.of(uploads.complete_upload(upload, acting_user=user))))
 
 
 @router.delete("/model-uploads/{uuid:upload_id}", response={204: None}, operation_id="delete_upload", auth=TO_UPLOAD)
