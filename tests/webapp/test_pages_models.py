@@ -178,3 +178,15 @@ def test_launching_with_a_version_that_is_gone_says_so_on_the_page(team: Team, a
     answer = client.post(f"/experiments/{made.id}/", form, follow=True)
     assert "no such version" in answer.content.decode()
     assert not Run.objects.exists()
+
+
+def test_an_experiment_begins_with_a_version(team: Team, alice: User, charlie: User) -> None:
+    version = ready_version(team, context_tokens=2048)
+    page = text_of(signed_in(alice), f"/models/versions/{version.id}/")
+    assert 'href="/experiments/new?model=qwen%401"' in page
+    form = text_of(signed_in(alice), "/experiments/new?model=qwen%401")
+    assert 'value="qwen@1"' in form
+    assert 'value="2048"' in form
+    for strange in ("qwen@2", "qwen", "@", "qwen@x", "qwen@99999999999999"):
+        assert signed_in(alice).get("/experiments/new", {"model": strange}).status_code == 404
+    assert signed_in(charlie).get("/experiments/new", {"model": "qwen@1"}).status_code == 404

@@ -6,8 +6,8 @@ from ninja import Schema
 from pydantic import Field
 
 ABOUT = """Send an API key as `Authorization: Bearer pal_...`.  Every GET needs its scope `read`, review decisions and
-acknowledgements `review`, every other POST, PUT or DELETE `launch`; roles in the team count besides.  What is not there and
-what is somebody else's are both 404.  A query that an address does not take is 422.  Every error is
+acknowledgements `review`, every other POST, PUT or DELETE `launch`; roles in the team count besides.  What is not
+there and what is somebody else's are both 404.  A query that an address does not take is 422.  Every error is
 `application/problem+json`."""
 
 STATUSES = {

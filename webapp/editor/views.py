@@ -1,6 +1,7 @@
 """Pages of experiments: the list, and the editor from which runs are launched."""
 
 import json
+import re
 import shlex
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,7 @@ from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods
 
+from engine.spec.model import PretrainedModel
 from engine.spec.run import RunSpec
 from webapp.accounts.access import may, team_to_act_in, teams_of
 from webapp.accounts.requests import PageRequest
@@ -50,7 +52,8 @@ def index(request: PageRequest) -> HttpResponse:
 @login_required
 @require_http_methods(["GET", "POST"])
 def new(request: PageRequest) -> HttpResponse:
-    """A first one begins with the defaults; ``?run=`` begins with what that run was launched with."""
+    """A first one begins with the defaults, ``?run=`` with what that run was launched with, ``?model=`` with a version of
+    the catalog."""
     if request.method == "GET":
         return _editor(request, Draft.of(_spec_to_begin_with(request)), None)
     draft = Draft.of_post(request.POST)
@@ -67,6 +70,8 @@ def new(request: PageRequest) -> HttpResponse:
 
 
 def _spec_to_begin_with(request: PageRequest) -> dict[str, Any]:
+    if model := request.GET.get("model", ""):
+        return _spec_with_model(request, model)
     if not (named := request.GET.get("run", "")):
         return RunSpec(name="first-experiment").model_dump(mode="json")
     try:
@@ -75,6 +80,18 @@ def _spec_to_begin_with(request: PageRequest) -> dict[str, Any]:
         raise Http404 from error
     spec: dict[str, Any] = run_for(request, run_id).spec
     return spec
+
+
+def _spec_with_model(request: PageRequest, named: str) -> dict[str, Any]:
+    name, _, number = named.rpartition("@")
+    ready = versions_of(request).filter(state=VersionState.READY, model__name=name)
+    version = ready.filter(number=int(number)).first() if re.fullmatch(r"[0-9]{1,9}", number) else None
+    if version is None:
+        raise Http404
+    usual = PretrainedModel(catalog=named)
+    context_tokens = min(usual.context_tokens, version.context_tokens or usual.context_tokens)
+    spec = RunSpec(name=f"{name}-first", model=usual.model_copy(update={"context_tokens": context_tokens}))
+    return spec.model_dump(mode="json")
 
 
 @login_required
