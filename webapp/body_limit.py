@@ -5,13 +5,13 @@ port could fill the disk.  Which endpoint takes how much of it is the endpoint's
 """
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
-Message = MutableMapping[str, Any]
+Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Any, Receive, Send], Awaitable[None]]
+App = Callable[[Any, Receive, Send], Coroutine[Any, Any, None]]
 
 
 class BodyLimit:

@@ -38,7 +38,7 @@ class SourceRefused(Exception):
 @dataclass(frozen=True)
 class SourceFile:
     name: str
-    bytes: int
+    size: int
     read: Callable[[int, int], bytes]
     """Offset and length; raises SourceRefused where so much is no longer there."""
 
@@ -63,7 +63,7 @@ def checked(files: Iterable[SourceFile], field: str) -> list[SourceFile]:
     for file in files:
         if is_left_out(file.name):
             continue
-        if (problem := problem_with(file.name, file.bytes, field)) is not None:
+        if (problem := problem_with(file.name, file.size, field)) is not None:
             raise SourceRefused(problem.field, problem.value, problem.message, problem.remedy)
         if file.name in found:
             raise SourceRefused(field, file.name, f"there are two files named {file.name}", "leave one of them out")
@@ -173,13 +173,13 @@ class _Bounded:
     def read(self, length: int) -> bytes:
         if not 0 <= length <= _LARGEST_HEADER_BYTES:
             raise tarfile.ReadError(f"an entry's header claims {length} bytes")
-        length = min(length, max(0, self._file.bytes - self._at))
+        length = min(length, max(0, self._file.size - self._at))
         data = self._file.read(self._at, length) if length else b""
         self._at += len(data)
         return data
 
     def seek(self, offset: int) -> int:
-        if not 0 <= offset <= self._file.bytes:
+        if not 0 <= offset <= self._file.size:
             raise tarfile.ReadError("an entry ends beyond the archive")
         self._at = offset
         return offset
@@ -190,7 +190,7 @@ class _Bounded:
 
 def archived(file: SourceFile) -> list[SourceFile]:
     """The plain files of an uncompressed tar, whose one common folder, if any, is taken off.  Raises SourceRefused."""
-    start = file.read(0, min(2, file.bytes))
+    start = file.read(0, min(2, file.size))
     if kind := _COMPRESSED.get(start):
         message = f"{file.name} is compressed ({kind}); safetensors hardly shrink, so only a plain tar is taken"
         raise SourceRefused("files", file.name, message, "make it with: tar -cf model.tar -C FOLDER .")
@@ -223,7 +223,7 @@ def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[tuple[str, 
             continue
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
             raise _unwelcome(file, shown, f"holds {shown}, which is a link, a device or another thing than a file")
-        if member.size < 0 or member.offset_data + member.size > file.bytes:
+        if member.size < 0 or member.offset_data + member.size > file.size:
             raise _unwelcome(file, shown, f"ends before {shown} does")
         if not is_left_out(parts[-1]):
             yield "/".join(parts), member.offset_data, member.size

@@ -97,7 +97,7 @@ def _next_step(version: ModelVersion) -> None:
         _check(version)
         return
     files = source_files(version)
-    _announce(version, sum(file.bytes for file in files))
+    _announce(version, sum(file.size for file in files))
     if _store(version, files, until=time.monotonic() + SLICE_S):
         _seal(version)
 
@@ -121,19 +121,19 @@ def _store(version: ModelVersion, files: list[SourceFile], *, until: float) -> b
     folder = _partial(version)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     stored = _journal(folder)
-    sizes = {file.name: file.bytes for file in files}
+    sizes = {file.name: file.size for file in files}
     if changed := [name for name, file in stored.items() if sizes.get(name) != file.bytes]:
         raise SourceRefused("files", changed[0], f"{changed[0]} has changed while it was stored", "import it again")
     for file in files:
-        for number in range(len(stored[file.name].pieces) if file.name in stored else 0, _pieces(file.bytes)):
+        for number in range(len(stored[file.name].pieces) if file.name in stored else 0, _pieces(file.size)):
             if time.monotonic() > until:
                 return False
             digest = _store_piece(folder / file.name, file, number)
             before = stored[file.name].pieces if file.name in stored else []
-            stored[file.name] = StoredFile(bytes=file.bytes, pieces=[*before, digest])
+            stored[file.name] = StoredFile(bytes=file.size, pieces=[*before, digest])
             _write_journal(folder, stored)
             _report(version, sum(_stored_bytes(name) for name in stored.values()))
-        if file.bytes == 0:
+        if file.size == 0:
             (folder / file.name).touch(mode=0o600)
             stored[file.name] = StoredFile(bytes=0, pieces=[])
     _write_journal(folder, stored)
@@ -151,7 +151,7 @@ def _stored_bytes(file: StoredFile) -> int:
 def _store_piece(path: Path, file: SourceFile, number: int) -> str:
     """The piece's SHA-256, once the piece is on the disk."""
     offset = number * PIECE_BYTES
-    data = file.read(offset, min(PIECE_BYTES, file.bytes - offset))
+    data = file.read(offset, min(PIECE_BYTES, file.size - offset))
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as opened:
         opened.seek(offset)
         opened.write(data)

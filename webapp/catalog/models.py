@@ -51,7 +51,7 @@ class Dataset(_Versioned):
 class Model(models.Model):
     """A name under which a team keeps versions of a model."""
 
-    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="models")
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="catalog_models")
     name = models.CharField(max_length=100)
     last_number = models.PositiveIntegerField(default=0)
     """Of its versions.  A deleted version's number is never given again: specs name it."""

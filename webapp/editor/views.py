@@ -52,8 +52,8 @@ def index(request: PageRequest) -> HttpResponse:
 @login_required
 @require_http_methods(["GET", "POST"])
 def new(request: PageRequest) -> HttpResponse:
-    """A first one begins with the defaults, ``?run=`` with what that run was launched with, ``?model=`` with a version of
-    the catalog."""
+    """A first one begins with the defaults, ``?run=`` with what that run was launched with, ``?model=`` with a version
+    of the catalog."""
     if request.method == "GET":
         return _editor(request, Draft.of(_spec_to_begin_with(request)), None)
     draft = Draft.of_post(request.POST)

@@ -33,7 +33,7 @@ MOST_VERSIONS = 20
 def index(request: PageRequest) -> HttpResponse:
     versions = ModelVersion.objects.exclude(state=VersionState.SAME).select_related("created_by").order_by("-id")
     found = models_of(request).prefetch_related(Prefetch("versions", versions, to_attr="shown")).order_by("name")
-    models = [model for model in found if model.shown]  # type: ignore[attr-defined]
+    models = [model for model in found if model.shown]
     context = {
         "section": "models",
         "models": models,
