@@ -221,6 +221,8 @@ def _members(archive: tarfile.TarFile, file: SourceFile) -> Iterator[tuple[str, 
             raise _unwelcome(file, shown, f"names {shown}, which lies outside of it")
         if member.isdir():
             continue
+        if not parts:
+            raise _unwelcome(file, shown, "holds a file without a name")
         if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
             raise _unwelcome(file, shown, f"holds {shown}, which is a link, a device or another thing than a file")
         if member.size < 0 or member.offset_data + member.size > file.size:

@@ -11,6 +11,7 @@ from engine.spec.run import RunSpec
 from tests.webapp.models import ready_version
 from tests.webapp.test_pages_spec import browser, experiment, form_of, saved, shown
 from webapp.accounts.models import Team, User
+from webapp.accounts.services import create_team
 from webapp.catalog.models import ModelVersion, Upload
 from webapp.experiments.models import Experiment
 from webapp.experiments.services import create_experiment
@@ -190,3 +191,13 @@ def test_an_experiment_begins_with_a_version(team: Team, alice: User, charlie: U
     for strange in ("qwen@2", "qwen", "@", "qwen@x", "qwen@99999999999999"):
         assert signed_in(alice).get("/experiments/new", {"model": strange}).status_code == 404
     assert signed_in(charlie).get("/experiments/new", {"model": "qwen@1"}).status_code == 404
+
+
+def test_somebody_with_two_teams_says_which(team: Team, alice: User) -> None:
+    create_team("Second", acting_user=alice)
+    client = signed_in(alice)
+    assert 'name="team"' in text_of(client, "/models/new")
+    for of, status in (("", 422), ("blue-team", 302), ("blue-team\0", 302), ("none", 404)):
+        answer = client.post("/models/import", {"name": "qwen", "folder": "qwen", "team": of})
+        assert answer.status_code == status, of
+    assert "name the team by its slug" in client.post("/models/import", {"name": "q", "folder": "qwen"}).content.decode()

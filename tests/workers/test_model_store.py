@@ -8,15 +8,18 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from engine.models.catalog import catalog_folder
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.spec.model_files import MANIFEST, CatalogFolder
+from engine.spec.run import RunSpec
 from tests.engine.models.folders import folder_of
 from webapp import queue
 from webapp.accounts.models import Team, User
@@ -26,7 +29,9 @@ from webapp.catalog.imports import import_folder, importable
 from webapp.catalog.models import Model, ModelVersion, Upload
 from webapp.catalog.uploads import begin_upload, complete_upload, put_part
 from webapp.catalog.versions import bytes_of, cancel_version
+from webapp.library.services import promote_checkpoint
 from webapp.refusals import Invalid, Refused
+from webapp.runs.services import submit_run
 from workers import model_sources, model_store, model_tidy
 from workers.model_store import store_model
 from workers.reconcile import resend_lost_messages_about_models
@@ -350,6 +355,54 @@ def test_what_the_team_may_take_of_the_disk_is_a_bound(team: Team, user: User, r
     assert "delete versions" in refused.value.problems[0].remedy
 
 
+# A checkpoint
+@pytest.fixture
+def promoted(
+    team: Team, user: User, root: Path, sent: Sent, work: Callable[[], None], settings: Any
+) -> Callable[..., Any]:
+    """Promotes step 40 of a run whose checkpoint holds the given files."""
+
+    def make(source: Path) -> ModelVersion:
+        spec = RunSpec.model_validate({"name": "x", "model": {"kind": "pretrained", "path": "qwen"}})
+        run = submit_run(team, spec, acting_user=user)
+        shutil.copytree(source, settings.PALESTRA_RUNS / str(run.id) / "checkpoints" / "step-000040" / "model")
+        run.checkpoints.create(step=40, path="p", size_bytes=10**9, seconds=1.0, at=timezone.now())
+        version = promote_checkpoint(run, 40, "tuned", acting_user=user)
+        work()
+        version.refresh_from_db()
+        return version
+
+    return make
+
+
+def test_a_checkpoints_files_become_a_version(promoted: Callable[..., ModelVersion], root: Path) -> None:
+    version = promoted(root / "qwen")
+    assert (version.state, version.problem, str(version)) == ("ready", None, "tuned@1")
+    assert version.bytes == sum(path.stat().st_size for path in (root / "qwen").iterdir())
+    assert contents(version.folder) == contents(root / "qwen")
+
+
+def test_an_adapter_alone_is_refused_with_what_to_do(promoted: Callable[..., ModelVersion], tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"x")
+    version = promoted(tmp_path / "adapter")
+    assert "an adapter alone" in said(version)
+    assert "merged" in version.problem["remedy"]  # type: ignore[index]
+
+
+def test_a_checkpoint_that_the_run_has_removed_meanwhile_is_named(
+    team: Team, user: User, root: Path, work: Callable[[], None]
+) -> None:
+    spec = RunSpec.model_validate({"name": "x", "model": {"kind": "pretrained", "path": "qwen"}})
+    run = submit_run(team, spec, acting_user=user)
+    run.checkpoints.create(step=40, path="p", size_bytes=10, seconds=1.0, at=timezone.now())
+    version = promote_checkpoint(run, 40, "tuned", acting_user=user)
+    work()
+    version.refresh_from_db()
+    assert "cannot be read" in said(version)
+
+
 # Uploads
 def uploaded(team: Team, user: User, files: dict[str, bytes], name: str = "up") -> Upload:
     announced = [{"name": file, "bytes": len(content)} for file, content in files.items()]
@@ -430,6 +483,7 @@ def link(kind: bytes, name: str = "x.json", target: str = "/etc/passwd") -> tarf
         (tar_of({"x.json": b"{}", "./x.json": b"[]"}), "two files named x.json"),
         (tar_of({"weights.bin": b"{}"}), "pickled"),
         (tar_of({}), "no file of a model"),
+        (tar_of({".": b"{}"}), "without a name"),
         (b"\x1f\x8b" + b"\0" * 600, "compressed"),
         (b"nonsense" * 200, "no tar"),
         (tar_of({"x.json": b"{}" * 3000})[:2000], "ends before"),
@@ -499,8 +553,6 @@ def test_tidying_removes_what_no_row_names_and_nothing_else(
 def test_the_launch_document_pins_what_the_spec_names(
     imported: Imported, team: Team, user: User, cluster: Any, sent: Sent, settings: Any, root: Path
 ) -> None:
-    from engine.spec.run import RunSpec
-    from webapp.runs.services import submit_run
     from workers.launch import launch
 
     version = imported()
@@ -509,3 +561,17 @@ def test_the_launch_document_pins_what_the_spec_names(
     launch(str(run.id))
     document = json.loads((Path(settings.PALESTRA_RUNS) / str(run.id) / "attempt-1.json").read_text())
     assert document["catalog"] == {"version": "qwen@1", "team": str(team.id), "sha256": version.sha256}
+
+
+def test_a_mangled_archive_is_read_or_refused_and_never_a_fault() -> None:
+    chance = Random(4)
+    whole = tar_of({"config.json": b"{}" * 700, "é" * 120 + ".json": b"x"}, link(tarfile.SYMTYPE))
+    for _ in range(3000):
+        mangled = bytearray(whole)
+        for _ in range(chance.randrange(1, 6)):
+            begin = chance.randrange(len(mangled))
+            mangled[begin : begin + chance.randrange(1, 20)] = chance.randbytes(chance.randrange(20))
+        data = bytes(mangled)
+        file = model_sources.SourceFile("m.tar", len(data), lambda at, length, data=data: data[at : at + length])
+        with suppress(model_sources.SourceRefused):
+            model_sources.checked(model_sources.archived(file), "files")

@@ -30,8 +30,10 @@ def models_of(who: Who) -> QuerySet[Model]:
 
 
 def versions_of(who: Who) -> QuerySet[ModelVersion]:
+    """For lists: without the text of their licences."""
     teams = readable_memberships_of(who).values("team_id")
-    return ModelVersion.objects.select_related("model__team", "created_by").filter(model__team__in=teams)
+    rows = ModelVersion.objects.select_related("model__team", "created_by").defer("licence_text")
+    return rows.filter(model__team__in=teams)
 
 
 def uploads_of(who: Who) -> QuerySet[Upload]:

@@ -19,7 +19,11 @@ MOST_LEVELS = 3
 def import_folder(team: Team, name: str, path: str, *, acting_user: User) -> ModelVersion:
     """Raises Invalid for a path that is no folder below the import root, and what ``begin_version`` raises."""
     folder = _below_root(path)
-    size_bytes = sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
+    try:
+        size_bytes = sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file())
+    except OSError as error:
+        message = f"it cannot be read: {error.strerror}"
+        raise Invalid.field("folder", path, message, "ask whoever runs the service to mend it") from error
     origin = FolderOrigin(path=str(folder.relative_to(_root())))
     return begin_version(team, name, origin, acting_user=acting_user, size_bytes=size_bytes)
 

@@ -203,7 +203,7 @@ def _model_out(model: Any) -> ModelOut:
 def versions_of_model(request: HttpRequest, model_id: int, limit: Page = 50, cursor: str | None = None) -> VersionPage:
     """The newest first, also those that failed."""
     model: Model = model_for(request, model_id)
-    return _versions(model.versions.select_related("model__team", "created_by"), limit, cursor)
+    return _versions(model.versions.select_related("model__team", "created_by").defer("licence_text"), limit, cursor)
 
 
 @router.get("/model-versions", response=VersionPage, operation_id="list_model_versions")

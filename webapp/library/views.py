@@ -31,7 +31,8 @@ MOST_VERSIONS = 20
 @login_required
 @require_GET
 def index(request: PageRequest) -> HttpResponse:
-    versions = ModelVersion.objects.exclude(state=VersionState.SAME).select_related("created_by").order_by("-id")
+    shown = ModelVersion.objects.exclude(state=VersionState.SAME).defer("licence_text")
+    versions = shown.select_related("created_by").order_by("-id")
     found = models_of(request).prefetch_related(Prefetch("versions", versions, to_attr="shown")).order_by("name")
     models = [model for model in found if model.shown]
     context = {
@@ -52,12 +53,13 @@ def new(request: PageRequest) -> HttpResponse:
 
 
 def _form(request: PageRequest, typed: dict[str, Any], refusal: Refused | None = None) -> HttpResponse:
+    problems = {problem.field: problem for problem in refusal.problems} if refusal else {}
     context = {
         "section": "models",
         "folders": importable(),
         "typed": typed,
-        "refusal": refusal,
-        "problems": {problem.field: problem for problem in refusal.problems} if refusal else {},
+        "problems": problems,
+        "refusal": refusal if refusal and not problems.keys() & {"name", "folder", "bytes"} else None,
         "teams": [team for team in teams_of(request) if may(request, team, "launch")],
         "names": list(models_of(request).values_list("name", flat=True).distinct()),
     }
@@ -67,9 +69,9 @@ def _form(request: PageRequest, typed: dict[str, Any], refusal: Refused | None =
 @login_required
 @require_POST
 def import_one(request: PageRequest) -> HttpResponse:
-    typed = {field: request.POST.get(field, "").strip() for field in ("name", "folder", "team")}
-    team = team_to_act_in(request, typed["team"] or None, to="launch")
+    typed = {field: request.POST.get(field, "").replace("\0", "").strip() for field in ("name", "folder", "team")}
     try:
+        team = team_to_act_in(request, typed["team"] or None, to="launch")
         version = import_folder(team, typed["name"], typed["folder"], acting_user=request.user)
     except Refused as refusal:
         return _form(request, typed, refusal)
