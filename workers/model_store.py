@@ -300,10 +300,10 @@ def _licence(folder: Path) -> str:
 # Ending
 def _fail(version: ModelVersion, problem: Problem) -> None:
     value = problem.value if isinstance(problem.value, int) else str(problem.value)[:500].replace("\0", "")
-    said = {"field": problem.field, "message": problem.message[:2000].replace("\0", ""), "remedy": problem.remedy}
-    version.problem = said | {"value": value}
+    kept = {"field": problem.field, "message": problem.message[:2000].replace("\0", ""), "remedy": problem.remedy}
+    version.problem = kept | {"value": value}
     _end(version, VersionState.FAILED)
-    log.info("model version failed", version=version.id, problem=said["message"])
+    log.info("model version failed", version=version.id, problem=kept["message"])
 
 
 def _out_of_order(version: ModelVersion, error: Exception) -> Problem:

@@ -89,7 +89,7 @@ def imported(team: Team, user: User, root: Path, work: Callable[[], None]) -> Ca
 Imported = Callable[..., ModelVersion]
 
 
-def said(version: ModelVersion) -> str:
+def reported(version: ModelVersion) -> str:
     assert version.state == "failed", version.state
     problem = version.problem
     assert problem is not None
@@ -185,7 +185,7 @@ def test_a_link_within_the_root_is_followed_and_one_that_leads_out_is_not(import
     secret.write_text("secret")
     (root / "qwen" / "notes.txt").symlink_to(secret)
     version = imported()
-    assert "notes.txt leads out" in said(version)
+    assert "notes.txt leads out" in reported(version)
     assert not list(root.parent.rglob(f".partial-{version.id}"))
 
 
@@ -200,23 +200,23 @@ def test_pickled_weights_code_and_strange_files_are_refused_by_name(
     imported: Imported, root: Path, name: str, why: str
 ) -> None:
     with sealed(root / "qwen", name):
-        text = said(imported())
+        text = reported(imported())
     assert why in text
     assert name in text
 
 
 def test_a_folder_in_the_folder_and_a_fifo_are_refused(imported: Imported, root: Path) -> None:
     (root / "qwen" / "original").mkdir()
-    assert "original is a folder" in said(imported())
+    assert "original is a folder" in reported(imported())
     (root / "qwen" / "original").rmdir()
     os.mkfifo(root / "qwen" / "x.json")
-    assert "x.json is no plain file" in said(imported())
+    assert "x.json is no plain file" in reported(imported())
 
 
 def test_a_damaged_file_is_named_and_nothing_is_left_of_it(imported: Imported, root: Path, team: Team) -> None:
     os.truncate(root / "qwen" / "model.safetensors", 1000)
     version = imported()
-    assert "model.safetensors: is damaged" in said(version)
+    assert "model.safetensors: is damaged" in reported(version)
     assert not [path for path in (root.parent / "models").rglob("*") if path.is_file()]
     assert bytes_of(team) == 0
     assert Model.objects.get().last_number == 0
@@ -225,7 +225,7 @@ def test_a_damaged_file_is_named_and_nothing_is_left_of_it(imported: Imported, r
 def test_a_template_that_never_ends_is_refused(imported: Imported, root: Path) -> None:
     endless = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
     (root / "qwen" / "chat_template.jinja").write_text(endless)
-    assert "template" in said(imported())
+    assert "template" in reported(imported())
 
 
 def test_storing_goes_on_behind_the_piece_at_which_a_kill_came(
@@ -344,7 +344,7 @@ def test_a_file_that_changes_while_it_is_stored_is_refused(
     (root / "qwen" / "chat_template.jinja").write_text("another")
     work()
     version.refresh_from_db()
-    assert "chat_template.jinja has changed" in said(version)
+    assert "chat_template.jinja has changed" in reported(version)
 
 
 def test_what_the_team_may_take_of_the_disk_is_a_bound(team: Team, user: User, root: Path, settings: Any) -> None:
@@ -387,7 +387,7 @@ def test_an_adapter_alone_is_refused_with_what_to_do(promoted: Callable[..., Mod
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"x")
     version = promoted(tmp_path / "adapter")
-    assert "an adapter alone" in said(version)
+    assert "an adapter alone" in reported(version)
     assert "merged" in version.problem["remedy"]  # type: ignore[index]
 
 
@@ -400,7 +400,7 @@ def test_a_checkpoint_that_the_run_has_removed_meanwhile_is_named(
     version = promote_checkpoint(run, 40, "tuned", acting_user=user)
     work()
     version.refresh_from_db()
-    assert "cannot be read" in said(version)
+    assert "cannot be read" in reported(version)
 
 
 # Uploads
@@ -492,7 +492,7 @@ def link(kind: bytes, name: str = "x.json", target: str = "/etc/passwd") -> tarf
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_archive_with_tricks_is_refused(completed: Completed, archive: bytes, why: str, root: Path) -> None:
-    assert why in said(completed({"model.tar": archive}))
+    assert why in reported(completed({"model.tar": archive}))
     assert not [path for path in (root.parent / "models").rglob("*") if path.is_file()]
 
 
@@ -500,7 +500,7 @@ def test_an_archive_with_a_header_of_gigabytes_is_read_no_further(completed: Com
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, 8 * 2**30
     bomb = header.tobuf(tarfile.GNU_FORMAT) + b"\0" * 4096
-    assert "claims 8589934592 bytes" in said(completed({"model.tar": bomb}))
+    assert "claims 8589934592 bytes" in reported(completed({"model.tar": bomb}))
 
 
 def test_an_archive_whose_entry_is_sparse_is_refused(completed: Completed) -> None:

@@ -123,7 +123,7 @@ def test_a_file_of_many_pieces_is_compared_by_its_length(tmp_path: Path) -> None
 
 
 def launch_file(tmp_path: Path, pinned_to: CatalogFolder | None) -> Path:
-    model = {"kind": "pretrained", "context_tokens": 512, "catalog": "qwen@3"}
+    model = {"kind": "pretrained", "context_tokens": 1024, "catalog": "qwen@3"}
     spec = RunSpec.model_validate({"name": "x", "model": model})
     run_dir = tmp_path / "run"
     run_dir.mkdir(exist_ok=True)
