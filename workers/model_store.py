@@ -13,11 +13,12 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -228,20 +229,29 @@ def engine_report(folder: Path) -> ModelReport:
     """What the engine says of the folder, in a process that may die of it.  Raises SourceRefused if it does."""
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_ENGINE}
     command = [sys.executable, "-m", "engine", "model-check", str(folder), "--json"]
+    process = subprocess.Popen(
+        command, cwd=settings.ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, preexec_fn=_limit, start_new_session=True,
+    )  # fmt: skip
     try:
-        done = subprocess.run(
-            command, cwd=settings.ROOT, env=environment, capture_output=True, timeout=CHECK_S, check=False,
-            preexec_fn=_limit, start_new_session=True,
-        )  # fmt: skip
-        return ModelReport.model_validate_json(done.stdout)
+        output, errors = process.communicate(timeout=CHECK_S)
+        return ModelReport.model_validate_json(output)
     except subprocess.TimeoutExpired:
         how = f"took more than {CHECK_S} s"
     except ValidationError:
-        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        last = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
         how = f"failed: {last[0][:300]}"
-    raise SourceRefused(
-        "folder", folder.name[:12], f"the engine's check of the model {how}", "use the model's own files"
-    )
+    finally:
+        _kill(process)
+    message = f"the engine's check of the model {how}"
+    raise SourceRefused("folder", folder.name[:12], message, "use the model's own files")
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """It and whatever it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _limit() -> None:

@@ -228,6 +228,30 @@ def test_a_template_that_never_ends_is_refused(imported: Imported, root: Path) -
     assert "template" in reported(imported())
 
 
+@pytest.mark.parametrize(
+    ("limit", "value", "why"), [("CHECK_S", 0.2, "took more than"), ("CHECK_BYTES", 2**20, "failed")]
+)
+def test_a_check_that_takes_too_much_is_a_refusal(
+    imported: Imported, monkeypatch: Any, limit: str, value: float, why: str
+) -> None:
+    if limit == "CHECK_S":
+        monkeypatch.setattr(model_store, "_limit", lambda: None)
+    monkeypatch.setattr(model_store, limit, value)
+    assert why in reported(imported())
+
+
+def test_the_check_has_no_secret_of_the_service(root: Path, monkeypatch: Any) -> None:
+    written = root / "environment"
+    monkeypatch.setattr(model_store.sys, "executable", str(root / "python"))
+    (root / "python").write_text(f"#!/bin/sh\nenv > {written}\n")
+    (root / "python").chmod(0o700)
+    with pytest.raises(model_sources.SourceRefused):
+        model_store.engine_report(root / "qwen")
+    names = {line.partition("=")[0] for line in written.read_text().splitlines()}
+    assert "PATH" in names
+    assert not names & {"PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"}
+
+
 def test_storing_goes_on_behind_the_piece_at_which_a_kill_came(
     team: Team, user: User, root: Path, sent: Sent, work: Callable[[], None], small_pieces: int, monkeypatch: Any
 ) -> None:
