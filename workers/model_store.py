@@ -34,7 +34,7 @@ from engine.spec.problems import Problem
 from webapp import queue
 from webapp.accounts.models import Team
 from webapp.catalog.file_names import is_licence
-from webapp.catalog.models import UNFINISHED, ModelVersion, VersionState
+from webapp.catalog.models import UNFINISHED, ModelVersion, UploadPart, VersionState
 from webapp.catalog.storage import content_folder, partial_folder, upload_folder
 from webapp.catalog.versions import refuse_beyond_room
 from webapp.refusals import Refused
@@ -333,6 +333,7 @@ def _clear(version: ModelVersion) -> None:
     shutil.rmtree(_partial(version), ignore_errors=True)
     if version.origin["kind"] == "upload":
         shutil.rmtree(upload_folder(version.origin["upload"]), ignore_errors=True)
+        UploadPart.objects.filter(upload__version=version).delete()
 
 
 def _partial(version: ModelVersion) -> Path:

@@ -26,7 +26,7 @@ from webapp.accounts.models import Team, User
 from webapp.accounts.services import create_team
 from webapp.catalog import uploads
 from webapp.catalog.imports import import_folder, importable
-from webapp.catalog.models import Model, ModelVersion, Upload
+from webapp.catalog.models import Model, ModelVersion, Upload, UploadPart
 from webapp.catalog.uploads import begin_upload, complete_upload, put_part
 from webapp.catalog.versions import bytes_of, cancel_version
 from webapp.library.services import promote_checkpoint
@@ -485,6 +485,7 @@ def test_files_and_a_tar_of_them_are_the_same_content_as_the_folder(
     assert first.sha256 == by_files.sha256 == by_tar.sha256
     assert contents(by_tar.folder) == contents(root / "qwen")
     assert not list((root.parent / "models" / "uploads").iterdir())
+    assert not UploadPart.objects.exists()
 
 
 def link(kind: bytes, name: str = "x.json", target: str = "/etc/passwd") -> tarfile.TarInfo:
