@@ -104,6 +104,7 @@ def test_a_version_shows_its_lineage_and_what_depends_on_it(team: Team, alice: U
               "environment": "python-math", "data": {"train_tasks": 2000, "seed": 7}, "recipe": "grpo"}  # fmt: skip
     tuned = ready_version(team, "tuned", files={"config.json": b"{}"}, origin=origin, parent=base)
     client = signed_in(alice)
+    assert f'href="/models/versions/{base.id}/">qwen@1' in text_of(client, f"/runs/{run.id}/")
     page = text_of(client, f"/models/versions/{tuned.id}/")
     for part in (f'href="/models/versions/{base.id}/">qwen@1', "step 40 of run #1", "python-math", "2,000", "grpo"):
         assert part in page
@@ -202,3 +203,17 @@ def test_somebody_with_two_teams_says_which(team: Team, alice: User) -> None:
         assert answer.status_code == status, of
     unsaid = client.post("/models/import", {"name": "q", "folder": "qwen"}).content.decode()
     assert "name the team by its slug" in unsaid
+
+
+def test_the_page_of_a_version_leads_to_the_models_others(team: Team, alice: User) -> None:
+    versions = [ready_version(team, files={"config.json": b"{}" + b" " * number}) for number in range(22)]
+    other = ready_version(team, "other")
+    page = text_of(signed_in(alice), f"/models/versions/{versions[3].id}/")
+    assert "Other versions" in page
+    assert "qwen@1<" in page
+    assert "qwen@22<" in page
+    assert f"/models/versions/{other.id}/" not in page
+    listed = text_of(signed_in(alice), "/models/")
+    assert "The newest 20 of 22" in listed
+    assert "qwen@22<" in listed
+    assert "qwen@2<" not in listed

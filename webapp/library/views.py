@@ -23,8 +23,8 @@ from webapp.pages.responses import redirect_with, refusals_return_to
 from webapp.refusals import Invalid, Refused
 from webapp.runs.access import run_for
 
-MOST_VERSIONS = 20
-"""Of a model on the list; its other ones are behind the newest version's page."""
+MOST_ANCESTORS = 20
+MOST_SIBLINGS = 200
 
 
 @never_cache
@@ -88,17 +88,24 @@ def detail(request: PageRequest, version_id: int) -> HttpResponse:
         "version": version,
         "origin": version.made_from,
         "dependents": services.dependents_of(version),
-        "siblings": version.model.versions.filter(state__in=UNFINISHED | {VersionState.READY}).order_by("-id"),
+        "siblings": _siblings(version),
         "ancestors": _ancestors(version),
         "launches": may(request, version.model.team, "launch"),
     }
     return render(request, "library/version_body.html" if request.htmx else "library/version.html", context)
 
 
+def _siblings(version: ModelVersion) -> list[ModelVersion]:
+    """The other versions of its model that are ready or on their way, the newest first."""
+    states = UNFINISHED | {VersionState.READY}
+    others = version.model.versions.filter(state__in=states).exclude(id=version.id).defer("licence_text")
+    return list(others.select_related("model").order_by("-id")[:MOST_SIBLINGS])
+
+
 def _ancestors(version: ModelVersion) -> list[ModelVersion]:
     """The version that its run began from, and so on, the first one first."""
     found: list[ModelVersion] = []
-    while version.parent_id is not None and len(found) < MOST_VERSIONS:
+    while version.parent_id is not None and len(found) < MOST_ANCESTORS:
         version = ModelVersion.objects.select_related("model").get(id=version.parent_id)
         found.insert(0, version)
     return found
