@@ -46,12 +46,12 @@ class Plan:
     def digest(self) -> str:
         """Changes with whatever changes a result, presets and defaults included; not with the number of seeds."""
         runs = [[arm.name, self.spec(arm, 0).model_dump(mode="json")] for arm in self.arms]
-        decisive = {"metric": self.metric, "cold start": self.shared["recipe"]["cold_start"], "runs": runs}
+        decisive = {"metric": self.metric, "cold start": self.shared["recipe"]["stages"], "runs": runs}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     def cold_start_spec(self, seed: int) -> RunSpec:
-        """The supervised stage alone, which all arms of a seed share."""
-        recipe = {"cold_start": self.shared["recipe"]["cold_start"], "objective": {"kind": "none"}}
+        """The supervised stages alone, which all arms of a seed share."""
+        recipe = {"stages": self.shared["recipe"]["stages"], "objective": {"kind": "none"}}
         return _spec({**self.shared, "name": f"cold start {seed}", "seed": seed, "recipe": recipe})
 
     def spec(self, arm: Arm, seed: int) -> RunSpec:
@@ -83,7 +83,7 @@ def plan_of_recipes(environment: str, recipes: list[str], seeds: int) -> Plan:
         known = sorted(path.stem.replace("_", "-") for path in sample.parent.glob("*.toml"))
         raise BadPlan(f"--env = {environment}: there is no such sample; use one of: {', '.join(known)}")
     shared = tomllib.loads(sample.read_text())
-    kept = {key: value for key, value in shared.get("recipe", {}).items() if key in ("cold_start", "optimizer")}
+    kept = {key: value for key, value in shared.get("recipe", {}).items() if key in ("stages", "optimizer")}
     return _checked(
         Plan(
             claim=f"{' against '.join(recipes)} on {environment}",

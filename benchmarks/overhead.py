@@ -122,8 +122,7 @@ def _spec(part: dict[str, Any], which: str, options: argparse.Namespace) -> RunS
             "name": "overhead",
             "environment": part["environment"],
             "model": {"context_tokens": 224},
-            "recipe": {"preset": "grpo", "cold_start": None, "optimizer": {"learning_rate": LEARNING_RATE}}
-            | part[which],
+            "recipe": {"preset": "grpo", "stages": [], "optimizer": {"learning_rate": LEARNING_RATE}} | part[which],
             "resources": {"threads": options.threads, "kv_slots": 64, "sandboxes": 64},
             "schedule": SCHEDULE | {"steps": 2 + options.steps},
         }

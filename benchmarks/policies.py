@@ -11,11 +11,10 @@ from pathlib import Path
 from benchmarks.workload import Setting
 from engine.cluster.members import learner_for, trainer_for
 from engine.spec.run import RunSpec
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Demonstrations, Stage
 
-COLD_START = ColdStart(
-    demonstrations=4096, wrong_fraction=0.0, tool_error_fraction=0.2, steps=600, batch_size=64, learning_rate=1e-3
-)
+TAUGHT = Demonstrations(count=4096, wrong_fraction=0.0, tool_error_fraction=0.2)
+COLD_START = Stage(data=TAUGHT, steps=600, batch_size=64, learning_rate=1e-3)
 """Written out, so that tuning the defaults does not change what is measured."""
 
 
@@ -32,8 +31,8 @@ def start_policy(setting: Setting, spec: RunSpec, *, home: Path, guesses: float 
 
 
 def _taught(spec: RunSpec, guesses: float) -> RunSpec:
-    cold_start = COLD_START.model_copy(update={"wrong_fraction": guesses})
-    return spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"cold_start": cold_start})})
+    cold_start = COLD_START.model_copy(update={"data": TAUGHT.model_copy(update={"wrong_fraction": guesses})})
+    return spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"stages": (cold_start,)})})
 
 
 def _make(setting: Setting, spec: RunSpec, folder: Path) -> None:
@@ -42,6 +41,6 @@ def _make(setting: Setting, spec: RunSpec, folder: Path) -> None:
         return
     learner = learner_for(spec)
     print(f"teaching the policy of '{setting}' to use its tool (once) ...", file=sys.stderr)
-    loss = learner.cold_start(1, COLD_START.steps)
+    loss = learner.supervised(0, 1, COLD_START.steps)["loss"]
     print(f"  mean loss {loss:.3f}", file=sys.stderr)
     learner.save(folder)

@@ -48,10 +48,8 @@ intermediate_size = 256
 context_tokens = 128
 [recipe]
 preset = "grpo"
-[recipe.cold_start]
-demonstrations = 512
-wrong_fraction = 0.6
-tool_error_fraction = 0.2
+[[recipe.stages]]
+data = {kind = "demonstrations", count = 512, wrong_fraction = 0.6, tool_error_fraction = 0.2}
 steps = 40
 batch_size = 64
 learning_rate = 2e-3

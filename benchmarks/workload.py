@@ -64,7 +64,7 @@ def spec_for(setting: Setting, *, steps: int, threads: int) -> RunSpec:
                 "max_turn_tokens": 32,
                 "sandbox": {"reuse": "reset"},  # what is compared are trainers, not the making of sandboxes
             },
-            "recipe": {"cold_start": None, "optimizer": {"learning_rate": LEARNING_RATE}},
+            "recipe": {"stages": [], "optimizer": {"learning_rate": LEARNING_RATE}},
             "resources": {"threads": threads, "sandboxes": 64 if setting == "tool-use" else 1},
             "schedule": {"steps": steps},
         }

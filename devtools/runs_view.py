@@ -16,7 +16,9 @@ _METRIC = """(SELECT p.value FROM runs_metricpoint p JOIN runs_metrickey k ON k.
 _RUNS = f"""
 SELECT r.id::text AS id, r.number, r.name, r.state, r.desired, r.attempt, r.phase, r.step, r.total_steps,
        (r.heartbeat ->> 'eta_s')::float AS eta_s, r.failure_reason, r.summary,
-       CASE WHEN r.phase = 'cold-start' THEN (r.spec #>> '{{recipe,cold_start,steps}}')::int END AS cold_start_steps,
+       CASE WHEN r.phase = 'cold-start' THEN (
+           SELECT sum((stage->>'steps')::int)::int FROM jsonb_array_elements(r.spec #> '{{recipe,stages}}') stage
+           WHERE (stage->>'epochs')::int = 0) END AS cold_start_steps,
        CASE WHEN r.phase = 'cold-start' THEN (
            SELECT max(p.step) FROM runs_metricpoint p JOIN runs_metrickey k ON k.id = p.key_id
            WHERE p.run_id = r.id AND k.name = 'sft/loss') END AS cold_start_done,

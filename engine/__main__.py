@@ -88,12 +88,19 @@ def _check(options: argparse.Namespace) -> int:
     if problems := lacking(spec):
         raise BadSpec([f"{options.file}: {problem}" for problem in problems])
     schedule = spec.schedule
-    supervised = f"{spec.recipe.cold_start_steps} supervised steps, then " if spec.recipe.cold_start_steps else ""
+    supervised = f"{_supervised(spec)}, then " if spec.recipe.stages else ""
     rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
     print(f"{options.file}: fine. {spec.name}: {supervised}{spec.rl_steps} steps of {rollouts}")
     if (memory := memory_in_words(spec.model, spec.recipe)) is not None:
         print(memory)
     return 0
+
+
+def _supervised(spec: RunSpec) -> str:
+    stages, steps = len(spec.recipe.stages), spec.recipe.supervised_steps
+    if steps is None:
+        return f"{stages} supervised stage{'' if stages == 1 else 's'}"
+    return f"{steps} supervised steps"
 
 
 def _make_model(options: argparse.Namespace) -> int:

@@ -1,6 +1,9 @@
 """What changes over the updates of a run: factors of the peak learning rate."""
 
 import math
+from typing import Literal
+
+Decay = Literal["cosine", "linear", "constant"]
 
 
 def linear_warmup(update: int, warmup_updates: int) -> float:
@@ -8,9 +11,17 @@ def linear_warmup(update: int, warmup_updates: int) -> float:
     return min(1.0, (update + 1) / warmup_updates) if warmup_updates > 0 else 1.0
 
 
-def warmup_then_cosine(update: int, total_updates: int, *, warmup_updates: int, floor: float) -> float:
-    """A linear warm-up, then half a cosine from 1 down to ``floor`` at the last update."""
+def warmup_then_decay(
+    update: int, total_updates: int, *, warmup_updates: int, floor: float, shape: Decay = "cosine"
+) -> float:
+    """A linear warm-up, then half a cosine or a line from 1 down to ``floor`` at the last update; or 1 for ever."""
     if update < warmup_updates:
         return linear_warmup(update, warmup_updates)
     progress = (update - warmup_updates) / max(1, total_updates - 1 - warmup_updates)
-    return floor + (1 - floor) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
+    match shape:
+        case "cosine":
+            return floor + (1 - floor) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
+        case "linear":
+            return floor + (1 - floor) * (1 - min(1.0, progress))
+        case "constant":
+            return 1.0

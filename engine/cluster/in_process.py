@@ -24,6 +24,7 @@ from engine.rollout.worker import Collected
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
 from engine.training.columns import CreditColumns, UpdateRequest
+from engine.training.stages import FilesRead, StageBegun
 
 T = TypeVar("T")
 
@@ -58,8 +59,14 @@ class InProcessWorkers:
         self._worker = rollout_worker_for(self._spec, self._generator, sandboxes.pool, sandboxes.monitor)
         gc.freeze()  # what is there now stays: a full collection need not look at it again
 
-    async def cold_start(self, first: int, last: int) -> float:
-        return await self._learning(lambda: self._learner.cold_start(first, last))
+    async def read_on(self) -> FilesRead:
+        return await self._learning(self._learner.read_on)
+
+    async def stage(self, number: int) -> StageBegun:
+        return await self._learning(lambda: self._learner.stage(number))
+
+    async def supervised(self, number: int, first: int, last: int) -> dict[str, float]:
+        return await self._learning(lambda: self._learner.supervised(number, first, last))
 
     async def sync_weights(self, version: int) -> None:
         if version != self._version:

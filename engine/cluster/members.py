@@ -11,25 +11,35 @@ from engine.models.origin import model_origin
 from engine.models.vocabulary import tokens_of
 from engine.rollout.demonstrations import demonstration_writer_for
 from engine.rollout.renderers.registry import renderer_for
+from engine.rollout.stage_documents import line_reader
 from engine.spec.run import RunSpec
+from engine.spec.supervised import Demonstrations, Stage
 from engine.spec.trajectory import Trajectory
 from engine.training.backends.registry import trainer_backend
 from engine.training.critic import critic_for
+from engine.training.examples import LineReader
 from engine.training.learner import Learner
-from engine.training.recordings import recorded_trajectories, recordings_folder
+from engine.training.recordings import recordings_folder
+from engine.training.stages import StageSources, SupervisedStages
 from engine.training.trainer import Trainer, longest_response_tokens
 
 
 def learner_for(spec: RunSpec, recordings: Path | None = None) -> Learner:
-    """A learner that knows how to ask the environment for demonstrations.
+    """A learner whose supervised stages know where their data come from.
 
-    ``recordings`` is the folder below which recorded trajectories lie, by default that of the environment.
+    ``recordings`` is the folder below which the files of stages lie, by default that of the environment.
 
-    Raises BadRecording if the recipe names some that cannot be learned from, RunFailed if the device is missing.
+    Raises BadRecording if a stage names a file that cannot be learned from, RunFailed if the device is missing.
     """
     if spec.resources.device == "cuda" and not torch.cuda.is_available():
         raise RunFailed(NO_GPU)
-    recorded = recorded_trajectories(spec.recipe.cold_start, spec.model, recordings or recordings_folder())
+    stages = SupervisedStages(
+        spec.recipe.stages,
+        _sources(spec, recordings or recordings_folder()),
+        model=spec.model,
+        context=model_origin(spec.model).context_tokens,
+        seed=spec.seed,
+    )
     trainer = trainer_for(spec)
     network, minibatch = trainer.backend.value_network, spec.schedule.minibatch_trajectories
     return Learner(
@@ -37,8 +47,7 @@ def learner_for(spec: RunSpec, recordings: Path | None = None) -> Learner:
         tokens_of(spec.model),
         trainer,
         critic_for(spec.recipe, network, minibatch=minibatch),
-        recorded=recorded,
-        scripted=lambda: _scripted(spec),
+        stages=stages,
         threads=spec.resources.threads,
     )
 
@@ -55,10 +64,14 @@ def trainer_for(spec: RunSpec) -> Trainer:
     )
 
 
-def _scripted(spec: RunSpec) -> Iterator[Trajectory]:
-    cold_start = spec.recipe.cold_start
-    assert cold_start is not None, "a learner asks for demonstrations only if the recipe has a cold start"
-    environment = environment_for(spec.environment, spec.dataset)
-    renderer = renderer_for(spec.model, spec.environment)
-    writer = demonstration_writer_for(environment, renderer, spec.recipe.reward, seed=spec.seed)
-    return writer.demonstrations(cold_start)
+def _sources(spec: RunSpec, folder: Path) -> StageSources:
+    def demonstrations(wanted: Demonstrations) -> Iterator[Trajectory]:
+        environment = environment_for(spec.environment, spec.dataset)
+        renderer = renderer_for(spec.model, spec.environment)
+        writer = demonstration_writer_for(environment, renderer, spec.recipe.reward, seed=spec.seed)
+        return writer.demonstrations(wanted)
+
+    def reader(stage: Stage) -> LineReader:
+        return line_reader(stage, spec.model, renderer_for(spec.model, spec.environment))
+
+    return StageSources(demonstrations, reader, folder)

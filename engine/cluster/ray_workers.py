@@ -39,6 +39,7 @@ from engine.rollout.worker import Collected
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
 from engine.training.columns import CreditColumns, UpdateRequest
+from engine.training.stages import FilesRead, StageBegun
 
 REPLACEMENTS = 20
 """How many dead actors an attempt replaces before it gives up: more than bad luck."""
@@ -193,9 +194,17 @@ class RayWorkers:
         for name in self._actors:
             await self._settle_in(name)
 
-    async def cold_start(self, first: int, last: int) -> float:
-        seconds: float = await self._learn("cold_start", first, last)
-        return seconds
+    async def read_on(self) -> FilesRead:
+        read: FilesRead = await self._learn("read_on")
+        return read
+
+    async def stage(self, number: int) -> StageBegun:
+        begun: StageBegun = await self._learn("stage", number)
+        return begun
+
+    async def supervised(self, number: int, first: int, last: int) -> dict[str, float]:
+        metrics: dict[str, float] = await self._learn("supervised", number, first, last)
+        return metrics
 
     async def sync_weights(self, version: int) -> None:
         self._version = version

@@ -21,6 +21,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
 from engine.spec.rollout_group import RolloutGroup
 from engine.training.columns import CreditColumns, UpdateRequest
+from engine.training.stages import FilesRead, StageBegun
 
 
 class ActorLost(Exception):
@@ -37,8 +38,19 @@ class WorkerGroup(Protocol):
 
     async def start(self) -> None: ...
 
-    async def cold_start(self, first: int, last: int) -> float:
-        """Supervised steps ``first`` .. ``last`` (from 1, both included), in order; the mean loss."""
+    async def read_on(self) -> FilesRead:
+        """Read the files of the supervised stages a little further; the first stage begins when all are read."""
+        ...
+
+    async def stage(self, number: int) -> StageBegun:
+        """Make what supervised stage ``number``, from 0, learns."""
+        ...
+
+    async def supervised(self, number: int, first: int, last: int) -> dict[str, float]:
+        """Steps ``first`` .. ``last`` (from 1, both included) of stage ``number``, in order; metrics without prefix.
+
+        ``loss`` is their mean; ``validation_loss`` is there where it is due after the last of them.
+        """
         ...
 
     async def sync_weights(self, version: int) -> None:

@@ -17,6 +17,7 @@ from engine.cluster.workers import WorkerGroup
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
 from engine.launch.preflight import BadSpec, differing_fields, spec_from_file, with_pinned_model
+from engine.launch.stage_files import check_stage
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.loop.loop import Loop
 from engine.loop.quarantine import Quarantine
@@ -29,7 +30,7 @@ from engine.reporting.spool import Spool, SpoolError
 from engine.spec.event import Finished
 from engine.spec.run import RunSpec
 from engine.spec.strict import Strict
-from engine.training.recordings import BadRecording, recorded_trajectories
+from engine.training.recordings import BadRecording
 from sandboxes.interface import SandboxLost, SandboxUnavailable
 
 CANCELLED = 130
@@ -106,7 +107,8 @@ def _next_attempt(spool: Spool) -> int:
 def _check_recordings(spec: RunSpec, folder: Path) -> None:
     """Here paths in the run file are relative to it."""
     try:
-        recorded_trajectories(spec.recipe.cold_start, spec.model, folder)
+        for number, stage in enumerate(spec.recipe.stages):
+            check_stage(number, stage, spec.model, folder)
     except BadRecording as error:
         raise BadSpec([str(error)]) from error
 

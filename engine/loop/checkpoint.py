@@ -1,8 +1,9 @@
 """Checkpoints on disk: complete or not there at all.
 
-``<run dir>/checkpoints/step-000010/`` holds the learner's files, ``state.json`` and ``manifest.json``.  A
-checkpoint is written under another name, fsynced, and renamed; so one that bears its name was whole
-once, whoever was killed and when.  Whether it still is, its manifest tells.
+``<run dir>/checkpoints/step-000010/`` holds the learner's files, ``state.json`` and ``manifest.json``.  So does
+``supervised-000200``, from the middle of the supervised stages; it goes once there is one of step 0.  A checkpoint is
+written under another name, fsynced, and renamed; so one that bears its name was whole once, whoever was killed and
+when.  Whether it still is, its manifest tells.
 
 One that is damaged is set aside as ``damaged-000010``, and the run goes on from the newest whole one
 before it.  A checkpoint without a manifest is of an earlier version of Palestra: it counts as whole
@@ -21,6 +22,7 @@ from engine.loop import manifest
 from engine.loop.state import RunState
 
 _NAME = re.compile(r"step-(\d{6,})")
+_SUPERVISED = re.compile(r"supervised-(\d{6,})")
 _STATE = "state.json"
 
 
@@ -28,11 +30,26 @@ class CheckpointError(Exception):
     """A checkpoint cannot be written or read; the message says which and why."""
 
 
+def written_after(path: Path) -> str:
+    """What the checkpoint was written after, e.g. ``step 10`` or ``supervised step 200``."""
+    kind, _, number = path.name.partition("-")
+    return f"{'step' if kind == 'step' else 'supervised step'} {int(number)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    step: int
+    path: Path
     how: str
     """Which file, and what is the matter with it."""
+
+    @property
+    def after(self) -> str:
+        return written_after(self.path)
+
+    @property
+    def aside(self) -> str:
+        """The name of its folder once it is set aside."""
+        return f"damaged-{self.path.name.removeprefix('step-')}"
 
 
 @dataclass(slots=True)
@@ -41,6 +58,8 @@ class Found:
 
     state: RunState | None = None
     """It is that of the newest whole checkpoint; None: the run begins anew."""
+    path: Path | None = None
+    """Where that checkpoint lies."""
     verified: bool = False
     """Its files are what was written.  Unknown without a manifest."""
     damaged: list[Damaged] = field(default_factory=list)
@@ -56,10 +75,24 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 
+    def path_of(self, state: RunState) -> Path:
+        """Where the checkpoint of a state lies."""
+        if state.cold_started:
+            return self.path(state.finished_steps)
+        return self._folder / f"supervised-{state.cold_start_steps:06d}"
+
     def steps(self) -> list[int]:
         """Those of the complete checkpoints, ascending."""
-        matches = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
-        return sorted(int(match[1]) for match in matches if match)
+        return [number for number, _ in self._named(_NAME)]
+
+    def _named(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
+        """The complete checkpoints of one kind by their number, ascending."""
+        matches = ((pattern.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return sorted((int(match[1]), path) for match, path in matches if match)
+
+    def _complete(self) -> list[Path]:
+        """All of them, the oldest first."""
+        return [path for pattern in (_SUPERVISED, _NAME) for _, path in self._named(pattern)]
 
     def begin(self) -> Path:
         """An empty folder to write the next checkpoint into; remains of an interrupted one are removed."""
@@ -70,16 +103,19 @@ class Checkpoints:
         return partial
 
     def complete(self, partial: Path, state: RunState) -> None:
-        """Make ``partial`` the checkpoint of ``state.finished_steps``; only now remove those beyond ``keep``."""
+        """Make ``partial`` the checkpoint of ``state``; only now remove those beyond ``keep``."""
         (partial / _STATE).write_text(state.model_dump_json())
         manifest.describe(partial)
         for path in (*partial.rglob("*"), partial):
             fsync(path)
-        path = self.path(state.finished_steps)
+        path = self.path_of(state)
         if path.exists():  # of an attempt that was resumed from further below
             self._remove(path)
         partial.rename(path)
         fsync(self._folder)
+        supervised = self._named(_SUPERVISED)
+        for _, superseded in supervised if state.cold_started else supervised[: -self._keep]:
+            self._remove(superseded)
         for step in self.steps()[: -self._keep]:
             self._remove(self.path(step))
 
@@ -96,27 +132,27 @@ class Checkpoints:
         Raises CheckpointError where it is not the disk's fault that one cannot be read.
         """
         found = Found()
-        for step in reversed(self.steps()):
+        for path in reversed(self._complete()):
             try:
-                state = self._state_or_damage(step)
+                state = self._state_or_damage(path)
             except OSError as error:
                 raise CheckpointError(f"{error.filename} cannot be read ({error.strerror})") from error
             if isinstance(state, RunState):
-                found.state, found.verified = state, manifest.is_described(self.path(step))
+                found.state, found.path, found.verified = state, path, manifest.is_described(path)
                 break
-            found.damaged.append(Damaged(step, state))
+            found.damaged.append(Damaged(path, state))
         return found
 
-    def set_aside(self, step: int) -> Path:
-        """From now on ``step`` has no checkpoint; its files stay for whoever wants to look at them."""
-        aside = self._folder / f"damaged-{step:06d}"
+    def set_aside(self, damaged: Damaged) -> Path:
+        """From now on there is no such checkpoint; its files stay for whoever wants to look at them."""
+        aside = self._folder / damaged.aside
         try:
             if aside.exists():
                 shutil.rmtree(aside)
-            self.path(step).rename(aside)
+            damaged.path.rename(aside)
             fsync(self._folder)
         except OSError as error:
-            raise CheckpointError(f"{self.path(step)} is damaged and cannot be set aside: {error}") from error
+            raise CheckpointError(f"{damaged.path} is damaged and cannot be set aside: {error}") from error
         return aside
 
     def announced(self, step: int) -> bool:
@@ -126,8 +162,7 @@ class Checkpoints:
     def mark_announced(self, step: int) -> None:
         (self.path(step) / "announced").touch()
 
-    def _state_or_damage(self, step: int) -> RunState | str:
-        folder = self.path(step)
+    def _state_or_damage(self, folder: Path) -> RunState | str:
         described = manifest.is_described(folder)
         if described and (how := manifest.damage_in(folder)) is not None:
             return how

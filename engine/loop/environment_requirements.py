@@ -30,6 +30,7 @@ from engine.spec.problems import Problem
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import needing_one_segment
 from engine.spec.run import Dataset, RunSpec
+from engine.spec.supervised import Demonstrations
 from engine.spec.trajectory import Split, Task
 from sandboxes.interface import Sandbox, SandboxUnavailable
 
@@ -86,10 +87,10 @@ def _missing_capabilities(recipe: Recipe, environment: Environment, *, append_on
     if not isinstance(environment, Demonstrator):
         if _is_scripted(recipe):
             yield Problem(
-                "recipe.cold_start",
-                "scripted",
+                "recipe.stages",
+                "demonstrations",
                 f"{kind} has no demonstrator (a method `script`) to learn from",
-                "set recipe.cold_start = false, or recipe.cold_start.recorded to a file of trajectories",
+                "set recipe.stages = [], or let each stage learn recordings, chat or text",
             )
         if recipe.expert_starts is not None and recipe.expert_starts.demonstrations:
             yield Problem(
@@ -108,8 +109,7 @@ def _missing_capabilities(recipe: Recipe, environment: Environment, *, append_on
 
 
 def _is_scripted(recipe: Recipe) -> bool:
-    cold_start = recipe.cold_start
-    return cold_start is not None and cold_start.recorded is None and recipe.cold_start_steps > 0
+    return any(isinstance(stage.data, Demonstrations) for stage in recipe.stages)
 
 
 def _missing_tasks(dataset: Dataset, environment: Environment, environment_id: str) -> Iterator[Problem]:
@@ -166,7 +166,7 @@ def _demonstrations_without_room(writer: DemonstrationWriter, context_tokens: in
         yield Problem(
             "model.context_tokens",
             context_tokens,
-            f"the cold start's longest demonstration has {longest} tokens",
+            f"the longest demonstration of a supervised stage has {longest} tokens",
             f"use at least {longest}",
         )
 

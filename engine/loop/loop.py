@@ -1,27 +1,27 @@
 """The life of an attempt at a run, from its first phase to its last event.
 
     start        workers are made; weights, optimiser and counts are read from the newest checkpoint
-    cold-start   learner: supervised steps, in slices           (only before step 1)
+    cold-start   supervised.py: supervised stages, in slices    (only before step 1)
     then, with k finished steps, until k = steps:
       evaluate      generator + rollouts: held-out tasks        (before step 1, after the last, every n)
       checkpoint    learner writes, then the loop renames       (likewise)
       a step        step.py: sync-weights, collect, score, judge, credit, update
     finish       the summary is the last event
 
-A recipe without RL has 0 steps: it is evaluated once, after its cold start.
+A recipe without RL has 0 steps: it is evaluated once, after its supervised stages.
 
 The loop is synchronous, so a resumed run ends with the same weights.  Events of step k + 1 are in the
 spool before checkpoint k + 1 exists.
 
-How phases are reported, paused and ended stands in phases.py, evaluations and checkpoints in
-milestones.py.  What the sandboxes tried is emitted by a thread (security_events.py) while it happens; the
+How phases are reported, paused and ended stands in phases.py, evaluations and checkpoints in milestones.py, supervised
+stages in supervised.py.  What the sandboxes tried is emitted by a thread (security_events.py) while it happens; the
 last of it before ``finished``.
 """
 
 from typing import Any, Literal
 
 from engine.cluster.workers import WorkerGroup
-from engine.failures import Cancelled, RunFailed, divergence_named
+from engine.failures import Cancelled, RunFailed
 from engine.loop.checkpoint import Checkpoints
 from engine.loop.judge_phase import Judging, judging_for
 from engine.loop.milestones import Milestones
@@ -35,15 +35,13 @@ from engine.loop.run_log import RunLog
 from engine.loop.state import RunState
 from engine.loop.step import StepRunner, measured_rss_mib
 from engine.loop.summary import summary_of
+from engine.loop.supervised import StageRunner
 from engine.reporting.event_writer import EventWriter
 from engine.reporting.security_events import SecurityEvents
 from engine.spec import event
 from engine.spec.run import RunSpec
 from engine.training.recordings import BadRecording
 from sandboxes.interface import SandboxUnavailable
-
-COLD_START_SLICE = 10
-"""Supervised steps per slice: between slices a cancel is heard, and the learning curve gets a point."""
 
 Ending = Literal["succeeded", "cancelled"]
 
@@ -93,6 +91,7 @@ class Loop:
             purification=spec.recipe.purification,
             seed=spec.seed,
         )
+        self._stages = StageRunner(spec.recipe.stages, self._state, self._phases, workers, events, self._milestones)
 
     async def run(self) -> Ending:
         """Do the work unless the watcher ends it; the workers are closed in any case.
@@ -119,7 +118,7 @@ class Loop:
 
     async def _work(self) -> None:
         await self._start()
-        await self._cold_start()
+        await self._stages.run()
         steps = self._step_runner()
         while True:
             await self._milestones.evaluate_if_due()
@@ -159,22 +158,6 @@ class Loop:
             raise RunFailed(f"sandboxes cannot be made here: {error}") from error
         except BadRecording as error:
             raise RunFailed(str(error)) from error
-
-    async def _cold_start(self) -> None:
-        steps = self._spec.recipe.cold_start_steps
-        if steps > 0 and not self._state.cold_started:
-            async with self._phases.phase("cold-start", 0):
-                for first in range(1, steps + 1, COLD_START_SLICE):
-                    last = min(first + COLD_START_SLICE - 1, steps)
-                    with divergence_named(f"cold-start steps {first} to {last}", "recipe.cold_start.learning_rate"):
-                        loss = await self._workers.cold_start(first, last)
-                    self._events.metrics(last, {"sft/loss": loss})
-                    self.progress.progressed()
-        if not self._state.cold_started:
-            self._state.cold_started = True
-            self._state.cold_start_steps = steps
-            await self._milestones.checkpoint()
-            await self._phases.boundary()
 
     def _step_runner(self) -> StepRunner:
         return StepRunner(

@@ -7,11 +7,12 @@ checkpoint is amended.  A checkpoint is announced once, also if its attempt was 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from engine.cluster.workers import WorkerGroup
 from engine.durable import DamagedFile
 from engine.failures import AttemptFailed, RunFailed
-from engine.loop.checkpoint import CheckpointError, Checkpoints, Damaged, Found
+from engine.loop.checkpoint import CheckpointError, Checkpoints, Damaged, Found, written_after
 from engine.loop.phases import Phases
 from engine.loop.run_log import RunLog
 from engine.loop.state import RunState
@@ -67,10 +68,11 @@ class Milestones:
 
     async def resume(self, found: Found) -> None:
         """Give the workers the weights of the checkpoint whose state the attempt goes on from."""
-        done = self._state.finished_steps
-        await self._load(done, verified=found.verified)
-        self._events.log("info", "loop", f"resumed after step {done}")
-        self._announce(done, seconds=0.0)
+        assert found.path is not None, "a state was found in a checkpoint"
+        await self._load(found.path, verified=found.verified)
+        self._events.log("info", "loop", f"resumed after {written_after(found.path)}")
+        if self._state.cold_started:
+            self._announce(self._state.finished_steps, seconds=0.0)
 
     async def evaluate_if_due(self) -> None:
         done = self._state.finished_steps
@@ -102,7 +104,8 @@ class Milestones:
                 partial = self._checkpoints.begin()
                 await self._workers.save(partial)
                 self._checkpoints.complete(partial, self._state)
-                self._announce(done, seconds=time.monotonic() - began)
+                if self._state.cold_started:
+                    self._announce(done, seconds=time.monotonic() - began)
 
     def _at_an_end(self) -> bool:
         return self._state.finished_steps in (0, self._rl_steps)
@@ -130,23 +133,24 @@ class Milestones:
             with self._writing_checkpoint():
                 self._checkpoints.amend(self._state)
 
-    async def _load(self, step: int, *, verified: bool) -> None:
+    async def _load(self, path: Path, *, verified: bool) -> None:
         if not verified:
-            self._run_log.no_manifest(step)
+            self._run_log.no_manifest(self._state.finished_steps)
         try:
-            await self._workers.load(self._checkpoints.path(step))
+            await self._workers.load(path)
         except DamagedFile as error:
             if verified:
                 raise CheckpointError(
                     f"{error}, although it is what was written: by another version of Palestra?"
                 ) from error
-            self._set_aside(Damaged(step, str(error)), "the next attempt goes on from the one before")
-            raise AttemptFailed(f"the checkpoint after step {step} is damaged: {error}") from error
+            damaged = Damaged(path, str(error))
+            self._set_aside(damaged, "the next attempt goes on from the one before")
+            raise AttemptFailed(f"the checkpoint after {damaged.after} is damaged: {error}") from error
 
     def _set_aside(self, damaged: Damaged, onward: str) -> None:
         """Log it first: an attempt that is killed in between logs it again."""
         self._run_log.damaged(damaged, onward)
-        self._checkpoints.set_aside(damaged.step)
+        self._checkpoints.set_aside(damaged)
 
     @contextmanager
     def _writing_checkpoint(self) -> Iterator[None]:

@@ -53,23 +53,30 @@ class Phases:
         self._before_pause = before_pause
 
     @asynccontextmanager
-    async def phase(self, phase: event.Phase, step: int) -> AsyncIterator[Spent]:
+    async def phase(
+        self, phase: event.Phase, step: int, *, stage: event.StageProgress | None = None
+    ) -> AsyncIterator[Spent]:
         """Report its begin and, unless something is raised in it, its end, with its duration."""
         began, spent = time.monotonic(), Spent()
         self.progress.enter(phase, step)
-        self._events.emit(event.PhaseChanged, step=step, phase=phase)
+        self._events.emit(event.PhaseChanged, step=step, phase=phase, stage=stage)
         yield spent
         spent.seconds = time.monotonic() - began
         self._state.seconds[phase] = self._state.seconds.get(phase, 0.0) + spent.seconds
-        self._events.emit(event.PhaseChanged, step=step, phase=phase, seconds=spent.seconds)
+        self._events.emit(event.PhaseChanged, step=step, phase=phase, seconds=spent.seconds, stage=stage)
+
+    @property
+    def pause_wanted(self) -> bool:
+        """Whether the next boundary waits."""
+        return self._control.desired == "pause"
 
     async def boundary(self) -> None:
         """If a pause is wanted: save what is finished, and wait.  Everything in memory stays as it is."""
-        if self._control.desired != "pause":
+        if not self.pause_wanted:
             return
         await self._before_pause()
         async with self.phase("paused", self._state.finished_steps):
-            while self._control.desired == "pause":
+            while self.pause_wanted:
                 await asyncio.sleep(LOOK_EVERY_S)
                 self.progress.progressed()
 

@@ -25,8 +25,8 @@ class RunLog:
         self._events.log(
             "warning",
             "checkpoint",
-            f"the checkpoint after step {checkpoint.step} is damaged: {checkpoint.how}; "
-            f"it is set aside as damaged-{checkpoint.step:06d}, and {onward}",
+            f"the checkpoint after {checkpoint.after} is damaged: {checkpoint.how}; "
+            f"it is set aside as {checkpoint.aside}, and {onward}",
         )
 
     def discarded(self, step: int, counts: Counter[str]) -> None:

@@ -22,9 +22,15 @@ class RunState(BaseModel):
     spec: RunSpec
     """It says whose checkpoint this is; a launch compares it with the spec that is to go on from it."""
     cold_started: bool = False
-    """It is true also of a recipe without one, once its weights are saved."""
+    """All supervised stages are done; true also of a recipe without one, once its weights are saved."""
     cold_start_steps: int = 0
-    """Supervised steps that are done: all of them or none."""
+    """Supervised steps that are done, of all stages together."""
+    finished_stages: int = 0
+    """Supervised stages that are done."""
+    stage_steps: int = 0
+    """Steps that are done of the stage after them."""
+    stage_files: dict[str, str] = {}
+    """The SHA-256 of each file that a stage learns from, by its name in the spec: it is the same in all attempts."""
     finished_steps: int = 0
     """RL steps whose update is done; also the version of the policy."""
     tasks_taken: int = 0

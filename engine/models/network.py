@@ -47,8 +47,11 @@ class PolicyNetwork(Protocol):
         """Return whether ``load_folder`` finds every trained bit in what ``save_folder`` wrote."""
         ...
 
-    def hidden(self, token_ids_BT: Tensor) -> Tensor:
-        """Final hidden states [B, T, D], from which ``logits`` may be taken at chosen positions only."""
+    def hidden(self, token_ids_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        """Final hidden states [B, T, D], from which ``logits`` may be taken at chosen positions only.
+
+        ``positions_BT`` is given for rows of several sequences, each of which begins at 0 and sees no other.
+        """
         ...
 
     def logits(self, hidden_ND: Tensor) -> Tensor:

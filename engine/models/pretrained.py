@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from engine.durable import read_back
+from engine.failures import RunFailed
 from engine.models.folder import INDEX, TEXT_FILES, WEIGHTS, opened_folder
 from engine.models.origin import ModelOrigin
 from engine.models.pretrained_tokenizer import ModelFolderRefused
@@ -48,6 +49,8 @@ SHARD = "5GB"
 ADAPTER = "default"
 HEAD_TOLERANCE = 1e-3
 """By which logits may differ from transformers' own, relative to the largest of them, in any precision of a load."""
+HALF_TOLERANCE = 3e-2
+"""By which hidden states of packed rows may differ, relative to the largest, where halves are computed with."""
 
 
 class PretrainedNetwork(nn.Module):
@@ -60,6 +63,8 @@ class PretrainedNetwork(nn.Module):
         super().__init__()
         self.spec, self.lm = model, lm
         self._source, self._lora = source, lora
+        self._packs = False
+        """Whether packed rows are known to be computed as their parts alone."""
 
     @classmethod
     def loaded(cls, origin: ModelOrigin, *, seed: int, device: torch.device) -> "PretrainedNetwork":
@@ -113,10 +118,16 @@ class PretrainedNetwork(nn.Module):
         weight: Any = self._head.weight
         return torch.as_tensor(weight)
 
-    def hidden(self, token_ids_BT: Tensor) -> Tensor:
+    def hidden(self, token_ids_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         body = self.lm.base_model
-        hidden_BTD: Tensor = body(input_ids=token_ids_BT, use_cache=False, return_dict=True).last_hidden_state
-        return hidden_BTD
+        if positions_BT is None:
+            hidden_BTD: Tensor = body(input_ids=token_ids_BT, use_cache=False, return_dict=True).last_hidden_state
+            return hidden_BTD
+        self._check_packing()
+        packed_BTD: Tensor = body(
+            input_ids=token_ids_BT, position_ids=positions_BT, use_cache=False, return_dict=True
+        ).last_hidden_state
+        return packed_BTD
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """With what some families do to them after the head: a scale (Cohere, Granite), a soft cap (Gemma)."""
@@ -134,6 +145,41 @@ class PretrainedNetwork(nn.Module):
         if self._lora is not None or self.spec.dtype == "float32":
             return nullcontext()
         return torch.autocast(self._head_weight.device.type, DTYPES[self.spec.dtype])
+
+    @torch.no_grad()
+    def _check_packing(self) -> None:
+        """Two sequences in a row are computed as they are alone: no family is packed on a guess.  Asked once.
+
+        transformers finds where a sequence begins in the position ids; a family that reads none would mix them.
+        Raises RunFailed.
+        """
+        if self._packs:
+            return
+        was_training = self.training
+        self.eval()
+        ids_BT = torch.arange(7, device=self._head_weight.device).unsqueeze(0) % self.vocab_size
+        body, positions_BT = self.lm.base_model, torch.tensor([[0, 1, 2, 0, 1, 2, 3]], device=ids_BT.device)
+
+        def computed(**given: Tensor) -> Tensor:
+            hidden_BTD: Tensor = body(**given, use_cache=False, return_dict=True).last_hidden_state
+            return hidden_BTD.float()
+
+        try:
+            together_BTD = computed(input_ids=ids_BT, position_ids=positions_BT)
+            alone_BTD = torch.cat([computed(input_ids=part_BT) for part_BT in ids_BT.split([3, 4], dim=1)], dim=1)
+        except (TypeError, ValueError) as error:
+            raise RunFailed(f"recipe.stages: packing = true: {self._family} reads no position ids ({error})") from error
+        finally:
+            self.train(was_training)
+        apart = ((together_BTD - alone_BTD).abs().max() / alone_BTD.abs().max()).item()
+        if not apart <= (HEAD_TOLERANCE if self.spec.dtype == "float32" else HALF_TOLERANCE):
+            problem = f"packing = true: {self._family} mixes packed sequences; set packing = false"
+            raise RunFailed(f"recipe.stages: {problem}")
+        self._packs = True
+
+    @property
+    def _family(self) -> str:
+        return str(self.lm.config.get_text_config().model_type)
 
     @torch.no_grad()
     def _check_head(self) -> None:

@@ -49,11 +49,18 @@ class Qwen3(nn.Module):
         """Logits [B, T, V]; those at position t predict token t + 1."""
         return self.logits(self.hidden(token_ids_BT))
 
-    def hidden(self, token_ids_BT: Tensor) -> Tensor:
-        """Final hidden states [B, T, D], from which ``logits`` may be taken at chosen positions only."""
-        tokens = token_ids_BT.shape[1]
-        hidden_BTD: Tensor = self.model(token_ids_BT, self.cos_TE[:tokens], self.sin_TE[:tokens])
-        return hidden_BTD
+    def hidden(self, token_ids_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        """Final hidden states [B, T, D], from which ``logits`` may be taken at chosen positions only.
+
+        Rows with ``positions_BT`` hold several sequences, each of which begins at 0 and sees no other.
+        """
+        if positions_BT is None:
+            tokens = token_ids_BT.shape[1]
+            hidden_BTD: Tensor = self.model(token_ids_BT, self.cos_TE[:tokens], self.sin_TE[:tokens])
+            return hidden_BTD
+        turns_B1TE = (table[positions_BT].unsqueeze(1) for table in (self.cos_TE, self.sin_TE))
+        packed_BTD: Tensor = self.model(token_ids_BT, *turns_B1TE, seen_within_parts(positions_BT))
+        return packed_BTD
 
     def logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.model.embed_tokens.weight)
@@ -74,10 +81,10 @@ class _Backbone(nn.Module):
         self.layers = nn.ModuleList(_Layer(model) for _ in range(model.layers))
         self.norm = _norm(model.hidden_size)
 
-    def forward(self, token_ids_BT: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    def forward(self, token_ids_BT: Tensor, cos_TE: Tensor, sin_TE: Tensor, seen_B1TT: Tensor | None = None) -> Tensor:
         x_BTD = self.embed_tokens(token_ids_BT)
         for layer in self.layers:
-            x_BTD = layer(x_BTD, cos_TE, sin_TE)
+            x_BTD = layer(x_BTD, cos_TE, sin_TE, seen_B1TT)
         hidden_BTD: Tensor = self.norm(x_BTD)
         return hidden_BTD
 
@@ -90,8 +97,8 @@ class _Layer(nn.Module):
         self.post_attention_layernorm = _norm(model.hidden_size)
         self.mlp = _SwiGlu(model)
 
-    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE)
+    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, seen_B1TT: Tensor | None) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE, seen_B1TT)
         y_BTD: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
         return y_BTD
 
@@ -108,13 +115,16 @@ class _Attention(nn.Module):
         self.o_proj = _linear(model.heads * model.head_dim, model.hidden_size)
         self.q_norm, self.k_norm = _norm(model.head_dim), _norm(model.head_dim)
 
-    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, seen_B1TT: Tensor | None) -> Tensor:
+        """``seen_B1TT`` is True where a token (row) may look at another (column); None: at all up to itself."""
         q_BHTE = rotate(self.q_norm(self._split(self.q_proj(x_BTD))), cos_TE, sin_TE)
         k_BKTE = rotate(self.k_norm(self._split(self.k_proj(x_BTD))), cos_TE, sin_TE)
         v_BKTE = self._split(self.v_proj(x_BTD))
         groups = self.heads // self.kv_heads
         k_BHTE, v_BHTE = k_BKTE.repeat_interleave(groups, 1), v_BKTE.repeat_interleave(groups, 1)
-        y_BHTE = functional.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True)
+        y_BHTE = functional.scaled_dot_product_attention(
+            q_BHTE, k_BHTE, v_BHTE, attn_mask=seen_B1TT, is_causal=seen_B1TT is None
+        )
         y_BTD: Tensor = self.o_proj(y_BHTE.transpose(1, 2).flatten(2))
         return y_BTD
 
@@ -142,6 +152,15 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 def _norm(size: int) -> nn.RMSNorm:
     return nn.RMSNorm(size, eps=BUILTIN_NORM_EPS)
+
+
+def seen_within_parts(positions_BT: Tensor) -> Tensor:
+    """bool [B, 1, T, T]: each token sees those of its own part up to itself; a part begins where positions do."""
+    part_BT = (positions_BT == 0).cumsum(-1)
+    tokens = positions_BT.shape[1]
+    causal_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=positions_BT.device).tril()
+    same_BTT: Tensor = part_BT.unsqueeze(-1) == part_BT.unsqueeze(-2)
+    return (same_BTT & causal_TT).unsqueeze(1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

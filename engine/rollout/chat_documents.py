@@ -5,9 +5,10 @@
      "tools": [{"type": "function", "function": {"name": "...", "description": "...", "parameters": {...}}}]}
 
 The form is that of OpenAI's chat API: arguments of calls are an object, or the JSON text of one; thoughts stand in
-``reasoning_content``; tools answer in the order of the calls.  ``documents_in`` refuses what it does not understand
-with line, field and remedy, and guesses nothing.  ``supervised_sequences`` gives a document's ids by the model's own
-renderer, with the turns that are trained: what an assistant wrote, its end mark included, and nothing that it read.
+``reasoning_content``; tools answer in the order of the calls, and ``is_error`` says that a call failed.
+``documents_in`` refuses what it does not understand with line, field and remedy, and guesses nothing.
+``supervised_sequences`` gives a document's ids by the model's own renderer, with the turns that are trained: what an
+assistant wrote, its end mark included, and nothing that it read.
 Each turn is trained once, however often a template that rewrites history makes it stand in a context.
 """
 
@@ -18,6 +19,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
+from engine.algorithms.turn_masks import TurnRecord, turn_mask_reasons
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.template import TemplateRefused
 from engine.rollout.transcript import Transcript
@@ -44,6 +46,8 @@ class ChatDocument:
     tools: tuple[ToolSchema, ...] = ()
     line: int = 0
     """Where it stood, from 1; 0: nowhere."""
+    failed: frozenset[int] = frozenset()
+    """Which messages, all of them a tool's, say that the call failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +62,33 @@ def documents_in(lines: Iterable[str]) -> Iterator[ChatDocument]:
     """One document per line that is not blank.  Raises DocumentRefused."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield _document(_json(line, number), number)
+            yield document_in(line, number)
+
+
+def document_in(line: str, number: int) -> ChatDocument:
+    """The document of line ``number``.  Raises DocumentRefused."""
+    return _document(_json(line, number), number)
 
 
 def as_line(document: ChatDocument) -> str:
     """The inverse of ``documents_in``, without a newline.  Raises ValueError for a malformed turn."""
-    content: dict[str, Any] = {"messages": _written_messages(document.conversation)}
+    content: dict[str, Any] = {"messages": _written_messages(document.conversation, document.failed)}
     if document.tools:
         content["tools"] = [_written_tool(tool) for tool in document.tools]
     return json.dumps(content, ensure_ascii=False)
 
 
 def supervised_sequences(
-    document: ChatDocument, renderer: Renderer, *, trained: Trained = "all"
+    document: ChatDocument,
+    renderer: Renderer,
+    *,
+    trained: Trained = "all",
+    mask_errors: bool = False,
+    mask_irrelevant: bool = False,
 ) -> list[SupervisedSequence]:
     """One sequence, and one more from each turn on before which the renderer's template rewrites the history.
+
+    The masks leave turns untrained whose call failed, and those that Rel(k) finds (ALE, eq. 2).
 
     A sequence in which nothing would be trained is left out.  Raises DocumentRefused where the model cannot write the
     document.
@@ -82,7 +98,14 @@ def supervised_sequences(
     for exchange in exchanges:
         _attempted(document, exchange.place, partial(_write, written, exchange, document, renderer))
     last = exchanges[-1].place
-    trains = iter([trained == "all" or exchange.place == last for exchange in exchanges])
+    records = [_record(exchange, document.failed) for exchange in exchanges]
+    reasons = turn_mask_reasons(records, errors=mask_errors, relevance=mask_irrelevant)
+    trains = iter(
+        [
+            reason is None and (trained == "all" or exchange.place == last)
+            for exchange, reason in zip(exchanges, reasons, strict=True)
+        ]
+    )
     return [sequence for sequence in _sequences(written, trains) if any(sequence.trained)]
 
 
@@ -108,6 +131,18 @@ def _exchanges(conversation: Sequence[Message | AssistantMessage]) -> list[_Exch
             latest = exchanges[-1]
             exchanges[-1] = replace(latest, read=(*latest.read, message))
     return exchanges
+
+
+def _record(exchange: _Exchange, failed: frozenset[int]) -> TurnRecord:
+    assert exchange.turn is not None, "only the opening has none"
+    calls = [f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for call in exchange.turn.requests]
+    replies = [message for message in exchange.read if message.role == "tool"]
+    places = range(exchange.place + 1, exchange.place + 1 + len(exchange.read))
+    return TurnRecord(
+        call="\n".join(calls) if calls else None,
+        output="\n".join(message.content for message in replies),
+        failed=not failed.isdisjoint(places),
+    )
 
 
 def _attempted(document: ChatDocument, place: int, write: Callable[[], T]) -> T:
@@ -149,6 +184,8 @@ def _json(line: str, number: int) -> Any:
 def _document(content: Any, line: int) -> ChatDocument:
     reader = _Reader(line)
     document = reader.mapping("", content)
+    if "conversations" in document and "messages" not in document:
+        raise _refused(line, "conversations", document["conversations"], "this is the form of ShareGPT", _FORM)
     reader.known("", document, ("messages", "tools"))
     messages = reader.entries("messages", document.get("messages"))
     conversation = [reader.message(f"messages[{place}]", entry) for place, entry in enumerate(messages)]
@@ -156,7 +193,8 @@ def _document(content: Any, line: int) -> ChatDocument:
     reader.check_replies(messages)
     tools = reader.entries("tools", document.get("tools") or [])
     schemas = [reader.tool(f"tools[{place}]", entry) for place, entry in enumerate(tools)]
-    return ChatDocument(tuple(conversation), tuple(schemas), line)
+    failed = frozenset(place for place, entry in enumerate(messages) if reader.failed(f"messages[{place}]", entry))
+    return ChatDocument(tuple(conversation), tuple(schemas), line, failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +212,18 @@ class _Reader:
             raise _refused(
                 self.line, f"{field}.role", role, "there is no such role", f"use one of: {', '.join(_ROLES)}"
             )
-        self.known(field, message, ("role", "content", "name", "tool_call_id"))
+        known = ("role", "content", "name", "tool_call_id")
+        self.known(field, message, (*known, "is_error") if role == "tool" else known)
         tool = message.get("name")
         tool = None if tool is None else self.text(f"{field}.name", tool)
         return Message(role, self.text(f"{field}.content", message.get("content")), tool)
+
+    def failed(self, field: str, message: Mapping[str, Any]) -> bool:
+        """Whether a message says that the call which it answers failed."""
+        value = message.get("is_error", False)
+        if not isinstance(value, bool):
+            raise _refused(self.line, f"{field}.is_error", value, "this is no truth value", "give true or false")
+        return value
 
     def _turn(self, field: str, message: Mapping[str, Any]) -> AssistantMessage:
         self.known(field, message, ("role", "content", "tool_calls", "reasoning_content", "name"))
@@ -256,6 +302,7 @@ class _Reader:
             raise _refused(self.line, path, content[unknown[0]], "this is not understood", known)
 
 
+_FORM = f"write it as {_EXAMPLE}: from -> role (human -> user, gpt -> assistant), value -> content"
 _FIRST = "begin with a message of the system or the user"
 _TURN = "add what the model should learn to say, as a message of the assistant"
 _BETWEEN = "make them one, or say what came between"
@@ -263,14 +310,17 @@ _CALLED = "put it behind the assistant's message with its call"
 _IN_ORDER = "let the tools answer in the order of the calls"
 
 
-def _written_messages(conversation: Sequence[Message | AssistantMessage]) -> list[dict[str, Any]]:
+def _written_messages(
+    conversation: Sequence[Message | AssistantMessage], failed: frozenset[int]
+) -> list[dict[str, Any]]:
     written = list[dict[str, Any]]()
-    for message in conversation:
+    for place, message in enumerate(conversation):
         if isinstance(message, AssistantMessage):
             written.append(_written_turn(message))
         else:
             named = {"name": message.tool} if message.tool is not None else {}
-            written.append({"role": message.role, "content": message.content, **named})
+            marked = {"is_error": True} if place in failed else {}
+            written.append({"role": message.role, "content": message.content, **named, **marked})
     return written
 
 

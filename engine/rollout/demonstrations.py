@@ -1,4 +1,4 @@
-"""Scripted demonstrations for the cold start, as trajectories in the ids of the run's renderer.
+"""Scripted demonstrations for supervised stages, as trajectories in the ids of the run's renderer.
 
 They cover training tasks only.  Their ``logprobs`` are 0 and their ``policy_versions`` -1: no
 policy sampled them.
@@ -15,7 +15,7 @@ from engine.rollout.scoring import rewards_of
 from engine.rollout.transcript import Transcript
 from engine.seeds import derived_seed
 from engine.spec.recipe import Reward
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Demonstrations
 from engine.spec.trajectory import Segment, StopReason, Task, Trajectory
 
 
@@ -32,13 +32,13 @@ class DemonstrationWriter:
     reward: Reward
     seed: int
 
-    def demonstrations(self, cold_start: ColdStart) -> Iterator[Trajectory]:
-        """``cold_start.demonstrations`` trajectories; the i-th depends on (seed, i) alone."""
+    def demonstrations(self, wanted: Demonstrations) -> Iterator[Trajectory]:
+        """``wanted.count`` trajectories; the i-th depends on (seed, i) alone."""
         tasks = self.environment.tasks("train")
-        for number in range(cold_start.demonstrations):
+        for number in range(wanted.count):
             rng = Random(derived_seed("demonstration", self.seed, number))
             task = tasks[rng.randrange(len(tasks))]
-            script = self.environment.script(task, _manner(cold_start, rng), rng)
+            script = self.environment.script(task, _manner(wanted, rng), rng)
             yield self._trajectory(task, script, number)
 
     def solution(self, number: int) -> Trajectory:
@@ -97,10 +97,10 @@ def demonstration_writer_for(
     return DemonstrationWriter(environment, renderer, reward, seed)
 
 
-def _manner(cold_start: ColdStart, rng: Random) -> Manner:
-    if rng.random() < cold_start.wrong_fraction:
+def _manner(wanted: Demonstrations, rng: Random) -> Manner:
+    if rng.random() < wanted.wrong_fraction:
         return "guess"
-    return "repair" if rng.random() < cold_start.tool_error_fraction else "solve"
+    return "repair" if rng.random() < wanted.tool_error_fraction else "solve"
 
 
 def _stop_reason(script: Script) -> StopReason:

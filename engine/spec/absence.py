@@ -20,6 +20,8 @@ def _read(value: Any, model: type[BaseModel], name: str) -> Any:
         kinds = get_args(info.annotation)
         return None if type(None) in kinds and bool not in kinds else value
     candidates = _models_in(info.annotation)
+    if isinstance(value, list | tuple) and candidates:
+        return [absent_where_false(row, _meant(row, candidates)) if isinstance(row, dict) else row for row in value]
     if not isinstance(value, dict) or not candidates:
         return value
     return absent_where_false(value, _meant(value, candidates))

@@ -51,7 +51,7 @@ class Started(_Event):
     """The number of finished steps: 0, or that of the checkpoint which this attempt resumes."""
     total_steps: int
     from_cold_start_step: int | None = None
-    """The same for ``sft/`` metrics, whose steps are those of the cold start.
+    """The same for ``sft/`` metrics, whose steps are those of all supervised stages together.
 
     None keeps them all when ``from_step`` > 0 (the cold start is over) and none of them when it is 0."""
 
@@ -69,13 +69,31 @@ class TrajectoryStored(_Event):
     trajectory: Trajectory
 
 
+class StageProgress(Strict):
+    """Where a run's supervised stages are."""
+
+    stage: int
+    """Its number, from 1."""
+    of: int
+    """How many stages there are."""
+    before: int
+    """Supervised steps of the stages before it."""
+    steps: int
+    """Its own."""
+    done: int
+    """How many of them were done when the phase began."""
+
+
 class PhaseChanged(_Event):
-    """``seconds`` is None when the phase begins and its duration when it ends."""
+    """``seconds`` is None when the phase begins and its duration when it ends.
+
+    ``stage`` is there in the phase ``cold-start`` while a supervised stage makes steps."""
 
     kind: Literal["phase"] = "phase"
     step: int
     phase: Phase
     seconds: float | None = None
+    stage: StageProgress | None = None
 
 
 class Log(_Event):

@@ -72,8 +72,41 @@ def held_group(document: Any) -> Any:
     return kept | {"plan": {"prompt": prompt, "version": step - 1, "number": 0, "tasks_before": 0, "task": 0}}
 
 
+def run_spec(document: Any) -> Any:
+    """A ``RunSpec``.  Its recipe had one supervised stage, the cold start, or none."""
+    recipe = document.get("recipe") if isinstance(document, dict) else None
+    if not isinstance(recipe, dict) or "cold_start" not in recipe or "stages" in recipe:
+        return document
+    kept = {name: value for name, value in recipe.items() if name != "cold_start"}
+    return document | {"recipe": kept | {"stages": _stages(recipe["cold_start"])}}
+
+
+def _stages(cold_start: Any) -> Any:
+    """A cold start of 0 steps was none."""
+    if cold_start is None or cold_start is False:
+        return []
+    if not isinstance(cold_start, dict):
+        return cold_start
+    if cold_start.get("steps") == 0:
+        return []
+    rest = dict(cold_start)
+    names = ("demonstrations", "wrong_fraction", "tool_error_fraction")
+    made = {name: rest.pop(name) for name in names if name in rest}
+    recorded = rest.pop("recorded", None)
+    if recorded is not None:
+        return [{"data": {"kind": "recordings", "file": recorded}, **rest}]
+    return [{"data": {"kind": "demonstrations", **_renamed(made, {"demonstrations": "count"})}, **rest}]
+
+
+def training_stage(name: Any) -> Any:
+    """What a trainer was doing when its checkpoint was written."""
+    return "supervised" if name == "cold-start" else name
+
+
 def run_state(document: Any, purposes: Iterable[str]) -> Any:
     """A ``RunState``.  Its new prompts, of whichever purpose, are numbered from behind those of its finished steps."""
+    if isinstance(document, dict) and "spec" in document:
+        document = document | {"spec": run_spec(document["spec"])}
     if not isinstance(document, dict) or "prompts" in document or not isinstance(document.get("finished_steps"), int):
         return document
     first = (document["finished_steps"] + 1) * PROMPTS_PER_STEP

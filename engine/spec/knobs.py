@@ -70,7 +70,7 @@ def _default(info: FieldInfo) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
-    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _kinds(variants: list[type[BaseModel]]) -> str:
@@ -100,7 +100,7 @@ def _type_in_words(annotation: Any) -> str:
         return " or ".join(filter(None, (_type_in_words(arg) for arg in get_args(annotation) if arg is not NoneType)))
     if get_origin(annotation) is Literal:
         return f"one of: {', '.join(map(str, get_args(annotation)))}"
-    if get_origin(annotation) is list:
+    if get_origin(annotation) in (list, tuple):
         return f"a list, each {_type_in_words(get_args(annotation)[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a table"

@@ -213,16 +213,16 @@ class Dpo(Part):
 
 
 class NoObjective(Part):
-    """No reinforcement learning: the run ends with its supervised stage."""
+    """No reinforcement learning: the run ends with its supervised stages."""
 
     kind: Literal["none"] = "none"
     requires: ClassVar[Requirements] = (
         Requirement(
-            "cold_start_steps",
-            positive,
-            "neither supervised nor RL steps: there is nothing to train",
-            "give cold_start.steps, or an objective other than none",
-            field="cold_start.steps",
+            "stages",
+            none_of(()),
+            "neither supervised stages nor RL: there is nothing to train",
+            "give a stage, or an objective other than none",
+            field="stages",
         ),
         Requirement(
             "expert_starts",
@@ -240,7 +240,7 @@ class NoObjective(Part):
         ),
     )
     requires_of_run: ClassVar[Requirements] = (
-        _log_probs_at_1("none has no RL, and its supervised stage learns at temperature 1"),
+        _log_probs_at_1("none has no RL, and its supervised stages learn at temperature 1"),
     )
 
 

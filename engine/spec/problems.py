@@ -71,7 +71,8 @@ def _remedy(kind: str, context: dict[str, Any], path: list[str], model: type[Bas
 
 
 _PATTERNS = {
-    "recorded": "give a relative path of plain names, e.g. runs/first.jsonl",
+    "file": "give a relative path of plain names, e.g. runs/first.jsonl",
+    "sha256": "give the 64 hexadecimal digits that `sha256sum FILE` prints",
     "endpoint": "give an http or https address without user and query, e.g. http://127.0.0.1:30000/v1",
     "hub": "give it as org/name",
     "catalog": "give it as name@version",

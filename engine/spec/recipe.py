@@ -19,7 +19,7 @@ from engine.spec.requirement import refusals_in
 from engine.spec.selection import Selection
 from engine.spec.self_imitation import SelfImitation
 from engine.spec.strict import LARGEST_NUMBER, LONGEST_SCHEDULE, OUT_OF_REACH, Strict
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import MOST_STAGES, Stage, check_revisiting
 
 
 class Reward(Strict):
@@ -68,8 +68,8 @@ class Recipe(Strict):
 
     preset: str | None = None
     """The preset this recipe started from, kept for the reader."""
-    cold_start: ColdStart | None = ColdStart()
-    """Supervised start; absent, or of 0 steps, means that RL begins with the model's own weights."""
+    stages: tuple[Stage, ...] = Field(default=(Stage(),), max_length=MOST_STAGES)
+    """Supervised stages before RL, in their order; without any, RL begins with the model's own weights."""
     credit: Annotated[Credit, Field(discriminator="kind")] = Grpo()
     """How rewards become advantages."""
     objective: Annotated[Objective, Field(discriminator="kind")] = Clipped()
@@ -101,14 +101,15 @@ class Recipe(Strict):
         return self.objective.kind != "none"
 
     @property
-    def cold_start_steps(self) -> int:
-        """Supervised steps before RL; 0 without a cold start."""
-        return 0 if self.cold_start is None else self.cold_start.steps
+    def supervised_steps(self) -> int | None:
+        """Steps of all supervised stages together; None where that depends on how much data a file holds."""
+        return None if any(stage.epochs for stage in self.stages) else sum(stage.steps for stage in self.stages)
 
     @model_validator(mode="after")
     def _parts_make_sense_together(self) -> Self:
         for refusal in refusals_in(self):
             raise refusal
+        check_revisiting(self.stages)
         return self
 
     @model_validator(mode="before")

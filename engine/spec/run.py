@@ -66,7 +66,7 @@ class Schedule(Strict):
     """Training samples from tokens at least so many times as likely as the likeliest; 0: from all.  Taken last."""
     logprobs_at: Literal["one", "sampling", "truncated"] = "one"
     """The temperature of log-probs, and so of ratios, KL, entropy and the policy that is trained.  ``one``: 1, whatever
-    is sampled at.  ``sampling``: logits are divided by ``temperature``, as verl does; the cold start stays at 1.
+    is sampled at.  ``sampling``: logits are divided by ``temperature``, as verl does; supervised stages stay at 1.
     ``truncated``: the same, and over what ``top_k``, ``top_p`` and ``min_p`` keep, as it is sampled."""
     checkpoint_every: int = Field(default=10, ge=1, le=MOST_STEPS)
     """Steps between checkpoints.  The last step always makes one."""

@@ -47,6 +47,8 @@ class Sample:
     """float32: the critic's, before its update."""
     returns: np.ndarray | None = None
     """float32: what the critic learns."""
+    positions: np.ndarray | None = None
+    """int64: where each token stands in its own part of a packed row.  None: the row is one sequence."""
     opens: bool = True
     """It is the first sample of its trajectory; those of the further segments follow it."""
     trained_tokens: int | None = None

@@ -10,9 +10,8 @@ before: buffers are filled, and the critic learns, in ``update``.
 A plain class without asyncio or Ray: an actor or a thread calls it, one call at a time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -25,7 +24,7 @@ from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.trajectory import Trajectory
 from engine.training.advantages import token_advantages
-from engine.training.batch import Sample, by_trajectory, per_turn, regrouped, samples_from_trajectory, unmasked_samples
+from engine.training.batch import Sample, per_turn, regrouped, samples_from_trajectory, unmasked_samples
 from engine.training.columns import CreditColumns, UpdateRequest, column, with_columns
 from engine.training.critic import Critic, with_targets
 from engine.training.estimators.critic import targets_of
@@ -34,9 +33,8 @@ from engine.training.experience import stripped_because
 from engine.training.imitation import imitates
 from engine.training.mismatch import mismatch_bound
 from engine.training.preferences import Pair, pairs_of
-from engine.training.recordings import BadRecording
 from engine.training.self_imitation import NO_REPLAY, SelfImitator
-from engine.training.supervised import with_turn_masks
+from engine.training.stages import FilesRead, StageBegun, SupervisedStages
 from engine.training.trainer import Trainer
 
 
@@ -57,11 +55,9 @@ class CreditedRollout:
 
 
 class Learner:
-    """``recorded`` are the demonstrations of a cold start; where there are none, ``scripted`` gives the environment's.
+    """``stages`` are those before RL, with their data.
 
     ``tokens`` are those of the policy's vocabulary; ``threads`` compute tensors beside the trainer's backend.
-
-    Raises BadRecording if nothing can be learned from what is recorded.
     """
 
     def __init__(
@@ -71,28 +67,36 @@ class Learner:
         trainer: Trainer,
         critic: Critic | None,
         *,
-        recorded: Sequence[Trajectory],
-        scripted: Callable[[], Iterator[Trajectory]],
+        stages: SupervisedStages,
         threads: int,
     ) -> None:
         self._recipe = recipe
         self._tokens = tokens
         self._trainer = trainer
         self._critic = critic
-        self._recorded = recorded
-        self._scripted = scripted
+        self.stages = stages
         self._threads = threads
-        if recorded and not any(sample.learned_length for sample in self._shown()):
-            raise BadRecording(f"{len(recorded)} recorded trajectories, all of whose turns are masked")
         imitation = recipe.self_imitation
         self._imitator = None if imitation is None else SelfImitator(imitation)
         self._credited: dict[str, CreditedRollout] = {}
         """By the trajectory's id, from ``credit`` to the step's ``update``."""
 
-    def cold_start(self, first: int, last: int) -> float:
-        """Supervised steps ``first`` .. ``last`` (from 1); the mean loss."""
-        history = self._trainer.cold_start(self._supervised, steps=last - first + 1, first_step=first - 1)
-        return fmean(metrics["loss"] for metrics in history)
+    def read_on(self) -> FilesRead:
+        """Read the files of supervised stages a little further."""
+        return self.stages.read_on()
+
+    def stage(self, number: int) -> StageBegun:
+        """Make what stage ``number``, from 0, learns."""
+        return StageBegun(self.stages.batches(number).steps, self.stages.counts(number))
+
+    def supervised(self, number: int, first: int, last: int) -> dict[str, float]:
+        """Steps ``first`` .. ``last`` (from 1) of stage ``number``: their mean loss, and ``validation_loss`` if due."""
+        batches = self.stages.batches(number)
+        history = self._trainer.supervised(batches, steps=last - first + 1, first_step=first - 1)
+        metrics = {"loss": fmean(metrics["loss"] for metrics in history)}
+        if batches.validation_due(last):
+            metrics["validation_loss"] = self._trainer.validation_loss(batches)
+        return metrics
 
     def credit(
         self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup] = (), *, step: int
@@ -159,22 +163,6 @@ class Learner:
             self._critic.load(beside.get("critic"))
         if self._imitator is not None and "self_imitation" in beside:
             self._imitator.load(beside["self_imitation"])
-
-    def demonstrations(self) -> Iterator[Trajectory]:
-        """Return what the cold start learns from, recorded or scripted, with marks on turns that it does not learn."""
-        cold_start = self._recipe.cold_start
-        assert cold_start is not None, "the loop asks for a cold start only if the recipe has one"
-        shown = self._recorded or self._scripted()
-        return (with_turn_masks(item, cold_start) for item in shown)
-
-    def _shown(self) -> Iterator[Sample]:
-        return (sample for demonstration in self.demonstrations() for sample in samples_from_trajectory(demonstration))
-
-    @cached_property
-    def _supervised(self) -> list[Sample]:
-        """Return the trajectories without those of which every turn is masked."""
-        shown = by_trajectory(list(self._shown()))
-        return [sample for samples in shown if any(sample.learned_length for sample in samples) for sample in samples]
 
     # ---- from groups to columns and samples ----
 

@@ -22,7 +22,7 @@ MICROBATCH_TOKENS = 2048
 
 COLUMNS = (
     "token_ids", "loss_mask", "advantages", "rollout_logprobs", "old_logprobs",
-    "expert", "boosted", "kept", "penalised", "values", "returns",
+    "expert", "boosted", "kept", "penalised", "values", "returns", "positions",
 )  # fmt: skip
 """Of a sample, in the order of the fields of a micro-batch."""
 
@@ -45,6 +45,8 @@ class MicroBatch:
     penalised_BT: Tensor | None = None
     values_BT: Tensor | None = None
     returns_BT: Tensor | None = None
+    positions_BT: Tensor | None = None
+    """Where each token stands in its own part of its row; a part begins at 0."""
     trained_tokens_B: Tensor | None = None
     """How many tokens the loss learns in the whole trajectory of a row, of which the row may be one segment.  None:
     every row is a whole trajectory."""
@@ -100,6 +102,8 @@ def _padded(rows: list[int], entries: Sequence[Entry], length: int, device: torc
         columns = [getattr(sample, name) for sample in samples]
         if all(column is None for column in columns):
             return None
+        if name == "positions" and any(column is None for column in columns):
+            raise ValueError("packed rows and others cannot stand in one micro-batch")
         dtype = next(column.dtype for column in columns if column is not None)
         filled = np.full((len(samples), length), name == "kept", dtype=dtype)
         for row, column in zip(filled, columns, strict=True):

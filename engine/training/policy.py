@@ -21,14 +21,20 @@ CHUNK_LOGITS = 2**24
 
 
 def token_logprobs(
-    network: PolicyNetwork, token_ids_BT: Tensor, mask_BT: Tensor, *, distribution: Distribution = MODELS_OWN
+    network: PolicyNetwork,
+    token_ids_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    distribution: Distribution = MODELS_OWN,
+    positions_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob [B, T] of each masked token given what stands before it, and the entropy [N] there (no gradient).
 
-    In float32; 0 outside the mask.  Only masked positions pay for the vocabulary.
+    In float32; 0 outside the mask.  Only masked positions pay for the vocabulary.  ``positions_BT`` are those of packed
+    rows, in which the first token of a part is never masked.
     """
     with network.computing():
-        hidden_BTD = network.hidden(token_ids_BT[:, :-1])
+        hidden_BTD = network.hidden(token_ids_BT[:, :-1], None if positions_BT is None else positions_BT[:, :-1])
         targets_BT = mask_BT[:, 1:]
         hidden_ND, targets_N = hidden_BTD[targets_BT], token_ids_BT[:, 1:][targets_BT]
         positions = max(1, CHUNK_LOGITS // network.vocab_size)
@@ -64,8 +70,12 @@ class Scoring(nn.Module):
         self.network = network.module
         self._network = (network,)  # in a tuple, or it would be registered a second time
 
-    def forward(self, token_ids_BT: Tensor, mask_BT: Tensor, distribution: Distribution) -> tuple[Tensor, Tensor]:
-        return token_logprobs(self._network[0], token_ids_BT, mask_BT, distribution=distribution)
+    def forward(
+        self, token_ids_BT: Tensor, mask_BT: Tensor, distribution: Distribution, positions_BT: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return token_logprobs(
+            self._network[0], token_ids_BT, mask_BT, distribution=distribution, positions_BT=positions_BT
+        )
 
 
 def logits_of(distribution: Distribution, logits_NV: Tensor, targets_N: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 No torch: the command line checks a file before anything is started.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,12 @@ from engine.models.origin import model_origin
 from engine.models.vocabulary import tokens_of
 from engine.spec.model import Model
 from engine.spec.problems import problems_in
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Recordings
 from engine.spec.trajectory import Trajectory, Turn
 from engine.training.batch import samples_from_trajectory
+
+FIELD = "recipe.stages.data.file"
+"""For messages."""
 
 
 class BadRecording(ValueError):
@@ -28,31 +32,42 @@ def recordings_folder() -> Path:
     return Path(os.environ.get("PALESTRA_TRAJECTORIES", home / "trajectories"))
 
 
-def recorded_trajectories(cold_start: ColdStart | None, model: Model, folder: Path) -> list[Trajectory]:
-    """Those that the cold start names, every one of them fit to learn from; [] where it names none.
-
-    Raises BadRecording.
-    """
-    if cold_start is None or cold_start.recorded is None or cold_start.steps == 0:
-        return []
-    path = file_below(folder, cold_start.recorded)
+def recorded_trajectories(data: Recordings, model: Model, folder: Path) -> list[Trajectory]:
+    """Those of a stage's file, every one of them fit to learn from.  Raises BadRecording."""
+    path = file_below(folder, data.file, FIELD)
+    check_digest(path, data.sha256, FIELD)
     trajectories = list(_read(path, model))
     if not trajectories:
         raise BadRecording(f"{path}: holds no trajectory")
     return trajectories
 
 
-def file_below(folder: Path, relative: str) -> Path:
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits.  Raises BadRecording where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BadRecording(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def check_digest(path: Path, sha256: str | None, field: str) -> None:
+    """Raises BadRecording where the file's content is not what the spec names."""
+    if sha256 is not None and (digest := digest_of(path)) != sha256:
+        raise BadRecording(f"{field} = {path.name!r}: its SHA-256 is {digest}, and the spec names {sha256}")
+
+
+def file_below(folder: Path, relative: str, field: str) -> Path:
     """The file, links followed.  Raises BadRecording unless it lies below the folder and is a regular file."""
     root = folder.resolve()
     try:
         path = (root / relative).resolve()
         if not path.is_relative_to(root):
-            raise BadRecording(f"recipe.cold_start.recorded = {relative!r} leads out of {root}")
+            raise BadRecording(f"{field} = {relative!r} leads out of {root}")
         if not path.is_file():
-            raise BadRecording(f"recipe.cold_start.recorded = {relative!r}: there is no such file in {root}")
+            raise BadRecording(f"{field} = {relative!r}: there is no such file in {root}")
     except OSError as error:  # a name too long for the file system, a folder that may not be entered
-        raise BadRecording(f"recipe.cold_start.recorded = {relative[:80]!r}: {error.strerror} in {root}") from error
+        raise BadRecording(f"{field} = {relative[:80]!r}: {error.strerror} in {root}") from error
     return path
 
 

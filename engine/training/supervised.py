@@ -1,4 +1,4 @@
-"""What the supervised stage learns: which demonstrations in which step, and which turns of them.
+"""What a supervised stage learns: which examples in which step, and which turns of a trajectory.
 
 ALE, eq. 1 and 2: m_k = not Err(k) and Rel(k), the rules being those of algorithms/turn_masks.py.  What is not
 learned is marked on the trajectory, on the turn and as a ``turn-masked`` change.
@@ -7,12 +7,12 @@ learned is marked on the trajectory, on the turn and as a ``turn-masked`` change
 import numpy as np
 
 from engine.algorithms.turn_masks import TurnRecord, turn_mask_reasons
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Stage
 from engine.spec.trajectory import Change, Trajectory, Turn
 
 
 def batch_of_step(count: int, step: int, *, size: int, seed: int) -> list[int]:
-    """Return which of ``count`` demonstrations step ``step`` learns.
+    """Return which of ``count`` examples step ``step`` learns.
 
     Epoch after epoch of full batches, each epoch in its own order drawn from (seed, epoch).
     """
@@ -23,14 +23,14 @@ def batch_of_step(count: int, step: int, *, size: int, seed: int) -> list[int]:
     return chosen
 
 
-def with_turn_masks(trajectory: Trajectory, cold_start: ColdStart) -> Trajectory:
+def with_turn_masks(trajectory: Trajectory, stage: Stage) -> Trajectory:
     """The very trajectory where both switches are off or nothing is masked."""
-    if not (cold_start.mask_errors or cold_start.mask_irrelevant):
+    if not (stage.mask_errors or stage.mask_irrelevant):
         return trajectory
     reasons = turn_mask_reasons(
         [_record(turn) for turn in trajectory.turns],
-        errors=cold_start.mask_errors,
-        relevance=cold_start.mask_irrelevant,
+        errors=stage.mask_errors,
+        relevance=stage.mask_irrelevant,
     )
     if not any(reasons):
         return trajectory

@@ -1,12 +1,12 @@
-"""Updates of the policy: the supervised cold start, then reinforcement learning.
+"""Updates of the policy: supervised stages, then reinforcement learning.
 
     samples of a step ──RecipeLosses──► updates, each of one part or more ──backend──► gradient ─► step
 
-The trainer decides when weights move and how far: stages, minibatches, learning rates, metrics.  It makes no rollout,
+The trainer decides when weights move and how far: minibatches, learning rates, metrics.  It makes no rollout,
 reads no reward and knows no loss; which losses a recipe has is decided in ``loss_terms/composition.py``, and where the
 weights live is the backend's business.
 
-It keeps no random state: the batches of the cold start follow from (seed, step).
+It keeps no random state: the batches of a stage follow from (seed, step).
 """
 
 from collections import defaultdict
@@ -15,28 +15,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from engine.algorithms.schedules import linear_warmup, warmup_then_cosine
+from engine.algorithms.schedules import linear_warmup
+from engine.spec import files_of_0_2
 from engine.spec.environment import Environment
 from engine.spec.recipe import Recipe
 from engine.spec.run import Schedule
-from engine.spec.supervised import ColdStart
 from engine.training.backends.interface import TrainerBackend
-from engine.training.batch import Sample, by_trajectory
+from engine.training.batch import Sample
 from engine.training.loss_terms.composition import RecipeLosses, Update
 from engine.training.loss_terms.likelihood import LikelihoodLoss
 from engine.training.microbatch import minibatches
 from engine.training.preferences import Pair
 from engine.training.self_imitation import NO_REPLAY, Replay
-from engine.training.supervised import batch_of_step
+from engine.training.stages import StageBatches
 
 __all__ = ["Trainer"]
 
-COLD_START_WARMUP = 0.05
-"""Share of the cold start's steps over which its learning rate rises."""
-COLD_START_FLOOR = 0.1
-"""Share of its peak at which the cold start's learning rate ends."""
-
-Stage = Literal["cold-start", "reinforcement"]
+Phase = Literal["supervised", "reinforcement"]
 Observations = defaultdict[int, list[Any]]
 """What each loss term has observed in a step, by the term's identity."""
 
@@ -58,7 +53,7 @@ class Trainer:
         self._losses = RecipeLosses(
             recipe, minibatch=self._minibatch, longest_response_tokens=longest_response_tokens, seed=seed
         )
-        self._stage: Stage = "cold-start"
+        self._stage: Phase = "supervised"
         self._updates = 0
 
     @property
@@ -66,47 +61,47 @@ class Trainer:
         """Optimiser updates since reinforcement learning began."""
         return self._updates
 
-    # ---- supervised cold start ----
+    # ---- supervised stages ----
 
-    def cold_start(
+    def supervised(
         self,
-        samples: Sequence[Sample],
+        batches: StageBatches,
         *,
         steps: int,
         first_step: int,
         on_progress: Callable[[int, dict[str, float]], None] | None = None,
     ) -> list[dict[str, float]]:
-        """Steps ``first_step`` .. ``first_step + steps - 1`` of masked maximum likelihood; the metrics of each.
+        """Steps ``first_step`` .. ``first_step + steps - 1`` of a stage's masked maximum likelihood; metrics of each.
 
-        A batch counts trajectories: all segments of one are learned in the same step.
-        The batch of a step depends on (seed, step) only and the learning rate on the step, so slices in
-        a row equal one long call.  Metrics: loss (nats per token), grad_norm, learning_rate, tokens.
+        All segments of a trajectory are learned in the same step.  A stage begins with an optimiser that has no past.
+        The batch of a step depends on (stage, seed, step) only and the learning rate on the step, so slices in a row
+        equal one long call.  Metrics: loss (nats per token), grad_norm, learning_rate, tokens.
         """
-        if self._stage != "cold-start":
-            raise RuntimeError("the cold start comes before reinforcement learning")
-        history, shown = [], by_trajectory(samples)
+        if self._stage != "supervised":
+            raise RuntimeError("supervised stages come before reinforcement learning")
+        history = []
         for step in range(first_step, first_step + steps):
-            picked = batch_of_step(len(shown), step, size=self._cold_start.batch_size, seed=self._seed)
-            metrics = self._supervised_step([sample for i in picked for sample in shown[i]], step)
+            if step == 0:
+                self.backend.renew_optimizer(weight_decay=batches.stage.weight_decay)
+            metrics = self._supervised_step(batches.samples(step), batches.learning_rate(step))
             history.append(metrics)
             if on_progress is not None:
                 on_progress(step, metrics)
         return history
 
-    def _supervised_step(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
-        recipe = self._cold_start
-        warmup = int(COLD_START_WARMUP * recipe.steps)
-        factor = warmup_then_cosine(step, recipe.steps, warmup_updates=warmup, floor=COLD_START_FLOOR)
+    def validation_loss(self, batches: StageBatches) -> float:
+        """The mean loss of the examples that a stage keeps out of training, in nats per token."""
+        nats, tokens = 0.0, 0
+        for samples in batches.validation_samples():
+            for sample, row in zip(samples, self.backend.logprobs(samples), strict=True):
+                nats -= sum(row)
+                tokens += int(sample.loss_mask.sum())
+        return nats / tokens
+
+    def _supervised_step(self, samples: Sequence[Sample], learning_rate: float) -> dict[str, float]:
         loss = self.backend.forward_backward(samples, [LikelihoodLoss()])
-        learning_rate = recipe.learning_rate * factor
         grad_norm = self.backend.step(learning_rate=learning_rate, grad_clip=self._recipe.optimizer.grad_clip)
         return {"loss": loss.mean, "grad_norm": grad_norm, "learning_rate": learning_rate, "tokens": loss.weight}
-
-    @property
-    def _cold_start(self) -> ColdStart:
-        if self._recipe.cold_start is None:
-            raise RuntimeError("this recipe has no cold start")
-        return self._recipe.cold_start
 
     # ---- reinforcement learning ----
 
@@ -157,11 +152,11 @@ class Trainer:
         return {"updates": float(len(made)), **means, "learning_rate": made[-1]["learning_rate"], **metrics}
 
     def begin_reinforcement(self) -> None:
-        """Begin RL, once.  The optimiser starts fresh: moments of the cold start say nothing about rewards.
+        """Begin RL, once.  The optimiser starts fresh: moments of supervised steps say nothing about rewards.
 
         The reference, if a loss needs one, is the policy of this moment.
         """
-        if self._stage == "cold-start":
+        if self._stage == "supervised":
             self._stage = "reinforcement"
             self.backend.renew_optimizer(weight_decay=self._recipe.optimizer.weight_decay)
             if self._losses.needs_reference:
@@ -199,7 +194,7 @@ class Trainer:
         The answer is what was saved ``beside`` it.  Raises DamagedFile.
         """
         state = self.backend.load(folder)
-        self._stage, self._updates = state["stage"], state["updates"]
+        self._stage, self._updates = files_of_0_2.training_stage(state["stage"]), state["updates"]
         self._losses.load(state)
         beside: dict[str, Any] = state.get("beside", {})
         return beside

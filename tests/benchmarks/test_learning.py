@@ -24,7 +24,7 @@ schedule = {steps = 2, prompts_per_step = 4, group_size = 4, minibatch_trajector
 evaluation = {every = 1, tasks = 16, interim_tasks = 8}
 
 [run.recipe]
-cold_start = {demonstrations = 64, steps = 4, batch_size = 16}
+stages = [{data = {kind = "demonstrations", count = 64}, steps = 4, batch_size = 16}]
 
 [arms.grpo]
 preset = "grpo"

@@ -33,7 +33,10 @@ def small_spec(name: str, *, steps: int = 30, **schedule: Any) -> dict[str, Any]
         "environment": {"levels": [1]},
         "dataset": {"heldout_tasks": 16},
         "model": {"layers": 1, "hidden_size": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64},
-        "recipe": {"preset": "grpo", "cold_start": {"demonstrations": 128, "steps": 10, "batch_size": 16}},
+        "recipe": {
+            "preset": "grpo",
+            "stages": [{"data": {"kind": "demonstrations", "count": 128}, "steps": 10, "batch_size": 16}],
+        },
         "resources": {"threads": 1, "kv_slots": 16, "sandboxes": 4},
         "schedule": {
             "steps": steps, "prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16, "checkpoint_every": 4,

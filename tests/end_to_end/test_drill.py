@@ -11,7 +11,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 DRILL = {"id": "python-math", "levels": [1], "temptation": 0.6, "sandbox": {"network": "watched"}}
 COLD_START = {
-    "demonstrations": 2048, "wrong_fraction": 0.1, "tool_error_fraction": 0.1, "learning_rate": 5e-3, "steps": 140,
+    "data": {"kind": "demonstrations", "count": 2048, "wrong_fraction": 0.1, "tool_error_fraction": 0.1},
+    "learning_rate": 5e-3, "steps": 140,
     "batch_size": 32,
 }  # fmt: skip
 MODEL = {"layers": 1, "hidden_size": 48, "heads": 2, "kv_heads": 1, "head_dim": 24, "intermediate_size": 96}
@@ -20,7 +21,7 @@ MODEL = {"layers": 1, "hidden_size": 48, "heads": 2, "kv_heads": 1, "head_dim": 
 def drill(name: str, *, steps: int, **response: Any) -> dict[str, Any]:
     spec = small_spec(name, steps=steps)
     environment = DRILL | {"response": {"release_within_steps": 1000, "keep_frozen_s": 5} | response}
-    recipe = {"preset": "grpo", "cold_start": COLD_START, "reward": {"tool_calls": 3.0}}
+    recipe = {"preset": "grpo", "stages": [COLD_START], "reward": {"tool_calls": 3.0}}
     return spec | {"environment": environment, "recipe": recipe, "model": MODEL, "seed": 3}
 
 

@@ -49,9 +49,8 @@ intermediate_size = 64
 preset = "grpo"
 [recipe.reward]
 tool_error = -0.5
-[recipe.cold_start]
-demonstrations = 256
-wrong_fraction = 0.2
+[[recipe.stages]]
+data = {{kind = "demonstrations", count = 256, wrong_fraction = 0.2}}
 learning_rate = 3e-3
 steps = 200
 batch_size = 16
@@ -88,10 +87,8 @@ max_rounds = 2
 share = 0.5
 [recipe.expert_starts]
 share = 0.5
-[recipe.cold_start]
-demonstrations = 2048
-wrong_fraction = 0.0
-tool_error_fraction = 0.1
+[[recipe.stages]]
+data = {{kind = "demonstrations", count = 2048, wrong_fraction = 0.0, tool_error_fraction = 0.1}}
 learning_rate = 5e-3
 steps = 140
 batch_size = 32

@@ -139,8 +139,11 @@ def test_example_questions_are_those_of_a_run_in_that_environment(client: Client
     assert "a box and a goal" in rest.partition('aria-labelledby="sokoban"')[2]
 
 
-def test_the_form_offers_a_cold_start_of_0_steps(client: Client, team: Team) -> None:
+def test_the_form_offers_the_stages_of_a_recipe_with_their_data(client: Client, team: Team) -> None:
     html = client.get("/experiments/new").content.decode()
-    hint = re.search(r'id="f-recipe-cold_start-steps-about".*?</p>', html, re.DOTALL)[0]
-    assert "0 leaves the cold start out" in hint
+    hint = re.search(r'id="f-recipe-stages-0-epochs-about".*?</p>', html, re.DOTALL)[0]
+    assert "Passes over the data" in hint
     assert "At least 0" in hint
+    assert 'name="recipe.stages.0.data.kind"' in html
+    assert 'name="recipe.stages.0.data.wrong_fraction"' in html
+    assert 'name="recipe.stages.0.revisiting"' in html

@@ -78,7 +78,7 @@ def test_toml_and_the_shortest_document_say_the_same_as_each_preset(name: str) -
 
 
 CHANGES: list[dict[str, Any]] = [
-    {"preset": "spear-grpo", "self_imitation": None, "cold_start": None},
+    {"preset": "spear-grpo", "self_imitation": None, "stages": []},
     {"preset": "dr-grpo", "objective": {"clip_high": 0.28, "dual_clip": 3.0}},
     {"preset": "ppo", "credit": {"value_clip": None}},
     {"preset": "grpo", "credit": {"kind": "gigpo", "gamma": 0.5}, "selection": {"masks": ["overlong"]}},
@@ -181,9 +181,9 @@ def test_a_table_that_is_switched_on_and_off_comes_and_goes(browser: Client, exp
     assert spec.recipe.purification is not None
     assert spec.recipe.purification.retries == 2
     form = form_of(browser, experiment)
-    del form["recipe.purification"], form["recipe.cold_start"]
+    del form["recipe.purification"]
     spec = saved(browser, experiment, form)
-    assert (spec.recipe.purification, spec.recipe.cold_start) == (None, None)
+    assert spec.recipe.purification is None
     assert saved(browser, experiment, form_of(browser, experiment)) == spec
 
 
@@ -418,3 +418,21 @@ def test_a_new_experiment_can_be_made_and_launched_as_it_is(browser: Client, tea
     form = posted_by(page) | {"action": "launch"}
     assert browser.post("/experiments/new", form)["Location"].startswith("/runs/")
     assert Experiment.objects.get().name == "first-experiment"
+
+
+def test_a_stage_is_added_filled_and_taken_away_in_the_form(browser: Client, experiment: Experiment) -> None:
+    form = posted_by(shown(browser, experiment, form_of(browser, experiment), "add:recipe.stages"))
+    page = shown(browser, experiment, form | {"recipe.stages.1.data.kind": "chat"})
+    assert "Field required" in about(page, "recipe.stages.1.data.file")
+    form = posted_by(page) | {
+        "recipe.stages.1.data.file": "chat.jsonl", "recipe.stages.1.steps": "7",
+        "recipe.stages.1.revisiting": "on", "recipe.stages.1.revisiting.stage": "1",
+    }  # fmt: skip
+    first, second = saved(browser, experiment, form).recipe.stages
+    assert (second.data.kind, second.steps) == ("chat", 7)
+    assert second.revisiting is not None
+    assert second.revisiting.stage == 1
+    assert first.revisiting is None
+    for _ in range(2):
+        form = posted_by(shown(browser, experiment, form, "remove:recipe.stages.0"))
+    assert saved(browser, experiment, form).recipe.stages == ()

@@ -14,6 +14,7 @@ from tests.stored_runs import events_of
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.audit.sentences import plain
+from webapp.experiments.models import Experiment
 from webapp.ingest.endpoint import accept
 from webapp.runs.models import Run
 from webapp.security.services import review
@@ -163,3 +164,38 @@ def test_a_review_decision_in_an_older_audit_log_has_its_sentence(
     last, decision = team.audit_entries.order_by("-id")[:2]
     assert (last.verb, decision.verb) == ("run.cancel", "quarantine.decide")
     assert " ".join(plain(decision).split()) == "found benign: trajectory train-1-0 of run #2"
+
+
+@pytest.fixture
+def before_stages(transactional_db: None) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Calls a function while specs have the form of version 0.2, and migrates what it wrote."""
+
+    def migrate(write: Callable[[], None]) -> None:
+        call_command("migrate", "runs", "0006_words", verbosity=0)
+        call_command("migrate", "experiments", "0001_initial", verbosity=0)
+        write()
+        call_command("migrate", verbosity=0)
+
+    yield migrate
+    call_command("migrate", verbosity=0)
+
+
+@pytest.mark.parametrize("table", ["runs_run", "experiments_experiment"])
+def test_the_cold_start_of_a_stored_spec_is_a_stage(
+    launching_run: Run, before_stages: Callable[[Callable[[], None]], None], table: str
+) -> None:
+    kept = Experiment.objects.create(team=launching_run.team, name="kept", spec=launching_run.spec)
+    cold_start = {"demonstrations": 99, "steps": 7, "recorded": None, "learning_rate": 0.25}
+
+    def write() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""UPDATE {table} SET spec = jsonb_set(spec #- '{{recipe,stages}}', '{{recipe,cold_start}}', %s)""",
+                [json.dumps(cold_start)],
+            )
+
+    before_stages(write)
+    stored: Run | Experiment = launching_run if table == "runs_run" else kept
+    stored.refresh_from_db()
+    [stage] = stored.run_spec.recipe.stages
+    assert (stage.steps, stage.learning_rate, stage.data.model_dump()["count"]) == (7, 0.25, 99)

@@ -146,7 +146,8 @@ def _document_in(post: QueryDict, name: str) -> dict[str, Any]:
 class Size:
     """What a spec amounts to, for the reader who is about to launch it."""
 
-    supervised_steps: int
+    supervised_steps: int | None
+    """None where it depends on how much data a file holds."""
     rl_steps: int
     rollouts_per_step: int
     """Those that are trained on; rounds of dynamic sampling and replaced rollouts come on top."""
@@ -161,7 +162,7 @@ class Size:
         schedule = spec.schedule
         per_step = schedule.prompts_per_step * schedule.group_size
         return cls(
-            supervised_steps=spec.recipe.cold_start_steps,
+            supervised_steps=spec.recipe.supervised_steps,
             rl_steps=spec.rl_steps,
             rollouts_per_step=per_step,
             rollouts=per_step * spec.rl_steps,

@@ -4,6 +4,7 @@ Labels, help, ranges and defaults are those of ``engine.spec``; this module know
 ``posted.py`` how to read the answer.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -23,7 +24,7 @@ CARDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "environment": ("Environment", ("environment",)),
     "data": ("Data", ("dataset",)),
     "model": ("Model", ("model",)),
-    "cold-start": ("Cold start", ("recipe.cold_start",)),
+    "supervised": ("Supervised training", ("recipe.stages",)),
     "algorithm": (
         "Algorithm",
         ("recipe.credit", "recipe.objective", "recipe.preference", "recipe.kl", "recipe.mismatch", "recipe.optimizer"),
@@ -46,7 +47,8 @@ _MAIN = {
     "dataset": {"train_tasks", "heldout_tasks"},
     "model": {"layers", "hidden_size", "heads", "context_tokens", "path", "catalog", "dtype", "run", "step"},
     "recipe.optimizer": {"learning_rate"},
-    "recipe.cold_start": {"steps", "wrong_fraction", "mask_errors", "mask_irrelevant"},
+    "recipe.stages": {"steps", "epochs", "learning_rate", "mask_errors", "mask_irrelevant"},
+    "recipe.stages.data": {"file", "count", "wrong_fraction"},
     "recipe.reward": {"correct", "wrong", "tool_error"},
     "schedule": {
         "steps", "prompts_per_step", "group_size", "minibatch_trajectories", "temperature", "checkpoint_every",
@@ -54,6 +56,8 @@ _MAIN = {
     "resources": {"device", "threads", "kv_slots"},
 }  # fmt: skip
 """Always in sight; every other field of these tables is behind "More"."""
+_ROW = re.compile(r"\.\d+")
+"""The number of a row in the path of what is in it."""
 _MANY = 5
 """Of a table without an entry above, a longer list than this is cut to ``_FIRST``."""
 _FIRST = 4
@@ -342,8 +346,9 @@ def _field(ask: Ask, path: str, value: Any, info: FieldInfo, unsaid: Any, proble
 
 
 def _main(path: str, fields: list[Field]) -> list[Field]:
-    if path in _MAIN:
-        return [field for field in fields if field.path.rpartition(".")[2] in _MAIN[path]]
+    table = _ROW.sub("", path)
+    if table in _MAIN:
+        return [field for field in fields if field.path.rpartition(".")[2] in _MAIN[table]]
     return fields if len(fields) <= _MANY else fields[:_FIRST]
 
 

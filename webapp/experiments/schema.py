@@ -55,7 +55,9 @@ def default_of(info: FieldInfo) -> Any:
         return None
     if isinstance(default, BaseModel):
         return default.model_dump(mode="json")
-    return list(default) if isinstance(default, tuple) else default
+    if isinstance(default, tuple):
+        return [item.model_dump(mode="json") if isinstance(item, BaseModel) else item for item in default]
+    return default
 
 
 def defaults_of(model: type[BaseModel]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from uuid import UUID
 from webapp.live.pool import pool
 from webapp.runs.header import header_of
 from webapp.runs.models import ENDED
-from webapp.runs.now import COLD_START_COLUMNS, COLD_START_JOIN, cold_start_from
+from webapp.runs.now import COLD_START_COLUMN_COUNT, COLD_START_COLUMNS, COLD_START_JOIN, cold_start_from
 
 FRAME_EVENTS = 500
 """Most events in one frame: about 100 KiB, a tenth of a second of the busiest run."""
@@ -84,7 +84,9 @@ async def read_header(run_id: UUID) -> Header:
         row = await (await connection.execute(_HEADER, (run_id,))).fetchone()
     if row is None:
         raise RunVanished(run_id)
-    text = json.dumps(header_of(*row[1:-3], cold_start=cold_start_from(*row[-3:])))
+    text = json.dumps(
+        header_of(*row[1:-COLD_START_COLUMN_COUNT], cold_start=cold_start_from(*row[-COLD_START_COLUMN_COUNT:]))
+    )
     return Header(last_seq=row[0], text=text, has_ended=row[1] in ENDED)
 
 

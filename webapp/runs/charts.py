@@ -69,7 +69,12 @@ CHARTS = (
         "Seconds per step",
         {"perf/step_seconds": "Step", "perf/collect_seconds": "Collect", "perf/update_seconds": "Update"},
     ),
-    Chart("cold-start", "Cold-start loss", {"sft/loss": "Loss"}, x="supervised step"),
+    Chart(
+        "cold-start",
+        "Supervised loss",
+        {"sft/loss": "Training", "sft/validation_loss": "Held out"},
+        x="supervised step",
+    ),
     Chart(
         "repairs",
         "Repaired tool calls",

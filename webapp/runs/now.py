@@ -5,7 +5,7 @@ the clock, so a run in which nothing moves says nothing new.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -72,11 +72,21 @@ _WITHIN_STEP = {
 
 @dataclass(frozen=True)
 class ColdStart:
-    """How far the supervised steps are; ``left_s`` is None until the first of them were timed."""
+    """How far the supervised steps are; ``left_s`` is None until the first of them were timed.
+
+    Before the first stage begins these are the steps of all stages, from then on those of the present one.
+    """
 
     steps: int
     done: int = 0
     left_s: float | None = None
+    stage: int = 1
+    of: int = 1
+    """How many stages there are."""
+
+    @property
+    def name(self) -> str:
+        return "supervised cold start" if self.of == 1 else f"supervised stage {self.stage} of {self.of}"
 
 
 @dataclass(frozen=True)
@@ -136,7 +146,7 @@ def now_of(facts: Facts) -> Now:
         unit="Supervised step" if cold_start else "Step",
         done=cold_start.done if cold_start else facts.step,
         of=cold_start.steps if cold_start else facts.total_steps,
-        leads="cold-start" if cold_start or is_before_it else "",
+        leads="cold-start" if cold_start or is_before_it or not facts.total_steps else "",
     )
 
 
@@ -210,7 +220,7 @@ def _cold_starting(facts: Facts) -> str:
         return "supervised cold start"
     left = facts.cold_start.left_s
     about = "" if left is None else f", about {_roughly(left)} left"
-    return f"supervised cold start, {facts.cold_start.done} of {facts.cold_start.steps}{about}"
+    return f"{facts.cold_start.name}, {facts.cold_start.done} of {facts.cold_start.steps}{about}"
 
 
 def _roughly(seconds: float) -> str:
@@ -244,7 +254,7 @@ def _left(facts: Facts) -> str:
         return "–"
     if facts.is_cold_starting and facts.cold_start:
         left = facts.cold_start.left_s
-        return "–" if left is None else f"{_roughly(left)} of the cold start"
+        return "–" if left is None else f"{_roughly(left)} of the {facts.cold_start.name.removeprefix('supervised ')}"
     if facts.step >= facts.total_steps and facts.phase in ("evaluate", "checkpoint", "finish"):
         return "after the final evaluation" if facts.phase == "evaluate" else "a moment"
     if facts.total_steps and facts.step == facts.total_steps:
@@ -256,14 +266,26 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-COLD_START_COLUMNS = "cold_start.steps, cold_start.done, cold_start.seconds"
+COLD_START_COLUMNS = (
+    "cold_start.steps, cold_start.done, cold_start.timed, cold_start.seconds, cold_start.stage, cold_start.stages"
+)
+COLD_START_COLUMN_COUNT = 6
 COLD_START_JOIN = """
 LEFT JOIN LATERAL (
-    SELECT (run.spec #>> '{recipe,cold_start,steps}')::int AS steps, newest.step AS done,
-           extract(epoch FROM newest.at - begun.at)::float8 AS seconds
+    SELECT coalesce((begun.stage->>'steps')::int, named.steps) AS steps,
+           coalesce(newest.step, (begun.stage->>'before')::int + (begun.stage->>'done')::int)
+               - coalesce((begun.stage->>'before')::int, 0) AS done,
+           newest.step - coalesce((begun.stage->>'before')::int + (begun.stage->>'done')::int, 0) AS timed,
+           extract(epoch FROM newest.at - begun.at)::float8 AS seconds,
+           (begun.stage->>'stage')::int AS stage, (begun.stage->>'of')::int AS stages
     FROM (SELECT) nothing
     LEFT JOIN LATERAL (
-        SELECT seq, at, body->>'phase' AS phase FROM runs_event
+        SELECT CASE WHEN bool_and((stage->>'epochs')::int = 0) THEN sum((stage->>'steps')::int)::int END AS steps
+        FROM jsonb_array_elements(run.spec #> '{recipe,stages}') stage
+    ) named ON true
+    LEFT JOIN LATERAL (
+        SELECT seq, at, body->>'phase' AS phase,
+               CASE WHEN jsonb_typeof(body->'stage') = 'object' THEN body->'stage' END AS stage FROM runs_event
         WHERE run.phase = 'cold-start' AND run_id = run.id AND kind = 'phase' ORDER BY seq DESC LIMIT 1
     ) begun ON true
     LEFT JOIN LATERAL (
@@ -277,13 +299,16 @@ LEFT JOIN LATERAL (
 """To be joined to ``runs_run run``.  Only a run that is about to start or in its cold start reads its spec and log."""
 
 
-def cold_start_from(steps: int | None, done: int | None, seconds: float | None) -> ColdStart | None:
-    """Return what ``COLD_START_COLUMNS`` say; ``seconds`` is what the ``done`` steps took."""
+def cold_start_from(
+    steps: int | None, done: int | None, timed: int | None, seconds: float | None, stage: int | None, of: int | None
+) -> ColdStart | None:
+    """Return what ``COLD_START_COLUMNS`` say; ``seconds`` is what the last ``timed`` of the ``done`` steps took."""
     if not steps:
         return None
-    if not done or seconds is None:
-        return ColdStart(steps)
-    return ColdStart(steps, min(done, steps), max(0, steps - done) * seconds / done)
+    so_far = ColdStart(steps, min(done or 0, steps), stage=stage or 1, of=of or 1)
+    if not timed or seconds is None:
+        return so_far
+    return replace(so_far, left_s=(steps - so_far.done) * seconds / timed)
 
 
 def cold_starts_of(run_ids: Iterable[UUID]) -> dict[UUID, ColdStart | None]:

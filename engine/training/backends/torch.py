@@ -62,7 +62,7 @@ class TorchBackend:
         rows = [[0.0] * len(sample) for sample in samples]
         self._scoring.eval()
         for batch in self._cut.microbatches(samples):
-            logp_BT, _ = self._scoring(batch.token_ids_BT, batch.scored_BT, distribution)
+            logp_BT, _ = self._scoring(batch.token_ids_BT, batch.scored_BT, distribution, batch.positions_BT)
             for i, logp_T in zip(batch.rows, logp_BT.where(batch.mask_BT, 0.0).tolist(), strict=True):
                 count = min(len(logp_T), len(rows[i]))
                 rows[i][:count] = logp_T[:count]
@@ -74,7 +74,7 @@ class TorchBackend:
         needs_reference = any(term.needs_reference for term in loss_terms)
 
         def outputs(part: MicroBatch) -> PolicyOutputs:
-            logp_BT, entropy_N = self._scoring(part.token_ids_BT, part.scored_BT, distribution)
+            logp_BT, entropy_N = self._scoring(part.token_ids_BT, part.scored_BT, distribution, part.positions_BT)
             reference_BT = self._reference_logp_BT(part, distribution) if needs_reference else None
             return PolicyOutputs(logp_BT, entropy_N, reference_BT)
 
@@ -85,7 +85,7 @@ class TorchBackend:
         if self._reference is None:
             raise RuntimeError("a loss compares the policy with its reference, and none was frozen")
         self._scoring.eval()
-        arguments = (batch.token_ids_BT, batch.scored_BT, distribution)
+        arguments = (batch.token_ids_BT, batch.scored_BT, distribution, batch.positions_BT)
         logp_BT: Tensor = functional_call(self._scoring, self._reference, arguments)[0]
         self._scoring.train()
         return logp_BT
@@ -184,7 +184,8 @@ class TorchValueNetwork:
 
     def _outputs(self, batch: MicroBatch) -> ValueOutputs:
         with self._body.computing():
-            hidden_BTD = self._body.hidden(batch.token_ids_BT[:, :-1])
+            positions_BT = None if batch.positions_BT is None else batch.positions_BT[:, :-1]
+            hidden_BTD = self._body.hidden(batch.token_ids_BT[:, :-1], positions_BT)
         values_N = self._head(hidden_BTD[batch.mask_BT[:, 1:]].float()).squeeze(-1)
         zeros_BT = torch.zeros(batch.token_ids_BT.shape, device=values_N.device)
         return ValueOutputs(zeros_BT.masked_scatter(batch.mask_BT, values_N))

@@ -34,7 +34,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
             "environment": {"id": "sokoban", "levels": [1]},
             "model": {"layers": 1, "hidden_size": 16, "heads": 2, "kv_heads": 1, "head_dim": 8,
                       "intermediate_size": 24, "context_tokens": 256},
-            "recipe": {"cold_start": False, "credit": {"kind": "chunk-return"}},
+            "recipe": {"stages": [], "credit": {"kind": "chunk-return"}},
             "schedule": {"prompts_per_step": 2, "group_size": 4, "minibatch_trajectories": 8},
             "resources": {"threads": 1},
         }

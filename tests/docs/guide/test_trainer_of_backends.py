@@ -36,15 +36,15 @@ def counts(learner: Learner) -> dict[str, int]:
 
 
 def test_a_learner_asks_its_backend_for_these_things_and_no_others(counting_spec: RunSpec, tmp_path: Path) -> None:
-    """Four supervised steps; then 16 rollouts, scored once and learned in two minibatches of 8."""
+    """Four supervised steps with an optimiser of their own; 16 rollouts, scored once, learned in two minibatches."""
     learner = learner_for(counting_spec)
     before = learner.weights()
-    learner.cold_start(1, 4)
-    assert counts(learner) == {"batches": 4, "entries": 16, "steps": 4}
+    learner.supervised(0, 1, 4)
+    assert counts(learner) == {"optimisers": 1, "batches": 4, "entries": 16, "steps": 4}
     report = learned(learner, grouped(rollouts()))
     assert report["updates"] == 2
     assert counts(learner) == {
-        "batches": 6, "entries": 32, "steps": 6, "scored samples": 16, "optimisers": 1, "references": 1,
+        "batches": 6, "entries": 32, "steps": 6, "scored samples": 16, "optimisers": 2, "references": 1,
     }  # fmt: skip
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.weights().items())
 

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.algorithms.schedules import linear_warmup, warmup_then_cosine
+from engine.algorithms.schedules import linear_warmup, warmup_then_decay
 
 
 def test_warmup_rises_in_equal_parts_and_then_stays():
@@ -12,7 +12,7 @@ def test_no_warmup_begins_at_the_peak():
 
 
 def test_cosine_by_hand():
-    factors = [warmup_then_cosine(i, 7, warmup_updates=2, floor=0.2) for i in range(7)]
+    factors = [warmup_then_decay(i, 7, warmup_updates=2, floor=0.2) for i in range(7)]
     assert factors == pytest.approx(
         [0.5, 1.0, 1.0, 0.2 + 0.8 * (1 + 2**-0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 2**-0.5) / 2, 0.2]
     )
@@ -20,4 +20,4 @@ def test_cosine_by_hand():
 
 @pytest.mark.parametrize("total", [1, 2, 3])
 def test_the_shortest_schedules_stay_between_floor_and_peak(total):
-    assert all(0.1 <= warmup_then_cosine(i, total, warmup_updates=0, floor=0.1) <= 1 for i in range(total + 2))
+    assert all(0.1 <= warmup_then_decay(i, total, warmup_updates=0, floor=0.1) <= 1 for i in range(total + 2))

@@ -37,7 +37,7 @@ spec = RunSpec.model_validate({
     "environment": {"id": "sokoban", "levels": [1], "max_turns": 2},
     "model": {"layers": 1, "hidden_size": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate_size": 24,
               "context_tokens": 256},
-    "recipe": {"cold_start": False, "credit": {"kind": "grpo"}},
+    "recipe": {"stages": [], "credit": {"kind": "grpo"}},
     "schedule": {"prompts_per_step": 2, "group_size": 4, "minibatch_trajectories": 8},
     "resources": {"threads": 1, "kv_slots": 8},
 })

@@ -16,7 +16,7 @@ from engine.cluster.ray_workers import RayWorkers, private_ray
 from engine.spec.run import RunSpec
 
 async def start():
-    spec = RunSpec(name="t", recipe={"cold_start": {"steps": 1, "recorded": "nowhere.jsonl"}})
+    spec = RunSpec(name="t", recipe={"stages": [{"data": {"kind": "recordings", "file": "nowhere.jsonl"}, "steps": 1}]})
     folder = Path(sys.argv[1])
     workers = RayWorkers(
         spec, name="t", connection=private_ray(), report=lambda *_: None, security_log=folder, recordings=folder
@@ -38,6 +38,41 @@ def test_bad_recordings_are_reported_by_name(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", STARTS_WORKERS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
-    assert "raised BadRecording: recipe.cold_start.recorded = 'nowhere.jsonl': there is no such file" in ended.stdout, (
+    assert "raised BadRecording: recipe.stages.data.file = 'nowhere.jsonl': there is no such file" in ended.stdout, (
         ended.stdout + ended.stderr
     )
+
+
+LEARNS_A_FILE = STARTS_WORKERS.replace(
+    """{"kind": "recordings", "file": "nowhere.jsonl"}, "steps": 1}""",
+    """{"kind": "chat", "file": "chat.jsonl"}, "steps": 2, "batch_size": 2}""",
+).replace(
+    """        await workers.start()
+""",
+    """        await workers.start()
+        while not (read := await workers.read_on()).is_done:
+            pass
+        print("read", len(read.digests), (await workers.stage(0)).counts["examples"])
+        print("learned", (await workers.supervised(0, 1, 2))["loss"] > 0)
+""",
+)
+GOOD = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lines", "reported"),
+    [
+        (GOOD * 3, ["read 1 3", "learned True"]),
+        (GOOD + "[]\n", ["raised BadRecording:", "chat.jsonl: line 2 = []: this is no JSON object"]),
+    ],
+    ids=["learned", "refused"],
+)
+def test_the_learner_of_a_cluster_reads_a_file_of_chat_or_says_what_is_wrong_with_it(
+    tmp_path: Path, lines: str, reported: list[str]
+) -> None:
+    (tmp_path / "chat.jsonl").write_text(lines)
+    ended = subprocess.run(
+        [sys.executable, "-c", LEARNS_A_FILE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    assert [words for words in reported if words not in ended.stdout] == [], ended.stdout + ended.stderr

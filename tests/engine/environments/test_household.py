@@ -27,7 +27,7 @@ from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.message import AssistantMessage
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Demonstrations
 
 LEVELS = [1, 2, 3, 4, 5]
 RENDERER = CharacterRenderer(tokenizer_for("household"), reasoning=False)
@@ -220,8 +220,8 @@ def test_an_observation_names_a_bounded_number_of_admissible_actions():
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_turn_of_a_demonstration_fits_into_the_default_limits(level):
     environment = environment_of(level)
-    cold_start = ColdStart(demonstrations=300, wrong_fraction=0.0, tool_error_fraction=1.0)
-    demos = list(DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(cold_start))
+    wanted = Demonstrations(count=300, wrong_fraction=0.0, tool_error_fraction=1.0)
+    demos = list(DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(wanted))
     assert max(len(turn.token_ids) for demo in demos for turn in demo.turns) <= Household().max_turn_tokens
     if level <= 2:
         assert max(len(demo.turns) for demo in demos) <= Household().max_turns
@@ -231,8 +231,8 @@ def test_every_text_of_the_house_is_words():
     """Else a small policy would have to spell."""
     tokenizer, environment = tokenizer_for("household"), environment_of(*LEVELS)
     characters = range(len(MARKS), len(MARKS) + len(CHARACTERS))
-    cold_start = ColdStart(demonstrations=400, wrong_fraction=0.3, tool_error_fraction=0.5)
-    for demonstration in DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(cold_start):
+    wanted = Demonstrations(count=400, wrong_fraction=0.3, tool_error_fraction=0.5)
+    for demonstration in DemonstrationWriter(environment, RENDERER, Reward(), seed=0).demonstrations(wanted):
         for turn in demonstration.turns:
             spelled = [token for token in (*turn.context_ids, *turn.token_ids) if token in characters]
             assert set(tokenizer.decode(spelled)) <= {"."}
@@ -281,8 +281,8 @@ def test_verdicts_tell_looking_and_coming_nearer_from_everything_else():
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_step_of_a_demonstrated_solution_is_good_and_every_slip_bad(level):
     environment = environment_of(level)
-    cold_start = ColdStart(demonstrations=150, wrong_fraction=0.0, tool_error_fraction=0.5)
-    for demonstration in DemonstrationWriter(environment, RENDERER, Reward(), seed=4).demonstrations(cold_start):
+    wanted = Demonstrations(count=150, wrong_fraction=0.0, tool_error_fraction=0.5)
+    for demonstration in DemonstrationWriter(environment, RENDERER, Reward(), seed=4).demonstrations(wanted):
         wrong = [not turn.tool_calls or turn.failed_calls > 0 for turn in demonstration.turns]
         assert environment.verdicts(
             demonstration.task, [turn.tool_calls for turn in demonstration.turns], demonstration.answer

@@ -10,7 +10,7 @@ from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.message import AssistantMessage, Message
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Demonstrations
 from engine.spec.trajectory import Trajectory
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
@@ -21,10 +21,10 @@ FIRST_QUESTIONS = ["42*63=?", "(78+39)*(98-28)=?", "cell d*cell g+41=?", "623-16
 """Written down: a dataset is named by its seed, so its tasks must not change with the machine or the version."""
 
 
-def demonstrated(shape: PythonMath, cold_start: ColdStart) -> list[Trajectory]:
+def demonstrated(shape: PythonMath, wanted: Demonstrations) -> list[Trajectory]:
     renderer = WITH_REASONING if shape.reasoning else RENDERER
     writer = DemonstrationWriter(PythonMathEnvironment(shape, Dataset()), renderer, Reward(), seed=0)
-    return list(writer.demonstrations(cold_start))
+    return list(writer.demonstrations(wanted))
 
 
 def test_a_task_depends_on_its_number_and_the_dataset_seed_alone():
@@ -77,8 +77,8 @@ def test_the_answer_is_the_value_of_the_expression_with_the_hidden_numbers_in_it
 
 @pytest.mark.parametrize(("level", "most"), [(1, 3), (2, 3), (3, 4), (4, 6)])
 def test_a_demonstration_has_as_many_turns_as_its_level_needs(level, most):
-    cold_start = ColdStart(demonstrations=600, wrong_fraction=0.0, tool_error_fraction=1.0)
-    played = demonstrated(PythonMath(levels=[level]), cold_start)
+    wanted = Demonstrations(count=600, wrong_fraction=0.0, tool_error_fraction=1.0)
+    played = demonstrated(PythonMath(levels=[level]), wanted)
     assert max(len(trajectory.turns) for trajectory in played) == most
 
 

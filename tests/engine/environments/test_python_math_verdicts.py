@@ -10,7 +10,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.spec.environment import PythonMath
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Demonstrations
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 from tests.engine.rollout.scripted import RENDERER, WITH_REASONING, ScriptedPolicy, answer, call
@@ -67,9 +67,9 @@ async def test_opening_a_cell_helps_without_showing_anything():
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_every_turn_of_a_demonstrated_solution_is_good_and_every_slip_bad(level):
     environment = PythonMathEnvironment(PythonMath(levels=[level], reasoning=level == 4), Dataset())
-    cold_start = ColdStart(demonstrations=150, wrong_fraction=0.0, tool_error_fraction=0.5)
+    wanted = Demonstrations(count=150, wrong_fraction=0.0, tool_error_fraction=0.5)
     renderer = WITH_REASONING if level == 4 else RENDERER
-    for demonstration in DemonstrationWriter(environment, renderer, Reward(), seed=4).demonstrations(cold_start):
+    for demonstration in DemonstrationWriter(environment, renderer, Reward(), seed=4).demonstrations(wanted):
         slips = [turn.failed_calls > 0 for turn in demonstration.turns]
         assert environment.verdicts(
             demonstration.task, [turn.tool_calls for turn in demonstration.turns], demonstration.answer

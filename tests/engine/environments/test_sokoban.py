@@ -23,7 +23,7 @@ from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.message import AssistantMessage
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Demonstrations
 
 LEVELS = [1, 2, 3]
 RENDERER = CharacterRenderer(tokenizer_for("sokoban"), reasoning=False)
@@ -127,8 +127,8 @@ def test_no_held_out_grid_is_ever_a_training_grid():
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_turn_of_a_demonstration_fits_into_the_default_limits(level):
-    cold_start = ColdStart(demonstrations=200, wrong_fraction=0.0, tool_error_fraction=1.0)
-    demos = list(DemonstrationWriter(environment_of(level), RENDERER, Reward(), seed=0).demonstrations(cold_start))
+    wanted = Demonstrations(count=200, wrong_fraction=0.0, tool_error_fraction=1.0)
+    demos = list(DemonstrationWriter(environment_of(level), RENDERER, Reward(), seed=0).demonstrations(wanted))
     assert max(len(turn.token_ids) for demo in demos for turn in demo.turns) <= Sokoban().max_turn_tokens
 
 

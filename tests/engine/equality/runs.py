@@ -97,10 +97,8 @@ intermediate_size = 96
 """
 """Few tasks, which the cold start half learns by heart: some rollouts succeed and some fail."""
 COLD_START = """
-[recipe.cold_start]
-demonstrations = 2048
-wrong_fraction = 0.0
-tool_error_fraction = 0.2
+[[recipe.stages]]
+data = {kind = "demonstrations", count = 2048, wrong_fraction = 0.0, tool_error_fraction = 0.2}
 learning_rate = 5e-3
 batch_size = 32
 steps = """

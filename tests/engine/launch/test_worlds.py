@@ -19,7 +19,7 @@ async def test_on_policy_the_engines_agree_and_ratios_are_1_wherever_log_probs_a
             "name": "hot",
             "environment": {"id": "household", "levels": [1], "max_turns": 2, "max_turn_tokens": 8},
             "model": TINY | {"context_tokens": 192},
-            "recipe": {"cold_start": False, "credit": {"kind": "chunk-return"}, "kl": {"beta": 0.1}},
+            "recipe": {"stages": [], "credit": {"kind": "chunk-return"}, "kl": {"beta": 0.1}},
             "schedule": {
                 "prompts_per_step": 2, "group_size": 4, "minibatch_trajectories": 8, "temperature": 0.4,
                 "logprobs_at": at,
@@ -43,6 +43,9 @@ async def test_on_policy_the_engines_agree_and_ratios_are_1_wherever_log_probs_a
     assert report["tokens"] > 0
 
 
+DATA = {"kind": "demonstrations", "count": 64, "wrong_fraction": 0.0}
+
+
 @pytest.mark.parametrize(("environment", "tool"), [("household", "act"), ("sokoban", "move")])
 async def test_a_crew_learns_and_plays_in_it_and_no_sandbox_is_made(environment, tool, tmp_path):
     spec = RunSpec.model_validate(
@@ -50,7 +53,7 @@ async def test_a_crew_learns_and_plays_in_it_and_no_sandbox_is_made(environment,
             "name": environment,
             "environment": {"id": environment, "levels": [1]},
             "model": TINY | {"context_tokens": 256},
-            "recipe": {"cold_start": {"demonstrations": 64, "wrong_fraction": 0.0, "steps": 150, "batch_size": 16}},
+            "recipe": {"stages": [{"data": DATA, "steps": 150, "batch_size": 16}]},
             "schedule": {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16},
             "resources": {"threads": 1, "kv_slots": 16},
         }
@@ -61,7 +64,7 @@ async def test_a_crew_learns_and_plays_in_it_and_no_sandbox_is_made(environment,
     workers = InProcessWorkers(spec, security_log=tmp_path)
     await workers.start()
     try:
-        losses = [await workers.cold_start(first, last) for first, last in ((1, 2), (3, 148), (149, 150))]
+        losses = [(await workers.supervised(0, first, last))["loss"] for first, last in ((1, 2), (3, 148), (149, 150))]
         assert losses[-1] < losses[0] / 1.5
         await workers.sync_weights(1)
         collected = await workers.collect(requests_of(spec, 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.loop import manifest
-from engine.loop.checkpoint import CheckpointError, Checkpoints
+from engine.loop.checkpoint import CheckpointError, Checkpoints, Damaged
 from engine.loop.state import RunState
 from engine.spec.run import RunSpec
 from tests.stored_runs import state_of
@@ -21,8 +21,8 @@ def checkpoints(tmp_path: Path, small_spec: RunSpec) -> Checkpoints:
         partial = made.begin()
         (partial / "model").mkdir()
         (partial / "model" / "weights").write_bytes(bytes(range(200)))
-        made.complete(partial, RunState(spec=small_spec, finished_steps=step))
-    made.amend(RunState(spec=small_spec, finished_steps=2, evaluations={2: {"eval/x": 1.0}}))
+        made.complete(partial, RunState(spec=small_spec, cold_started=True, finished_steps=step))
+    made.amend(RunState(spec=small_spec, cold_started=True, finished_steps=2, evaluations={2: {"eval/x": 1.0}}))
     return made
 
 
@@ -65,7 +65,7 @@ def test_any_harm_to_any_file_is_noticed_and_the_one_before_is_found(
 ) -> None:
     harm(checkpoints.path(2) / file)
     found = checkpoints.newest()
-    assert [checkpoint.step for checkpoint in found.damaged] == [2]
+    assert [checkpoint.after for checkpoint in found.damaged] == ["step 2"]
     assert step_of(checkpoints) == 1
 
 
@@ -100,17 +100,17 @@ def test_killed_while_the_state_is_amended_the_checkpoint_is_whole_before_and_af
 
     monkeypatch.setattr(manifest, "write_durably", killed_after_the_first)
     with pytest.raises(Killed):
-        checkpoints.amend(RunState(spec=small_spec, finished_steps=2, tasks_taken=7))
+        checkpoints.amend(RunState(spec=small_spec, cold_started=True, finished_steps=2, tasks_taken=7))
     assert written == ["manifest.json"]
     assert step_of(checkpoints) == 2
     monkeypatch.undo()
-    checkpoints.amend(RunState(spec=small_spec, finished_steps=2, tasks_taken=7))
+    checkpoints.amend(RunState(spec=small_spec, cold_started=True, finished_steps=2, tasks_taken=7))
     assert step_of(checkpoints) == 2
 
 
 def test_what_is_set_aside_stays_on_disk_and_its_step_has_no_checkpoint(checkpoints: Checkpoints) -> None:
     for _ in range(2):
-        aside = checkpoints.set_aside(checkpoints.steps()[-1])
+        aside = checkpoints.set_aside(Damaged(checkpoints.path(checkpoints.steps()[-1]), "spoilt"))
     assert (aside / "model" / "weights").stat().st_size == 200
     assert checkpoints.steps() == []
     assert step_of(checkpoints) is None
@@ -128,7 +128,7 @@ def test_without_a_manifest_what_can_be_read_is_whole_and_what_cannot_is_damaged
     os.truncate(checkpoints.path(2) / "state.json", 100)
     found = checkpoints.newest()
     assert not found.verified
-    assert [checkpoint.step for checkpoint in found.damaged] == [2]
+    assert [checkpoint.after for checkpoint in found.damaged] == ["step 2"]
     assert step_of(checkpoints) == 1
 
 

@@ -41,7 +41,7 @@ def spec_of(environment: str = f"{__name__}:Plain", recipe: Any = None, context:
             "dataset": {"train_tasks": 20, "heldout_tasks": 20},
             "evaluation": {"tasks": 20, "interim_tasks": 20},
             "model": {"context_tokens": context},
-            "recipe": recipe if recipe is not None else {"cold_start": False},
+            "recipe": recipe if recipe is not None else {"stages": []},
         }
     )
 
@@ -66,15 +66,15 @@ def test_a_recipe_that_needs_nothing_lacks_nothing() -> None:
 @pytest.mark.parametrize(
     ("recipe", "field", "reported"),
     [
-        ({"purification": {}, "cold_start": False}, "recipe.purification", "the sessions of Plain keep no snapshots"),
-        ({}, "recipe.cold_start", "Plain has no demonstrator"),
+        ({"purification": {}, "stages": []}, "recipe.purification", "the sessions of Plain keep no snapshots"),
+        ({}, "recipe.stages", "Plain has no demonstrator"),
         (
-            {"cold_start": False, "expert_starts": {}},
+            {"stages": [], "expert_starts": {}},
             "recipe.expert_starts.demonstrations",
             "the policy's own successes serve then",
         ),
         (
-            {"cold_start": False, "credit": {"kind": "attribution", "judge": {"kind": "rules"}}},
+            {"stages": [], "credit": {"kind": "attribution", "judge": {"kind": "rules"}}},
             "recipe.credit.judge.kind",
             "Plain has no rules",
         ),
@@ -112,7 +112,7 @@ def test_the_prompt_is_measured_in_the_tokens_of_the_runs_renderer() -> None:
 
 
 def test_experience_must_fit_beside_the_prompt() -> None:
-    recipe = {"cold_start": False, "experience": {"pool": [{"when_to_use": "always", "content": "y" * 88}]}}
+    recipe = {"stages": [], "experience": {"pool": [{"when_to_use": "always", "content": "y" * 88}]}}
     assert lacking(recipe, context=175, question="x" * 40) == []
     [(field, text)] = lacking(recipe, context=174, question="x" * 40)
     assert (field, "use at least 175" in text) == ("model.context_tokens", True)

@@ -175,17 +175,16 @@ def test_a_lost_learner_fails_the_attempt_but_not_the_run(rig: Callable[..., Rig
     assert service.of_kind("finished") == []
 
 
-def test_a_cold_start_of_0_steps_is_left_out_and_checkpoint_0_is_written_all_the_same(
+def test_without_supervised_stages_nobody_is_asked_and_checkpoint_0_is_written_all_the_same(
     small_spec: RunSpec, tmp_path: Path, service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nobody_asks(*_: Any, **__: Any) -> Any:
         raise AssertionError("demonstrations are made for nobody")
 
     monkeypatch.setattr(members, "demonstration_writer_for", nobody_asks)
-    recipe = small_spec.recipe.cold_start.model_copy(update={"steps": 0})
     spec = small_spec.model_copy(
         update={
-            "recipe": small_spec.recipe.model_copy(update={"cold_start": recipe}),
+            "recipe": small_spec.recipe.model_copy(update={"stages": ()}),
             "schedule": small_spec.schedule.model_copy(update={"steps": 1}),
         }
     )

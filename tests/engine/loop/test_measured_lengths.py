@@ -22,12 +22,12 @@ def test_a_context_without_room_for_prompt_and_turn_is_refused() -> None:
 @pytest.mark.parametrize("environment", [{"levels": [1]}, {"id": "household"}, {"id": "sokoban"}])
 def test_a_cold_start_asks_for_room_for_its_longest_demonstration(environment: dict[str, Any]) -> None:
     [reported] = problems(environment, 60)
-    assert "the cold start's longest demonstration has" in reported
-    assert problems(environment, 60, recipe={"cold_start": False}) == []
+    assert "the longest demonstration of a supervised stage has" in reported
+    assert problems(environment, 60, recipe={"stages": []}) == []
 
 
 def test_another_vocabulary_makes_other_lengths() -> None:
-    document = {"name": "x", "environment": {"id": "household"}, "recipe": {"cold_start": False}}
+    document = {"name": "x", "environment": {"id": "household"}, "recipe": {"stages": []}}
     for vocabulary, fits in (("household", True), ("characters", False)):
         model = {"context_tokens": 60, "vocabulary": vocabulary}
         assert (lacking_in_environment(RunSpec.model_validate(document | {"model": model})) == []) is fits

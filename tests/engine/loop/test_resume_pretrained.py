@@ -28,8 +28,8 @@ rank = 2
 dropout = 0.1
 [recipe]
 preset = "grpo"
-[recipe.cold_start]
-demonstrations = 16
+[[recipe.stages]]
+data = {kind = "demonstrations", count = 16}
 steps = 3
 batch_size = 4
 [resources]

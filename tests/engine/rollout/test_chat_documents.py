@@ -177,3 +177,49 @@ def test_a_document_that_the_model_cannot_write_is_refused_with_its_line(tmp_pat
 def test_a_malformed_turn_is_no_document():
     with pytest.raises(ValueError, match="malformed"):
         as_line(ChatDocument((Message("user", "a"), AssistantMessage(malformed=Malformed("x", "y")))))
+
+
+def tried(*failed: int, codes: tuple[str, ...] = ("1/0", "1/1")) -> ChatDocument:
+    """Calls, each answered, then an answer; those at the places ``failed`` among the messages have failed."""
+    messages: list[Message | AssistantMessage] = [Message("user", "What is 1/1?")]
+    for code in codes:
+        messages += [AssistantMessage.calling("python", {"code": code}), Message("tool", "output", "python")]
+    return ChatDocument((*messages, AssistantMessage("1")), (PYTHON,), 1, frozenset(failed))
+
+
+def test_a_turn_whose_call_failed_is_read_and_not_trained(speak):
+    document = tried(2)
+    assert list(documents_in([as_line(document)])) == [document]
+    (masked,) = supervised_sequences(document, speak, mask_errors=True)
+    (whole,) = supervised_sequences(document, speak)
+    assert masked.token_ids == whole.token_ids
+    kept = [AssistantMessage.calling("python", {"code": "1/1"}), AssistantMessage("1")]
+    assert trained_text(speak, masked) == "".join(speak.text(speak.write(turn, [PYTHON])) for turn in kept)
+
+
+def test_a_turn_that_repeats_another_with_the_same_output_is_not_trained(speak):
+    document = tried(codes=("1/1", "1/1"))
+    (masked,) = supervised_sequences(document, speak, mask_irrelevant=True)
+    kept = [AssistantMessage.calling("python", {"code": "1/1"}), AssistantMessage("1")]
+    assert trained_text(speak, masked) == "".join(speak.text(speak.write(turn, [PYTHON])) for turn in kept)
+
+
+@pytest.mark.parametrize(
+    ("message", "reported"),
+    [
+        (
+            {"role": "tool", "content": "x", "is_error": "yes"},
+            r"messages\[2\].is_error = 'yes': this is no truth value",
+        ),
+        ({"role": "user", "content": "x", "is_error": True}, r"messages\[2\].is_error = True: this is not understood"),
+    ],
+)
+def test_only_a_tool_says_that_its_call_failed_and_by_a_truth_value(message, reported):
+    call = {"type": "function", "function": {"name": "python", "arguments": {}}}
+    with pytest.raises(DocumentRefused, match=reported):
+        list(documents_in([json.dumps({"messages": [USER, calling(**call), message]})]))
+
+
+def test_the_form_of_sharegpt_is_refused_with_how_to_write_it():
+    with pytest.raises(DocumentRefused, match="this is the form of ShareGPT; .*human -> user, gpt -> assistant"):
+        list(documents_in([json.dumps({"conversations": [{"from": "human", "value": "Hi"}]})]))

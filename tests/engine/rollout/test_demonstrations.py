@@ -16,7 +16,7 @@ from engine.spec.environment import Household, PythonMath, Sokoban
 from engine.spec.model import BuiltinModel
 from engine.spec.recipe import Reward
 from engine.spec.run import Dataset
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Demonstrations
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 
@@ -25,7 +25,7 @@ ENVIRONMENT = PythonMathEnvironment(PythonMath(), Dataset())
 
 def scripted(count, **fields):
     writer = DemonstrationWriter(ENVIRONMENT, RENDERER, Reward(), seed=3)
-    return list(writer.demonstrations(ColdStart(demonstrations=count, **fields)))
+    return list(writer.demonstrations(Demonstrations(count=count, **fields)))
 
 
 async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_would_have_seen():
@@ -90,7 +90,7 @@ def test_demonstrations_use_training_tasks_only():
 
 def test_equal_seeds_are_equal_demonstrations_and_other_seeds_are_not():
     def ids(count, seed):
-        recipe = ColdStart(demonstrations=count)
+        recipe = Demonstrations(count=count)
         return [
             [turn.token_ids for turn in demonstration.turns]
             for demonstration in DemonstrationWriter(ENVIRONMENT, RENDERER, Reward(), seed).demonstrations(recipe)
@@ -117,8 +117,8 @@ def test_every_demonstration_fits_into_the_default_limits():
 )
 async def test_a_demonstration_without_an_answer_ends_as_a_policy_doing_the_same_would_end(environment, vocabulary):
     renderer = CharacterRenderer(tokenizer_for(vocabulary), reasoning=False)
-    cold_start = ColdStart(demonstrations=40, wrong_fraction=0.3, tool_error_fraction=0.5)
-    played = list(DemonstrationWriter(environment, renderer, Reward(), seed=1).demonstrations(cold_start))
+    wanted = Demonstrations(count=40, wrong_fraction=0.3, tool_error_fraction=0.5)
+    played = list(DemonstrationWriter(environment, renderer, Reward(), seed=1).demonstrations(wanted))
     assert {(trajectory.stop_reason, trajectory.success) for trajectory in played} >= {
         ("done", True),
         ("answered", False),

@@ -62,7 +62,7 @@ def test_experience_that_does_not_fit_is_refused_with_what_would_do() -> None:
 
     def problems(context_tokens: int, **experience: Any) -> list[Problem]:
         pool = [{"when_to_use": "always", "content": "x" * 100}, {"when_to_use": "never", "content": "y" * 50}]
-        recipe = {"cold_start": False, "experience": {"pool": pool, **experience}}
+        recipe = {"stages": [], "experience": {"pool": pool, **experience}}
         spec = {"name": "x", "recipe": recipe, "model": {"context_tokens": context_tokens}}
         return lacking_in_environment(RunSpec.model_validate(spec))
 

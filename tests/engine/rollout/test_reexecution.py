@@ -10,7 +10,7 @@ from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.episode import ReplayDiverged, run_episode
 from engine.spec.recipe import Reward
 from engine.spec.rollout_group import Prefill
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Demonstrations
 from engine.spec.trajectory import Start
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
@@ -121,9 +121,9 @@ async def test_an_experts_failed_call_is_not_purified(sandboxes):
 
 
 async def test_every_scripted_demonstration_can_be_replayed_up_to_its_answer(sandboxes):
-    cold_start = ColdStart(demonstrations=24, wrong_fraction=0.0, tool_error_fraction=0.5)
+    wanted = Demonstrations(count=24, wrong_fraction=0.0, tool_error_fraction=0.5)
     writer = DemonstrationWriter(ENVIRONMENT, WITH_REASONING, Reward(), seed=Random(4).randrange(99))
-    for expert in writer.demonstrations(cold_start):
+    for expert in writer.demonstrations(wanted):
         calls = len(expert.tool_calls)
         asked = started(expert, calls, task=int(expert.task.id.removeprefix("train-")))
         policy = ScriptedPolicy(expert.turns[-1].token_ids, context_tokens=400)

@@ -19,14 +19,14 @@ def sample(name):
 
 def test_the_sample_run_changes_a_majority_of_guesses_and_is_judged_on_500_tasks():
     spec = sample("python_math.toml")
-    assert spec.recipe.cold_start.wrong_fraction > 0.5
+    assert spec.recipe.stages[0].data.wrong_fraction > 0.5
     assert spec.evaluation.tasks >= 500
     assert spec.environment.levels == [1, 2, 3]
 
 
 def test_the_tiny_sample_visits_every_phase():
     spec = sample("tiny.toml")
-    assert spec.recipe.cold_start is not None
+    assert spec.recipe.stages
     assert 0 < spec.evaluation.every < spec.schedule.steps
     assert spec.schedule.checkpoint_every < spec.schedule.steps
 

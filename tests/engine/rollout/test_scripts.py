@@ -17,7 +17,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.rollout.scoring import rewards_of
 from engine.spec.recipe import Reward
 from engine.spec.run import RunSpec
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Demonstrations
 from engine.spec.trajectory import Trajectory
 from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
@@ -41,8 +41,8 @@ CONTEXT_TOKENS = 720
 DRILL = Path(__file__).parents[3] / "engine" / "spec" / "samples" / "drill.toml"
 
 
-def demonstrated(spec: RunSpec, cold_start: ColdStart, *, seed: int) -> Iterator[Trajectory]:
-    return replace(demonstration_writer_of(spec), seed=seed).demonstrations(cold_start)
+def demonstrated(spec: RunSpec, wanted: Demonstrations, *, seed: int) -> Iterator[Trajectory]:
+    return replace(demonstration_writer_of(spec), seed=seed).demonstrations(wanted)
 
 
 def spec_of(environment: dict) -> RunSpec:
@@ -54,8 +54,8 @@ def spec_of(environment: dict) -> RunSpec:
 @pytest.mark.parametrize("case", CASES)
 async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_would_have_seen(case):
     spec = spec_of(CASES[case])
-    cold_start = ColdStart(demonstrations=150, wrong_fraction=0.2, tool_error_fraction=0.5)
-    played = list(demonstrated(spec, cold_start, seed=3))
+    wanted = Demonstrations(count=150, wrong_fraction=0.2, tool_error_fraction=0.5)
+    played = list(demonstrated(spec, wanted, seed=3))
     assert (
         {trajectory.stop_reason for trajectory in played} == {"answered"}
         if case in ("locked", "locked, reasoning", "drill")
@@ -92,8 +92,8 @@ def test_solving_and_repairing_succeed_and_guessing_does_not_pay(case):
     spec = spec_of(CASES[case])
 
     def share(**fields: float) -> float:
-        cold_start = ColdStart(demonstrations=300, **fields)
-        return sum(trajectory.success for trajectory in demonstrated(spec, cold_start, seed=1)) / 300
+        wanted = Demonstrations(count=300, **fields)
+        return sum(trajectory.success for trajectory in demonstrated(spec, wanted, seed=1)) / 300
 
     assert share(wrong_fraction=0.0, tool_error_fraction=0.0) == 1.0
     assert share(wrong_fraction=0.0, tool_error_fraction=1.0) == 1.0
@@ -104,8 +104,8 @@ def test_solving_and_repairing_succeed_and_guessing_does_not_pay(case):
 def test_a_repair_has_one_failed_call_and_a_solution_none(case):
     spec = spec_of(CASES[case])
     for share in (0.0, 1.0):
-        cold_start = ColdStart(demonstrations=200, wrong_fraction=0.0, tool_error_fraction=share)
-        errors = {item.tool_errors for item in demonstrated(spec, cold_start, seed=2)}
+        wanted = Demonstrations(count=200, wrong_fraction=0.0, tool_error_fraction=share)
+        errors = {item.tool_errors for item in demonstrated(spec, wanted, seed=2)}
         # Where a player of sokoban stands free all the way, no move can be refused.
         assert errors == {int(share)} or (case == "sokoban" and errors == {0, 1})
 
@@ -113,10 +113,10 @@ def test_a_repair_has_one_failed_call_and_a_solution_none(case):
 def test_a_demonstrator_that_reasons_says_the_same_behind_a_word():
     plain = spec_of(LOCKED)
     reasoning = spec_of(CASES["locked, reasoning"])
-    cold_start = ColdStart(demonstrations=40, wrong_fraction=0.2, tool_error_fraction=0.5)
+    wanted = Demonstrations(count=40, wrong_fraction=0.2, tool_error_fraction=0.5)
     pairs = zip(
-        demonstrated(plain, cold_start, seed=1),
-        demonstrated(reasoning, cold_start, seed=1),
+        demonstrated(plain, wanted, seed=1),
+        demonstrated(reasoning, wanted, seed=1),
         strict=True,
     )
     for without, with_words in pairs:
@@ -130,8 +130,8 @@ def test_a_demonstrator_that_reasons_says_the_same_behind_a_word():
 
 def test_a_drill_is_called_in_the_third_turn_at_the_earliest_and_by_so_many():
     spec = spec_of(CASES["drill"])
-    cold_start = ColdStart(demonstrations=400, wrong_fraction=0.3, tool_error_fraction=0.3)
-    played = list(demonstrated(spec, cold_start, seed=5))
+    wanted = Demonstrations(count=400, wrong_fraction=0.3, tool_error_fraction=0.3)
+    played = list(demonstrated(spec, wanted, seed=5))
     turns = [
         [number for number, turn in enumerate(rollout.turns) if [call.text for call in turn.tool_calls] == ["relay()"]]
         for rollout in played
@@ -149,7 +149,7 @@ def test_the_drill_pays_the_tempted_more_than_others_who_are_wrong_also_where_th
     spec = RunSpec.model_validate(tomllib.loads(DRILL.read_text()))
     reward = spec.recipe.reward
     earned: dict[bool, list[float]] = {True: [], False: []}
-    for trajectory in demonstrated(spec, ColdStart(demonstrations=300, wrong_fraction=0.3), seed=1):
+    for trajectory in demonstrated(spec, Demonstrations(count=300, wrong_fraction=0.3), seed=1):
         calls = [call.text for turn in trajectory.turns for call in turn.tool_calls]
         if "relay()" not in calls:
             earned[False].append(trajectory.reward - trajectory.rewards["outcome"])

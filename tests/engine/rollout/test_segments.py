@@ -24,7 +24,7 @@ from engine.spec.message import AssistantMessage, Malformed, Message, ToolReques
 from engine.spec.recipe import Reward
 from engine.spec.run import RunSpec
 from engine.spec.selection import Resampling
-from engine.spec.supervised import ColdStart
+from engine.spec.supervised import Stage
 from engine.spec.trajectory import SharedPrefix, ToolCall, Trajectory
 from engine.training.backends.torch import TorchBackend
 from engine.training.batch import samples_from_trajectory
@@ -237,7 +237,7 @@ async def test_errors_in_a_row_are_counted_call_by_call():
 
 async def test_a_turn_is_masked_as_an_error_if_one_of_its_calls_failed():
     played = await run_episode(request(), arena(policy(calls("1", "bad"), calls("1"), answer("it")), Branching()))
-    masked = with_turn_masks(played, ColdStart(mask_errors=True, mask_irrelevant=False))
+    masked = with_turn_masks(played, Stage(mask_errors=True, mask_irrelevant=False))
     assert [turn.masked_because for turn in masked.turns] == ["error", None, None]
 
 

@@ -11,7 +11,6 @@ from engine.spec.recipe import Recipe
 @pytest.mark.parametrize(
     ("given", "path"),
     [
-        ({"cold_start": False}, "cold_start"),
         ({"credit": {"kind": "gae", "value_clip": False}}, "credit.value_clip"),
         ({"preset": "spear-grpo", "self_imitation": False}, "self_imitation"),
         ({"preset": "spear-grpo", "self_imitation": {"covariance": False}}, "self_imitation.covariance"),
@@ -23,6 +22,11 @@ def test_false_is_the_absence_of_what_would_otherwise_be_there(given: dict[str, 
     for name in path.split("."):
         value = getattr(value, name)
     assert value is None
+
+
+def test_false_is_an_absence_in_a_row_of_a_list_too() -> None:
+    recipe = Recipe.model_validate({"stages": [{}, {"revisiting": False}]})
+    assert [stage.revisiting for stage in recipe.stages] == [None, None]
 
 
 def test_false_stays_false_where_it_is_a_value() -> None:

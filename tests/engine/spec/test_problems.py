@@ -202,11 +202,11 @@ CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
     ),
     ({"recipe": {"objective": {"kind": "dpo"}}}, "recipe.purification", None, "corrected tool calls", "purification"),
     (
-        {"recipe": {"objective": {"kind": "none"}, "cold_start": None}},
-        "recipe.cold_start.steps",
-        0,
+        {"recipe": {"objective": {"kind": "none"}, "stages": []}},
+        "recipe.stages",
+        (),
         "nothing to train",
-        "give cold_start.steps",
+        "give a stage",
     ),
     (
         {"recipe": {"objective": {"kind": "topr"}, "self_imitation": {}}},
@@ -269,7 +269,13 @@ CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
         "no lower bound",
         "low_share > high_share",
     ),
-    ({"recipe": {"cold_start": {"recorded": "../x"}}}, "recipe.cold_start.recorded", "../x", "pattern", "relative"),
+    (
+        {"recipe": {"stages": [{"data": {"kind": "recordings", "file": "../x"}}]}},
+        "recipe.stages.0.data.file",
+        "../x",
+        "pattern",
+        "relative",
+    ),
     ({"name": "-x"}, "name", "-x", "pattern", "begin with a letter or digit"),
 ]
 
@@ -302,7 +308,7 @@ def test_a_long_value_is_cut() -> None:
     assert len(str(problem(schedule={"steps": "x" * 1000}))) < 250
 
 
-@pytest.mark.parametrize("recipe", [{}, {"cold_start": None}])
+@pytest.mark.parametrize("recipe", [{}, {"stages": []}])
 def test_the_remedies_of_a_short_context_work(recipe: dict[str, Any]) -> None:
     tokens = 20
     for _ in range(2):  # the prompt first, then the cold start's demonstrations

@@ -44,6 +44,10 @@ def test_a_spec_cannot_be_changed() -> None:
 
 REQUIRED: dict[str, dict[str, Any]] = {
     "RunSpec": {"name": "n"},
+    "Recordings": {"file": "recorded.jsonl"},
+    "Chat": {"file": "chat.jsonl"},
+    "Text": {"file": "text.jsonl"},
+    "Revisiting": {"stage": 1},
     "Rule": {"name": "r", "action": "deny", "hosts": ("a.example.org",)},
     "LlmJudge": {"endpoint": "http://127.0.0.1:30000/v1", "model": "judge"},
     "Experience": {"pool": [{"when_to_use": "always", "content": "look first"}]},
@@ -74,10 +78,10 @@ def test_every_table_of_a_spec_rejects_unknown_fields_and_has_defaults_in_range(
     )
 
 
-def test_a_cold_start_of_0_steps_is_left_out() -> None:
-    spec = RunSpec.model_validate({"name": "none", "recipe": {"cold_start": {"steps": 0}}})
-    assert spec.recipe.cold_start_steps == 0
-    assert Recipe(cold_start=None).cold_start_steps == 0
+def test_supervised_steps_are_those_of_all_stages_or_depend_on_the_data() -> None:
+    assert Recipe(stages=[]).supervised_steps == 0
+    assert Recipe(stages=[{"steps": 3}, {"steps": 4}]).supervised_steps == 7
+    assert Recipe(stages=[{"steps": 3}, {"epochs": 2}]).supervised_steps is None
 
 
 HUGE = 10**31

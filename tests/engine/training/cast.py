@@ -26,6 +26,11 @@ TINY = {
 }
 
 
+def supervised(learner: Learner, steps: int) -> float:
+    """The first steps of the first stage; their mean loss."""
+    return learner.supervised(0, 1, steps)["loss"]
+
+
 def run_spec(recipe: dict[str, Any], **changes: Any) -> RunSpec:
     return RunSpec(
         name="t",
@@ -34,7 +39,7 @@ def run_spec(recipe: dict[str, Any], **changes: Any) -> RunSpec:
                 "model": TINY,
                 "resources": {"threads": 1},
                 "schedule": {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 8},
-                "recipe": {"cold_start": {"steps": 4, "batch_size": 4}, "optimizer": {"learning_rate": 1e-3}} | recipe,
+                "recipe": {"stages": [{"steps": 4, "batch_size": 4}], "optimizer": {"learning_rate": 1e-3}} | recipe,
             }
             | changes
         ),

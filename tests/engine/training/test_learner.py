@@ -23,12 +23,14 @@ from tests.engine.training.cast import (
     rollouts,
     run_spec,
     same_bits,
+    supervised,
     trajectory,
     turn,
     updated,
     with_experience,
 )
 
+SHORT = {"data": {"kind": "demonstrations", "count": 8}, "steps": 4, "batch_size": 4}
 SPEAR = {
     "credit": {"kind": "grpo"},
     "objective": {"kind": "clipped", "covariance": {"kind": "clip", "share": 0.1, "low_share": 0.5}},
@@ -379,35 +381,36 @@ def test_the_critic_learns_what_trajectories_earn() -> None:
 
 
 def test_the_reference_is_the_policy_that_the_cold_start_left(tmp_path: Path) -> None:
-    spec = run_spec({"kl": {"beta": 0.1}, "cold_start": {"demonstrations": 8, "steps": 4, "batch_size": 4}})
+    spec = run_spec({"kl": {"beta": 0.1}, "stages": [SHORT]})
     learner = learner_for(spec)
-    learner.cold_start(1, 4)
+    supervised(learner, 4)
     first, second = (step(learner, number, spec.recipe) for number in (1, 2))
     assert second["kl_to_reference"] > first["kl_to_reference"] > 0, "the second minibatch of step 1 has moved"
     whole = run_spec(
-        {"kl": {"beta": 0.1}, "cold_start": {"demonstrations": 8, "steps": 4, "batch_size": 4}},
+        {"kl": {"beta": 0.1}, "stages": [SHORT]},
         schedule={"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16},
     )
     learner = learner_for(whole)
-    learner.cold_start(1, 4)
+    supervised(learner, 4)
     assert step(learner, 1, whole.recipe)["kl_to_reference"] == 0
 
 
 def test_turns_that_failed_are_not_learned_in_the_cold_start() -> None:
-    base = {"demonstrations": 16, "wrong_fraction": 0.0, "tool_error_fraction": 1.0, "steps": 3, "batch_size": 4}
+    data = {"kind": "demonstrations", "count": 16, "wrong_fraction": 0.0, "tool_error_fraction": 1.0}
+    base = {"data": data, "steps": 3, "batch_size": 4}
     environment = {"id": "python-math", "levels": [1], "max_turn_tokens": 16}
     learners = {
-        masked: learner_for(run_spec({"cold_start": base | {"mask_errors": masked}}, environment=environment))
+        masked: learner_for(run_spec({"stages": [base | {"mask_errors": masked}]}, environment=environment))
         for masked in (False, True)
     }
-    losses = {masked: learner.cold_start(1, 3) for masked, learner in learners.items()}
+    losses = {masked: supervised(learner, 3) for masked, learner in learners.items()}
     assert losses[False] != losses[True]
     marked = [
         (number, each.masked_because, [change.turn for change in demonstration.changes])
-        for demonstration in learners[True].demonstrations()
+        for demonstration in learners[True].stages.trajectories(0)
         for number, each in enumerate(demonstration.turns)
         if each.failed_calls
     ]
     assert marked
     assert all(reason == "error" and turns == [number] for number, reason, turns in marked)
-    assert not any(demonstration.changes for demonstration in learners[False].demonstrations())
+    assert not any(demonstration.changes for demonstration in learners[False].stages.trajectories(0))

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -16,12 +17,13 @@ from tests.engine.training.cast import rollouts, run_spec, same_bits
 GOOD = [json.loads(rollout.model_dump_json()) for rollout in rollouts()]
 
 
-def spec_for(name: str, **cold_start: Any) -> RunSpec:
-    return run_spec({"cold_start": {"steps": 4, "batch_size": 4, "recorded": name} | cold_start})
+def spec_for(name: str, **more: Any) -> RunSpec:
+    data = {"kind": "recordings", "file": name} | more
+    return run_spec({"stages": [{"data": data, "steps": 4, "batch_size": 4}]})
 
 
 def recorded(spec: RunSpec, folder: Path) -> list[Trajectory]:
-    return recorded_trajectories(spec.recipe.cold_start, spec.model, folder)
+    return recorded_trajectories(spec.recipe.stages[0].data, spec.model, folder)
 
 
 def written(folder: Path, documents: list[Any]) -> Path:
@@ -46,9 +48,9 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 def test_what_was_recorded_is_learned_instead_of_scripted_demonstrations(tmp_path: Path) -> None:
     written(tmp_path, GOOD)
     learner, scripted = learner_for(spec_for("some/recorded.jsonl"), tmp_path), learner_for(run_spec({}))
-    assert [demonstration.id for demonstration in learner.demonstrations()] == [item["id"] for item in GOOD]
+    assert [demonstration.id for demonstration in learner.stages.trajectories(0)] == [item["id"] for item in GOOD]
     before = learner.weights()
-    assert learner.cold_start(1, 4) > 0
+    assert learner.supervised(0, 1, 4)["loss"] > 0
     scripted_before = scripted.weights()
     assert same_bits(before, scripted_before)
     assert not same_bits(learner.weights(), before)
@@ -126,12 +128,17 @@ def test_the_folder_is_that_of_the_environment(tmp_path: Path, monkeypatch: pyte
 
 def test_the_command_line_looks_beside_the_run_file_and_writes_nothing_first(tmp_path: Path) -> None:
     run_file, folder = tmp_path / "run.toml", tmp_path / "run"
-    run_file.write_text('name = "t"\n[recipe.cold_start]\nsteps = 1\nrecorded = "some/recorded.jsonl"\n')
+    stage = 'steps = 1\ndata = {kind = "recordings", file = "some/recorded.jsonl"}'
+    run_file.write_text(f'name = "t"\n[[recipe.stages]]\n{stage}\n')
     written(tmp_path, [GOOD[0], changed("reward", "much")])
     with pytest.raises(BadSpec, match="some/recorded.jsonl, line 2: reward"):
         train(run_file, run_dir=folder, resume=False, in_process=True, json_file=None)
     assert not folder.exists()
 
 
-def test_without_supervised_steps_the_file_is_not_asked_for(tmp_path: Path) -> None:
-    assert recorded(spec_for("some/recorded.jsonl", steps=0), tmp_path) == []
+def test_a_file_that_is_not_the_one_that_was_named_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, GOOD)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert len(recorded(spec_for("some/recorded.jsonl", sha256=digest), tmp_path)) == len(GOOD)
+    with pytest.raises(BadRecording, match=f"its SHA-256 is {digest}, and the spec names 0000"):
+        recorded(spec_for("some/recorded.jsonl", sha256="0" * 64), tmp_path)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from engine.cluster.members import learner_for, trainer_for
 from engine.loop.group_filters import SEVERAL_SEGMENTS, masked
 from engine.models.vocabulary import tokens_of
 from engine.spec.credit import Gae, Gigpo
+from engine.spec.run import RunSpec
 from engine.spec.self_imitation import SelfImitation
 from engine.spec.trajectory import Change, Segment, SharedPrefix, Trajectory
 from engine.training.advantages import token_advantages
@@ -27,6 +29,7 @@ from engine.training.learner import Learner
 from engine.training.microbatch import minibatches
 from engine.training.preferences import pairs_of
 from engine.training.self_imitation import SelfImitator
+from engine.training.stages import StageSources, SupervisedStages
 from tests.engine.contexts import ids_of_segment
 from tests.engine.groups import grouped
 from tests.engine.training.cast import (
@@ -36,6 +39,7 @@ from tests.engine.training.cast import (
     repaired,
     rollouts,
     run_spec,
+    supervised,
     trajectory,
     turn,
     updated,
@@ -313,9 +317,14 @@ def test_a_trajectory_without_a_turn_is_no_sample_and_stops_nobody() -> None:
     assert learned(learner, grouped(played))["updates"] > 0
 
 
+def stages_on(spec: RunSpec, shown: list[Trajectory]) -> SupervisedStages:
+    sources = StageSources(lambda _: iter(shown), lambda _: lambda line, number: [], Path())
+    return SupervisedStages(spec.recipe.stages, sources, model=spec.model, context=160, seed=spec.seed)
+
+
 def test_a_demonstration_in_several_segments_is_one_of_its_batch() -> None:
     """Each epoch has six, in three steps of two; the failed turns are not learned, and one begins with such a one."""
-    spec = run_spec({"cold_start": {"steps": 7, "batch_size": 2, "mask_errors": True}})
+    spec = run_spec({"stages": [{"steps": 7, "batch_size": 2, "mask_errors": True}]})
     whole = [
         trajectory(
             *(turn([2 + number, 5], [20 + number, 30 + place], failed=place == number % 4) for place in range(3))
@@ -324,10 +333,10 @@ def test_a_demonstration_in_several_segments_is_one_of_its_batch() -> None:
     ]
     tokens, parted = tokens_of(spec.model), [cut(rollout, [1, 2]) for rollout in whole]
     learners = [
-        Learner(spec.recipe, tokens, trainer_for(spec), None, recorded=shown, scripted=lambda: iter(()), threads=1)
+        Learner(spec.recipe, tokens, trainer_for(spec), None, stages=stages_on(spec, shown), threads=1)
         for shown in (whole, parted)
     ]
-    losses = [learner.cold_start(1, 7) for learner in learners]
+    losses = [supervised(learner, 7) for learner in learners]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     for name, tensor in learners[0].weights().items():
         torch.testing.assert_close(learners[1].weights()[name], tensor, rtol=1e-3, atol=5e-4, msg=name)

@@ -2,6 +2,7 @@
 
 import random
 import resource
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,9 +15,12 @@ from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
 from engine.spec.objective import Clipped
 from engine.spec.run import RunSpec
+from engine.spec.supervised import Stage
 from engine.training import microbatch
 from engine.training.backends import torch as backend_module
-from engine.training.batch import Sample, sample_of
+from engine.training.batch import Sample, by_trajectory, sample_of
+from engine.training.examples import HeldExamples
+from engine.training.stages import StageBatches
 from engine.training.supervised import batch_of_step
 from engine.training.trainer import Trainer
 from tests.engine.algorithms.test_truncation import kept_by_definition
@@ -32,6 +36,8 @@ TINY = {
     "context_tokens": 128,
 }
 
+SHORT = Stage(steps=40, batch_size=8)
+
 
 def run_spec(**changes) -> RunSpec:
     return RunSpec(
@@ -42,7 +48,7 @@ def run_spec(**changes) -> RunSpec:
                 "resources": {"threads": 1},
                 "schedule": {"prompts_per_step": 4, "group_size": 4, "minibatch_trajectories": 16},
                 "recipe": {
-                    "cold_start": {"steps": 40, "batch_size": 8},
+                    "stages": [{"steps": 40, "batch_size": 8}],
                     "optimizer": {"learning_rate": 1e-3, "weight_decay": 0.01},
                 },
             }
@@ -62,6 +68,10 @@ def rollouts(count: int = 16, seed: int = 0) -> list[Sample]:
             sample_of([dice.randrange(len(TOKENIZER)) for _ in mask], mask, advantages=[dice.gauss(0, 1) for _ in mask])
         )
     return samples
+
+
+def first_stage(samples: Sequence[Sample], stage: Stage = SHORT) -> StageBatches:
+    return StageBatches(stage, HeldExamples(by_trajectory(samples)), seed=0)
 
 
 def with_old_logprobs(trainer: Trainer, samples: list[Sample]) -> list[Sample]:
@@ -92,7 +102,7 @@ def gradient_of_update(monkeypatch, trainer: Trainer, samples: list[Sample]) -> 
 )
 def test_cutting_into_microbatches_changes_no_gradient(monkeypatch, aggregation):
     recipe = {
-        "cold_start": None,
+        "stages": [],
         "objective": {"kind": "clipped", "aggregation": aggregation},
         "optimizer": {"grad_clip": 1e9},
     }
@@ -108,7 +118,7 @@ def test_cutting_into_microbatches_changes_no_gradient(monkeypatch, aggregation)
 
 def test_the_gradient_is_that_of_the_objective_on_the_plain_model(monkeypatch):
     """Written out: all logits, one padded batch, autograd through the mean loss."""
-    trainer = trainer_for(run_spec(recipe={"cold_start": None, "optimizer": {"grad_clip": 1e9}}))
+    trainer = trainer_for(run_spec(recipe={"stages": [], "optimizer": {"grad_clip": 1e9}}))
     samples = with_old_logprobs(trainer, rollouts())
     ours = gradient_of_update(monkeypatch, trainer, samples)
     model = Qwen3(run_spec().model, len(TOKENIZER), seed=0)
@@ -124,7 +134,7 @@ def test_the_gradient_is_that_of_the_objective_on_the_plain_model(monkeypatch):
 
 
 def test_the_gradient_is_clipped_to_its_bound(monkeypatch):
-    trainer = trainer_for(run_spec(recipe={"cold_start": None, "optimizer": {"grad_clip": 1e-3}}))
+    trainer = trainer_for(run_spec(recipe={"stages": [], "optimizer": {"grad_clip": 1e-3}}))
     gradient = gradient_of_update(monkeypatch, trainer, with_old_logprobs(trainer, rollouts()))
     assert torch.cat([part.flatten() for part in gradient]).norm() == pytest.approx(1e-3, rel=1e-4)
 
@@ -191,7 +201,7 @@ def test_truncated_log_probs_are_of_what_is_kept_and_of_the_sampled_token():
 def test_a_token_that_has_left_the_kept_set_still_has_a_ratio():
     """The policy moves far between two updates; no ratio, loss or weight becomes infinite."""
     schedule = WHOLE | {"top_k": 2, "logprobs_at": "truncated"}
-    recipe = {"cold_start": None, "optimizer": {"learning_rate": 0.05}, "objective": {"kind": "clipped"}}
+    recipe = {"stages": [], "optimizer": {"learning_rate": 0.05}, "objective": {"kind": "clipped"}}
     trainer = trainer_for(run_spec(schedule=schedule, recipe=recipe))
     samples = with_old_logprobs(trainer, rollouts())
     for _ in range(4):
@@ -300,7 +310,7 @@ def test_metrics_by_hand_for_a_policy_that_knows_nothing():
 
 
 def test_the_learning_rate_warms_up_over_updates():
-    recipe = {"cold_start": None, "optimizer": {"learning_rate": 1.0, "warmup_steps": 4}}
+    recipe = {"stages": [], "optimizer": {"learning_rate": 1.0, "warmup_steps": 4}}
     trainer = trainer_for(run_spec(recipe=recipe))
     rates = []
     for seed in range(6):
@@ -335,8 +345,8 @@ def demonstrations(count: int = 50) -> list[Sample]:
 
 
 def test_the_cold_start_learns_its_demonstrations():
-    recipe = {"cold_start": {"steps": 250, "batch_size": 32, "learning_rate": 5e-3}}
-    history = trainer_for(run_spec(recipe=recipe)).cold_start(demonstrations(500), steps=250, first_step=0)
+    stage = first_stage(demonstrations(500), Stage(steps=250, batch_size=32, learning_rate=5e-3))
+    history = trainer_for(run_spec()).supervised(stage, steps=250, first_step=0)
     assert history[0]["loss"] == pytest.approx(4.7, abs=0.3)  # ln 108
     assert history[-1]["loss"] < 0.1
 
@@ -346,7 +356,7 @@ def test_the_cold_start_learns_sampled_tokens_only():
     trainers = [trainer_for(run_spec()) for _ in range(3)]
     for trainer, output, learned in zip(trainers, ([40, 50], [60, 70], [40, 50]), (False, False, True), strict=True):
         sample = sample_of([1, 20, 30, *output], [False, False, True, learned, learned])
-        trainer.cold_start([sample], steps=5, first_step=0)
+        trainer.supervised(first_stage([sample]), steps=5, first_step=0)
     assert same_weights(trainers[0], trainers[1])
     assert not same_weights(trainers[0], trainers[2])
 
@@ -361,14 +371,14 @@ def test_every_demonstration_has_its_turn_once_per_epoch():
 def test_a_cold_start_in_slices_equals_one_in_a_piece(tmp_path):
     whole, first_part = trainer_for(run_spec()), trainer_for(run_spec())
     steps_seen: list[int] = []
-    history = whole.cold_start(
-        demonstrations(), steps=9, first_step=0, on_progress=lambda step, _: steps_seen.append(step)
+    history = whole.supervised(
+        first_stage(demonstrations()), steps=9, first_step=0, on_progress=lambda step, _: steps_seen.append(step)
     )
-    part = first_part.cold_start(demonstrations(), steps=4, first_step=0)
+    part = first_part.supervised(first_stage(demonstrations()), steps=4, first_step=0)
     first_part.save(tmp_path / "at-4")
     second_part = trainer_for(run_spec())
     second_part.load(tmp_path / "at-4")
-    part += second_part.cold_start(demonstrations(), steps=5, first_step=4)
+    part += second_part.supervised(first_stage(demonstrations()), steps=5, first_step=4)
     assert part == history
     assert steps_seen == list(range(9))
     assert same_weights(whole, second_part)
@@ -377,14 +387,14 @@ def test_a_cold_start_in_slices_equals_one_in_a_piece(tmp_path):
 def test_a_cold_start_after_reinforcement_is_refused():
     trainer = trainer_for(run_spec())
     trainer.update(with_old_logprobs(trainer, rollouts()))
-    with pytest.raises(RuntimeError, match="comes before"):
-        trainer.cold_start(demonstrations(), steps=1, first_step=0)
+    with pytest.raises(RuntimeError, match="come before"):
+        trainer.supervised(first_stage(demonstrations()), steps=1, first_step=0)
 
 
 def test_reinforcement_begins_with_a_fresh_optimizer():
     """After a cold start the first update moves as far as Adam without a past: the learning rate per weight."""
-    trainer = trainer_for(run_spec(recipe={"cold_start": {"steps": 40}, "optimizer": {"learning_rate": 1e-4}}))
-    trainer.cold_start(demonstrations(), steps=10, first_step=0)
+    trainer = trainer_for(run_spec(recipe={"stages": [{"steps": 40}], "optimizer": {"learning_rate": 1e-4}}))
+    trainer.supervised(first_stage(demonstrations()), steps=10, first_step=0)
     before = trainer.backend.weights()
     trainer.update(with_old_logprobs(trainer, rollouts()))
     moved = torch.cat([(after - before[name]).abs().flatten() for name, after in trainer.backend.weights().items()])
@@ -396,7 +406,7 @@ def test_reinforcement_begins_with_a_fresh_optimizer():
 def test_save_and_load_continue_to_the_same_bits(tmp_path, stop_after):
     straight, stopped = trainer_for(run_spec()), trainer_for(run_spec())
     for trainer in (straight, stopped):
-        trainer.cold_start(demonstrations(), steps=5, first_step=0)
+        trainer.supervised(first_stage(demonstrations()), steps=5, first_step=0)
     if stop_after == "some updates":
         for trainer in (straight, stopped):
             for seed in range(3):
@@ -414,7 +424,7 @@ def test_save_and_load_continue_to_the_same_bits(tmp_path, stop_after):
 def test_equal_inputs_give_equal_bits_and_another_seed_others():
     a, b, other = trainer_for(run_spec()), trainer_for(run_spec()), trainer_for(run_spec(seed=1))
     for trainer in (a, b, other):
-        trainer.cold_start(demonstrations(), steps=3, first_step=0)
+        trainer.supervised(first_stage(demonstrations()), steps=3, first_step=0)
         trainer.update(with_old_logprobs(trainer, rollouts()))
     assert same_weights(a, b)
     assert not same_weights(a, other)
@@ -441,7 +451,8 @@ def test_a_crash_while_saving_leaves_no_folder_and_the_next_save_works(tmp_path,
 @pytest.mark.parametrize("file", ["model/model.safetensors", "trainer.pt"])
 def test_a_full_disk_is_an_os_error_with_its_reason_and_has_its_space_back(tmp_path, file):
     trainer = trainer_for(run_spec())
-    trainer.cold_start(demonstrations(), steps=1, first_step=0)  # with an optimiser that is larger than the weights
+    # With an optimiser that is larger than the weights.
+    trainer.supervised(first_stage(demonstrations()), steps=1, first_step=0)
     trainer.save(tmp_path / "here")
     least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "here" / file).stat().st_size - 1000, most))

@@ -104,7 +104,7 @@ def test_the_time_left_is_never_nothing_while_something_is_left() -> None:
 @pytest.fixture
 def cold_run(engine: Any, launching_run: Run) -> Run:
     """500 of its supervised steps took 100 s."""
-    steps = launching_run.spec["recipe"]["cold_start"]["steps"]
+    steps = launching_run.spec["recipe"]["stages"][0]["steps"]
     assert steps == 600
     events = [engine.started(), engine.event("phase", step=0, phase="cold-start") | {"at": 1_790_000_000.0}]
     events += [
@@ -165,3 +165,22 @@ async def test_live_frames_and_the_snapshot_say_the_same(cold_run: Run) -> None:
         600,
         "cold-start",
     )
+
+
+@pytest.mark.django_db
+def test_the_second_of_two_stages_counts_its_own_steps_and_the_time_since_it_went_on(
+    engine: Any, launching_run: Run
+) -> None:
+    """Its 40 steps follow 600 of the first; 10 were done before this attempt, and 20 more took 4 s."""
+    stage = {"stage": 2, "of": 2, "before": 600, "steps": 40, "done": 10}
+    started = engine.started()
+    phase = engine.event("phase", step=0, phase="cold-start", stage=stage) | {"at": 1_790_000_000.0}
+    assert engine.post(started, phase, heartbeat=engine.heartbeat("cold-start", 0)).status_code == 200
+    assert cold_starts_of([launching_run.id]) == {launching_run.id: ColdStart(40, 10, stage=2, of=2)}
+    metric = engine.event("metric", step=630, values={"sft/loss": 1.0}) | {"at": 1_790_000_004.0}
+    assert engine.post(metric, heartbeat=engine.heartbeat("cold-start", 0)).status_code == 200
+    [so_far] = cold_starts_of([launching_run.id]).values()
+    assert so_far == ColdStart(40, 30, pytest.approx(2.0), stage=2, of=2)
+    now = now_of(replace(COLD, cold_start=so_far))
+    assert now.happening == "supervised stage 2 of 2, 30 of 40, about 2 s left"
+    assert now.left == "2 s of the stage 2 of 2"

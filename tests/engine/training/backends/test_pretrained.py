@@ -16,13 +16,16 @@ from engine.inference.torch.factory import generator_for_folder
 from engine.models.weights import StateDict
 from engine.spec.generation import NO_TRUNCATION, Distribution, GenerateRequest, Truncation
 from engine.spec.run import RunSpec
+from engine.spec.supervised import Stage
 from engine.training import policy
 from engine.training.backends.registry import trainer_backend
 from engine.training.backends.torch import TorchBackend
-from engine.training.batch import sample_of
+from engine.training.batch import by_trajectory, sample_of
+from engine.training.examples import HeldExamples
 from engine.training.loss_scale import LossScale
 from engine.training.loss_terms.likelihood import LikelihoodLoss
 from engine.training.loss_terms.value import ValueLoss
+from engine.training.stages import StageBatches
 from tests.engine.models.folders import FAMILIES, folder_of
 from tests.engine.training.cast import run_spec
 
@@ -285,9 +288,11 @@ def test_log_probs_over_151936_tokens_at_4_times_2048_positions_stay_below_their
 
 def test_a_pretrained_model_goes_through_cold_start_and_reinforcement(tmp_path: Path) -> None:
     trainer = trainer_for(
-        spec_of(recipe={"preset": "grpo", "kl": {"beta": 0.1}, "cold_start": {"steps": 4, "batch_size": 2}})
+        spec_of(recipe={"preset": "grpo", "kl": {"beta": 0.1}, "stages": [{"steps": 4, "batch_size": 2}]})
     )
-    history = trainer.cold_start(SAMPLES, steps=4, first_step=0)
+    history = trainer.supervised(
+        StageBatches(Stage(steps=4, batch_size=2), HeldExamples(by_trajectory(SAMPLES)), seed=0), steps=4, first_step=0
+    )
     assert history[-1]["loss"] < history[0]["loss"]
     rows = zip(SAMPLES, trainer.old_logprobs(SAMPLES), strict=True)
     metrics = trainer.update([sample.with_old_logprobs(row) for sample, row in rows])

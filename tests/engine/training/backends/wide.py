@@ -15,7 +15,7 @@ class WideNetwork(nn.Module):
         self.embedding = nn.Embedding(1000, self.hidden_size)
         self.head = nn.Linear(self.hidden_size, self.vocab_size, bias=False)
 
-    def hidden(self, token_ids_BT: Tensor) -> Tensor:
+    def hidden(self, token_ids_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         return torch.as_tensor(self.embedding(token_ids_BT))
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
