@@ -1,4 +1,4 @@
-"""``python -m engine``: train here, carry out a job of the service, check a spec, print its schema, show recipes."""
+"""``python -m engine``: train here, measure tasks, do a job of the service, check a spec, show schema and recipes."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from engine.launch.pinned_files import FileFolder, with_pinned_files
 from engine.launch.preflight import BadSpec, spec_from_file, with_pinned_model
 from engine.loop.model_requirements import memory_in_words
 from engine.loop.requirements import lacking
@@ -41,6 +42,19 @@ def _parser() -> argparse.ArgumentParser:
     job = commands.add_parser("job", help="one attempt of a run that the service launched")
     job.add_argument("launch", type=Path, help="the launch file")
     job.set_defaults(run=_job)
+    difficulty = commands.add_parser(
+        "difficulty", help="play each training task k times, and write how often it is solved"
+    )
+    difficulty.add_argument("file", type=Path, help="the run's TOML file")
+    difficulty.add_argument("--rollouts", type=int, default=8, metavar="K", help="of each task (default: 8)")
+    difficulty.add_argument("--out", type=Path, required=True, metavar="FILE", help="the table; it must not exist")
+    difficulty.add_argument(
+        "--run-dir",
+        type=Path,
+        help="where it goes on if it is stopped (default: $PALESTRA_HOME/engine/<name>-difficulty)",
+    )
+    difficulty.add_argument("--in-process", action="store_true", help="no Ray: everything in this process")
+    difficulty.set_defaults(run=_difficulty)
     check = commands.add_parser("check", help="say what is wrong with a run's TOML file")
     check.add_argument("file", type=Path)
     check.set_defaults(run=_check)
@@ -77,6 +91,18 @@ def _train(options: argparse.Namespace) -> int:
     )
 
 
+def _difficulty(options: argparse.Namespace) -> int:
+    from engine.launch.difficulty import measure_difficulty
+
+    return measure_difficulty(
+        options.file,
+        rollouts=options.rollouts,
+        out=options.out,
+        run_dir=options.run_dir,
+        in_process=options.in_process,
+    )
+
+
 def _job(options: argparse.Namespace) -> int:
     from engine.launch.job import launch_from_file, run_job
 
@@ -85,6 +111,7 @@ def _job(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     spec = with_pinned_model(spec_from_file(options.file), None, named_in=options.file, anywhere=True)
+    spec = with_pinned_files(spec, None, FileFolder(options.file.parent, anywhere=True))
     if problems := lacking(spec):
         raise BadSpec([f"{options.file}: {problem}" for problem in problems])
     schedule = spec.schedule

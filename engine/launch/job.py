@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from engine.cluster.ray_workers import RayWorkers, cluster_ray
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
+from engine.launch.pinned_files import FileFolder, with_pinned_files
 from engine.launch.preflight import BadSpec, with_pinned_model
 from engine.loop.checkpoint import Checkpoints
 from engine.loop.loop import Loop
@@ -27,6 +28,7 @@ from engine.reporting.spool import Spool, SpoolError
 from engine.spec.environment import Imported
 from engine.spec.event import Event, Finished
 from engine.spec.launch import Launch
+from engine.training.recordings import recordings_folder
 
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 log = logging.getLogger("engine.job")
@@ -48,6 +50,7 @@ def launch_from_file(path: Path) -> Launch:
         raise BadSpec([f"{path}: the service's engine imports no environment; use: python -m engine train"])
     run_dir = Path(launch.run_dir)
     spec = with_pinned_model(launch.spec, run_dir, named_in=path, anywhere=False, catalog=launch.catalog)
+    spec = with_pinned_files(spec, run_dir, FileFolder(recordings_folder(), anywhere=False))
     return launch.model_copy(update={"spec": spec})
 
 

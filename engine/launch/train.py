@@ -16,6 +16,7 @@ from engine.cluster.sandboxes import probe
 from engine.cluster.workers import WorkerGroup
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
+from engine.launch.pinned_files import FileFolder, with_pinned_files
 from engine.launch.preflight import BadSpec, differing_fields, spec_from_file, with_pinned_model
 from engine.launch.stage_files import check_stage
 from engine.loop.checkpoint import CheckpointError, Checkpoints
@@ -41,7 +42,29 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
     """The exit code.  Raises BadSpec before anything is started or written."""
     spec = spec_from_file(file)
     folder = run_dir or default_run_dir(spec.name)
+    again = f"python -m engine train {file} --run-dir {folder} --resume"
+    return carry_out(
+        spec, file=file, folder=folder, resume=resume, in_process=in_process, json_file=json_file, again=again
+    )
+
+
+def carry_out(
+    spec: RunSpec,
+    *,
+    file: Path,
+    folder: Path,
+    resume: bool,
+    in_process: bool,
+    json_file: Path | None,
+    again: str,
+    measures_only: bool = False,
+) -> int:
+    """Run what ``file`` says, or only the measurement of its tasks.  ``again`` is the command that goes on with it.
+
+    Returns the exit code.  Raises BadSpec before anything is started or written.
+    """
     spec = with_pinned_model(spec, folder, named_in=file, anywhere=True)
+    spec = with_pinned_files(spec, folder, FileFolder(file.parent, anywhere=True))
     if problems := lacking(spec):
         raise BadSpec([f"{file}: {problem}" for problem in problems])
     _check_recordings(spec, file.parent)
@@ -60,12 +83,15 @@ def train(file: Path, *, run_dir: Path | None, resume: bool, in_process: bool, j
         workers = _workers(spec, folder, events, in_process=in_process, recordings=file.parent)
         quarantine = Quarantine()
         security_events = SecurityEvents(log_folder(folder), events, quarantine.alerted)
-        attempt = Attempt(Loop(spec, workers, events, checkpoints, control, quarantine, security_events), events)
+        loop = Loop(
+            spec, workers, events, checkpoints, control, quarantine, security_events, measures_only=measures_only
+        )
+        attempt = Attempt(loop, events)
         code = attempt.run(
             {signal.SIGINT: lambda: control.want("cancel"), signal.SIGTERM: lambda: control.want("cancel")}
         )
     spool.close()
-    return _report_outcome(attempt, code, ended.summary, file=file, folder=folder, json_file=json_file)
+    return _report_outcome(attempt, code, ended.summary, again=again, folder=folder, json_file=json_file)
 
 
 def default_run_dir(name: str) -> Path:
@@ -145,7 +171,7 @@ class _Ended:
 
 
 def _report_outcome(
-    attempt: Attempt, code: int, summary: dict[str, Any] | None, *, file: Path, folder: Path, json_file: Path | None
+    attempt: Attempt, code: int, summary: dict[str, Any] | None, *, again: str, folder: Path, json_file: Path | None
 ) -> int:
     if json_file is not None and summary is not None:
         json_file.write_text(json.dumps(summary, indent=2) + "\n")
@@ -156,5 +182,5 @@ def _report_outcome(
     if attempt.ending == "succeeded":
         print(f"weights: {folder / 'checkpoints'}")
         return code
-    print(f"to go on: python -m engine train {file} --run-dir {folder} --resume", file=sys.stderr)
+    print(f"to go on: {again}", file=sys.stderr)
     return CANCELLED if attempt.ending == "cancelled" else exit_codes.ATTEMPT_FAILED

@@ -72,6 +72,11 @@ class Checkpoints:
         self._keep = keep
         folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def run_dir(self) -> Path:
+        """The folder in which that of the checkpoints stands."""
+        return self._folder.parent
+
     def path(self, step: int) -> Path:
         return self._folder / f"step-{step:06d}"
 

@@ -1,7 +1,7 @@
 """Experts: trajectories that succeeded, inside which rollouts may begin (IPA; ALE, 3.2.4.4).
 
-An expert is the policy's own latest success on a task or, where it has none, the environment's
-scripted solution.  A *prefix* of f means that its first f turns are replayed and the policy plays
+An expert is the policy's own latest success on a task or, where it has none, a teacher's (teacher.py) or the
+environment's scripted solution.  A *prefix* of f means that its first f turns are replayed and the policy plays
 the rest.  What is known of each task is kept in the run's state, so that a resumed run plans as an
 unbroken one would: no draw, no clock.
 
@@ -42,7 +42,7 @@ class Expert(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     own: Trajectory | None = None
-    """The policy's latest success; None: the scripted solution serves."""
+    """The policy's latest success; None: a teacher's or the scripted solution serves."""
     left: int = 1
     """Sequential rollback: how many of the expert's last turns the policy has to find by itself."""
     tallies: dict[str, Tally] = {}
@@ -120,6 +120,11 @@ def can_be_expert(trajectory: Trajectory) -> bool:
         and len(trajectory.turns) >= 2
         and all(turn.tool_calls for turn in trajectory.turns[:-1])
     )
+
+
+def clumsiness(success: Trajectory) -> tuple[int, int, int]:
+    """Return what is least for the best expert of several: failed calls, then turns, then its number among them."""
+    return success.tool_errors, len(success.turns), success.member
 
 
 def as_expert(success: Trajectory) -> Trajectory:

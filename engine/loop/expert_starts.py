@@ -3,12 +3,12 @@
 Parallel anchors give a task several groups, one for each prefix; sequential rollback gives it one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import floor
 
 from engine.algorithms.rollback import anchor_prefixes, next_prefix
-from engine.loop.expert_pool import Expert, ExpertPool, as_expert, can_be_expert
+from engine.loop.expert_pool import Expert, ExpertPool, as_expert, can_be_expert, clumsiness
 from engine.seeds import derived_seed
 from engine.spec.exploration import ExpertStarts, ParallelAnchors, SequentialRollback
 from engine.spec.rollout_group import GroupPlan, Prefill, RolloutGroup
@@ -22,17 +22,23 @@ class ExpertStartPlanner:
         self,
         starts: ExpertStarts,
         solution: Callable[[int], Trajectory],
+        teacher: Mapping[int, Trajectory],
         *,
         prompts_per_step: int,
-        train_tasks: int,
+        tasks: Sequence[int],
         seed: int,
     ) -> None:
-        """``solution`` gives a task's scripted solution; it is asked only where ``starts.demonstrations`` says so."""
+        """``solution`` gives a task's scripted solution; it is asked only where ``starts.demonstrations`` says so.
+
+        ``teacher`` has experts of tasks that the policy has not solved itself, by the task's number.
+        ``tasks`` are the numbers of the training tasks, taken in turn.
+        """
         self._prompts_per_step = prompts_per_step
-        self._train_tasks = train_tasks
+        self._tasks = tasks
         self._seed = seed
         self._starts = starts
         self._solution = solution
+        self._teacher = teacher
 
     def groups(self, first: GroupPlan, pool: ExpertPool) -> list[GroupPlan]:
         """``prompts_per_step`` groups, tasks in turn; the first whose task has an expert start from it.
@@ -46,7 +52,7 @@ class ExpertStartPlanner:
         groups: list[GroupPlan] = []
         tasks_before = first.tasks_before
         while len(groups) < wanted:
-            fresh = replace(first, tasks_before=tasks_before, task=tasks_before % self._train_tasks)
+            fresh = replace(first, tasks_before=tasks_before, task=self._tasks[tasks_before % len(self._tasks)])
             begun = self._begun(fresh, pool.tasks.get(fresh.task), min(room, wanted - len(groups)))
             room -= len(begun)
             for group in begun or [fresh]:
@@ -72,6 +78,8 @@ class ExpertStartPlanner:
     def _expert(self, task: int, known: Expert | None) -> Trajectory | None:
         if known is not None and (known.lost or known.own is not None):
             return None if known.lost else known.own
+        if task in self._teacher:
+            return self._teacher[task]
         if not self._starts.demonstrations:
             return None
         scripted = self._solution(task)
@@ -103,7 +111,7 @@ def learn(pool: ExpertPool, starts: ExpertStarts, groups: Sequence[RolloutGroup]
     for group in groups:
         successes = [rollout for rollout in group.rollouts if can_be_expert(rollout)]
         if successes:
-            pool.of(group.plan.task).take(as_expert(min(successes, key=_clumsiness)))
+            pool.of(group.plan.task).take(as_expert(min(successes, key=clumsiness)))
     pool.cut(starts.experts)
 
 
@@ -119,8 +127,3 @@ def _count(pool: ExpertPool, starts: ExpertStarts, group: RolloutGroup) -> None:
     if plan.prefill is not None and isinstance(starts.how, SequentialRollback):
         rate, prefix = group.successes / len(group.rollouts), len(plan.prefill.turns)
         expert.left = plan.prefill.of_turns - next_prefix(prefix, success_rate=rate, threshold=starts.how.threshold)
-
-
-def _clumsiness(success: Trajectory) -> tuple[int, int, int]:
-    """Of a group's successes the one with the fewest failed calls, then turns, then the first."""
-    return success.tool_errors, len(success.turns), success.member

@@ -2,6 +2,7 @@
 
     start        workers are made; weights, optimiser and counts are read from the newest checkpoint
     cold-start   supervised.py: supervised stages, in slices    (only before step 1)
+    difficulty   generator + rollouts: each training task k times, where the recipe filters by that (likewise)
     then, with k finished steps, until k = steps:
       evaluate      generator + rollouts: held-out tasks        (before step 1, after the last, every n)
       checkpoint    learner writes, then the loop renames       (likewise)
@@ -36,6 +37,8 @@ from engine.loop.state import RunState
 from engine.loop.step import StepRunner, measured_rss_mib
 from engine.loop.summary import summary_of
 from engine.loop.supervised import StageRunner
+from engine.loop.task_filter import TaskFilter
+from engine.loop.teacher import Teacher, teacher_of
 from engine.reporting.event_writer import EventWriter
 from engine.reporting.security_events import SecurityEvents
 from engine.spec import event
@@ -58,7 +61,10 @@ class Loop:
         control: RunControl,
         quarantine: Quarantine,
         security_events: SecurityEvents,
+        *,
+        measures_only: bool = False,
     ) -> None:
+        """``measures_only`` ends the run when the difficulty of its tasks is known."""
         self._spec = spec
         self._workers = workers
         self._events = events
@@ -67,7 +73,9 @@ class Loop:
         self._control = control
         self._quarantine = quarantine
         self._security_events = security_events
+        self._measures_only = measures_only
         self._judging: Judging | None = None
+        self._teacher = Teacher()
         self._state = RunState(spec=spec)
         self.progress = Progress(spec.rl_steps, workers)
         self._phases = Phases(
@@ -119,6 +127,12 @@ class Loop:
     async def _work(self) -> None:
         await self._start()
         await self._stages.run()
+        await self._task_filter().filter_if_due()
+        if not self._measures_only:
+            await self._reinforce()
+        await self._finish()
+
+    async def _reinforce(self) -> None:
         steps = self._step_runner()
         while True:
             await self._milestones.evaluate_if_due()
@@ -126,7 +140,6 @@ class Loop:
             if self._state.finished_steps == self._spec.rl_steps:
                 break
             await steps.run_next()
-        await self._finish()
 
     async def _start(self) -> None:
         found = self._checkpoints.newest()
@@ -145,6 +158,8 @@ class Loop:
             if problems := lacking(self._spec):
                 raise RunFailed("; ".join(map(str, problems)))
             self._judging = judging_for(self._spec.recipe, self._spec.environment, self._spec.dataset)
+            self._teacher = teacher_of(self._spec)
+            self._run_log.teacher(self._teacher)
             await self._start_workers()
             self.progress.decided_through = self._state.quarantine.decided_through
             if found.state is not None:
@@ -159,9 +174,21 @@ class Loop:
         except BadRecording as error:
             raise RunFailed(str(error)) from error
 
+    def _task_filter(self) -> TaskFilter:
+        return TaskFilter(
+            self._spec,
+            self._state,
+            self._phases,
+            self._workers,
+            self._events,
+            self._run_log,
+            self._checkpoints,
+            may_leave_nothing=self._measures_only,
+        )
+
     def _step_runner(self) -> StepRunner:
         return StepRunner(
-            planner_for(self._spec),
+            planner_for(self._spec, self._state.tasks, self._teacher.experts),
             self._state,
             self._phases,
             self._workers,

@@ -13,6 +13,7 @@ from engine.models.origin import ModelOrigin, model_origin
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
 from engine.rollout.renderers.preflight import chat_problem
+from engine.spec.estimator import CriticEstimator
 from engine.spec.model import BuiltinModel, Lora, Model, PretrainedModel
 from engine.spec.problems import Problem
 from engine.spec.recipe import Recipe
@@ -149,9 +150,16 @@ def _trainer_memory(folder: ModelFolder, model: PretrainedModel, recipe: Recipe)
     return trainer_memory(
         folder,
         model,
-        reference=recipe.kl is not None or recipe.objective.kind == "dpo",
-        critic=recipe.credit.kind == "gae",
+        reference=_keeps_reference(recipe),
+        critic=isinstance(recipe.credit, CriticEstimator),
     )
+
+
+def _keeps_reference(recipe: Recipe) -> bool:
+    """Say whether a loss compares the policy with the one that RL begins with.  A weight of 0 is its absence."""
+    penalised = recipe.kl is not None and recipe.kl.beta > 0
+    preferred = recipe.preference is not None and recipe.preference.weight > 0
+    return penalised or preferred or recipe.objective.kind == "dpo"
 
 
 def _billions(parameters: int) -> str:

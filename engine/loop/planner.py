@@ -5,8 +5,9 @@ state at the start of the step.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from engine.environments.contract import Environment
 from engine.environments.registry import environment_for
@@ -21,6 +22,9 @@ from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
 from engine.spec.run import RunSpec, Schedule
 from engine.spec.trajectory import Trajectory
+
+NOBODY: Mapping[int, Trajectory] = MappingProxyType({})
+"""A teacher without a trajectory."""
 
 
 @dataclass(slots=True)
@@ -52,8 +56,8 @@ class Played:
 class Planner:
     """Belongs to one run; keeps nothing between steps.
 
-    It takes the first ``train_tasks`` tasks of the environment in turn.  ``solution`` gives a task's scripted solution;
-    it is asked only where the recipe starts from demonstrations.
+    It takes the training tasks of the numbers ``tasks`` in turn.  ``solution`` gives a task's scripted solution;
+    it is asked only where the recipe starts from demonstrations.  ``teacher`` has a teacher's, by the task's number.
     """
 
     def __init__(
@@ -62,21 +66,22 @@ class Planner:
         schedule: Schedule,
         environment: Environment,
         solution: Callable[[int], Trajectory],
+        teacher: Mapping[int, Trajectory],
         *,
-        train_tasks: int,
+        tasks: Sequence[int],
         seed: int,
     ) -> None:
         self._schedule = schedule
         self._purification = recipe.purification
         self._environment = environment
-        self._train_tasks = train_tasks
+        self._tasks = tasks
         self._seed = seed
         starts, experience = recipe.expert_starts, recipe.experience
         self._starts = (
             None
             if starts is None
             else ExpertStartPlanner(
-                starts, solution, prompts_per_step=schedule.prompts_per_step, train_tasks=train_tasks, seed=seed
+                starts, solution, teacher, prompts_per_step=schedule.prompts_per_step, tasks=tasks, seed=seed
             )
         )
         self._experience = None if experience is None else ExperienceRetriever(experience)
@@ -93,7 +98,7 @@ class Planner:
             version=version,
             number=len(played.groups),
             tasks_before=played.tasks_taken,
-            task=played.tasks_taken % self._train_tasks,
+            task=self._tasks[played.tasks_taken % len(self._tasks)],
         )
         if self._starts is not None:
             return self._starts.groups(first, pool)
@@ -103,7 +108,7 @@ class Planner:
                 prompt=first.prompt + offset,
                 number=first.number + offset,
                 tasks_before=first.tasks_before + offset,
-                task=(first.tasks_before + offset) % self._train_tasks,
+                task=self._tasks[(first.tasks_before + offset) % len(self._tasks)],
             )
             for offset in range(self._schedule.prompts_per_step)
         ]
@@ -125,14 +130,19 @@ class Planner:
         return self._experience.for_question(self._environment.tasks("train")[task].question)
 
 
-def planner_for(spec: RunSpec) -> Planner:
-    """The planner that a spec asks for, put together of its parts."""
+def planner_for(
+    spec: RunSpec, tasks: Sequence[int] | None = None, teacher: Mapping[int, Trajectory] = NOBODY
+) -> Planner:
+    """The planner that a spec asks for, put together of its parts.
+
+    ``tasks`` are the numbers of the training tasks that a filter has left; None: all.  ``teacher`` has a teacher's
+    trajectories, by the task's number.
+    """
     environment = environment_for(spec.environment, spec.dataset)
 
     def solution(task: int) -> Trajectory:
         renderer = renderer_for(spec.model, spec.environment)
         return demonstration_writer_for(environment, renderer, spec.recipe.reward, seed=spec.seed).solution(task)
 
-    return Planner(
-        spec.recipe, spec.schedule, environment, solution, train_tasks=spec.dataset.train_tasks, seed=spec.seed
-    )
+    taken = range(spec.dataset.train_tasks) if tasks is None else tasks
+    return Planner(spec.recipe, spec.schedule, environment, solution, teacher, tasks=taken, seed=spec.seed)

@@ -7,6 +7,8 @@ from engine.loop.environment_requirements import lacking_in_environment
 from engine.loop.generator_requirements import lacking_in_generator
 from engine.loop.judge_phase import attribution_in
 from engine.loop.model_requirements import lacking_in_model
+from engine.loop.task_filter import lacking_in_difficulty
+from engine.loop.teacher import lacking_in_teacher
 from engine.spec.judge import LlmJudge
 from engine.spec.problems import Problem
 from engine.spec.recipe import Recipe
@@ -18,7 +20,7 @@ def lacking(spec: RunSpec, environ: Mapping[str, str] = os.environ) -> list[Prob
     in_model = lacking_in_model(spec)
     # Prompts are measured in the model's tokens, so a model that cannot be read leaves nothing to measure.
     measured = in_model or [*lacking_in_generator(spec), *lacking_in_environment(spec)]
-    return [*_judge_key(spec.recipe, environ), *measured]
+    return [*_judge_key(spec.recipe, environ), *(measured or [*lacking_in_difficulty(spec), *lacking_in_teacher(spec)])]
 
 
 def _judge_key(recipe: Recipe, environ: Mapping[str, str]) -> Iterator[Problem]:

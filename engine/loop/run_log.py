@@ -1,10 +1,12 @@
 """What the loop says of its steps in the run's log, in sentences for whoever reads it."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from engine.loop.checkpoint import Damaged
 from engine.loop.group_filters import Selected
 from engine.loop.quarantine import Release
+from engine.loop.teacher import Teacher
 from engine.reporting.event_writer import EventWriter
 
 
@@ -32,6 +34,23 @@ class RunLog:
     def discarded(self, step: int, counts: Counter[str]) -> None:
         for reason, count in sorted(counts.items()):
             self._events.log("warning", "rollout", f"step {step}: {count} episodes discarded: {reason}")
+
+    def measured(self, done: int, tasks: int) -> None:
+        self._events.log("info", "difficulty", f"{done} of {tasks} tasks are measured")
+
+    def filtered(self, kept: int, tasks: int, differing: Sequence[str]) -> None:
+        """Warn where the policy that a named table was measured with is not this run's."""
+        self._events.log("info", "difficulty", f"{kept} of {tasks} tasks are trained on")
+        if differing:
+            self._events.log(
+                "warning", "difficulty", f"the table was measured with another {', '.join(differing)} than this run has"
+            )
+
+    def teacher(self, teacher: Teacher) -> None:
+        if teacher.experts:
+            left_out = "".join(f"; {count} left out: {reason}" for reason, count in sorted(teacher.left_out.items()))
+            tasks = f"{len(teacher.experts)} tasks have an expert of the teacher's"
+            self._events.log("info", "teacher", f"{tasks}{left_out}")
 
     def quarantine(self, step: int, selected: Selected, release: Release) -> None:
         for trajectory in selected.quarantined:

@@ -33,6 +33,8 @@ class RunState(BaseModel):
     """The SHA-256 of each file that a stage learns from, by its name in the spec: it is the same in all attempts."""
     finished_steps: int = 0
     """RL steps whose update is done; also the version of the policy."""
+    tasks: list[int] | None = None
+    """The numbers of the training tasks that the difficulty filter has kept; None: all, or nothing is filtered yet."""
     tasks_taken: int = 0
     """Training tasks that finished steps have taken, in turn and without an end."""
     prompts: dict[Purpose, int] = {}

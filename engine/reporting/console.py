@@ -50,6 +50,8 @@ def line_of(emitted: Strict) -> str | None:
             return f"{head} {step}: {', '.join(shown)}" if shown else None
         case event.Log(level="warning" | "error" as level, message=message):
             return f"{level}: {message}"
+        case event.Log(source="difficulty" | "teacher", message=message):
+            return message
         case event.Checkpoint(path=path):
             return f"checkpoint: {path}"
         case event.Finished(outcome=outcome, reason=reason):
@@ -111,7 +113,14 @@ class LiveDisplay:
                 self._progress.update(self._task, completed=step)
             case event.Metric(step=step, values=values):
                 self._numbers(emitted, step, values)
-            case event.Log(level="warning" | "error") | event.Checkpoint() | event.Finished():
+            case event.Log(level="info", source="difficulty", message=message):
+                self._progress.update(self._task, numbers=message)
+            case (
+                event.Log(level="warning" | "error")
+                | event.Log(source="teacher")
+                | event.Checkpoint()
+                | event.Finished()
+            ):
                 self._progress.console.print(line_of(emitted), highlight=False)
 
     def _numbers(self, emitted: event.Metric, step: int, values: dict[str, float]) -> None:
@@ -122,7 +131,7 @@ class LiveDisplay:
             self._pace_s = seconds if self._pace_s is None else 0.7 * self._pace_s + 0.3 * seconds
             left = f"{(self._total - step) * self._pace_s:,.0f} s left"
             self._progress.update(self._task, completed=step, numbers=_numbers_of(values), left=left)
-        else:
+        elif "sft/loss" in values:
             self._progress.update(self._task, numbers=f"{_numbers_of(values)} (cold start step {step})")
 
 

@@ -92,6 +92,30 @@ def group_requests(
     return requests
 
 
+def difficulty_requests(
+    schedule: Schedule, tasks: Sequence[int], rollouts: int, *, version: int, seed: int
+) -> list[EpisodeRequest]:
+    """Each of the training ``tasks`` ``rollouts`` times, sampled as training samples.  A task's number is its prompt.
+
+    Nothing is purified, replaced or shown experience: what is measured is the policy alone.
+    """
+    return [
+        EpisodeRequest(
+            purpose="difficulty",
+            prompt=task,
+            member=member,
+            version=version,
+            split="train",
+            task=task,
+            temperature=schedule.temperature,
+            seed=derived_seed(seed, "difficulty", task, member),
+            truncation=schedule.truncation,
+        )
+        for task in tasks
+        for member in range(rollouts)
+    ]
+
+
 def evaluation_requests(
     evaluation: Evaluation,
     purification: Purification | None,

@@ -5,14 +5,13 @@ What an expert did in turns that were prefilled is neither paid nor charged.
 
 from collections.abc import Mapping, Sequence
 
+from engine.algorithms.call_rewards import ENOUGH_TOOL_CALLS
 from engine.algorithms.curriculum import tool_call_weight
 from engine.spec.recipe import Reward
 from engine.spec.trajectory import Turn
 
 RECIPE_COMPONENTS = frozenset({"outcome", "tool_errors", "tool_calls", "well_formed"})
 """The names of what a recipe pays; an environment's own components have others."""
-ENOUGH_TOOL_CALLS = 10
-"""Successful calls beyond these are not paid: min(1, 0.1 n) (SPEAR, eq. 16)."""
 
 
 def rewards_of(

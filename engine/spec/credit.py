@@ -7,7 +7,7 @@ from pydantic import Field
 
 from engine.spec.estimator import COMPARES_A_GROUP, CriticEstimator, Estimator
 from engine.spec.judge import Judge, RuleJudge
-from engine.spec.requirement import Requirements, needs_observations
+from engine.spec.requirement import Requirement, Requirements, needs_observations
 from engine.spec.strict import LARGEST_NUMBER, LONGEST_SCHEDULE
 
 
@@ -86,8 +86,21 @@ class ChunkReturn(Estimator):
 
     kind: Literal["chunk-return"] = "chunk-return"
     computed_by: ClassVar[str] = "engine.training.estimators.chunk_return:advantages"
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "reward",
+            lambda reward, credit: bool(reward.tool_error or reward.tool_calls),
+            "the recipe pays for no single tool call, so that no turn has a reward of its own",
+            "set reward.tool_error or reward.tool_calls, or remove credit.intrinsic",
+            field="credit.intrinsic",
+            when=lambda credit: credit.intrinsic,
+        ),
+    )
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount per interaction with the environment, never per token.  1 is trajectory-level REINFORCE."""
+    intrinsic: bool = False
+    """Whether what single tool calls earn (``reward.tool_error``, ``reward.tool_calls``) counts in the turn that made
+    them, G_k = r_k + gamma G_{k+1}, and only the rest of the reward in the last one.  Off: all of it is R (eq. 5)."""
 
 
 AttributionScale = Literal["paper", "code"]

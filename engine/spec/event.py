@@ -23,6 +23,7 @@ MOST_REVIEW_DECISIONS = 100
 Phase = Literal[
     "start",
     "cold-start",
+    "difficulty",
     "sync-weights",
     "collect",
     "score",

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from engine.spec.pinned_file import PinnedFile
 from engine.spec.requirement import Part, Requirement, Requirements, absent, needs_observations, one_of
 from engine.spec.strict import MOST_THINGS, OUT_OF_REACH, Strict
 
@@ -118,8 +119,8 @@ class ParallelAnchors(Strict):
 class ExpertStarts(Part):
     """Rollouts that begin in the middle of a trajectory that succeeded.
 
-    Experts are the policy's own latest successes, task by task; their actions are replayed in a fresh
-    environment, and a replay whose observations differ is discarded and counted.
+    Experts are the policy's own latest successes, task by task, or else a teacher's; their actions are replayed in a
+    fresh environment, and a replay whose observations differ is discarded and counted.
     """
 
     one_segment: ClassVar[str | None] = (
@@ -131,7 +132,14 @@ class ExpertStarts(Part):
     share: float = Field(default=0.5, gt=0, le=1)
     """The share of a step's groups that may start from an expert, if their task has one; at least one group."""
     demonstrations: bool = True
-    """Also take scripted solutions of the environment as experts, for tasks that the policy never solved."""
+    """Also take scripted solutions of the environment as experts, for tasks that the policy never solved and no
+    teacher did."""
+    teacher: PinnedFile | None = None
+    """A file of trajectories, or of a run's events, one JSON document a line: another model's successes, which are
+    experts until the policy has one of its own (ALE, 3.2.4.4).  They are written in this run's tokens; those that its
+    model cannot write are left out and counted.  Absent: no teacher."""
+    teacher_thoughts: bool = True
+    """Whether what the teacher wrote before its calls is taken over; false: the calls alone."""
     experts: int = Field(default=1024, ge=1, le=MOST_THINGS)
     """Tasks for which an expert is kept, latest first."""
     crucial_level: float = Field(default=0.05, gt=0, lt=1)

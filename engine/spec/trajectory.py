@@ -20,8 +20,9 @@ from engine.spec.message import ToolRequest, text_of_arguments, unstorable
 from engine.spec.strict import Strict
 
 Split = Literal["train", "heldout"]
-Purpose = Literal["train", "eval-greedy", "eval-sampled", "eval-purified", "demonstration"]
-"""``demonstration``: scripted for the cold start; no policy sampled it.  ``eval-purified``: with SAAR at work."""
+Purpose = Literal["train", "eval-greedy", "eval-sampled", "eval-purified", "demonstration", "difficulty"]
+"""``demonstration``: scripted for the cold start; no policy sampled it.  ``eval-purified``: with SAAR at work.
+``difficulty``: played to find out how hard its task is, and not stored."""
 
 ErrorClass = Literal[
     "syntax",

@@ -2,7 +2,7 @@
 
 A test that watches from outside comes too late on a busy machine; this process cannot miss its moment.
 
-    python -m tests.engine.dying SIGKILL collect 3 train run.toml --in-process
+    python -m tests.engine.dying SIGKILL collect 3 1 train run.toml --in-process
 """
 
 import json
@@ -16,9 +16,12 @@ from typing import Any
 from engine.reporting.spool import Spool
 
 
-def dying(number: signal.Signals, phase: str, step: int) -> Sequence[str]:
-    """This program, as arguments of ``python -m``: gets the signal as the run enters ``phase`` of ``step``."""
-    return "tests.engine.dying", number.name, phase, str(step)
+def dying(number: signal.Signals, phase: str, step: int, *, time: int = 1) -> Sequence[str]:
+    """This program, as arguments of ``python -m``: gets the signal as the run enters ``phase`` of ``step``.
+
+    A phase that is entered several times in a step is meant the ``time``-th time, from 1.
+    """
+    return "tests.engine.dying", number.name, phase, str(step), str(time)
 
 
 def begin_of(phase: str, step: int) -> dict[str, Any]:
@@ -26,12 +29,15 @@ def begin_of(phase: str, step: int) -> dict[str, Any]:
     return {"kind": "phase", "phase": phase, "step": step, "seconds": None}
 
 
-def send_when_written(wanted: dict[str, Any], number: signal.Signals) -> None:
-    append = Spool.append
+def send_when_written(wanted: dict[str, Any], number: signal.Signals, *, time: int) -> None:
+    append, seen = Spool.append, 0
 
     def appended(spool: Spool, lines: Sequence[bytes], *, first_seq: int) -> int:
+        nonlocal seen
         last_seq = append(spool, lines, first_seq=first_seq)
-        if any(wanted.items() <= json.loads(line).items() for line in lines):
+        before = seen
+        seen += sum(wanted.items() <= json.loads(line).items() for line in lines)
+        if before < time <= seen:
             os.kill(os.getpid(), number)
         return last_seq
 
@@ -39,6 +45,6 @@ def send_when_written(wanted: dict[str, Any], number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    name, phase, step, *sys.argv[1:] = sys.argv[1:]
-    send_when_written(begin_of(phase, int(step)), signal.Signals[name])
+    name, phase, step, time, *sys.argv[1:] = sys.argv[1:]
+    send_when_written(begin_of(phase, int(step)), signal.Signals[name], time=int(time))
     runpy.run_module("engine", run_name="__main__", alter_sys=True)

@@ -25,6 +25,10 @@ GLOSSARY: dict[str, tuple[str, str]] = {
         "The policy imitates recorded solutions. Reinforcement learning needs some successes to begin with; this"
         " is where they come from.",
     ),
+    "difficulty": (
+        "Measuring difficulty",
+        "The policy plays each training task several times. Tasks that it always or never solves are left out.",
+    ),
     "sync-weights": (
         "Copying weights",
         "The generator, which writes the policy's answers, takes over the newest weights from the learner.",
@@ -200,6 +204,8 @@ def _working(facts: Facts) -> tuple[str, str]:
             return _cold_starting(facts), _onward(facts)
         case "evaluate":
             return _evaluating(facts), _onward(facts)
+        case "difficulty":
+            return "finding out how hard its tasks are", _onward(facts)
         case "checkpoint":
             return f"writing a checkpoint{_after(facts)}", _onward(facts)
         case "update":

@@ -115,5 +115,8 @@ def test_the_estimate_counts_what_is_trained_and_what_the_recipe_adds(folder: Pa
     assert lora["optimiser"] == 2 * lora["gradients"] < whole["optimiser"]
     assert parts({"preset": "ppo"})["critic"] == 16 * parameters
     assert "critic" not in whole
-    assert parts({"kl": {"beta": 0.1}})["reference"] == 4 * parameters
+    for recipe in ({"kl": {"beta": 0.1}}, {"preset": "cleaner-dpo"}, {"preset": "dpo-tool-calls"}):
+        assert parts(recipe)["reference"] == 4 * parameters
+    for recipe in ({}, {"kl": {"beta": 0.0}}, {"preset": "cleaner-dpo", "preference": {"weight": 0.0}}):
+        assert "reference" not in parts(recipe)
     assert parts(gradient_checkpointing=True)["activations"] < whole["activations"]

@@ -145,6 +145,9 @@ async def test_the_judge_is_given_the_rule_for_failures_that_the_recipe_names() 
         in roles["correction"]
     )
     assert "also in a run that failed" not in roles["correction"]
+    for role in roles.values():
+        assert "BAD is a step that fails" in role
+        assert "contributes nothing" in role, "irrelevant and neutral steps are BAD in a success too"
 
 
 def test_the_question_shows_every_step_and_the_outcome_but_not_the_hidden_answer() -> None:

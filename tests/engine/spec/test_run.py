@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from engine.spec.model import BuiltinModel
+from engine.spec.problems import problems_in
 from engine.spec.recipe import Recipe
 from engine.spec.run import RunSpec
 
@@ -54,6 +55,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Imported": {"path": "package.module:Name"},
     "PretrainedModel": {"path": "models/tiny"},
     "CheckpointModel": {"run": "another run"},
+    "PinnedFile": {"file": "table.jsonl"},
     "ExperienceItem": {"when_to_use": "always", "content": "look first"},
 }
 """What has no default because only its author can know it."""
@@ -115,6 +117,17 @@ def test_a_step_of_more_rollouts_than_fit_anywhere_is_refused() -> None:
     schedule = {"prompts_per_step": 10**6, "group_size": 2, "minibatch_trajectories": 2}
     with pytest.raises(ValidationError, match="more than 1000000"):
         RunSpec.model_validate({"name": "wide", "schedule": schedule})
+
+
+def test_intrinsic_rewards_of_a_recipe_that_pays_no_call_are_refused() -> None:
+    credit = {"kind": "chunk-return", "intrinsic": True}
+    with pytest.raises(ValidationError) as refused:
+        Recipe.model_validate({"credit": credit})
+    [problem] = problems_in(refused.value, Recipe)
+    assert (problem.field, problem.value) == ("credit.intrinsic", True)
+    assert "set reward.tool_error or reward.tool_calls" in problem.remedy
+    for reward in ({"tool_error": -0.1}, {"tool_calls": 0.5}):
+        Recipe.model_validate({"credit": credit, "reward": reward})
 
 
 @pytest.mark.parametrize(

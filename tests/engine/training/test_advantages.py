@@ -88,6 +88,45 @@ def test_chunk_returns_are_discounted_by_the_distance_to_the_end() -> None:
     ]  # fmt: skip
 
 
+def called(*failed: bool, rewards: dict[str, float], **more: object) -> Trajectory:
+    """One call a turn, then an answer."""
+    turns = [turn([1, 2], [20], failed=each, **more) for each in failed]
+    rollout = trajectory(*turns, turn([8], [22], tool_calls=[]), reward=sum(rewards.values()))
+    return rollout.model_copy(update={"rewards": rewards})
+
+
+def test_what_calls_earn_counts_in_their_own_turns_by_hand() -> None:
+    """R = 1 for the answer; the call that failed costs 0.5, the one that worked earns 0.1.
+
+    From the end: 1; 0.1 + 0.5 x 1; -0.5 + 0.5 x 0.6.
+    """
+    rollout = called(True, False, rewards={"outcome": 1.0, "tool_errors": -0.5, "tool_calls": 0.1})
+    assert per_turn(ChunkReturn(gamma=0.5, intrinsic=True), rollout) == [pytest.approx([-0.2, 0.6, 1.0])]
+    assert per_turn(ChunkReturn(gamma=0.5), rollout) == [pytest.approx([0.15, 0.3, 0.6])]
+
+
+def test_without_discount_intrinsic_rewards_move_reward_and_make_none() -> None:
+    """The first turn's return is all that the rollout earned, as without them."""
+    rollout = called(True, False, True, rewards={"outcome": -1.0, "tool_errors": -0.6, "tool_calls": 0.1})
+    [with_them] = per_turn(ChunkReturn(gamma=1.0, intrinsic=True), rollout)
+    assert with_them == pytest.approx([-1.5, -1.2, -1.3, -1.0])
+    [without] = per_turn(ChunkReturn(gamma=1.0), rollout)
+    assert without == pytest.approx([-1.5] * 4)
+
+
+def test_calls_that_earned_nothing_leave_returns_as_they_are_to_the_bit() -> None:
+    rollout = called(False, False, rewards={"outcome": 0.7, "tool_errors": 0.0})
+    assert per_turn(ChunkReturn(intrinsic=True), rollout) == per_turn(ChunkReturn(), rollout)
+
+
+def test_an_experts_calls_earn_the_rollout_nothing() -> None:
+    """Its failed call was not charged: the policy made none that failed, and its reward is 1 at the end."""
+    expert, own = turn([1, 2], [20], failed=True, prefilled=True), turn([8], [21])
+    rollout = trajectory(expert, own, turn([8], [22], tool_calls=[]), reward=1.1)
+    rollout = rollout.model_copy(update={"rewards": {"outcome": 1.0, "tool_errors": 0.0, "tool_calls": 0.1}})
+    assert per_turn(ChunkReturn(gamma=0.5, intrinsic=True), rollout)[0][1:] == pytest.approx([0.6, 1.0])
+
+
 def test_gigpo_compares_turns_that_read_the_same() -> None:
     """All read the same prompt, two the same observation.  Step returns: 0.5 and 1, 0 and 0, 0.5 and 1."""
     credit = Gigpo(gamma=0.5, scale_by_std=False)

@@ -38,6 +38,8 @@ SENTENCES = [
      "Now: supervised cold start, 10 of 9000, about 4 min left. Next: 40 steps of RL."),
     (replace(COLD, total_steps=0),
      "Now: supervised cold start, 530 of 600, about 20 s left. Next: the final evaluation."),
+    (replace(LIVE, phase="difficulty", step=0),
+     "Now: finding out how hard its tasks are. Next: 40 steps of RL."),
     (replace(LIVE, phase="evaluate", step=0),
      "Now: evaluation on held-out tasks, before step 1. Next: 40 steps of RL."),
     (replace(LIVE, phase="evaluate"), "Now: evaluation on held-out tasks, after step 7. Next: step 8 of 40."),

@@ -259,6 +259,34 @@ async def test_generator_and_trainer_agree_on_log_probs(family: str, lora: dict[
     assert made.logprobs([sample])[0][4:] == pytest.approx(turn.logprobs, abs=1e-4)
 
 
+CLEANERS = Distribution(0.4, Truncation(top_p=0.6))
+"""SPEAR's and CLEANER's sampling of table 8 and table 6 at once: the sharper, the more a wrong cut would show."""
+
+
+@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-4), ("float16", 0.02)])
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3"])
+async def test_generator_and_trainer_agree_in_half_precision_on_what_top_p_leaves(
+    family: str, dtype: str, within: float
+) -> None:
+    """Both halves of CLEANER's 5.1: rollouts in float16, and log-probs of the very distribution that is sampled."""
+    made = backend(family, dtype=dtype)
+    step(made)
+    generator = generator_for_folder(folder_of(family), context_tokens=128, slots=2, dtype=dtype)  # type: ignore[arg-type]
+    request = GenerateRequest(
+        "s", (1, 5, 9, 60), 20, frozenset(), CLEANERS.temperature, 3,
+        logprob_temperature=CLEANERS.temperature, truncation=CLEANERS.truncation, logprobs_truncated=True,
+    )  # fmt: skip
+    try:
+        await generator.load_weights(StateDict(made.weights()), 1)
+        turn = await generator.generate(request)
+    finally:
+        generator.close()
+    sample = sample_of([1, 5, 9, 60, *turn.token_ids], [False] * 4 + [True] * len(turn.token_ids))
+    assert made.logprobs([sample], distribution=CLEANERS)[0][4:] == pytest.approx(turn.logprobs, abs=within)
+    whole = made.logprobs([sample], distribution=Distribution(CLEANERS.temperature))[0][4:]
+    assert max(abs(one - other) for one, other in zip(whole, turn.logprobs, strict=True)) > 0.1, "nothing was cut"
+
+
 MEASURED = """
 import resource, sys, torch
 from engine.training.policy import token_logprobs
