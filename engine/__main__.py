@@ -118,7 +118,7 @@ def _check(options: argparse.Namespace) -> int:
     supervised = f"{_supervised(spec)}, then " if spec.recipe.stages else ""
     rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
     print(f"{options.file}: fine. {spec.name}: {supervised}{spec.rl_steps} steps of {rollouts}")
-    if (memory := memory_in_words(spec.model, spec.recipe)) is not None:
+    if (memory := memory_in_words(spec.model, spec.recipe, spec.resources)) is not None:
         print(memory)
     return 0
 

@@ -12,6 +12,10 @@ class AttemptFailed(Exception):
     """This attempt is over; another one may go on from the checkpoint."""
 
 
+class RankLost(AttemptFailed):
+    """A process of a sharded trainer died or failed, and with it its part of the weights."""
+
+
 class AttemptRefused(Exception):
     """The service takes nothing more of this attempt."""
 
@@ -25,6 +29,14 @@ class NonFiniteGradient(Exception):
 
 
 NO_GPU = "resources.device = 'cuda': there is no GPU that torch or Ray could use; use cpu, or run it where there is one"
+
+
+def too_few_gpus(ranks: int, gpus: int) -> RunFailed:
+    """Each rank of a trainer has a GPU of its own, and all are on one machine."""
+    if not gpus:
+        return RunFailed(NO_GPU)
+    machine = f"a machine has {gpus} GPU{'s' if gpus > 1 else ''} at most"
+    return RunFailed(f"resources.trainer_ranks = {ranks}: each rank needs a GPU, and {machine}; use at most {gpus}")
 
 
 @contextmanager

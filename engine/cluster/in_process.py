@@ -1,10 +1,13 @@
 """All workers in one process, without Ray: for ``engine train --in-process`` and for tests.
 
+Only a trainer of several ranks has more processes, one for each of the others.
+
 The learner works in a thread of its own, so the loop stays awake; the generator brings its own
 thread; the episodes run on the loop's event loop.
 """
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +19,7 @@ import psutil
 
 from engine.cluster.generators import generator_for, hand_over_weights
 from engine.cluster.members import learner_for
+from engine.cluster.rank_processes import RankProcesses, rank_processes_for
 from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.sandboxes import opened_sandboxes
 from engine.cluster.workers import Waiting
@@ -30,7 +34,7 @@ T = TypeVar("T")
 
 
 class InProcessWorkers:
-    """A ``WorkerGroup``.  Nobody can die alone here, so nothing is ever replaced.
+    """A ``WorkerGroup``.  Nothing is ever replaced: only the trainer's ranks can die alone, and they are its weights.
 
     ``recordings`` is the folder below which recorded trajectories lie, by default that of the environment;
     what the sandboxes do is written below ``security_log``.
@@ -44,13 +48,19 @@ class InProcessWorkers:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
         self._open = AsyncExitStack()
         self._version: int | None = None
+        self._ranks: RankProcesses | None = None
 
     @property
     def waiting_for(self) -> str | None:
         return self._waiting.name
 
     async def start(self) -> None:
-        self._learner = await self._learning(lambda: learner_for(self._spec, self._recordings))
+        ranks = rank_processes_for(self._spec)
+        if ranks is not None:
+            self._open.callback(ranks.close)
+            self._ranks = ranks
+        leader = None if ranks is None else ranks.leader
+        self._learner = await self._learning(lambda: learner_for(self._spec, self._recordings, leader))
         self._generator = generator_for(self._spec.model, self._spec.resources, seed=self._spec.seed)
         self._open.callback(self._generator.close)
         sandboxes = await self._open.enter_async_context(
@@ -95,8 +105,11 @@ class InProcessWorkers:
         self._version = None
 
     async def rss_bytes(self) -> int:
-        rss: int = psutil.Process().memory_info().rss
-        return rss
+        total: int = psutil.Process().memory_info().rss
+        for pid in [] if self._ranks is None else self._ranks.pids():
+            with contextlib.suppress(psutil.NoSuchProcess):  # whoever needs it next says so
+                total += psutil.Process(pid).memory_info().rss
+        return total
 
     async def close(self) -> None:
         """Work in the learner's thread goes on to its end, but nobody waits for it."""

@@ -15,6 +15,7 @@ from engine.rollout.stage_documents import line_reader
 from engine.spec.run import RunSpec
 from engine.spec.supervised import Demonstrations, Stage
 from engine.spec.trajectory import Trajectory
+from engine.training.backends.ranks import Leader
 from engine.training.backends.registry import trainer_backend
 from engine.training.critic import critic_for
 from engine.training.examples import LineReader
@@ -24,12 +25,14 @@ from engine.training.stages import StageSources, SupervisedStages
 from engine.training.trainer import Trainer, longest_response_tokens
 
 
-def learner_for(spec: RunSpec, recordings: Path | None = None) -> Learner:
+def learner_for(spec: RunSpec, recordings: Path | None = None, leader: Leader | None = None) -> Learner:
     """A learner whose supervised stages know where their data come from.
 
-    ``recordings`` is the folder below which the files of stages lie, by default that of the environment.
+    ``recordings`` is the folder below which the files of stages lie, by default that of the environment; ``leader``
+    leads the trainer's ranks, where it has more than one.
 
-    Raises BadRecording if a stage names a file that cannot be learned from, RunFailed if the device is missing.
+    Raises BadRecording if a stage names a file that cannot be learned from, RunFailed if the device is missing, and
+    RankLost.
     """
     if spec.resources.device == "cuda" and not torch.cuda.is_available():
         raise RunFailed(NO_GPU)
@@ -40,7 +43,7 @@ def learner_for(spec: RunSpec, recordings: Path | None = None) -> Learner:
         context=model_origin(spec.model).context_tokens,
         seed=spec.seed,
     )
-    trainer = trainer_for(spec)
+    trainer = trainer_for(spec, leader)
     network, minibatch = trainer.backend.value_network, spec.schedule.minibatch_trajectories
     return Learner(
         spec.recipe,
@@ -52,11 +55,16 @@ def learner_for(spec: RunSpec, recordings: Path | None = None) -> Learner:
     )
 
 
-def trainer_for(spec: RunSpec) -> Trainer:
+def leader_for(spec: RunSpec) -> Leader:
+    """The leader of the run's ranks, which waits for the others as long as a phase may last."""
+    return Leader(spec.model, spec.resources, seed=spec.seed, timeout_s=spec.schedule.stall_timeout_s)
+
+
+def trainer_for(spec: RunSpec, leader: Leader | None = None) -> Trainer:
     """A trainer over the backend and the first weights of the run."""
     context_tokens = model_origin(spec.model).context_tokens
     return Trainer(
-        trainer_backend(spec.model, spec.resources, seed=spec.seed),
+        trainer_backend(spec.model, spec.resources, seed=spec.seed, leader=leader),
         spec.recipe,
         spec.schedule,
         longest_response_tokens=longest_response_tokens(spec.environment, context_tokens=context_tokens),

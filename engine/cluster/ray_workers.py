@@ -2,8 +2,8 @@
 
 Every actor wraps a plain class and adds nothing but the way there.  A dead rollout or generator
 actor is replaced and what it had in hand is asked for again: requests carry their seeds, so the
-answer is the same.  A dead learner took the weights with it: ``ActorLost``, and the next attempt
-goes on from the checkpoint.  Actors are not detached: all of them end with the driver.
+answer is the same.  A dead learner, or another rank of its trainer, took weights with it: ``ActorLost``,
+and the next attempt goes on from the checkpoint.  Actors are not detached: all of them end with the driver.
 
 Actors import what they need in their own process only; a rollout worker never loads torch.
 """
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 import psutil
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from engine.cluster.generator_client import (
     GeneratorCall,
@@ -32,7 +34,7 @@ from engine.cluster.generator_client import (
 )
 from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.workers import ActorLost, Waiting
-from engine.failures import NO_GPU, RunFailed
+from engine.failures import too_few_gpus
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest, shares
 from engine.rollout.worker import Collected
@@ -45,6 +47,8 @@ REPLACEMENTS = 20
 """How many dead actors an attempt replaces before it gives up: more than bad luck."""
 CALLS_AT_ONCE = 1000
 """An asyncio actor takes so many calls at once."""
+REASON_S = 10.0
+"""How long the learner may take to say why a rank of its trainer died."""
 CLOSING_S = 2.0
 """How long rollout workers may take to close their sandboxes."""
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -56,15 +60,36 @@ class LearnerActor:
     def __init__(self, spec: RunSpec, recordings: Path | None) -> None:
         self._spec, self._recordings = spec, recordings
         self._learner: Any = None
+        self._leader: Any = None
+
+    def lead(self) -> tuple[str, Path]:
+        """The node, and the folder there in which the trainer's other ranks find their leader."""
+        from engine.cluster.members import leader_for
+
+        self._leader = leader_for(self._spec)
+        return ray.get_runtime_context().get_node_id(), self._leader.folder
 
     def start(self) -> None:
         """Apart from the constructor, whose errors would arrive as the death of the actor."""
         from engine.cluster.members import learner_for
 
-        self._learner = learner_for(self._spec, self._recordings)
+        self._learner = learner_for(self._spec, self._recordings, self._leader)
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         return getattr(self._learner, method)(*arguments, **named)
+
+    def process(self) -> tuple[int, int]:
+        return _process()
+
+
+class RankActor:
+    """A rank of the trainer that is not the learner's.  It answers ``process`` while it follows."""
+
+    def follow(self, folder: Path, number: int) -> None:
+        """Never returns."""
+        from engine.training.backends.ranks import follow
+
+        follow(folder, number)
 
     def process(self) -> tuple[int, int]:
         return _process()
@@ -120,6 +145,20 @@ class RolloutActor:
 
     async def process(self) -> tuple[int, int]:
         return _process()
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference
+
+
+def _roomiest_node() -> tuple[str, int]:
+    """The node with most GPUs, and how many these are."""
+    nodes = [(node["NodeID"], int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]]
+    return max(nodes, key=lambda node: node[1])
+
+
+def _on(node: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id=node, soft=False)
 
 
 class _RayConnection:
@@ -179,6 +218,10 @@ class RayWorkers:
         self._loaded: int | None = None
         """The policy version that the present generator has."""
         self._replaced = 0
+        self._ranks_node = ""
+        """The node of the trainer's ranks, once the learner has said which it is."""
+        self._following: dict[str, asyncio.Future[Any]] = {}
+        """By the names of the trainer's other ranks; one that is done has died."""
 
     @property
     def waiting_for(self) -> str | None:
@@ -187,12 +230,31 @@ class RayWorkers:
     async def start(self) -> None:
         with self._waiting.on("ray"):
             self._open.enter_context(self._connection)
-        if self._spec.resources.device == "cuda" and not ray.cluster_resources().get("GPU"):
-            raise RunFailed(NO_GPU)  # actors that ask for one would be waited for until the run stalls
+        self._refuse_too_few_gpus()
         for name in ("learner", "generator", *self._rollouts):
             self._actors[name] = self._made(name)
+        if self._spec.resources.trainer_ranks > 1:
+            await self._start_ranks()
         for name in self._actors:
             await self._settle_in(name)
+
+    def _refuse_too_few_gpus(self) -> None:
+        """Actors that ask for one that is not there would be waited for until the run stalls."""
+        resources = self._spec.resources
+        if resources.device != "cuda":
+            return
+        if (gpus := _roomiest_node()[1]) < resources.trainer_ranks:
+            raise too_few_gpus(resources.trainer_ranks, gpus)
+
+    async def _start_ranks(self) -> None:
+        """On the learner's node."""
+        with self._waiting.on("learner"), _loss_of("learner"):
+            self._ranks_node, folder = await self._actors["learner"].lead.remote()
+        self._open.callback(shutil.rmtree, folder, ignore_errors=True)
+        for number in range(1, self._spec.resources.trainer_ranks):
+            name = f"rank-{number}"
+            self._actors[name] = self._made(name)
+            self._following[name] = asyncio.ensure_future(_awaited(self._actors[name].follow.remote(folder, number)))
 
     async def read_on(self) -> FilesRead:
         read: FilesRead = await self._learn("read_on")
@@ -271,6 +333,8 @@ class RayWorkers:
             )
         for actor in self._actors.values():
             ray.kill(actor)
+        for following in self._following.values():
+            following.cancel()
         self._actors.clear()
         self._open.close()
 
@@ -290,22 +354,45 @@ class RayWorkers:
                 .options(**options, max_concurrency=CALLS_AT_ONCE)
                 .remote(self._spec, self._security_log)
             )
-        options["num_gpus"] = 0.5 if self._spec.resources.device == "cuda" else 0
+        on_gpu = self._spec.resources.device == "cuda"
+        if name.startswith("rank"):
+            placed = _on(self._ranks_node)
+            return (
+                ray.remote(RankActor)
+                .options(**options, num_gpus=int(on_gpu), max_concurrency=2, scheduling_strategy=placed)
+                .remote()
+            )
+        options["num_gpus"] = 0.5 if on_gpu else 0
         if name == "generator":
             return ray.remote(GeneratorActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
+        if on_gpu and self._spec.resources.trainer_ranks > 1:
+            options["scheduling_strategy"] = _on(_roomiest_node()[0])
         return ray.remote(LearnerActor).options(**options).remote(self._spec, self._recordings)
 
     async def _settle_in(self, name: str) -> None:
         """Wait until the actor lives; what goes wrong on the way is raised here."""
         with self._waiting.on(name), _loss_of(name):
-            if name != "generator":
+            if name == "learner":
+                await self._unless_a_rank_dies(self._actors[name].start.remote())
+            elif name.startswith("rollout"):
                 await self._actors[name].start.remote()
             pid, _ = await self._actors[name].process.remote()
         self._report("info", f"{name} is process {pid}")
 
     async def _learn(self, method: str, *arguments: Any, **named: Any) -> Any:
         with self._waiting.on("learner"), _loss_of("learner"):
-            return await self._actors["learner"].call.remote(method, *arguments, **named)
+            return await self._unless_a_rank_dies(self._actors["learner"].call.remote(method, *arguments, **named))
+
+    async def _unless_a_rank_dies(self, reply: Any) -> Any:
+        """The learner's reply; it may wait for a rank that is dead, but nobody waits for it then."""
+        answering = asyncio.ensure_future(_awaited(reply))
+        await asyncio.wait({answering, *self._following.values()}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():  # it knows more than that the process is gone
+            await asyncio.wait({answering}, timeout=REASON_S)
+        if answering.done():
+            return answering.result()
+        dead = next(name for name, following in self._following.items() if following.done())
+        raise ActorLost(f"{dead} died")
 
     async def _collect_share(self, name: str, share: list[EpisodeRequest]) -> Collected | None:
         """Return None if the share must be played again."""

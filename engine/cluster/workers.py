@@ -1,6 +1,7 @@
 """The workers of a run: the protocol that the loop speaks with them.
 
-    loop ──► learner (weights, optimiser)      one; its death ends the attempt
+    loop ──► learner (weights, optimiser)      one; its death ends the attempt, and so does that of rank-1 .. rank-N,
+      │         │                              which share the weights with it where the trainer has several ranks
       │         │ weights
       │         ▼
       ├────► generator (KV slots, sampling)    one; replaced when it dies

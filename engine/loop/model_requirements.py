@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from engine.loop.generator_requirements import free_memory
 from engine.models.folder import ModelFolder, opened_folder
-from engine.models.memory import TrainerMemory, adapted_modules, in_gib, is_named, trainer_memory
+from engine.models.memory import TrainerMemory, adaptable_modules, adapted_modules, in_gib, is_named, trainer_memory
 from engine.models.origin import ModelOrigin, model_origin
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
@@ -37,21 +37,26 @@ def lacking_in_model(spec: RunSpec) -> list[Problem]:
     return [*problems, *_attention(origin.model, spec.resources), *room]
 
 
-def memory_in_words(model: Model, recipe: Recipe) -> str | None:
+def memory_in_words(model: Model, recipe: Recipe, resources: Resources) -> str | None:
     """Say what the trainer of a run takes; None for a built-in model.  Raises ModelFolderRefused."""
     origin = model_origin(model)
     if isinstance(origin.model, BuiltinModel) or origin.weights is None:
         return None
-    return estimate(_trainer_memory(opened_folder(origin.weights), origin.model, recipe), origin.model)
+    memory = _trainer_memory(opened_folder(origin.weights), origin.model, recipe, ranks=resources.trainer_ranks)
+    return estimate(memory, origin.model, device=resources.device)
 
 
-def estimate(memory: TrainerMemory, model: PretrainedModel) -> str:
+def estimate(memory: TrainerMemory, model: PretrainedModel, *, device: str) -> str:
     """One line for people."""
+    place = loading = ""
+    if memory.ranks > 1:
+        place = f" on each of {memory.ranks} GPUs" if device == "cuda" else f" in each of {memory.ranks} processes"
+        loading = f"; while it loads, each takes {in_gib(memory.loading)} of the machine's own memory"
     how = "all weights" if model.lora is None else f"LoRA {model.lora.rank}"
     parts = " + ".join(f"{name} {in_gib(size)}" for name, size in memory.parts.items())
     return (
         f"{_billions(memory.parameters)} parameters, {how}, {model.dtype}, {model.context_tokens} tokens of context: "
-        f"{in_gib(memory.total)} ({parts})"
+        f"{in_gib(memory.total)}{place} ({parts}){loading}"
     )
 
 
@@ -87,7 +92,7 @@ def _lora(folder: ModelFolder, model: PretrainedModel) -> Iterator[Problem]:
     if lora is None:
         return
     if not lora.is_on_all_linear:
-        linear = folder.linear_modules()
+        linear = adaptable_modules(folder)
         known = sorted({name.rpartition(".")[2] for name in adapted_modules(folder, Lora())})
         for target in lora.targets:
             if not any(is_named(name, target) for name in linear):
@@ -134,24 +139,26 @@ def _room(folder: ModelFolder, model: PretrainedModel, resources: Resources, rec
         generator_bytes = memory_of(architecture, context_tokens=context, slots=slots, dtype=model.dtype).total
     if resources.device != "cpu":
         return
-    memory, available = _trainer_memory(folder, model, recipe), free_memory()
-    if memory.total + generator_bytes > available:
+    memory = _trainer_memory(folder, model, recipe, ranks=resources.trainer_ranks)
+    available = free_memory()
+    if memory.on_one_machine + generator_bytes > available:
         yield Problem(
             "model.path",
             str(folder.path),
-            f"{estimate(memory, model)}, and {in_gib(generator_bytes)} for the generator's {resources.kv_slots} "
-            f"slots; this machine has {in_gib(available)}",
+            f"{estimate(memory, model, device='cpu')}, and {in_gib(generator_bytes)} for the generator's "
+            f"{resources.kv_slots} slots; this machine has {in_gib(available)}",
             "use model.lora, model.gradient_checkpointing, a smaller model.context_tokens, model.microbatch_tokens or "
             "resources.kv_slots, or more memory",
         )
 
 
-def _trainer_memory(folder: ModelFolder, model: PretrainedModel, recipe: Recipe) -> TrainerMemory:
+def _trainer_memory(folder: ModelFolder, model: PretrainedModel, recipe: Recipe, *, ranks: int) -> TrainerMemory:
     return trainer_memory(
         folder,
         model,
         reference=_keeps_reference(recipe),
         critic=isinstance(recipe.credit, CriticEstimator),
+        ranks=ranks,
     )
 
 

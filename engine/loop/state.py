@@ -60,8 +60,11 @@ class RunState(BaseModel):
         return files_of_0_2.run_state(document, get_args(Purpose)) if info.mode == "json" else document
 
     def go_on_from(self, saved: "RunState") -> None:
-        """Become what a checkpoint says; whoever holds this state sees it."""
-        for name in type(self).model_fields:
+        """Become what a checkpoint says; whoever holds this state sees it.
+
+        The spec stays: it is the same but for the number of ranks, which a restart may change.
+        """
+        for name in type(self).model_fields.keys() - {"spec"}:
             setattr(self, name, getattr(saved, name))
 
     def count_evaluation(self, requests: Iterable[EpisodeRequest]) -> None:

@@ -1,9 +1,12 @@
 """How much memory training a pretrained model takes, before anything is loaded: an estimate from shapes alone.
 
 What is counted exactly: weights, gradients, the two moments of Adam, the reference, the critic, the copy that goes to
-the generator.  What is estimated: activations, by the sizes of a layer's intermediate results.  No torch.
+the generator; on several ranks each rank's part of the first five, and what stands whole while it is computed.  What is
+estimated: activations, by the sizes of a layer's intermediate results.  No torch.
 """
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,7 +19,10 @@ GRADIENT, MOMENTS, MASTER = 4, 8, 4
 """Bytes of a trained parameter beside the network's own copy: everything that is moved is float32."""
 CHUNKS_BYTES = 6 * 4 * 2**24
 """What log-probs hold of logits at most (``engine/training/policy.py``)."""
+LAYER = re.compile(r".*?\.\d+\.")
+"""How the names of a layer's weights begin, e.g. ``model.layers.7.``."""
 HEADS = ("lm_head", "embed_out", "output")
+EXPERTS, ROUTER = ".experts.", ".gate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,33 +30,62 @@ class TrainerMemory:
     parameters: int
     trained: int
     parts: Mapping[str, int]
-    """Bytes by what they hold."""
+    """Bytes by what they hold, on rank 0."""
+    ranks: int
+    loading: int
+    """Bytes of the host that each rank takes while it loads the model, which it then shards."""
 
     @property
     def total(self) -> int:
+        """Of rank 0, which has the generator's copy beside what each rank has."""
         return sum(self.parts.values())
 
+    @property
+    def on_one_machine(self) -> int:
+        """The most that all ranks take together, where they share their memory."""
+        others = max(self.total - self.parts["copy for the generator"], self.loading)
+        return max(self.total, self.loading) + (self.ranks - 1) * others
 
-def trainer_memory(folder: ModelFolder, model: PretrainedModel, *, reference: bool, critic: bool) -> TrainerMemory:
-    """Of the trainer's process, with a frozen reference and a critic where the recipe has them."""
+
+def trainer_memory(
+    folder: ModelFolder, model: PretrainedModel, *, reference: bool, critic: bool, ranks: int = 1
+) -> TrainerMemory:
+    """Of each of the trainer's processes, with a frozen reference and a critic where the recipe has them."""
     held = BYTES[model.dtype]
     parameters = folder.parameters
     trained = parameters if model.lora is None else adapter_parameters(folder, model.lora)
     moved = trained * (GRADIENT + MOMENTS)
     weights = parameters * MASTER if model.lora is None else parameters * held + trained * MASTER
-    parts = {
+    sharded = {
         "weights": weights,
         "gradients": trained * GRADIENT,
         "optimiser": trained * MOMENTS,
+    }
+    if reference:
+        sharded["reference"] = trained * MASTER
+    if critic:
+        sharded["critic"] = weights + moved
+    parts = {name: -(-size // ranks) for name, size in sharded.items()} | {
         "activations": _activations(folder, model)
         + min(CHUNKS_BYTES, 24 * model.microbatch_tokens * folder.vocab_size),
         "copy for the generator": parameters * held,
     }
-    if reference:
-        parts["reference"] = trained * MASTER
-    if critic:
-        parts["critic"] = weights + moved
-    return TrainerMemory(parameters, trained, parts)
+    if ranks > 1:
+        parts["what is whole at once"] = _whole_at_once(folder, held)
+    return TrainerMemory(parameters, trained, parts, ranks, weights)
+
+
+def _whole_at_once(folder: ModelFolder, held: int) -> int:
+    """Two layers, of which one is fetched ahead, and what stands outside of the layers; each with its gradient."""
+    layers: Counter[str] = Counter()
+    outside = 0
+    for name, tensor in folder.tensors.items():
+        layer = LAYER.match(name)
+        if layer is None:
+            outside += tensor.elements
+        else:
+            layers[layer[0]] += tensor.elements
+    return 2 * (2 * held * max(layers.values(), default=0) + MASTER * outside)
 
 
 def adapter_parameters(folder: ModelFolder, lora: Lora) -> int:
@@ -59,9 +94,16 @@ def adapter_parameters(folder: ModelFolder, lora: Lora) -> int:
     return sum(lora.rank * (rows + columns) for rows, columns in shapes)
 
 
+def adaptable_modules(folder: ModelFolder) -> list[str]:
+    """The linear modules.  A mixture's experts and its router are none: the network holds each as one tensor."""
+    names = [name for name in folder.linear_modules() if "embed" not in name.rpartition(".")[2]]
+    is_mixture = any(EXPERTS in name for name in names)
+    return [name for name in names if not (is_mixture and (EXPERTS in name or name.endswith(ROUTER)))]
+
+
 def adapted_modules(folder: ModelFolder, lora: Lora) -> list[str]:
     """The modules that get an adapter."""
-    linear = [name for name in folder.linear_modules() if "embed" not in name.rpartition(".")[2]]
+    linear = adaptable_modules(folder)
     if lora.is_on_all_linear:
         return [name for name in linear if name.rpartition(".")[2] not in HEADS]
     return [name for name in linear if any(is_named(name, target) for target in lora.targets)]

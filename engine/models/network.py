@@ -3,6 +3,7 @@
 Shapes: B sequences, T tokens, D hidden size, N positions, V vocabulary.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from engine.models.origin import model_origin
 from engine.models.qwen3 import Qwen3, load_pretrained, save_pretrained
+from engine.models.shards import whole
 from engine.models.tokenizer import Tokenizer, tokenizer_for
 from engine.spec.model import BuiltinModel, Model
 
@@ -24,6 +26,11 @@ class PolicyNetwork(Protocol):
     @property
     def module(self) -> nn.Module:
         """The network itself, for its parameters.  Those that are trained require a gradient."""
+        ...
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """Its largest repeated parts, in the order of the forward pass; sharded, one is whole in memory at a time."""
         ...
 
     @property
@@ -47,6 +54,11 @@ class PolicyNetwork(Protocol):
         """Return whether ``load_folder`` finds every trained bit in what ``save_folder`` wrote."""
         ...
 
+    @property
+    def computed_in(self) -> torch.dtype | None:
+        """What matrices are multiplied in; None: what they are held in."""
+        ...
+
     def hidden(self, token_ids_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         """Final hidden states [B, T, D], from which ``logits`` may be taken at chosen positions only.
 
@@ -63,11 +75,14 @@ class PolicyNetwork(Protocol):
         ...
 
     def exported(self) -> dict[str, Tensor]:
-        """Copies of the whole policy's weights on the CPU by their Hugging Face names, as they are sampled."""
+        """Copies of the whole policy's weights on the CPU by their Hugging Face names, as they are sampled.
+
+        Of a sharded network every rank must ask.
+        """
         ...
 
-    def save_folder(self, folder: Path) -> None:
-        """Write a folder that transformers loads."""
+    def save_folder(self, folder: Path | None) -> None:
+        """Write a folder that transformers loads.  None: another rank of a sharded network writes it."""
         ...
 
     def load_folder(self, folder: Path) -> None:
@@ -98,6 +113,7 @@ class BuiltinNetwork(Qwen3):
     scales_losses = False
     microbatch_tokens = None
     is_saved_exactly = True
+    computed_in = None
 
     def __init__(self, model: BuiltinModel, tokenizer: Tokenizer, *, seed: int) -> None:
         super().__init__(model, len(tokenizer), seed=seed)
@@ -108,6 +124,10 @@ class BuiltinNetwork(Qwen3):
         return self
 
     @property
+    def layers(self) -> Sequence[nn.Module]:
+        return list(self.model.layers)
+
+    @property
     def hidden_size(self) -> int:
         return self.spec.hidden_size
 
@@ -115,9 +135,9 @@ class BuiltinNetwork(Qwen3):
         return nullcontext()
 
     def exported(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.state_dict().items()}
+        return {name: whole(tensor).detach().to("cpu", copy=True) for name, tensor in self.state_dict().items()}
 
-    def save_folder(self, folder: Path) -> None:
+    def save_folder(self, folder: Path | None) -> None:
         save_pretrained(self, folder, self._tokenizer)
 
     def load_folder(self, folder: Path) -> None:

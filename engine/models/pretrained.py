@@ -11,13 +11,15 @@ What is held in which precision:
     float16              the loss is scaled besides (``engine/training/loss_scale.py``)
 
 The model's own dropout is off: the ratio of an update to the policy before it begins at 1.  LoRA's is on in ``train``.
+A mixture of experts is trained by the losses of the recipe alone: the auxiliary loss that balances its router is no
+part of any, so that the gradient is that of the policy's objective.  Its experts and its router get no adapters.
 
 Shapes: B sequences, T tokens, D hidden size, N positions, V vocabulary.
 """
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,14 +30,18 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from engine.durable import read_back
 from engine.failures import RunFailed
 from engine.models.folder import INDEX, TEXT_FILES, WEIGHTS, opened_folder
+from engine.models.memory import EXPERTS
 from engine.models.origin import ModelOrigin
 from engine.models.pretrained_tokenizer import ModelFolderRefused
-from engine.spec.model import ALL_LINEAR, Lora, PretrainedModel
+from engine.models.shards import laid_out_like, whole
+from engine.spec.model import Lora, PretrainedModel
 from engine.spec.problems import Problem
 
 __all__ = ["PretrainedNetwork"]
@@ -89,6 +95,11 @@ class PretrainedNetwork(nn.Module):
         return self
 
     @property
+    def layers(self) -> Sequence[nn.Module]:
+        repeated = set(self.lm._no_split_modules or ())
+        return [module for module in self.lm.modules() if type(module).__name__ in repeated]
+
+    @property
     def hidden_size(self) -> int:
         return int(self.lm.config.get_text_config().hidden_size)
 
@@ -106,7 +117,12 @@ class PretrainedNetwork(nn.Module):
 
     @property
     def is_saved_exactly(self) -> bool:
-        return self.spec.dtype == "float32" and self._lora is None
+        return self.spec.dtype == "float32" and self._lora is None and not self._is_converted
+
+    @property
+    def _is_converted(self) -> bool:
+        """Whether a folder has its weights by other names than this network."""
+        return bool(getattr(self.lm, "_weight_conversions", None))
 
     @property
     def _head(self) -> nn.Module:
@@ -141,10 +157,14 @@ class PretrainedNetwork(nn.Module):
             logits_NV = cap * torch.tanh(logits_NV / cap)
         return logits_NV
 
+    @property
+    def computed_in(self) -> torch.dtype | None:
+        return None if self._lora is not None or self.spec.dtype == "float32" else DTYPES[self.spec.dtype]
+
     def computing(self) -> AbstractContextManager[object]:
-        if self._lora is not None or self.spec.dtype == "float32":
+        if self.computed_in is None:
             return nullcontext()
-        return torch.autocast(self._head_weight.device.type, DTYPES[self.spec.dtype])
+        return torch.autocast(self._head_weight.device.type, self.computed_in)
 
     @torch.no_grad()
     def _check_packing(self) -> None:
@@ -204,41 +224,50 @@ class PretrainedNetwork(nn.Module):
             name: module for name, module in self.lm.named_modules() if isinstance(module, LoraLayer)
         }
         seen: set[int] = set()
-        for name, tensor in self.lm.state_dict().items():
-            if ".lora_" in name or (tensor.numel() and tensor.data_ptr() in seen):
+        for name, parameter in self.lm.state_dict(keep_vars=True).items():
+            if ".lora_" in name or id(parameter) in seen:
                 continue
-            seen.add(tensor.data_ptr())
-            plain = name.replace(".base_layer.", ".")
+            seen.add(id(parameter))
+            plain, tensor = name.replace(".base_layer.", "."), whole(parameter.detach())
             layer = adapted.get(plain.removesuffix(".weight"))
             if layer is not None and name.endswith(".base_layer.weight"):
-                tensor = tensor.float() + layer.get_delta_weight(ADAPTER).float()
+                tensor = tensor.float() + _delta(layer)
             yield plain, tensor
 
     def exported(self) -> dict[str, Tensor]:
-        dtype = DTYPES[self.spec.dtype]
-        return {name: tensor.detach().to("cpu", dtype, copy=True) for name, tensor in self._merged()}
+        exported: dict[str, Tensor] = revert_weight_conversion(self.lm, self._copied())
+        return exported
 
-    def save_folder(self, folder: Path) -> None:
+    def _copied(self) -> dict[str, Tensor]:
+        """By the names of this network, which holds a mixture's experts as one tensor."""
+        dtype = DTYPES[self.spec.dtype]
+        return {name: tensor.to("cpu", dtype, copy=True) for name, tensor in self._merged()}
+
+    def save_folder(self, folder: Path | None) -> None:
         """The merged model, or the adapter apart where LoRA says so, with tokenizer and template as they came."""
+        apart = self.spec.lora is not None and self.spec.lora.export == "adapter"
+        weights = self._adapter() if apart else self._copied()
+        if folder is None:
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        if self.spec.lora is not None and self.spec.lora.export == "adapter":
-            self._save_adapter(folder)
+        if apart:
+            assert self._lora is not None  # an adapter is saved where there is one
+            self._lora.save_pretrained(str(folder))
+            save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         else:
-            self.lm.save_pretrained(folder, state_dict=self.exported(), max_shard_size=SHARD)
+            self.lm.save_pretrained(folder, state_dict=weights, max_shard_size=SHARD)
             self._restore_config(folder)
         for name in TEXT_FILES:
             if (self._source / name).is_file():
                 shutil.copyfile(self._source / name, folder / name)
 
-    def _save_adapter(self, folder: Path) -> None:
-        assert self._lora is not None  # an adapter is saved where there is one
-        self._lora.save_pretrained(str(folder))
-        adapter = {
-            f"base_model.model.{name.replace(f'.{ADAPTER}', '')}": parameter.detach().cpu().contiguous()
+    def _adapter(self) -> dict[str, Tensor]:
+        """By the names of peft."""
+        return {
+            f"base_model.model.{name.replace(f'.{ADAPTER}', '')}": whole(parameter.detach()).cpu().contiguous()
             for name, parameter in self.lm.named_parameters()
             if ".lora_" in name
         }
-        save_file(adapter, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     def _restore_config(self, folder: Path) -> None:
         """The config as it came, but for the dtype: what was switched off for training is not switched off for good."""
@@ -254,10 +283,20 @@ class PretrainedNetwork(nn.Module):
             with read_back(file):
                 state |= load_file(file)
         with read_back(folder):
+            held = self.lm.state_dict()
             names = {name for name, _ in self._merged()}
             if state.keys() != names:
                 raise ValueError(f"it holds other weights: {sorted(state.keys() ^ names)[:3]}")
-            self.lm.load_state_dict(state, strict=False)
+            self.lm.load_state_dict({name: laid_out_like(held[name], state[name]) for name in state}, strict=False)
+
+
+@torch.no_grad()
+def _delta(layer: Any) -> Tensor:
+    """(alpha / rank) B A, what the adapter adds to the weight of its layer, in float32."""
+    a, b = (whole(factors[ADAPTER].weight.detach()).float() for factors in (layer.lora_A, layer.lora_B))
+    product: Tensor = b @ a
+    scaling: float = layer.scaling[ADAPTER]
+    return (product.T if getattr(layer, "fan_in_fan_out", False) else product) * scaling
 
 
 def _loaded(source: Path, model: PretrainedModel, held: torch.dtype) -> PreTrainedModel:
@@ -274,6 +313,10 @@ def _loaded(source: Path, model: PretrainedModel, held: torch.dtype) -> PreTrain
         )
     except Exception as error:  # of what a folder says, transformers raises classes of many packages
         first_line = (str(error).splitlines() or [""])[0][:300]
+        if "attn_implementation" in str(error):
+            problem = f"{source.name} cannot be computed with it: {first_line[:120]}"
+            remedy = 'use model.attention = "eager"'
+            raise ModelFolderRefused(Problem("model.attention", model.attention, problem, remedy)) from error
         raise _unusable(
             source, f"transformers cannot load it: {first_line}", "give a decoder-only language model"
         ) from error
@@ -304,7 +347,7 @@ def _adapted(lm: PreTrainedModel, lora: Lora, source: Path, seed: int) -> LoraCo
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft multiplies with it, whole or not
         lora_dropout=lora.dropout,
-        target_modules=ALL_LINEAR if lora.is_on_all_linear else lora.targets,
+        target_modules=_linear_modules(lm) if lora.is_on_all_linear else lora.targets,
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(source),
     )
@@ -317,10 +360,21 @@ def _adapted(lm: PreTrainedModel, lora: Lora, source: Path, seed: int) -> LoraCo
             Problem("model.lora.targets", lora.targets, str(error)[:300], "name linear modules of the model")
         ) from error
     for name, parameter in lm.named_parameters():
+        if ".lora_" in name and EXPERTS in name:
+            problem = "a mixture's experts get no adapters, which would not be exported"
+            raise ModelFolderRefused(Problem("model.lora.targets", lora.targets, problem, "name other modules"))
         parameter.requires_grad_(".lora_" in name)
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return config
+
+
+def _linear_modules(lm: PreTrainedModel) -> list[str]:
+    """All but the head.  By their names: peft would take a mixture's experts too, which are exported as they began."""
+    head = lm.get_output_embeddings()
+    return [
+        name for name, module in lm.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head
+    ]
 
 
 def _unusable(source: Path, message: str, remedy: str) -> ModelFolderRefused:

@@ -20,6 +20,7 @@ from torch.nn import functional
 from engine.durable import read_back
 from engine.models.architecture import BUILTIN_NORM_EPS, Rope
 from engine.models.rope import rotary_tables
+from engine.models.shards import laid_out_like, whole
 from engine.models.tokenizer import Tokenizer
 from engine.spec.model import BuiltinModel
 
@@ -169,20 +170,27 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def save_pretrained(model: Qwen3, folder: Path, tokenizer: Tokenizer) -> None:
-    """Write ``config.json``, ``model.safetensors`` and ``tokenizer.json``; transformers loads the folder as it is."""
+def save_pretrained(model: Qwen3, folder: Path | None, tokenizer: Tokenizer) -> None:
+    """Write ``config.json``, ``model.safetensors`` and ``tokenizer.json``; transformers loads the folder as it is.
+
+    None: another rank of a sharded model writes them.
+    """
+    weights = {name: whole(tensor).detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    if folder is None:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_hf_config(model, tokenizer), indent=2))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer.as_tokenizers_json(), indent=1))
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def load_pretrained(model: Qwen3, folder: Path) -> None:
     """Take over the weights of a folder that ``save_pretrained`` wrote.  Raises DamagedFile."""
-    file, device = folder / "model.safetensors", model.model.embed_tokens.weight.device
+    file, held = folder / "model.safetensors", model.state_dict()
     with read_back(file):
-        model.load_state_dict(load_file(file, device=str(device)))
+        read = load_file(file, device=str(model.model.embed_tokens.weight.device))
+        placed = {name: laid_out_like(held[name], tensor) if name in held else tensor for name, tensor in read.items()}
+        model.load_state_dict(placed)
 
 
 def _hf_config(model: Qwen3, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from engine.spec.backends import GENERATORS, TRAINERS
+from engine.spec.backends import GENERATORS, SHARDED_TRAINERS, TRAINERS
 from engine.spec.environment import SUITED_VOCABULARY, Environment, PythonMath
 from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
 from engine.spec.impossible import impossible
@@ -37,15 +37,31 @@ class Resources(Strict):
     """What the run may use."""
 
     trainer: Literal[*TRAINERS] = "torch"  # type: ignore[valid-type]
+    trainer_ranks: int = Field(default=1, ge=1, le=256)
+    """Processes over which the trainer's weights, gradients and optimiser are sharded (FSDP2), all on one machine; with
+    ``device = "cuda"`` each has a GPU.  More of them take less memory each; the loss is that of one.  A run may be
+    resumed with another number."""
     generator: Literal[*GENERATORS] = "torch"  # type: ignore[valid-type]
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(default=2, ge=1, le=1024)
-    """CPU threads of the trainer and of the generator (they take turns).  1 makes a run exactly repeatable."""
+    """CPU threads of each of the trainer's ranks, and of the generator (they take turns).  1 makes a run exactly
+    repeatable."""
     rollout_workers: int = Field(default=1, ge=1, le=256)
     kv_slots: int = Field(default=64, ge=1, le=4096)
     """Episodes that the generator keeps in its KV cache at once."""
     sandboxes: int = Field(default=64, ge=1, le=4096)
     """Sandboxes per rollout worker."""
+
+    @model_validator(mode="after")
+    def _trainer_can_have_ranks(self) -> Self:
+        if self.trainer_ranks > 1 and self.trainer not in SHARDED_TRAINERS:
+            raise impossible(
+                "trainer_ranks",
+                self.trainer_ranks,
+                f"the trainer {self.trainer} is one process",
+                f"use 1, or a trainer that can be sharded: {', '.join(SHARDED_TRAINERS)}",
+            )
+        return self
 
 
 class Schedule(Strict):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from engine.failures import NonFiniteGradient
+from engine.models.shards import whole
 
 ADAM_BETAS = (0.9, 0.95)
 
@@ -31,9 +32,10 @@ def descend(
 ) -> float:
     """Clip the gradient, step, and forget it; the norm before clipping.
 
+    Of sharded parameters the norm is that of all ranks' parts together, the same number on each.
     Raises NonFiniteGradient, with the weights and the optimiser as they were.
     """
-    grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    grad_norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if not torch.isfinite(grad_norm):
         optimizer.zero_grad(set_to_none=True)
         raise NonFiniteGradient(f"the gradient of the {whose} has the norm {grad_norm.item()}")

@@ -7,8 +7,9 @@ A scale at which the gradient overflows is halved and the batch computed again, 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
+
+from engine.training.backends.sharding import ALONE, Rank, all_finite
 
 T = TypeVar("T")
 
@@ -18,7 +19,10 @@ GROWTH_INTERVAL = 500
 
 
 class LossScale:
-    def __init__(self) -> None:
+    """One scale for all ranks: a gradient that overflows on one of them is computed again on each."""
+
+    def __init__(self, rank: Rank = ALONE) -> None:
+        self._rank = rank
         self.scale = FIRST_SCALE
         self._good = 0
 
@@ -34,7 +38,7 @@ class LossScale:
                 parameter.grad = None
             answer = backward(self.scale)
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            if self.scale <= 1 or all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+            if self.scale <= 1 or all_finite(self._rank, gradients):
                 break
             self.scale, self._good = self.scale / 2, 0
         for gradient in gradients:

@@ -32,7 +32,7 @@ class MicroBatch:
     """Some entries of a batch as padded rows: the first sample of every entry, then the second of every entry, ..."""
 
     rows: list[int]
-    """Which of the entries, in the order of the rows of their first samples."""
+    """Which of the entries, in the order of the rows of their first samples.  Empty: nothing of it is learned."""
     token_ids_BT: Tensor
     mask_BT: Tensor
     advantages_BT: Tensor
@@ -82,6 +82,13 @@ def microbatches(batch: Batch, *, device: torch.device, max_tokens: int) -> list
         else:
             cuts.append([i])
     return [_padded(rows, [batch[i] for i in rows], lengths[rows[-1]], device) for rows in cuts]
+
+
+def without_rows(device: torch.device) -> MicroBatch:
+    """A row of two tokens that is no entry's: what a rank computes while others have more than it."""
+    numbers_BT = torch.zeros(1, 2, device=device)
+    ids_BT, mask_BT = numbers_BT.long(), torch.tensor([[False, True]], device=device)
+    return MicroBatch([], ids_BT, mask_BT, numbers_BT, numbers_BT, numbers_BT)
 
 
 def samples_of(entry: Entry) -> tuple[Sample, ...]:

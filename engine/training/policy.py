@@ -63,7 +63,11 @@ def _scored(
 
 
 class Scoring(nn.Module):
-    """``token_logprobs`` as a module, so that torch can compute it with other parameters than the network's own."""
+    """``token_logprobs`` as a module.
+
+    Sharded, it is the root: what stands outside of the network's layers is whole from its beginning to its end, however
+    often the head is used in between.
+    """
 
     def __init__(self, network: PolicyNetwork) -> None:
         super().__init__()

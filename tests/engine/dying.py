@@ -3,6 +3,8 @@
 A test that watches from outside comes too late on a busy machine; this process cannot miss its moment.
 
     python -m tests.engine.dying SIGKILL collect 3 1 train run.toml --in-process
+
+``follower-of-SIGKILL`` in place of the signal's name sends it to rank 1 of the trainer.
 """
 
 import json
@@ -10,8 +12,10 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import psutil
 
 from engine.reporting.spool import Spool
 
@@ -29,7 +33,23 @@ def begin_of(phase: str, step: int) -> dict[str, Any]:
     return {"kind": "phase", "phase": phase, "step": step, "seconds": None}
 
 
-def send_when_written(wanted: dict[str, Any], number: signal.Signals, *, time: int) -> None:
+def losing_a_rank(phase: str, step: int) -> Sequence[str]:
+    """This program: rank 1 of its trainer is killed then."""
+    return "tests.engine.dying", "follower-of-SIGKILL", phase, str(step), "1"
+
+
+def own_pid() -> int:
+    return os.getpid()
+
+
+def follower_pid() -> int:
+    (pid,) = (child.pid for child in psutil.Process().children() if any("follow" in word for word in child.cmdline()))
+    return int(pid)
+
+
+def send_when_written(
+    wanted: dict[str, Any], number: signal.Signals, *, time: int, to: Callable[[], int] = own_pid
+) -> None:
     append, seen = Spool.append, 0
 
     def appended(spool: Spool, lines: Sequence[bytes], *, first_seq: int) -> int:
@@ -38,7 +58,7 @@ def send_when_written(wanted: dict[str, Any], number: signal.Signals, *, time: i
         before = seen
         seen += sum(wanted.items() <= json.loads(line).items() for line in lines)
         if before < time <= seen:
-            os.kill(os.getpid(), number)
+            os.kill(to(), number)
         return last_seq
 
     Spool.append = appended
@@ -46,5 +66,7 @@ def send_when_written(wanted: dict[str, Any], number: signal.Signals, *, time: i
 
 if __name__ == "__main__":
     name, phase, step, time, *sys.argv[1:] = sys.argv[1:]
-    send_when_written(begin_of(phase, int(step)), signal.Signals[name], time=int(time))
+    to = follower_pid if name.startswith("follower-of-") else own_pid
+    number = signal.Signals[name.removeprefix("follower-of-")]
+    send_when_written(begin_of(phase, int(step)), number, time=int(time), to=to)
     runpy.run_module("engine", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""What goes wrong in the learner's own process arrives in the loop's by its name, not as the death of an actor."""
+"""What goes wrong in the learner's own process, or in another rank's, arrives in the loop's by its name."""
 
 import subprocess
 import sys
@@ -76,3 +76,47 @@ def test_the_learner_of_a_cluster_reads_a_file_of_chat_or_says_what_is_wrong_wit
         [sys.executable, "-c", LEARNS_A_FILE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert [words for words in reported if words not in ended.stdout] == [], ended.stdout + ended.stderr
+
+
+LOSES_A_RANK = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from engine.cluster.ray_token import use_private_token
+use_private_token(Path(sys.argv[1]) / "ray_token")
+from engine.cluster.ray_workers import RayWorkers, private_ray
+from engine.spec.run import RunSpec
+
+async def start():
+    spec = RunSpec(
+        name="t",
+        recipe={"cold_start": {"demonstrations": 16, "steps": 4, "batch_size": 4}},
+        resources={"trainer_ranks": 2, "threads": 1, "kv_slots": 4, "sandboxes": 1},
+    )
+    reported, folder = [], Path(sys.argv[1])
+    workers = RayWorkers(
+        spec, name="t", connection=private_ray(), report=lambda level, line: reported.append(line), security_log=folder
+    )
+    try:
+        await workers.start()
+        print("loss", await workers.cold_start(1, 2) > 0)
+        await workers.sync_weights(0)
+        (pid,) = (int(line.split()[-1]) for line in reported if line.startswith("rank-1 is process"))
+        os.kill(pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(1.0, os.kill, pid, signal.SIGKILL)
+        await workers.cold_start(3, 4)
+    except Exception as error:
+        print(f"raised {type(error).__name__}: {error}")
+    finally:
+        await workers.close()
+
+asyncio.run(start())
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_what_the_learner_does_by_its_name(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LOSES_A_RANK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert "loss True" in ended.stdout, ended.stdout + ended.stderr
+    assert "raised RankLost: rank 1 died" in ended.stdout, ended.stdout + ended.stderr

@@ -9,8 +9,12 @@ import pytest
 
 from engine.loop import model_requirements
 from engine.loop.requirements import lacking
+from engine.models.folder import opened_folder
+from engine.models.memory import TrainerMemory
+from engine.spec.model import Model
 from engine.spec.problems import Problem
-from engine.spec.run import RunSpec
+from engine.spec.recipe import Recipe
+from engine.spec.run import Resources, RunSpec
 from tests.engine.models.folders import folder_of
 
 
@@ -104,9 +108,7 @@ def test_a_model_that_does_not_fit_is_refused_with_both_numbers(folder: Path, mo
 def test_the_estimate_counts_what_is_trained_and_what_the_recipe_adds(folder: Path) -> None:
     def parts(recipe: dict[str, Any] | None = None, **model: Any) -> dict[str, int]:
         spec = spec_of(folder, recipe, **model)
-        from engine.models.folder import opened_folder
-
-        return dict(model_requirements._trainer_memory(opened_folder(folder), spec.model, spec.recipe).parts)  # type: ignore[arg-type]
+        return dict(model_requirements._trainer_memory(opened_folder(folder), spec.model, spec.recipe, ranks=1).parts)  # type: ignore[arg-type]
 
     whole, lora = parts(), parts(lora={"rank": 2}, dtype="bfloat16")
     parameters = whole["weights"] // 4
@@ -120,3 +122,39 @@ def test_the_estimate_counts_what_is_trained_and_what_the_recipe_adds(folder: Pa
     for recipe in ({}, {"kl": {"beta": 0.0}}, {"preset": "cleaner-dpo", "preference": {"weight": 0.0}}):
         assert "reference" not in parts(recipe)
     assert parts(gradient_checkpointing=True)["activations"] < whole["activations"]
+
+
+def test_the_estimate_is_for_each_rank_and_counts_what_is_whole_in_between(folder: Path) -> None:
+    def memory(ranks: int, **model: Any) -> TrainerMemory:
+        spec = spec_of(folder, {"preset": "ppo"}, **model)
+        return model_requirements._trainer_memory(opened_folder(folder), spec.model, spec.recipe, ranks=ranks)  # type: ignore[arg-type]
+
+    one, four = memory(1), memory(4)
+    for part in ("weights", "gradients", "optimiser", "critic"):
+        assert one.parts[part] <= 4 * four.parts[part] < one.parts[part] + 4
+    for part in ("activations", "copy for the generator"):
+        assert four.parts[part] == one.parts[part]
+    tensors = opened_folder(folder).tensors
+    layer = sum(tensor.elements for name, tensor in tensors.items() if name.startswith("model.layers.0."))
+    outside = sum(tensor.elements for name, tensor in tensors.items() if not name.startswith("model.layers."))
+    assert four.parts["what is whole at once"] == 2 * 4 * (2 * layer + outside)
+    assert "what is whole at once" not in one.parts
+    assert one.on_one_machine == one.total
+    alone = four.total - four.parts["copy for the generator"]
+    assert four.on_one_machine == max(four.total, one.parts["weights"]) + 3 * max(alone, one.parts["weights"])
+
+
+def parts_of(document: dict[str, Any]) -> tuple[Model, Recipe, Resources]:
+    spec = RunSpec.model_validate(document)
+    return spec.model, spec.recipe, spec.resources
+
+
+@pytest.mark.parametrize(("device", "where"), [("cuda", "on each of 4 GPUs"), ("cpu", "in each of 4 processes")])
+def test_the_estimate_says_on_how_many_gpus_or_processes(folder: Path, device: str, where: str) -> None:
+    document = spec_of(folder).model_dump()
+    document["resources"] |= {"device": device, "trainer_ranks": 4}
+    words = model_requirements.memory_in_words(*parts_of(document))
+    assert words is not None
+    assert where in words
+    document["resources"]["trainer_ranks"] = 1
+    assert "each" not in str(model_requirements.memory_in_words(*parts_of(document)))

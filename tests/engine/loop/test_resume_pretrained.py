@@ -1,4 +1,4 @@
-"""A run of a pretrained model that is killed ends as one that is not."""
+"""A run of a pretrained model that is killed, or a rank of it, ends as one that is not."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from engine.launch.exit_codes import ATTEMPT_FAILED
+from tests.engine.dying import losing_a_rank
 from tests.engine.models.folders import folder_of
 from tests.engine.trainings import Training
 
@@ -72,3 +74,22 @@ def test_killed_and_resumed_a_run_ends_with_the_same_weights_in_a_folder_that_op
     last = [run.folder / "checkpoints" / "step-000003" / "model" for run in trainings]
     assert (last[0] / "model.safetensors").read_bytes() == (last[1] / "model.safetensors").read_bytes()
     AutoModelForCausalLM.from_pretrained(last[0])
+
+
+def test_a_run_whose_rank_is_killed_fails_and_is_resumed_to_the_same_weights_with_nothing_twice(
+    toml: Path, trainings: tuple[Training, Training]
+) -> None:
+    killed, through = trainings
+    toml.write_text(toml.read_text().replace("[resources]", "[resources]\ntrainer_ranks = 2"))
+    through.finish("--in-process")
+    process = killed.start("--in-process", program=losing_a_rank("update", 2))
+    output, _ = process.communicate()
+    assert process.returncode == ATTEMPT_FAILED, output
+    assert "rank 1 died" in output
+    killed.finish("--in-process", "--resume")
+    assert killed.weights(3) == through.weights(3)
+    reported = [
+        [event["trajectory"]["id"] for event in run.lineage() if event["kind"] == "trajectory"] for run in trainings
+    ]
+    assert reported[0] == reported[1]
+    assert len(set(reported[0])) == len(reported[0])

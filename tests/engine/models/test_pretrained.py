@@ -9,12 +9,14 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from engine.models.folder import opened_folder
+from engine.models.memory import adapted_modules, adapter_parameters
 from engine.models.network import network_for
 from engine.models.pretrained import PretrainedNetwork
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.models.tokenizer_training import Family
 from engine.spec.model import Lora, PretrainedModel
-from tests.engine.models.folders import FAMILIES, folder_of
+from tests.engine.models.folders import FAMILIES, OTHERS, Other, folder_of, other_folder
 
 CPU = torch.device("cpu")
 IDS = torch.randint(300, (3, 17), generator=torch.Generator().manual_seed(1))
@@ -193,3 +195,74 @@ def test_a_head_that_does_more_than_is_known_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(type(made.lm), "forward", scaled)
     with pytest.raises(ModelFolderRefused, match="does more than this trainer knows"):
         network()
+
+
+def other_network(family: Other, path: Path | None = None, **changes: Any) -> PretrainedNetwork:
+    attention = "eager" if family == "gemma2" else "sdpa"  # transformers' own cannot cap scores otherwise
+    named = {"path": str(path or other_folder(family)), "context_tokens": 128, "attention": attention} | changes
+    made = network_for(PretrainedModel.model_validate(named), seed=0, device=CPU)
+    assert isinstance(made, PretrainedNetwork)
+    return made
+
+
+def likelihood(made: Any) -> torch.Tensor:
+    return made(IDS).logits.log_softmax(-1)[:, :-1].gather(-1, IDS[:, 1:, None]).sum()
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_mixtures_and_other_families_learn_and_are_saved_as_transformers_has_them(
+    family: Other, tmp_path: Path
+) -> None:
+    ours = other_network(family)
+    theirs = AutoModelForCausalLM.from_pretrained(other_folder(family), attn_implementation=ours.spec.attention)
+    for _ in range(2):
+        torch.testing.assert_close(logits(ours), theirs(IDS).logits, rtol=0, atol=1e-5)
+        loss = ours.logits(ours.hidden(IDS)).log_softmax(-1)[:, :-1].gather(-1, IDS[:, 1:, None]).sum()
+        loss.backward()
+        likelihood(theirs).backward()
+        for (name, parameter), other in zip(ours.lm.named_parameters(), theirs.parameters(), strict=True):
+            assert parameter.grad is not None, name
+            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-4)
+        for made in (ours, theirs):
+            torch.optim.SGD(made.parameters(), lr=1e-3).step()
+            made.zero_grad(set_to_none=True)
+    ours.save_folder(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=ours.spec.attention)
+    torch.testing.assert_close(opened(IDS).logits, logits(ours), rtol=0, atol=1e-5)
+    assert not torch.allclose(logits(ours), logits(other_network(family)), atol=1e-3)
+    torch.testing.assert_close(logits(other_network(family, tmp_path)), logits(ours), rtol=0, atol=1e-5)
+    names = set(opened_folder(other_folder(family)).tensors) - ({"lm_head.weight"} if family != "qwen3-moe" else set())
+    assert set(ours.exported()) == names, "by the names of the folder, each expert's apart"
+
+
+def test_the_loss_that_balances_a_router_is_no_part_of_ours(tmp_path: Path) -> None:
+    folder = other_folder("qwen3-moe")
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text()) | {"output_router_logits": True}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"router_aux_loss_coef": 10.0}))
+    gradients = []
+    for path in (folder, tmp_path):
+        made = other_network("qwen3-moe", path)
+        made.logits(made.hidden(IDS)).log_softmax(-1)[..., 7].sum().backward()
+        gradients.append(made.lm.get_parameter("model.layers.0.mlp.gate.weight").grad)
+    assert torch.equal(*gradients)
+
+
+def test_an_attention_that_a_family_cannot_have_is_refused_with_one_that_it_can() -> None:
+    with pytest.raises(ModelFolderRefused, match=r'model\.attention = .sdpa.*use model\.attention = "eager"'):
+        other_network("gemma2", attention="sdpa")
+
+
+def test_adapters_on_experts_are_refused() -> None:
+    with pytest.raises(ModelFolderRefused, match=r"model\.lora\.targets"):
+        other_network("qwen3-moe", lora={"rank": 2, "targets": ["q_proj", "gate_proj"]})
+
+
+def test_adapters_on_a_mixture_are_counted_as_they_are_put_on() -> None:
+    made, folder = other_network("qwen3-moe", lora={"rank": 2}), opened_folder(other_folder("qwen3-moe"))
+    adapted = {name.partition(".lora_")[0] for name, _ in made.lm.named_parameters() if ".lora_" in name}
+    assert adapted == set(adapted_modules(folder, Lora(rank=2)))
+    assert adapter_parameters(folder, Lora(rank=2)) == sum(
+        parameter.numel() for parameter in made.parameters() if parameter.requires_grad
+    )
