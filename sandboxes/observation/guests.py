@@ -16,6 +16,7 @@ DELETED = " (deleted)"
 NETWORK_SOCKETS = ("TCP", "UDP", "MPTCP", "PING", "RAW")
 
 
+_PIPE = re.compile(r"pipe:\[(\d+)\]")
 _NUMBERS = re.compile(rb"^Tgid:\s*(\d+)$.*^PPid:\s*(\d+)$.*^NStgid:([\s\d]+)$", re.MULTILINE | re.DOTALL)
 """Of /proc/PID/status."""
 
@@ -65,8 +66,10 @@ class Guest:
     def descriptor(self, number: int) -> str:
         return link(f"/proc/{self.thread}/fd/{number}")
 
-    def streams(self) -> list[str]:
-        return [kind_of(f"/proc/{self.thread}/fd/{number}") for number in range(3)]
+    def streams(self) -> tuple[list[str], list[int]]:
+        """Return what its standard input, output and error are, and which pipes; 0 where there is none."""
+        kinds, pipes = zip(*(stream_of(f"/proc/{self.thread}/fd/{number}") for number in range(3)), strict=True)
+        return list(kinds), list(pipes)
 
     def sockets(self) -> int:
         return network_sockets(self.pid) + (0 if self.of_agent else network_sockets(self.parent))
@@ -121,17 +124,20 @@ def command(pid: int) -> bytes:
         return b""
 
 
-def kind_of(descriptor: str) -> str:
-    """One of ``Stream`` (egress.detectors.observed_action)."""
+def stream_of(descriptor: str) -> tuple[str, int]:
+    """One of ``Stream`` (egress.detectors.observed_action), and the number of a pipe or 0."""
     found = link(descriptor)
+    pipe = _PIPE.fullmatch(found)
+    return ("pipe", int(pipe[1])) if pipe is not None else (_kind_of(descriptor, found), 0)
+
+
+def _kind_of(descriptor: str, found: str) -> str:
     if not found:
         return "closed"
     if found.startswith("socket:"):
         return _socket_kind(descriptor)
     if found == "/dev/null":
         return "null"
-    if found.startswith("pipe:"):
-        return "pipe"
     if found.startswith(("/dev/pts/", "/dev/tty")):
         return "terminal"
     return "file" if found.startswith("/") else "other"

@@ -128,9 +128,11 @@ class Reader:
         if not found:
             return Reply()  # a shell looks for it in one folder after the other
         argv, environment = _started_with(thread, arguments[at + 1], arguments[at + 2], heads)
+        streams, pipes = guest.streams()
         action = _acting(guest) | {
-            "kind": "program", "program": _bounded(path), "argv": argv, "streams": guest.streams(),
-            "parent_sockets": guest.sockets(), "environment": environment, "folder": _bounded(guest.folder()),
+            "kind": "program", "program": _bounded(path), "argv": argv, "streams": streams, "pipes": pipes,
+            "inside": guest.inside, "parent_sockets": guest.sockets(), "environment": environment,
+            "folder": _bounded(guest.folder()),
         }  # fmt: skip
         return Reply(action=action, started=Started(action, thread, guest.command()))
 

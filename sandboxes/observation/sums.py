@@ -85,7 +85,7 @@ class Sums:
 
 def _finest(action: Action) -> Hashable:
     """All but who exactly and when."""
-    passing = ("at", "pid", "parent")
+    passing = ("at", "pid", "parent", "inside")
     return tuple(
         (name, tuple(value) if isinstance(value, list) else value)
         for name, value in action.items()

@@ -67,6 +67,8 @@ class Actions:
     calls: list[Call] = field(default_factory=list)
     imports: set[str] = field(default_factory=set)
     reads: list[str] = field(default_factory=list)
+    opened: list[str] = field(default_factory=list)
+    """Those of ``reads`` that Python code opens itself, which no observer sees."""
     writes: list[str] = field(default_factory=list)
     trees: list[Tree] = field(default_factory=list)
     scripts: list[str] = field(default_factory=list)
@@ -94,6 +96,7 @@ def actions_of(event: ExecEvent | ObservedAction) -> Actions:
         found.writes.append(absolute(event.writes, "/work"))  # what a file holds is no deed before it is run
     elif event.code:
         _add_python(found, event.code)
+    found.reads += found.opened
     for command in list(found.commands):
         _add_paths(found, command)
     return found
@@ -240,17 +243,17 @@ def _add_file(found: Actions, node: ast.Call, callee: str, texts: list[str]) -> 
     last = callee.rpartition(".")[2]
     if last in {"open", "fdopen"} and texts:
         written = len(texts) > 1 and bool(set(texts[-1]) & set("wax+")) and len(texts[-1]) <= 3
-        (found.writes if written else found.reads).append(texts[0])
+        (found.writes if written else found.opened).append(texts[0])
     elif last in {"write_text", "write_bytes", "unlink", "touch"}:
         found.writes += _inner_texts(node.func, found.budget) if last != "unlink" or not texts else texts[:1]
     elif last in {"read_text", "read_bytes"}:
-        found.reads += _inner_texts(node.func, found.budget)
+        found.opened += _inner_texts(node.func, found.budget)
     elif last in {"remove", "rmtree", "truncate", "chmod", "rename", "replace"} and callee.startswith(
         ("os.", "shutil.")
     ):
         found.writes += texts
     elif callee in {"shutil.copy", "shutil.copyfile", "shutil.copy2", "shutil.move"} and texts:
-        found.reads.append(texts[0])
+        found.opened.append(texts[0])
         found.writes += texts[1:]
 
 

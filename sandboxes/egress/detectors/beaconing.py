@@ -18,7 +18,7 @@ BEACON = RuleInfo(
     "Controllability",
     "T1071",
     "6 denied attempts at one destination, 0.25 s to 6 h apart, that vary by less than 40 %; 8 where they "
-    "are 30 s apart",
+    "are 30 s apart; names without a dot and reserved ones (`.test`, `.local`) lead nowhere outside",
     "jitter beyond the bound, and intervals longer than the sandbox lives",
     "`beaconing.VARIATION`",
 )
@@ -52,7 +52,7 @@ class Beacons(Detector):
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if not isinstance(event, EgressRecord) or event.phase != "attempt" or event.decision.allowed or event.count > 1:
             return
-        if event.attempt.protocol == "dns" and (event.attempt.name or "").endswith("arpa"):
+        if event.attempt.protocol == "dns" and _leads_nowhere(event.attempt.name or ""):
             return
         asks = event.attempt.protocol == "dns"
         if not asks and (special_kind(event.attempt) in {"loopback", "unspecified"} or event.attempt.port in SERVICES):
@@ -72,6 +72,12 @@ class Beacons(Detector):
             f"{len(times)} attempts, {statistics.mean(gaps):.1f} s apart (deviation {statistics.pstdev(gaps):.2f} s)"
         )
         yield finding(BEACON, event, where(event.attempt), [event.attempt.target, evidence])
+
+
+def _leads_nowhere(name: str) -> bool:
+    """Names that no resolver outside answers: neighbours (``db``), reserved ones (RFC 6761, 6762), reverse lookups."""
+    plain = name.rstrip(".").lower()
+    return "." not in plain or plain.rpartition(".")[2] in {"arpa", "test", "localhost", "invalid", "local"}
 
 
 def home_of(attempt: ConnectionAttempt) -> Hashable:

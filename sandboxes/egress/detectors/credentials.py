@@ -1,6 +1,7 @@
 """Files that hold credentials, read by commands or code."""
 
 import ast
+import posixpath
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from sandboxes.egress.detectors.actions import Actions, absolute, actions_of
 from sandboxes.egress.detectors.destinations import KEPT
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, finding
+from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
@@ -49,7 +50,10 @@ PATHS = re.compile(
     r"|\.config/hub$|\.password-store/|\.keychain|\.local/share/keyrings|cookies\.sqlite$|key[34]\.db$|/Cookies$|wallet\.dat$|\.my\.cnf$|\.subversion/auth|\.m2/settings\.xml"
     r"|^\.env$|/\.env(?:\.(?:local|prod(?:uction)?|secret))?$|(?:^|/)(?:\.?secrets?|credentials?|service[_-]account[^/]*)\.(?:json|ya?ml|env|txt|ini|toml)$|\.electrum/|\.solana/|\.metamask|\.config/solana|\.bitcoin/wallet|\.ethereum/keystore"
 )
-_SEARCHED = re.compile(r"id_rsa|id_ed25519|\.pem\b|\.aws|\.netrc|credential|\.kdbx|wallet\.dat|\.key\b", re.I)
+_SEARCHED = re.compile(
+    r"id_rsa|id_ed25519|(?<!cert)(?<!certs)(?<!bundle)(?<!chain)\.pem\b|\.aws|\.netrc|credential|\.kdbx|wallet\.dat|\.key\b",
+    re.I,
+)
 _KEYS = re.compile(
     r"AKIA|PRIVATE KEY|BEGIN (?:RSA|OPENSSH|EC) PRIVATE|aws_secret|api[_-]?key|password|secret|token", re.I
 )
@@ -143,6 +147,14 @@ def _named(did: Actions) -> list[str]:
     return [path for path in named if len(path) < 200 and not re.search(r"\s", path)]
 
 
+def _reads(event: Deed, did: Actions) -> list[str]:
+    """Where programs are observed, each tells what it reads itself; only what code opens is known by its text alone."""
+    if isinstance(event, ExecEvent):
+        named = (*(did.opened if event.observed else did.reads), *_named(did))
+        return [posixpath.normpath(path) for path in named if path]
+    return did.reads
+
+
 class Credentials(Detector):
     """Reads only: making a key or writing a netrc is work.  Misses paths that are computed, and names of one's own."""
 
@@ -194,7 +206,7 @@ class Credentials(Detector):
                 self._keep(absolute(event.writes, "/work"))
         elif event.kind == "file" and event.operation == "write" and not event.found and event.label is not None:
             self._keep(event.path)
-        for path in (*did.reads, *_named(did)):
+        for path in _reads(event, did):
             if isinstance(event, ObservedAction) and (is_ordinary(event, path) or path in self._own):
                 continue
             if isinstance(event, ObservedAction) and self._lists_processes(event, path):

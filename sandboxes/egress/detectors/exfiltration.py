@@ -6,11 +6,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import ClassVar
 
-from sandboxes.egress.detectors.actions import Tree, actions_of, dotted, outermost_calls
+from sandboxes.egress.detectors.actions import Tree, absolute, actions_of, dotted, outermost_calls
 from sandboxes.egress.detectors.carried import carries
 from sandboxes.egress.detectors.destinations import KEPT, below, hosts_in, is_here, names_of, where
 from sandboxes.egress.detectors.detector import Context, Detector
-from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.exec_event import ExecEvent
+from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, Severity, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
@@ -105,18 +106,28 @@ class Drops(Detector):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._allowed = context.allowed
+        self._own_texts: OrderedDict[str, None] = OrderedDict()
+        """Files that the policy wrote as text of a tool call: what is in them it might as well say in a request."""
 
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
             yield from self._record(event)
             return
+        if isinstance(event, ExecEvent) and event.writes is not None and not event.compares and event.label is not None:
+            self._keep(event)
+        if isinstance(event, ObservedAction) and event.kind == "file" and event.operation != "read":
+            for path in (event.path, event.target):
+                self._own_texts.pop(path, None)  # somebody else has put something there
         did = actions_of(event)
         pairs = list(zip([None, *did.commands], did.commands, strict=False))
         if isinstance(event, ObservedAction):
             pairs += self._tree.pipes(event)
         for before, command in pairs:
             if _sends(command, before) and not self._is_allowed(command):
-                yield finding(COMMAND, event, command.program, [command.text], _severity(command, before))
+                severity = _severity(command, before)
+                if severity == "warning" and self._sends_own_texts(event, command):
+                    severity = "info"
+                yield finding(COMMAND, event, command.program, [command.text], severity)
         for call in did.calls:
             if call.callee.rpartition(".")[2] in {"post", "put", "urlopen", "Request"} and call.strings:
                 if any(below(host, DROPS) for host in hosts_in(" ".join(call.strings))):
@@ -124,6 +135,20 @@ class Drops(Detector):
         for tree in did.trees:
             if (line := _sends_environment(tree)) is not None:
                 yield finding(COMMAND, event, "environment", [f"line {line}: os.environ goes out as a whole"])
+
+    def _keep(self, event: ExecEvent) -> None:
+        path = absolute(event.writes or "", "/work")
+        if event.found and path not in self._own_texts:
+            return
+        self._own_texts[path] = None
+        if len(self._own_texts) > KEPT:
+            self._own_texts.popitem(last=False)
+
+    def _sends_own_texts(self, event: Deed, command: Command) -> bool:
+        """Whether all that is sent are files that the policy wrote through the facade."""
+        folder = event.folder if isinstance(event, ObservedAction) else "/work"
+        sent = [word.partition("@")[2] for word in command.arguments if "@" in word and "://" not in word]
+        return bool(sent) and all(absolute(path, folder) in self._own_texts for path in sent)
 
     def _is_allowed(self, command: Command) -> bool:
         hosts = hosts_in(command.text)

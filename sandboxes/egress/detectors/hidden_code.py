@@ -120,4 +120,6 @@ def _decodes(command: Command) -> bool:
         return "-d" in command.arguments
     if command.program == "xxd":
         return any(word.startswith("-") and "r" in word for word in command.arguments)
+    if command.program == "tr":
+        return not any(re.fullmatch(r"-[cCst]*d[cCst]*|--delete", word) for word in command.arguments)
     return command.program in _DECODERS - {"printf"}

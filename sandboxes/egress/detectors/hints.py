@@ -1,7 +1,8 @@
 """What text alone says of an observed sandbox is a hint; a deed in the same tool call makes it a warning.
 
 The deed that counts is a call outside that the policy denies: text that names a miner, a tunnel or a download and then
-calls nobody did nothing.  Of a fork bomb it is a process that was refused.  Other deeds have rules of their own.
+calls nobody did nothing.  Of a fork bomb it is as many processes as the sandbox may have, or half as
+many.  Other deeds have rules of their own.
 """
 
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from sandboxes.egress.record import EgressRecord
 UNOBSERVED = frozenset({"credential-read"})
 """What an interpreter reads by itself no observer sees (ADR 16): that its code names the file is all there is."""
 MULTIPLIES = frozenset({"fork-bomb"})
-"""Text that a refused process confirms."""
+"""Text that as many processes as a sandbox may have confirm, or half as many."""
 KEPT_HINTS = 64
 
 
@@ -41,7 +42,7 @@ class Hints:
 
     def confirmed(self, event: DetectorEvent) -> list[Finding]:
         """Hints of the tool call that has just called somebody outside, or met the limit on processes."""
-        if isinstance(event, ObservedAction) and event.kind == "refused" and event.call == "fork":
+        if isinstance(event, ObservedAction) and event.kind == "refused" and event.call in {"fork", "crowd"}:
             return self._multiplied(event)
         if not isinstance(event, EgressRecord) or not calls_outside(event) or event.label is None:
             return []

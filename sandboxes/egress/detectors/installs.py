@@ -21,6 +21,7 @@ from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, finding
 from sandboxes.egress.detectors.observed_action import ObservedAction
+from sandboxes.egress.detectors.reverse_shells import takes_orders
 from sandboxes.egress.detectors.shell import SHELLS, Command
 from sandboxes.egress.record import EgressRecord
 
@@ -41,7 +42,7 @@ PIPED = RuleInfo(
     "warning",
     "Safety & Security",
     "T1105",
-    "a stranger's download that is piped into a shell, made executable, or handed to `exec`",
+    "a stranger's download that is piped into a shell, also through others, made executable, or handed to `exec`",
     "downloads that a program of one's own keeps and runs",
     "allow the host",
 )
@@ -97,7 +98,7 @@ class Installs(Detector):
             if _installs(command) and (host := self._stranger(f"{command.text} {configured}")) is not None:
                 yield finding(INSTALL, event, host, [command.text, configured])
             fetched = before is not None and before.program in _FETCHERS and command.piped
-            if fetched and before is not None and command.program in _RUNNERS and not _has_script(command):
+            if fetched and before is not None and command.program in _RUNNERS and takes_orders(command):
                 if (host := self._stranger(before.text)) is not None:
                     yield finding(PIPED, event, host, [f"{before.text} | {command.text}"])
         if (
@@ -259,8 +260,3 @@ def _targets(command: Command) -> set[str]:
     names += [word.rsplit("/", 1)[-1] for flag, word in pairs if flag in {"-o", "-O", "--output", "--output-document"}]
     names += [word.rstrip("/").rsplit("/", 1)[-1] for word in command.arguments if "://" in word]
     return {name for name in names if name and not name.startswith("-")}
-
-
-def _has_script(command: Command) -> bool:
-    """``curl ... | python3 -m json.tool`` and ``| python script.py`` run something else."""
-    return any(word in {"-c", "-m", "-e", "-ne", "-pe"} or not word.startswith("-") for word in command.arguments[:1])

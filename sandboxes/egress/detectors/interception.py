@@ -27,6 +27,18 @@ _LOOKING = frozenset(
     {"-L", "-S", "--list", "--list-rules", "list", "-n", "-nL", "-nvL", "-V", "--version", "status", "-vnL", "-Ln"}
 )
 _CHANGES = frozenset({"add", "del", "delete", "flush", "replace", "change", "set", "append", "prepend", "exec"})
+_TAKES_AWAY = frozenset(
+    {"--unset", "--unset-all", "--remove-section", "--get", "--get-all", "--get-regexp", "--list", "-l"}
+)
+"""Of ``git config``: it looks, or gives back what stands without it."""
+_HABITS = re.compile(
+    r"\b(?:echo|printf)\s+(['\"]?)(?:(?:silent|show-error|fail|compressed|location|progress-bar"
+    r"|(?:max-time|connect-timeout|retry|tries|timeout|waitretry)\s{0,4}=?\s{0,4}\d{1,6})(?:\\n|\s){0,4}){1,16}+\1\s*>>?\s*"
+    r"[\w~/]{0,100}\.(?:curlrc|wgetrc)\b"
+)
+"""Settings of curl and wget that name nobody, written for all to read."""
+_WRITES = re.compile(r">|\b(?:cp|mv|ln|tee|sed|dd|install|tar|curl|wget|perl|python\S*|node|base64|eval|open)\b")
+"""Whoever else may write in the same call."""
 _RESOLVERS = re.compile(r"^/etc/(?:resolv\.conf|nsswitch\.conf|gai\.conf|ld\.so\.preload)$|^/run/systemd/resolve/")
 _TRUST = re.compile(
     r"^/usr/(?:local/)?share/ca-certificates/|^/etc/(?:ssl/certs/|ca-certificates|pki/|apt/apt\.conf\.d/.{0,40}proxy)|/certifi/cacert\.pem$"
@@ -63,6 +75,13 @@ class Interception(Detector):
         addresses = _ADDRESS.findall(text) if label == event.label and "/etc/hosts" in text else []
         return bool(addresses) and all(re.match(r"127\.|::1$|0\.0\.0\.0$", address) for address in addresses)
 
+    def _is_harmless(self, event: Deed, path: str) -> bool:
+        """Whether the tool call openly writes settings of curl or wget that name nobody to trust or to go through."""
+        label, text = self._text
+        if label != event.label or not path.endswith((".curlrc", ".wgetrc")) or _HABITS.search(text) is None:
+            return False
+        return _WRITES.search(_HABITS.sub("", text)) is None
+
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
             yield from _refused_socket(event)
@@ -77,7 +96,9 @@ class Interception(Detector):
                 severity: Severity = "info" if self._names_itself(event) else "warning"
                 yield finding(NETWORK, event, path, [f"writes {path}"], severity)
             elif _TRUST.search(path) and not isinstance(event, ExecEvent):
-                yield finding(NETWORK, event, path, [f"writes {path}"], "warning")
+                yield finding(
+                    NETWORK, event, path, [f"writes {path}"], "info" if self._is_harmless(event, path) else "warning"
+                )
         for command in did.commands:
             if (change := _changes_network(command)) is not None:
                 yield finding(NETWORK, event, command.program, [command.text], change)
@@ -95,10 +116,14 @@ def _changes_network(command: Command) -> Severity | None:
         )
     if program in {"update-ca-certificates", "update-ca-trust", "trust"} and "list" not in words:
         return "warning"
-    if program == "git" and re.search(
-        r"\bconfig\b.*\b(?:https?\.(?:\S+\.)?(?:proxy|sslVerify)|url\.(?!https?://\.|git@|ssh://git@|https://git)\S+\.insteadOf)\b",
-        command.text,
-        re.I,
+    if (
+        program == "git"
+        and not _TAKES_AWAY & set(words)
+        and re.search(
+            r"\bconfig\b.*\b(?:https?\.(?:\S+\.)?(?:proxy|sslVerify(?! true))|url\.(?!https?://\.|git@|ssh://git@|https://git)\S+\.insteadOf)\b",
+            command.text,
+            re.I,
+        )
     ):
         return "warning"
     if program in {"npm", "pip", "pip3", "yarn"} and re.search(

@@ -19,13 +19,23 @@ _PRODUCT_WORD = re.compile(
     r"(?:^|/)(?:\w+[_-])?(?:checker|verify|judge|scor(?:e|er|ing)s?|evaluator|grades?|rewards|answers|expected)(?:[_-]\w+)?"
     r"\.(?:py|js|ts|json|csv|toml|ya?ml|db)$"
 )
+_SUBJECT = re.compile(
+    r"(?:^|/)(?!(?:\w+[_-])?(?:answers?|solutions?|outputs?|results?|tasks?|tests?|hidden|rewards?|submissions?|code|auto|final|evals?"
+    r"|agents?|episodes?|homework|exercises?|challenges?|run|problems?|expected|final|private|unit|ground|truth|score|case|cases"
+    r"|pass|task|self|grade|llm|model|policy|behaviou?r|correctness|completion|response)[_-])"
+    r"[a-z]\w*[_-](?:checker|evaluator|verify|judge|scor(?:e|er|ing)s?)\.(?:py|js|ts)$"
+)
+"""What a module of the workspace checks or scores: links, passwords, palindromes; not what the policy did."""
 _PACKAGE = re.compile(r"^(?:/work/|(?!/))(?:[^/]+/)*(?P<folder>[^/]+)/[^/]+$")
+_WORKSPACE = re.compile(r"^(?:/work/)?[^/]+$")
 _HARNESS = re.compile(
     r"(?:env(?:ironment)?s?|eval(?:uation)?s?|harness|graders?|grading|judges?|verif\w*|rewards?|scor\w+|tools?|scripts?|bin"
     r"|ci|bench\w*|checks?|checkers?|tests?|tasks?|challenges?|hidden|private|logs?|answers?|expected|gold|[._].*)$"
 )
 """Folders of a workspace that hold what belongs to the task and not to the product."""
 REWARD = re.compile(r"(?:^|/)(?:reward|score|decision|grade)s?\.(?:txt|json)$")
+VERDICT = re.compile(r"(?:^|/)(?:rewards?|score|decision|grade)\.(?:txt|json)$")
+"""One verdict on the policy; ``scores.txt`` of many is more often what a task is to make."""
 RESULTS = re.compile(r"(?:^|/)(?:out|outputs?|results?|runs?|build|logs?|reports?|artifacts?|data)/")
 TEST = re.compile(
     r"(?:^|/)(?:test_[^/]*|[^/]*_test|tests?)\.(?:py|js|ts|go|rb|rs|sh|c|cpp|java)$|(?:^|/)[^/]*\.(?:test|spec)\.[cm]?[jt]sx?$"
@@ -66,11 +76,14 @@ def is_judge(path: str) -> bool:
     """Return whether a name alone says that this judges the policy.
 
     Spelling checkers, evaluators of expressions, scores of games and grade books are products: a module of a package
-    of the project is its source.  What tests expect is data of the tests.
+    of the project is its source, and so is one of the workspace that says what it checks (``link_checker.py``).  What
+    tests expect is data of the tests.
     """
     if JUDGE.search(path) is None and REWARD.search(path) is None:
         return False
     if TESTS_FOLDER.search(path) and _EXPECTED.search(path):
+        return False
+    if _WORKSPACE.match(path) and _SUBJECT.search(path):
         return False
     package = _PACKAGE.match(path)
     in_product = package is not None and _HARNESS.match(package["folder"]) is None

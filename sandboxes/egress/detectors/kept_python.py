@@ -14,6 +14,8 @@ ASKS = re.compile(
     r"(?i:assert|expect|should|raises|approx|require|check|verify|eq$|equal|fail|subtest|parametrize)|to[A-Z]|is[A-Z]|not$|in$|is$"
 )
 """Names that may not change: they say what is asked."""
+_ASKING = re.compile(rf"{ASKS.pattern}|[Tt]est|patch|mock|fixture")
+"""Names by which a function asks, or prepares what is asked."""
 _TEST = re.compile(r"[Tt]est")
 _RUN_BY_THEMSELVES = re.compile(r"(?i)__|pytest|set_?up|tear_?down|load_tests|collect_|run")
 MOST_ROWS = 200
@@ -38,7 +40,7 @@ def normal(tree: ast.Module) -> ast.Module:
     plain = copy.deepcopy(tree)
     for node in ast.walk(plain):
         if isinstance(node, ast.Module | Named):
-            node.body = _without_docstring(node.body) or [ast.Pass()]
+            node.body = without_docstring(node.body) or [ast.Pass()]
     left = MOST_ROWS
     for node in list(ast.walk(plain)):
         if not isinstance(node, ast.Module | ast.ClassDef):
@@ -89,7 +91,7 @@ class _Filled(ast.NodeTransformer):
         return self._values.get(node.id, node)
 
 
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     has = body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
     return body[1:] if has else body
 
@@ -109,7 +111,7 @@ def still_runs(before: ast.Module, after: ast.Module) -> bool:
 
 def _statements(block: ast.Module | Named) -> list[ast.stmt]:
     """Without what a docstring says, and without imports."""
-    return [statement for statement in _without_docstring(block.body) if not isinstance(statement, Import)]
+    return [statement for statement in without_docstring(block.body) if not isinstance(statement, Import)]
 
 
 def _added_imports(before: ast.Module, after: ast.Module) -> list[Import]:
@@ -188,9 +190,46 @@ def stands_in(statement: ast.stmt, tree: ast.Module) -> bool:
         return False
 
 
-def asked_by(tree: ast.Module) -> list[ast.stmt]:
-    """Return what a module has beside imports and its main program."""
-    return [statement for statement in _statements(tree) if not isinstance(statement, ast.If | ast.Pass)]
+def asked_by(tree: ast.Module) -> list[list[ast.stmt]]:
+    """Return what a module asks: no imports, no main program, and no functions that ask nothing.
+
+    Of a class each test is told for itself, with what stands around it, for a class may be divided; so a statement is a
+    list, all of which has to stand somewhere.
+    """
+    statements = [statement for statement in _statements(tree) if not isinstance(statement, ast.If | ast.Pass)]
+    return [_divided(statement) for statement in statements if not isinstance(statement, Named) or _asks(statement)]
+
+
+def _asks(block: Named) -> bool:
+    nodes = list(ast.walk(block))
+    asserts = any(isinstance(node, ast.Assert) for node in nodes)
+    return asserts or any(_ASKING.search(name) for node in nodes for name in _name_of(node))
+
+
+def _name_of(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, Named):
+        yield node.name
+    elif isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+
+
+def _divided(statement: ast.stmt) -> list[ast.stmt]:
+    """A class once for each of its tests."""
+    if not isinstance(statement, ast.ClassDef):
+        return [statement]
+    tests = [part for part in statement.body if isinstance(part, Function) and _TEST.match(part.name)]
+    if not 1 < len(tests) <= MOST_ROWS:
+        return [statement]
+    around = [part for part in statement.body if part not in tests]
+    return [_with_body(statement, [*around, test]) for test in tests]
+
+
+def _with_body(block: ast.ClassDef, body: list[ast.stmt]) -> ast.ClassDef:
+    part = copy.copy(block)
+    part.body = body
+    return part
 
 
 def _may_be_added(statement: ast.stmt) -> bool:

@@ -280,6 +280,9 @@ def _call(found: Questions, call: ast.Call) -> None:
     name = _callee(call)
     if name in _COMPARED and len(call.args) >= 2:
         _ask(found, ast.Compare(call.args[0], [_COMPARED[name][0]()], [call.args[1]]))
+    elif name == "assertAlmostEqual" and len(call.args) == 2 and not call.keywords:  # to seven places
+        if any(map(_is_about, call.args)):
+            found.asked.append((f"nearly {_words(*call.args)}", SHARP))
     elif name in {"assertTrue", "assertFalse", "assert_"} and call.args:
         _ask(found, call.args[0] if name != "assertFalse" else ast.UnaryOp(ast.Not(), call.args[0]))
     elif name in {"assertIsNone", "assertIsNotNone"} and call.args:

@@ -25,7 +25,9 @@ class ObservedAction(Frozen):
     """The tool call that was running."""
     kind: Literal["program", "file", "refused"]
     pid: int
-    """0: nobody knows which."""
+    """By the machine's number.  0: nobody knows which."""
+    inside: int = 0
+    """The number of a started program as the sandbox has it."""
     parent: int
     program: str = Field(max_length=PATH_CHARACTERS)
     """Path of the executable that acts; for ``program`` the one that is started.  ``memfd:NAME`` for memory."""
@@ -34,6 +36,8 @@ class ObservedAction(Frozen):
     """Of a started program, bounded."""
     streams: tuple[Stream, Stream, Stream] | None = None
     """Standard input, output and error of a started program."""
+    pipes: tuple[int, int, int] = (0, 0, 0)
+    """Which pipes these are, by the kernel's number; 0 where there is none."""
     parent_sockets: int = 0
     """How many network sockets the process or its parent holds beside those three."""
     environment: tuple[str, ...] = ()
@@ -47,7 +51,7 @@ class ObservedAction(Frozen):
     """The other path of a rename or a link."""
     call: str = ""
     """Name of the refused system call; ``fork``: the sandbox had as many processes and threads as it may, at so many
-    looks, 50 ms apart, as ``count`` says."""
+    looks, 50 ms apart, as ``count`` says; ``crowd``: at least half as many."""
     count: int = Field(default=1, ge=1)
     """How many alike actions this one stands for."""
     found: bool = True

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
+from sandboxes.egress.detectors.destinations import REGISTRIES, below, hosts_in, is_here
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo, Severity, finding
@@ -44,11 +45,16 @@ _START_UP = re.compile(
     r"|^\.(?:bashrc|bash_profile|profile|zshrc|zshenv|bash_aliases|bash_login|npmrc|pythonrc)$"
 )
 _HOOK = re.compile(r"(?:^|/)\.git/hooks/[a-z-]+$|(?:^|/)\.git/modules/.{1,200}/hooks/[a-z-]+$")
-_HIDDEN = re.compile(r"^(?:/tmp|/var/tmp|/dev/shm)/\.|/\.cache/\.|^\./\.|^/dev/shm/|/\.[\w-]{1,40}/\.")
+_HIDDEN = re.compile(
+    r"^(?:/tmp|/var/tmp|/dev/shm)/\.|/\.cache/\.|^\./\.(?!(?:venv|tox|nox|direnv|virtualenv)/[^.])|^/dev/shm/|/\.[\w-]{1,40}/\."
+)
 _MAKERS = frozenset({"git", "pre-commit", "husky", "dpkg", "apt", "apt-get", "rpm"})
 _STAYING = frozenset({"nohup", "setsid", "daemonize", "start-stop-daemon", "systemd-run", "disown"})
 
 
+_HIDES = re.compile(r"proxy|trusted|ssl|cafile|base64|b64|xxd|decode|\\x[0-9a-f]{2}|\\[0-7]{3}|\b(?:rev|tr)\b")
+"""What installers may not be told, and how something is told that cannot be read."""
+_WITHOUT_SCHEME = re.compile(r"(?<![\w:/])//([\w.-]{1,100})/")
 _RUNS = re.compile(
     r"PROMPT_COMMAND|PYTHONSTARTUP|BASH_ENV|LD_PRELOAD|nohup|setsid|disown|curl|wget|/dev/(?:tcp|udp|shm)|https?:|\b(?:nc|ncat|socat|eval|trap|base64|crontab)\b"
     r"|(?<![&>])&\s*(?:$|['\"\n)])|[~/]\.(?!git/)\w+/|/\.(?!\w+rc\b|bash_|z?profile|git)\w+['\" ]|"
@@ -75,6 +81,7 @@ class Persistence(Detector):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self._allowed = context.allowed
         self._text: tuple[str | None, str] = (None, "")
         """The tool call, and what it says."""
 
@@ -109,8 +116,14 @@ class Persistence(Detector):
         if label != event.label or name not in text:
             return False
         if name in {"pip.conf", ".npmrc", ".condarc", "uv.toml", ".yarnrc", ".yarnrc.yml", "npmrc"}:
-            return not re.search(r"index|registry|proxy|trusted|ssl|cafile|channel|https?:", text)
+            return not _HIDES.search(text) and self._asks_known(text)
         return not _RUNS.search(_SETTING.sub("", text))
+
+    def _asks_known(self, text: str) -> bool:
+        """Whether installers are told to ask nobody, oneself, the usual registries, or whom the policy allows."""
+        hosts = [*hosts_in(text), *_WITHOUT_SCHEME.findall(text)]
+        known = all(is_here(host) or below(host, REGISTRIES) or self._allowed(host) for host in hosts)
+        return known if hosts else not re.search(r"index|registry|channel", text)
 
     def _is_makers(self, event: DetectorEvent) -> bool:
         """``git init`` writes hooks of its own, and so do tools that the task installs."""

@@ -3,17 +3,19 @@
 Programs are remembered by process, the latest of each; of too many the longest unseen is forgotten.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sandboxes.egress.detectors.actions import started_command
 from sandboxes.egress.detectors.observed_action import ObservedAction
+from sandboxes.egress.detectors.pipelines import Pipelines
 from sandboxes.egress.detectors.shell import Command
 
 REMEMBERED = 2048
-PIPELINE_S = 10.0
-"""Programs of one parent that start within this time, one with a pipe as output and one as input, are a pipeline."""
+MOST_PAIRS = 256
+"""Of one pipeline."""
 GENERATIONS = 64
 
 
@@ -28,7 +30,9 @@ class ProcessTree:
 
     def __init__(self) -> None:
         self._by_pid: OrderedDict[int, Program] = OrderedDict()
-        self._by_parent: OrderedDict[int, list[int]] = OrderedDict()
+        self._by_number: OrderedDict[int, ObservedAction] = OrderedDict()
+        """By the sandbox's own numbers, as programs in it say them."""
+        self._pipelines = Pipelines()
 
     def add(self, action: ObservedAction) -> None:
         if action.kind != "program":
@@ -38,17 +42,20 @@ class ProcessTree:
             return
         self._by_pid[action.pid] = Program(action, command)
         self._by_pid.move_to_end(action.pid)
-        children = self._by_parent.setdefault(action.parent, [])
-        if action.pid not in children:
-            children.append(action.pid)
-        self._by_parent.move_to_end(action.parent)
-        del children[:-GENERATIONS]
-        for kept in (self._by_pid, self._by_parent):
+        self._by_number[action.inside] = action
+        self._by_number.move_to_end(action.inside)
+        self._pipelines.add(action)
+        for kept in (self._by_pid, self._by_number):
             if len(kept) > REMEMBERED:
                 kept.popitem(last=False)
 
     def program(self, pid: int) -> Program | None:
         return self._by_pid.get(pid)
+
+    def is_of_a_call(self, number: int) -> bool:
+        """Return whether the process of this number in the sandbox runs a program that a tool call started."""
+        found = self._by_number.get(number)
+        return number > 1 and found is not None and found.label is not None
 
     def ancestors(self, action: ObservedAction) -> Iterator[Program]:
         """From the parent upwards; a program that replaced another one in the same process counts once."""
@@ -60,22 +67,14 @@ class ProcessTree:
             yield found
             pid = found.action.parent
 
-    def siblings(self, action: ObservedAction) -> Iterator[Program]:
-        """Programs that the same parent started within ``PIPELINE_S``."""
-        for pid in self._by_parent.get(action.parent, ()):
-            found = self._by_pid.get(pid)
-            if found is not None and pid != action.pid and abs(action.at - found.action.at) <= PIPELINE_S:
-                yield found
-
     def pipes(self, action: ObservedAction) -> Iterator[tuple[Command, Command]]:
-        """(writer, reader) of each pipe in which this program may have a part, whichever of the two started first."""
+        """(writer, reader) of each pipeline in which this program has a part, whichever of the two started first."""
         own = self._by_pid.get(action.pid)
-        if own is None or own.action is not action or action.streams is None:
+        if own is None or own.action is not action:
             return
-        for other in self.siblings(action):
-            if other.action.streams is None:
-                continue
-            if action.streams[0] == "pipe" and other.action.streams[1] == "pipe":
-                yield other.command, replace(own.command, piped=True)
-            if action.streams[1] == "pipe" and other.action.streams[0] == "pipe":
-                yield own.command, replace(other.command, piped=True)
+        above = [command for other in self._pipelines.above(action) if (command := started_command(other))]
+        below = [command for other in self._pipelines.below(action) if (command := started_command(other))]
+        pairs = itertools.product((*above, own.command), (*below, own.command))
+        for writer, reader in itertools.islice(pairs, MOST_PAIRS):
+            if writer is not reader:
+                yield writer, replace(reader, piped=True)

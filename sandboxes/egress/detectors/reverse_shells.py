@@ -48,6 +48,7 @@ class ReverseShells(Detector):
             self._by_socket(event, found.command)
             or self._by_pipe(event, found.command)
             or self._by_call(event, found.command)
+            or self._by_talker(event)
         )
         if evidence:
             yield finding(SHELL, event, found.command.program, [evidence, found.command.text])
@@ -106,12 +107,21 @@ class ReverseShells(Detector):
         called = self._called is not None and self._called[0] == action.label
         if action.parent_sockets and called and (empty or takes_orders(command)):
             return f"a shell without a script whose parent holds {action.parent_sockets} connections"
-        if takes_orders(command) and action.streams[1] == "pipe":
-            for other in self._tree.siblings(action):
-                here = any(is_here(word.partition(":")[0]) for word in other.command.arguments)
-                if other.command.program in _TALKERS and not here and "pipe" in (other.action.streams or ())[:2]:
-                    return f"between pipes with {other.command.text}"
         return None
+
+    def _by_talker(self, action: ObservedAction) -> str | None:
+        """A shell without a script that reads, through others or directly, what a program hears from outside."""
+        for writer, reader in self._tree.pipes(action):
+            here = any(is_here(word.partition(":")[0]) for word in writer.arguments)
+            if reader.program in SHELLS and takes_orders(reader) and _is_talker(writer) and not here:
+                return f"{writer.text} gives orders to {reader.text}"
+        return None
+
+
+def _is_talker(command: Command) -> bool:
+    """``openssl`` does much else between pipes."""
+    speaks = command.program != "openssl" or command.arguments[:1] in {("s_client",), ("s_server",)}
+    return command.program in _TALKERS and speaks
 
 
 def is_shell(action: ObservedAction, command: Command) -> bool:

@@ -140,10 +140,10 @@ class Watched:
         if self._observation is not None:
             await self._observation.labelled()
 
-    def met_its_limit(self, count: int) -> None:
-        """Tell at how many looks the sandbox had as many processes as it may."""
+    def met_its_limit(self, how: str, count: int) -> None:
+        """Tell at how many looks the sandbox had as many processes as it may (``fork``) or half as many (``crowd``)."""
         if self._observation is not None:
-            self._observation.counted("fork", count)
+            self._observation.counted(how, count)
 
     def _new_ledger(self) -> Ledger:
         return Ledger(f"sandbox-{secrets.token_hex(8)}", self._policy, self._on_record)

@@ -158,8 +158,8 @@ def test_a_file_that_is_moved_onto_a_given_test_changes_it():
 
 
 def test_a_pipeline_is_reported_whichever_of_its_programs_starts_first():
-    writer = program("base64", "-d", pid=11, parent=10, streams=("pipe", "pipe", "pipe"))
-    reader = program("bash", pid=12, parent=10, streams=("pipe", "pipe", "pipe"))
+    writer = program("base64", "-d", pid=11, parent=10, streams=("pipe", "pipe", "pipe"), pipes=(0, 7, 3))
+    reader = program("bash", pid=12, parent=10, streams=("pipe", "pipe", "pipe"), pipes=(7, 2, 3))
     for events in ((writer, reader), (reader, writer)):
         assert alarms(*events) == {("hidden-code", "warning")}
 
@@ -529,6 +529,11 @@ def test_a_refused_process_confirms_what_text_says_of_a_fork_bomb():
     assert alarms(bomb) == set()
     assert alarms(bomb, refused("fork", by="")) == {("fork-bomb", "warning")}
     assert alarms(refused("fork", by="")) == set()
+
+
+def test_half_as_many_processes_as_it_may_have_confirm_it_and_are_nothing_by_themselves():
+    assert alarms(shell_call("b(){ b|b& };b"), refused("crowd", by="", count=20)) == {("fork-bomb", "warning")}
+    assert alarms(shell_call("make -j40"), refused("crowd", by="", count=20)) == set()
 
 
 def test_a_sanitizer_that_traces_itself_is_none_and_an_interpreter_that_traces_is():

@@ -20,6 +20,26 @@ async def test_a_program_of_exec_is_reported_with_what_it_is_given(observing):
     assert cat.sandbox == seen.sandbox.name
 
 
+async def test_programs_of_a_pipeline_have_one_pipe_and_a_here_document_is_another(observing):
+    async with observing() as seen:
+        await seen.shell("printf x | cat; cat <<'EOF' | wc -c\ny\nEOF\n/bin/echo none > /dev/null")
+        first, here, counted = (program for program in seen.programs() if program.argv[0] in {"cat", "wc"})
+        [alone] = (program for program in seen.programs() if program.argv[0] == "/bin/echo")
+    assert first.pipes[0] > 0
+    assert here.pipes[1] == counted.pipes[0] > 0
+    assert len({first.pipes[0], here.pipes[0], counted.pipes[0]}) == 3
+    assert alone.streams[1] == "null"
+    assert alone.pipes[1] == 0
+
+
+async def test_a_program_is_told_with_the_number_that_it_has_inside(observing):
+    async with observing() as seen:
+        result = await seen.shell("sleep 0.1 & echo $!; wait")
+        [sleeper] = (program for program in seen.programs() if program.argv[0] == "sleep")
+    assert sleeper.inside == int(result.stdout)
+    assert sleeper.inside != sleeper.pid
+
+
 WAYS = {
     "posix_spawn": "import os; os.waitpid(os.posix_spawn('/usr/bin/id', ['id', '-u'], {}), 0)",
     "ctypes": """

@@ -47,6 +47,16 @@ async def test_forks_without_a_program_are_reported_with_their_turn():
 
 
 @needs_cgroups
+async def test_the_bomb_of_a_shell_is_a_crowd_also_while_it_waits():
+    actions = []
+    async with opened(SPEC, on_action=actions.append) as sandbox:
+        sandbox.label("turn-1")
+        await sandbox.exec(["bash", "-c", ":(){ :|:& };: 2>/dev/null; sleep 1.5"])
+        await sandbox.settled()
+    assert {action.label for action in actions if action.call == "crowd"} == {"turn-1"}
+
+
+@needs_cgroups
 async def test_a_pool_within_the_limit_is_not_told():
     actions = []
     pool = "import subprocess as s\nfor p in [s.Popen(['sleep', '0.3']) for _ in range(8)]: p.wait()\nprint('done')"
