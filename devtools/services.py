@@ -27,7 +27,7 @@ def embedded_servers(home: Home, ports: dict[str, int]) -> list[Service]:
 
 def own_processes(home: Home, web: socket.socket) -> list[Service]:
     """``web`` is the listening socket that the web answers on; it stays open in the caller."""
-    return [_web(web), _worker(), _beat(home)]
+    return [_web(web), _worker(), _beat(home), _chats()]
 
 
 def _postgres(home: Home) -> Service:
@@ -78,6 +78,11 @@ def _worker() -> Service:
     command = [*CELERY, "worker", "--concurrency", "2", "--without-gossip", "--without-mingle", "--loglevel", "INFO"]
     # A task ends within its time limits; what is not done by then is sent again by reconcile.
     return Service("worker", command, is_ready=lambda: True, stop_timeout_s=10)
+
+
+def _chats() -> Service:
+    command = [sys.executable, "-m", "workers.chats"]
+    return Service("chats", command, is_ready=lambda: True, stop_timeout_s=10)
 
 
 def _beat(home: Home) -> Service:

@@ -1,10 +1,11 @@
-"""``python -m engine``: train here, measure tasks, do a job of the service, check a spec, show schema and recipes."""
+"""``python -m engine``: train here, measure tasks, do a job of the service, talk with a model, check a spec, show recipes."""
 
 import argparse
 import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.launch.pinned_files import FileFolder, with_pinned_files
@@ -66,6 +67,20 @@ def _parser() -> argparse.ArgumentParser:
     model_check.add_argument("folder", type=Path)
     model_check.add_argument("--json", action="store_true", help="for programs")
     model_check.set_defaults(run=_model_check)
+    chat = commands.add_parser("chat", help="talk with a model or a checkpoint, line by line")
+    which = chat.add_mutually_exclusive_group(required=True)
+    which.add_argument("--model", type=Path, metavar="FOLDER", help="a model's folder")
+    which.add_argument("--run", dest="which", help="a run: its folder, its id, or its name below the home")
+    chat.add_argument("--step", type=_number(0), help="of the run's checkpoint (default: its newest)")
+    chat.add_argument(
+        "--environment", metavar="FILE", help="whose tools answer: a run's TOML file, or 'own' (default: no tools)"
+    )
+    chat.add_argument("--task", type=_number(0), default=0, help="the environment's held-out task (default: 0)")
+    chat.add_argument("--context", type=_number(16), help="tokens of the conversation at most")
+    chat.add_argument("--threads", type=_number(1), help="CPU threads (default: those of the run)")
+    chat.add_argument("--seconds", type=_number(1), default=300, help="of one answer at most (default: 300)")
+    chat.add_argument("--json", action="store_true", help="JSON lines in and out (engine/spec/chat.py)")
+    chat.set_defaults(run=_chat)
     schema = commands.add_parser("schema", help="print the JSON schema of a run")
     schema.set_defaults(run=_schema)
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
@@ -114,10 +129,7 @@ def _check(options: argparse.Namespace) -> int:
     spec = with_pinned_files(spec, None, FileFolder(options.file.parent, anywhere=True))
     if problems := lacking(spec):
         raise BadSpec([f"{options.file}: {problem}" for problem in problems])
-    schedule = spec.schedule
-    supervised = f"{_supervised(spec)}, then " if spec.recipe.stages else ""
-    rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
-    print(f"{options.file}: fine. {spec.name}: {supervised}{spec.rl_steps} steps of {rollouts}")
+    print(f"{options.file}: fine. {spec.name}: {_what_it_does(spec)}")
     if (memory := memory_in_words(spec.model, spec.recipe, spec.resources)) is not None:
         print(memory)
     return 0
@@ -128,6 +140,15 @@ def _supervised(spec: RunSpec) -> str:
     if steps is None:
         return f"{stages} supervised stage{'' if stages == 1 else 's'}"
     return f"{steps} supervised steps"
+
+
+def _what_it_does(spec: RunSpec) -> str:
+    schedule, evaluation = spec.schedule, spec.evaluation
+    if not spec.recipe.trains:
+        return f"no training; {evaluation.tasks} held-out tasks, once greedily and {evaluation.samples} x sampled"
+    supervised = f"{_supervised(spec)}, then " if spec.recipe.stages else ""
+    rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
+    return f"{supervised}{spec.rl_steps} steps of {rollouts}"
 
 
 def _make_model(options: argparse.Namespace) -> int:
@@ -144,6 +165,33 @@ def _model_check(options: argparse.Namespace) -> int:
     report = checked(options.folder)
     print(report.model_dump_json() if options.json else in_words(report))
     return 0 if report.problem is None else BAD_SPEC
+
+
+def _number(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, at least {least}")
+        return int(text)
+
+    return number
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from engine.launch.chat import ChatOptions, chat
+
+    return chat(
+        ChatOptions(
+            model=options.model,
+            run=options.which,
+            step=options.step,
+            environment=options.environment,
+            task=options.task,
+            context_tokens=options.context,
+            threads=options.threads,
+            most_seconds=options.seconds,
+            as_json=options.json,
+        )
+    )
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from webapp.api.document import ABOUT, completed
 from webapp.api.problems import problem
 from webapp.api.requests import StorableParser
 from webapp.catalog.api import router as catalog
+from webapp.conversations.api import router as conversations
 from webapp.editor.recipes_api import router as recipes
 from webapp.experiments.api import router as experiments
 from webapp.library.api import router as models
@@ -87,6 +88,7 @@ api = Api(
 api.add_router("", runs)
 api.add_router("", trajectories)
 api.add_router("", security)
+api.add_router("", conversations)
 api.add_router("", experiments)
 api.add_router("", catalog)
 api.add_router("", recipes)

@@ -62,12 +62,13 @@ INSTALLED_APPS = [
     "webapp.runs",
     "webapp.trajectories",
     "webapp.security",
+    "webapp.conversations",
     "webapp.editor",
     "webapp.environments",
     "webapp.library",
     "webapp.audit",
 ]
-OUR_APPS = ("accounts", "catalog", "experiments", "runs", "trajectories", "security")
+OUR_APPS = ("accounts", "catalog", "experiments", "runs", "trajectories", "security", "conversations")
 MIGRATION_MODULES = {app: f"migrations.{app}" for app in OUR_APPS}
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",

@@ -167,7 +167,7 @@ class _Ended:
 
     def __call__(self, emitted: Strict) -> None:
         if isinstance(emitted, Finished):
-            self.summary = dict(emitted.summary)
+            self.summary = emitted.model_dump(mode="json")["summary"]
 
 
 def _report_outcome(
@@ -180,7 +180,8 @@ def _report_outcome(
     if attempt.reason:
         print(f"error: {attempt.reason}", file=sys.stderr)
     if attempt.ending == "succeeded":
-        print(f"weights: {folder / 'checkpoints'}")
+        if any((folder / "checkpoints").iterdir()):
+            print(f"weights: {folder / 'checkpoints'}")
         return code
     print(f"to go on: {again}", file=sys.stderr)
     return CANCELLED if attempt.ending == "cancelled" else exit_codes.ATTEMPT_FAILED

@@ -9,7 +9,8 @@
       a step        step.py: sync-weights, collect, score, judge, credit, update
     finish       the summary is the last event
 
-A recipe without RL has 0 steps: it is evaluated once, after its supervised stages.
+A recipe without RL has 0 steps: it is evaluated once, after its supervised stages.  One that trains nothing is only
+that evaluation, and leaves no checkpoint.
 
 The loop is synchronous, so a resumed run ends with the same weights.  Events of step k + 1 are in the
 spool before checkpoint k + 1 exists.
@@ -96,6 +97,7 @@ class Loop:
             evaluation=spec.evaluation,
             rl_steps=spec.rl_steps,
             checkpoint_every=spec.schedule.checkpoint_every,
+            trains=spec.recipe.trains,
             purification=spec.recipe.purification,
             seed=spec.seed,
         )

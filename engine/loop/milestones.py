@@ -17,18 +17,21 @@ from engine.loop.phases import Phases
 from engine.loop.run_log import RunLog
 from engine.loop.state import RunState
 from engine.reporting.event_writer import EventWriter
-from engine.rollout.evaluation import evaluation_metrics
+from engine.rollout.evaluation import evaluation_metrics, report_metrics
+from engine.rollout.evaluation_report import evaluation_report
 from engine.rollout.requests import EpisodeRequest, evaluation_requests
 from engine.spec import event
 from engine.spec.exploration import Purification
 from engine.spec.run import Evaluation
+from engine.spec.trajectory import Trajectory
 
 
 class Milestones:
     """Belongs to one attempt.
 
     An evaluation is due before the first step, after the last one, and every ``evaluation.every`` steps; a checkpoint
-    likewise, every ``checkpoint_every`` steps.
+    likewise, every ``checkpoint_every`` steps.  A run that ``trains`` nothing has nothing to save: another attempt
+    evaluates anew.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class Milestones:
         evaluation: Evaluation,
         rl_steps: int,
         checkpoint_every: int,
+        trains: bool,
         purification: Purification | None,
         seed: int,
     ) -> None:
         self._evaluation = evaluation
         self._rl_steps = rl_steps
         self._checkpoint_every = checkpoint_every
+        self.trains = trains
         self._purification = purification
         self._seed = seed
         self._state = state
@@ -94,7 +99,8 @@ class Milestones:
 
     async def checkpoint_before_pause(self) -> None:
         """A pause saves finished steps, and nothing of one that is under way."""
-        if self._state.cold_started and self._state.finished_steps not in self._checkpoints.steps():
+        saves = self._state.cold_started and self.trains
+        if saves and self._state.finished_steps not in self._checkpoints.steps():
             await self.checkpoint()
 
     async def checkpoint(self) -> None:
@@ -116,14 +122,15 @@ class Milestones:
         return due and done not in self._state.evaluations
 
     def _checkpoint_due(self) -> bool:
-        return self._at_an_end() or self._state.finished_steps % self._checkpoint_every == 0
+        every = self._state.finished_steps % self._checkpoint_every == 0
+        return self.trains and (self._at_an_end() or every)
 
     async def _evaluate(self, done: int, requests: list[EpisodeRequest]) -> None:
         collected = await self._workers.collect(requests)
         self._run_log.discarded(done, collected.discarded)
         if not collected.trajectories:
             raise RunFailed(f"no episode of the evaluation after step {done} could be played")
-        values = evaluation_metrics(collected.trajectories)
+        values = evaluation_metrics(collected.trajectories) | self._report(done, collected.trajectories)
         self._events.trajectories(collected.trajectories)
         self._events.metrics(done, values)
         self._state.evaluations[done] = values
@@ -132,6 +139,14 @@ class Milestones:
         if done in self._checkpoints.steps():
             with self._writing_checkpoint():
                 self._checkpoints.amend(self._state)
+
+    def _report(self, done: int, trajectories: list[Trajectory]) -> dict[str, float]:
+        """Keep the table of an evaluation with repeated tries, or of a run that trains nothing; its curves."""
+        if self._evaluation.samples == 1 and self.trains:
+            return {}
+        report = evaluation_report(trajectories, step=done, samples=self._evaluation.samples)
+        self._state.evaluation_report = report
+        return report_metrics(report)
 
     async def _load(self, path: Path, *, verified: bool) -> None:
         if not verified:

@@ -20,8 +20,8 @@ from engine.spec.recipe import Recipe
 from engine.spec.run import Resources, RunSpec
 
 
-def lacking_in_model(spec: RunSpec) -> list[Problem]:
-    """Return what the spec names and this machine does not have, or has no room for."""
+def lacking_in_model(spec: RunSpec, *, with_trainer: bool = True) -> list[Problem]:
+    """Return what the spec names and this machine does not have, or has no room for; a chat has no trainer."""
     try:
         origin = model_origin(spec.model)
         if isinstance(origin.model, BuiltinModel):
@@ -33,7 +33,8 @@ def lacking_in_model(spec: RunSpec) -> list[Problem]:
         problems = [*_context(folder, origin), *_vocabulary(folder, spec.model), *_lora(folder, origin.model)]
     except ModelFolderRefused as unusable:
         return [unusable.problem]
-    room = _room(folder, origin.model, spec.resources, spec.recipe)
+    recipe = spec.recipe if with_trainer else None
+    room = _room(folder, origin.model, spec.resources, recipe)
     return [*problems, *_attention(origin.model, spec.resources), *room]
 
 
@@ -53,6 +54,7 @@ def estimate(memory: TrainerMemory, model: PretrainedModel, *, device: str) -> s
         place = f" on each of {memory.ranks} GPUs" if device == "cuda" else f" in each of {memory.ranks} processes"
         loading = f"; while it loads, each takes {in_gib(memory.loading)} of the machine's own memory"
     how = "all weights" if model.lora is None else f"LoRA {model.lora.rank}"
+    how = how if memory.trained else "none trained"
     parts = " + ".join(f"{name} {in_gib(size)}" for name, size in memory.parts.items())
     return (
         f"{_billions(memory.parameters)} parameters, {how}, {model.dtype}, {model.context_tokens} tokens of context: "
@@ -121,8 +123,13 @@ def _attention(model: PretrainedModel, resources: Resources) -> Iterator[Problem
         yield Problem("model.attention", "flash", "flash-attn is not installed", 'install it, or use "sdpa"')
 
 
-def _room(folder: ModelFolder, model: PretrainedModel, resources: Resources, recipe: Recipe) -> Iterator[Problem]:
-    """Whether trainer and generator fit into this machine; what a GPU has room for, its own process finds out."""
+def _room(
+    folder: ModelFolder, model: PretrainedModel, resources: Resources, recipe: Recipe | None
+) -> Iterator[Problem]:
+    """Whether generator and trainer fit into this machine, without a ``recipe`` the generator alone.
+
+    What a GPU has room for, its own process finds out.
+    """
     generator_bytes = 0
     if resources.generator == "torch":
         from engine.inference.torch.memory import memory_of
@@ -139,8 +146,17 @@ def _room(folder: ModelFolder, model: PretrainedModel, resources: Resources, rec
         generator_bytes = memory_of(architecture, context_tokens=context, slots=slots, dtype=model.dtype).total
     if resources.device != "cpu":
         return
-    memory = _trainer_memory(folder, model, recipe, ranks=resources.trainer_ranks)
     available = free_memory()
+    if recipe is None:
+        if generator_bytes > available:
+            yield Problem(
+                "model.context_tokens",
+                model.context_tokens,
+                f"sampling takes {in_gib(generator_bytes)}; this machine has {in_gib(available)}",
+                "use a shorter context, a smaller model, or more memory",
+            )
+        return
+    memory = _trainer_memory(folder, model, recipe, ranks=resources.trainer_ranks)
     if memory.on_one_machine + generator_bytes > available:
         yield Problem(
             "model.path",
@@ -159,6 +175,7 @@ def _trainer_memory(folder: ModelFolder, model: PretrainedModel, recipe: Recipe,
         reference=_keeps_reference(recipe),
         critic=isinstance(recipe.credit, CriticEstimator),
         ranks=ranks,
+        trains=recipe.trains,
     )
 
 

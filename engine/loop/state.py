@@ -10,6 +10,7 @@ from engine.loop.expert_pool import ExpertPool
 from engine.loop.quarantine import QuarantineState
 from engine.rollout.requests import EpisodeRequest
 from engine.spec import files_of_0_2
+from engine.spec.evaluation_report import EvaluationReport
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Purpose
 
@@ -45,6 +46,8 @@ class RunState(BaseModel):
     """It holds what reviewers have decided, and what waits for them."""
     evaluations: dict[int, dict[str, float]] = {}
     """Finished steps -> the ``eval/...`` values measured there."""
+    evaluation_report: EvaluationReport | None = None
+    """The last evaluation as a table, where each task was tried more than once or nothing is trained."""
     trajectories: int = 0
     """Emitted so far, evaluations included."""
     sampled_tokens: int = 0
@@ -68,5 +71,5 @@ class RunState(BaseModel):
             setattr(self, name, getattr(saved, name))
 
     def count_evaluation(self, requests: Iterable[EpisodeRequest]) -> None:
-        for purpose, prompts in Counter(request.purpose for request in requests).items():
+        for purpose, prompts in Counter(purpose for purpose, _ in {(r.purpose, r.prompt) for r in requests}).items():
             self.prompts[purpose] = self.prompts.get(purpose, 0) + prompts

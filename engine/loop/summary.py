@@ -19,12 +19,14 @@ def summary_of(state: RunState, recipe: Recipe, *, rl_steps: int) -> dict[str, A
 
     ``tokens_per_s`` are sampled training tokens per second of the collect phases.  A cancelled run
     has ``before_rl`` and ``after`` only as far as they were measured; one without RL has no ``before_rl``.
+    ``evaluation`` is the table of the last evaluation (engine/rollout/evaluation_report.py), where there is one.
     """
     purification = recipe.purification
     purified = WITH_PURIFICATION if purification is not None and purification.in_evaluation else {}
     collecting = state.seconds.get("collect", 0.0)
     return {
         **{name: _before_and_after(state, key, last=rl_steps) for name, key in (MEASURES | purified).items()},
+        **({} if state.evaluation_report is None else {"evaluation": state.evaluation_report}),
         "steps": state.finished_steps,
         "trajectories_stored": state.trajectories,
         "seconds": {phase: round(seconds, 3) for phase, seconds in state.seconds.items()},

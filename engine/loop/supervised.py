@@ -53,7 +53,8 @@ class StageRunner:
         while self._state.finished_stages < len(self._stages):
             await self._run_stage(self._state.finished_stages)
         self._state.cold_started = True
-        await self._milestones.checkpoint()
+        if self._milestones.trains:
+            await self._milestones.checkpoint()
         await self._phases.boundary()
 
     async def _read_files(self) -> None:

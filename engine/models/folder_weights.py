@@ -6,7 +6,7 @@ Nothing else is ever read as weights: pickled ones can run code.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from safetensors import safe_open
 from torch import Tensor
@@ -24,9 +24,19 @@ class FolderWeights(Mapping[str, Tensor]):
     """
 
     def __init__(self, folder: Path) -> None:
+        self._open(_shards(folder))
+
+    @classmethod
+    def of_file(cls, file: Path) -> Self:
+        """Of one file of whatever name."""
+        weights = cls.__new__(cls)
+        weights._open({file: None})
+        return weights
+
+    def _open(self, shards: Mapping[Path, set[str] | None]) -> None:
         self._files: dict[Path, Any] = {}
         self._file_of: dict[str, Any] = {}
-        for path, names in _shards(folder).items():
+        for path, names in shards.items():
             with read_back(path):
                 self._files[path] = safe_open(path, framework="pt")
             held = set(self._files[path].keys())

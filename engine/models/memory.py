@@ -48,9 +48,18 @@ class TrainerMemory:
 
 
 def trainer_memory(
-    folder: ModelFolder, model: PretrainedModel, *, reference: bool, critic: bool, ranks: int = 1
+    folder: ModelFolder,
+    model: PretrainedModel,
+    *,
+    reference: bool,
+    critic: bool,
+    ranks: int = 1,
+    trains: bool = True,
 ) -> TrainerMemory:
-    """Of each of the trainer's processes, with a frozen reference and a critic where the recipe has them."""
+    """Of each of the trainer's processes, with a frozen reference and a critic where the recipe has them.
+
+    One that trains nothing holds the weights and hands them on.
+    """
     held = BYTES[model.dtype]
     parameters = folder.parameters
     trained = parameters if model.lora is None else adapter_parameters(folder, model.lora)
@@ -70,6 +79,10 @@ def trainer_memory(
         + min(CHUNKS_BYTES, 24 * model.microbatch_tokens * folder.vocab_size),
         "copy for the generator": parameters * held,
     }
+    if not trains:
+        return TrainerMemory(
+            parameters, 0, {part: parts[part] for part in ("weights", "copy for the generator")}, ranks, weights
+        )
     if ranks > 1:
         parts["what is whole at once"] = _whole_at_once(folder, held)
     return TrainerMemory(parameters, trained, parts, ranks, weights)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from engine.spec.evaluation_report import EvaluationReport
 from engine.spec.trajectory import Trajectory
 
 
@@ -24,6 +25,15 @@ def evaluation_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     if sampled:
         values["eval/tool_error_rate"] = tool_error_rate(sampled)
     return values
+
+
+def report_metrics(report: EvaluationReport) -> dict[str, float]:
+    """What of a report (evaluation_report.py) is a curve: intervals and pass@k."""
+    values: dict[str, float] = {}
+    for name, rate in (("greedy", report.greedy), ("sampled", report.sampled)):
+        if rate is not None:
+            values |= {f"eval/success_{name}_low": rate.low, f"eval/success_{name}_high": rate.high}
+    return values | {f"eval/pass_at_{k}": chance for k, chance in report.pass_at.items()}
 
 
 def success_rate(trajectories: Sequence[Trajectory]) -> float:

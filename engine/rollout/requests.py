@@ -125,10 +125,10 @@ def evaluation_requests(
     *,
     seed: int,
 ) -> list[EpisodeRequest]:
-    """The first ``tasks`` held-out tasks, each once greedily and once by sampling as ``evaluation`` says.
+    """The first ``tasks`` held-out tasks, each once greedily and ``evaluation.samples`` times by sampling.
 
-    Where the recipe asks for it, once more by sampling, with every failed call purified.  ``prompts`` says how many
-    prompts of each purpose the run has had before.
+    Where the recipe asks for it, as often again by sampling, with every failed call purified.  ``prompts`` says how
+    many prompts of each purpose the run has had before.
     """
     how: list[tuple[Purpose, float]] = [("eval-greedy", 0.0), ("eval-sampled", evaluation.temperature)]
     if purification is not None and purification.in_evaluation:
@@ -137,17 +137,18 @@ def evaluation_requests(
         EpisodeRequest(
             purpose=purpose,
             prompt=prompts.get(purpose, 0) + task,
-            member=0,
+            member=member,
             version=version,
             split="heldout",
             task=task,
             temperature=temperature,
-            seed=derived_seed(seed, purpose, version, task, 0),
+            seed=derived_seed(seed, purpose, version, task, member),
             purify=purpose == "eval-purified",
             truncation=evaluation.truncation if temperature else NO_TRUNCATION,
         )
         for purpose, temperature in how
         for task in range(tasks)
+        for member in range(evaluation.samples if temperature else 1)
     ]
 
 

@@ -49,6 +49,11 @@ class Transcript:
         return [] if prefix is None else self._ids[prefix.segment][: prefix.tokens]
 
     @property
+    def context(self) -> list[int]:
+        """What the policy reads right before the next turn; ``history`` without what stood there already."""
+        return self._context
+
+    @property
     def history(self) -> list[int]:
         """Everything that stands before the next turn."""
         return [*self._before, *self._context]

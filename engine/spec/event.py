@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from engine.spec import files_of_0_2
+from engine.spec.evaluation_report import EvaluationReport
 from engine.spec.security import Origin, ReviewDecision, SettledAs, TurnText
 from engine.spec.strict import Strict
 from engine.spec.trajectory import Trajectory
@@ -188,7 +189,7 @@ class Finished(_Event):
     kind: Literal["finished"] = "finished"
     outcome: Literal["succeeded", "failed", "cancelled"]
     reason: str | None = None
-    summary: dict[str, float | int | str | None | dict[str, float]] = {}
+    summary: dict[str, float | int | str | None | dict[str, float] | EvaluationReport] = {}
 
 
 Event = Annotated[

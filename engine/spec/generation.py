@@ -4,8 +4,9 @@ Rollouts and generators may not import each other; this is the language between 
 only: text is for people, and nothing here is ever tokenised a second time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +109,17 @@ class TextGenerator(Protocol):
 
     async def release(self, session: str) -> None:
         """Give the session's KV slot back.  Releasing an unknown session is fine."""
+        ...
+
+
+OnToken = Callable[[int, float], None]
+"""Called with each sampled token and its log-prob, in order, on the event loop of whoever asked."""
+
+
+@runtime_checkable
+class StreamingGenerator(Protocol):
+    """A generator that tells tokens as it samples them, to a person who reads along."""
+
+    async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generated:
+        """``generate``; every token has been told when this returns."""
         ...

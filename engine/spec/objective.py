@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from engine.spec.credit import Grpo
 from engine.spec.impossible import impossible
 from engine.spec.requirement import Part, Requirement, Requirements, absent, none_of, one_of, positive, present
 from engine.spec.selection import Selection
@@ -244,7 +245,45 @@ class NoObjective(Part):
     )
 
 
-Objective = Clipped | Gspo | Cispo | Tis | Topr | Ipa | Dpo | NoObjective
+class EvaluationOnly(Part):
+    """No training at all: the model is evaluated as it is, and the run ends.  It writes no checkpoint."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "cold_start_steps",
+            one_of(0),
+            "an evaluation trains nothing, and the cold start has {value} steps",
+            "set cold_start = false, or use objective.kind = \"none\" to train without RL",
+            field="cold_start.steps",
+        ),
+        *(
+            Requirement(
+                field, holds, f"an evaluation trains nothing, and {field} says how to train", f"remove {field}",
+                field=field,
+            )
+            for field, holds in (
+                ("credit", one_of(Grpo())),
+                ("selection", one_of(Selection())),
+                ("self_imitation", absent),
+                ("experience", absent),
+                ("expert_starts", absent),
+            )
+        ),
+        Requirement(
+            "purification.in_evaluation",
+            one_of(True),
+            "an evaluation trains nothing, and purification is of training alone",
+            "set purification.in_evaluation, or remove purification",
+            field="purification.in_evaluation",
+        ),
+    )  # fmt: skip
+    requires_of_run: ClassVar[Requirements] = (
+        _log_probs_at_1("an evaluation trains nothing, and takes its log-probs at temperature 1"),
+    )
+
+
+Objective = Clipped | Gspo | Cispo | Tis | Topr | Ipa | Dpo | NoObjective | EvaluationOnly
 
 
 class Kl(Part):
@@ -253,8 +292,8 @@ class Kl(Part):
     requires: ClassVar[Requirements] = (
         Requirement(
             "objective.kind",
-            none_of("dpo", "none"),
-            "{value} has no KL term: dpo carries its reference inside, none has no RL",
+            none_of("dpo", "none", "evaluation"),
+            "{value} has no KL term: dpo carries its reference inside, none and evaluation have no RL",
             "remove kl",
         ),
     )
@@ -286,8 +325,8 @@ class Preference(Part):
         ),
         Requirement(
             "objective.kind",
-            none_of("dpo", "none"),
-            "{value} has no loss that preference could be added to: dpo is the same loss alone, none has no RL",
+            none_of("dpo", "none", "evaluation"),
+            "{value} has no loss that preference could be added to: dpo is the same loss alone, the others have no RL",
             "remove preference",
         ),
     )
@@ -308,8 +347,8 @@ class Mismatch(Part):
     requires: ClassVar[Requirements] = (
         Requirement(
             "objective.kind",
-            none_of("ipa", "dpo", "none"),
-            "{value} does not use it: ipa masks chunks by its own mismatch_bound, dpo and none have no ratio",
+            none_of("ipa", "dpo", "none", "evaluation"),
+            "{value} does not use it: ipa masks chunks by its own mismatch_bound, the others have no ratio",
             "remove mismatch",
             when=lambda mismatch: mismatch.mask is not None or mismatch.weight is not None,
         ),

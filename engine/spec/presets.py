@@ -24,6 +24,7 @@ FAMILIES = (
     "AgentEvolver",
     "ALE",
     "The papers' tables",
+    "Evaluation",
 )
 """They stand in the order in which a list shows them."""
 

@@ -18,7 +18,7 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.field or '(document)'} = {_short(self.value)}: {self.message}; {self.remedy}"
+        return f"{self.field or '(document)'} = {shown_value(self.value)}: {self.message}; {self.remedy}"
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -146,7 +146,8 @@ def _choices(model: type[BaseModel], name: str) -> tuple[Any, ...]:
     return getattr(model.model_fields[name].annotation, "__args__", ())
 
 
-def _short(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """For people; cut where it is long."""
     try:
         text = repr(value)
     except RecursionError:

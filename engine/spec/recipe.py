@@ -98,7 +98,12 @@ class Recipe(Strict):
     @property
     def reinforces(self) -> bool:
         """Return whether there are RL steps at all."""
-        return self.objective.kind != "none"
+        return self.objective.kind not in ("none", "evaluation")
+
+    @property
+    def trains(self) -> bool:
+        """Return whether any weight moves; otherwise the run is one evaluation."""
+        return self.objective.kind != "evaluation"
 
     @property
     def supervised_steps(self) -> int | None:

@@ -122,6 +122,8 @@ class Evaluation(Strict):
     """Held-out tasks per evaluation before and after RL."""
     interim_tasks: int = Field(default=90, ge=1, le=MOST_THINGS)
     """Held-out tasks per evaluation in between."""
+    samples: int = Field(default=1, ge=1, le=1024)
+    """Sampled tries of each task; greedily it is tried once.  More than one gives pass@k and narrower intervals."""
     temperature: float = Field(default=1.0, gt=0, le=10)
     """At which evaluation samples; it is greedy beside that."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -205,6 +207,7 @@ class RunSpec(Strict):
                 f"use a divisor of {batch}",
             )
         self._log_probs_can_be_taken()
+        self._evaluation_fits()
         for field in ("tasks", "interim_tasks"):
             if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
                 raise impossible(
@@ -223,6 +226,16 @@ class RunSpec(Strict):
                 schedule.temperature,
                 "log-probs at so low a temperature are those of a greedy policy: 0 or out of reach",
                 f'use at least {COLDEST}, or schedule.logprobs_at = "one"',
+            )
+
+    def _evaluation_fits(self) -> None:
+        tasks, samples = self.evaluation.tasks, self.evaluation.samples
+        if tasks * samples > MOST_THINGS:
+            raise impossible(
+                "evaluation.samples",
+                samples,
+                f"{tasks * samples} tries (tasks x samples) are more than {MOST_THINGS}",
+                f"use at most {MOST_THINGS // tasks}",
             )
 
     @property

@@ -12,7 +12,7 @@ def mismatch_bound(recipe: Recipe) -> float | None:
     """H, above which ratios are masked; None where none is."""
     if isinstance(recipe.objective, Ipa):
         return recipe.objective.mismatch_bound
-    masks = recipe.mismatch.mask is not None and recipe.objective.kind not in ("dpo", "none")
+    masks = recipe.mismatch.mask is not None and recipe.objective.kind not in ("dpo", "none", "evaluation")
     return recipe.mismatch.mask_bound if masks else None
 
 

@@ -32,10 +32,12 @@ def _no_broker(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     """Only tests that ask for the Valkey server send messages; the others record what they would send."""
     if "valkey_server" not in request.fixturenames:
         from webapp import queue
+        from webapp.conversations import log
         from webapp.ingest import endpoint
         from webapp.security import decisions, services
 
         monkeypatch.setattr(queue, "_send_now", lambda *_: None)
+        monkeypatch.setattr(log, "notify_group", lambda _group: None)
         monkeypatch.setattr(endpoint, "notify_run_viewers", lambda _run_id: None)
         monkeypatch.setattr(endpoint, "notify_alert_viewers", lambda: None)
         monkeypatch.setattr(services, "notify_alert_viewers", lambda: None)

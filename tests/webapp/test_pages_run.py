@@ -10,10 +10,12 @@ from django.test import Client
 from engine.spec.environment import Household
 from engine.spec.examples import EXAMPLE_QUESTIONS
 from engine.spec.run import RunSpec
+from tests.webapp.runs.conftest import Engine
 from webapp.accounts.models import Team, User
 from webapp.catalog.services import publish_environment
 from webapp.environments.views import BUILT_IN
 from webapp.runs.models import Checkpoint, Event, Run
+from webapp.runs.services import submit_run
 from webapp.trajectories.models import Trajectory
 
 
@@ -99,6 +101,38 @@ def test_a_checkpoint_beyond_those_kept_is_shown_as_removed(client: Client, run:
         30: True,
         40: True,
     }
+
+
+EVALUATION = {
+    "step": 0, "samples": 4, "tasks": 2, "levels_left_out": 0,
+    "greedy": {"success": 0.5, "low": 0.0945, "high": 0.9055, "episodes": 2},
+    "sampled": {"success": 0.25, "low": 0.0346, "high": 0.7609, "episodes": 8}, "purified": None,
+    "pass_at": {"1": 0.25, "2": 0.45, "4": 0.75},
+    "levels": [{"level": 3, "tasks": 2, "greedy": None, "purified": None, "pass_at": {"1": 0.25},
+                "sampled": {"success": 0.25, "low": 0.0346, "high": 0.7609, "episodes": 8}}],
+    "tools": [{"tool": "<b>python</b>", "calls": 9, "failed": 2,
+               "callers": {"success": 0.25, "low": 0.0346, "high": 0.7609, "episodes": 8}}],
+}  # fmt: skip
+
+
+def test_an_evaluation_ends_with_its_table_on_the_page_and_over_rest(
+    client: Client, launching_run: Run, api_of: Any, bob: User
+) -> None:
+    assert 'id="evaluation"' not in client.get(f"/runs/{launching_run.id}/").content.decode()
+    engine = Engine(launching_run)
+    engine.post(engine.started(), engine.finished(summary={"evaluation": EVALUATION}))
+    html = page(client, f"/runs/{launching_run.id}/parts/evaluation", "")
+    assert "2 held-out tasks, 4 sampled tries each" in " ".join(html.split())
+    assert re.findall(r'scope="col" class="num">(pass@\d)', html) == ["pass@1", "pass@2", "pass@4"]
+    assert re.findall(r"([\d.]+%) <span[^>]*>([\d.]+%) to ([\d.]+%)", html)[0] == ("50.0%", "9.4%", "90.5%")
+    assert "&lt;b&gt;python&lt;/b&gt;" in html
+    assert api_of(bob).get(f"/runs/{launching_run.id}").json()["summary"]["evaluation"] == EVALUATION
+
+
+def test_a_run_that_trains_nothing_says_why_it_has_no_checkpoint(client: Client, team: Team, alice: User) -> None:
+    spec = RunSpec.model_validate({"name": "e", "recipe": {"preset": "evaluate"}})
+    run = submit_run(team, spec, acting_user=alice)
+    assert "trains nothing, so there is nothing to save" in page(client, f"/runs/{run.id}/parts/checkpoints", "")
 
 
 def test_a_fresh_install_shows_example_questions_of_every_level(client: Client, team: Team) -> None:

@@ -138,11 +138,17 @@ def _value(value: Any) -> str:
     return listed([str(item) for item in value]) if isinstance(value, list) else str(value)
 
 
+def _talked(verb: str) -> Callable[[AuditEntry], Words]:
+    return lambda entry: [verb, f"step {entry.details.get('step')} of", _run(entry)]
+
+
 _SENTENCES: dict[str, Callable[[AuditEntry], Words]] = {
     "run.submit": _of_run("launched", at_step=False),
     "run.cancel": _of_run("cancelled"),
     "run.pause": _of_run("paused"),
     "run.resume": _of_run("resumed"),
+    "conversation.begin": _talked("began a conversation with"),
+    "conversation.delete": _talked("deleted a conversation with"),
     "experiment.create": _of_experiment("made"),
     "experiment.change": _of_experiment("changed"),
     "environment.publish": _published("environment"),

@@ -153,6 +153,8 @@ class Size:
     """Those that are trained on; rounds of dynamic sampling and replaced rollouts come on top."""
     rollouts: int
     updates_per_step: int
+    evaluation_tries: int
+    """Of the full evaluation, greedy and sampled."""
     parameters: int | None
     """Of a built-in transformer, without the embedding; None where only the model's folder says."""
     has_critic: bool
@@ -167,6 +169,7 @@ class Size:
             rollouts_per_step=per_step,
             rollouts=per_step * spec.rl_steps,
             updates_per_step=per_step // schedule.minibatch_trajectories,
+            evaluation_tries=spec.evaluation.tasks * (1 + spec.evaluation.samples),
             parameters=_parameters(spec.model) if isinstance(spec.model, BuiltinModel) else None,
             has_critic=spec.recipe.reinforces and spec.recipe.credit.kind == "gae",
         )

@@ -240,9 +240,8 @@ def _follow_engine(run: Run, batch: Batch, fresh: Sequence[Event]) -> None:
         failed = finished.outcome == "failed"
         reason = finished.reason or ("the engine gave no reason" if failed else "")
         failure_reason = reason if failed else run.failure_reason
-        run.move_to(
-            finished.outcome, by="engine", reason=reason, summary=finished.summary, failure_reason=failure_reason
-        )
+        summary = finished.model_dump(mode="json")["summary"]
+        run.move_to(finished.outcome, by="engine", reason=reason, summary=summary, failure_reason=failure_reason)
     elif batch.heartbeat is not None:
         state = RunStatus.PAUSED if batch.heartbeat.phase == "paused" else RunStatus.RUNNING
         if state != run.state:

@@ -1,4 +1,5 @@
-"""The websockets: ``/live/runs/<uuid>/?after=<seq>`` and ``/ws/alerts?after=<id>``.
+"""The websockets: ``/live/runs/<uuid>/?after=<seq>``, ``/live/conversations/<uuid>/?after=<seq>`` and
+``/ws/alerts?after=<id>``.
 
 They only speak; what a viewer says is ignored.  The frames are the hubs'; the door is the pages'.
 """
@@ -23,7 +24,9 @@ from psycopg_pool import PoolTimeout
 from webapp.accounts.access import caller_of
 from webapp.accounts.models import Membership
 from webapp.accounts.sessions import SessionStore
+from webapp.conversations.access import conversation_for
 from webapp.live.alerts import Teams, alert_hub
+from webapp.live.conversations import conversation_hub
 from webapp.live.log import RunVanished
 from webapp.live.runs import run_hub
 from webapp.runs.access import run_for
@@ -125,6 +128,24 @@ class RunConsumer(_Speaker):
 
     async def frames(self, after: int) -> AsyncGenerator[str, None]:
         async with run_hub(self.run_id) as hub:
+            async for text in hub.frames(after):
+                yield text
+
+
+class ConversationConsumer(_Speaker):
+    async def refusal(self) -> int | None:
+        self.conversation_id: UUID = self.scope["url_route"]["kwargs"]["conversation_id"]
+        user = await self.user()
+        if not user.is_authenticated:
+            return SIGNED_OUT
+        try:
+            self.end = (await database_sync_to_async(conversation_for)(user, self.conversation_id)).last_seq
+        except Http404:
+            return REFUSED
+        return None
+
+    async def frames(self, after: int) -> AsyncGenerator[str, None]:
+        async with conversation_hub(self.conversation_id) as hub:
             async for text in hub.frames(after):
                 yield text
 

@@ -31,14 +31,15 @@ ALERTS = "alerts"
 
 
 def notify_run_viewers(run_id: UUID) -> None:
-    _notify(group_of(run_id))
+    notify_group(group_of(run_id))
 
 
 def notify_alert_viewers() -> None:
-    _notify(ALERTS)
+    notify_group(ALERTS)
 
 
-def _notify(group: str) -> None:
+def notify_group(group: str) -> None:
+    """Wake whoever follows the group."""
     global _resting_until
     if time.monotonic() < _resting_until:
         return

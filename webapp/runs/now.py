@@ -178,7 +178,7 @@ def _ended(facts: Facts) -> str:
         case RunStatus.SUCCEEDED if facts.total_steps:
             return f"Succeeded: all {_counted(facts.total_steps, 'step')} of RL are done"
         case RunStatus.SUCCEEDED:
-            return "Succeeded: the supervised training is done"
+            return "Succeeded: the final evaluation is done"
         case RunStatus.FAILED:
             return f"Failed at {steps}{_during(facts)}"
         case _:

@@ -34,7 +34,12 @@ TABS = {
     "config": "Config",
     "history": "History",
 }
-PARTS = {"actions": "runs/actions.html", "checkpoints": "runs/checkpoints.html", "history": "runs/history.html"}
+PARTS = {
+    "actions": "runs/actions.html",
+    "evaluation": "runs/evaluation.html",
+    "checkpoints": "runs/checkpoints.html",
+    "history": "runs/history.html",
+}
 """Pieces of the run page that are fetched again when the run has moved on."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from engine.durable import read_back
 from engine.inference.torch.generator import TorchGenerator
 from engine.inference.torch.memory import Dtype, Layout, gib, slots_within
+from engine.models.adapted_weights import AdaptedWeights
 from engine.models.architecture import Architecture, UnsupportedArchitecture
 from engine.models.folder_weights import FolderWeights
 from engine.models.origin import model_origin
@@ -32,6 +33,7 @@ def torch_generator(model: Model, resources: Resources, *, seed: int) -> TorchGe
             dtype=origin.model.dtype,
             threads=resources.threads,
             device=resources.device,
+            adapter=origin.adapter,
         )
     return builtin_generator(
         origin.model,
@@ -39,20 +41,22 @@ def torch_generator(model: Model, resources: Resources, *, seed: int) -> TorchGe
         threads=resources.threads,
         device=resources.device,
         seed=seed,
+        weights=origin.weights,
     )
 
 
 def builtin_generator(
-    model: BuiltinModel, *, slots: int, threads: int, device: str = "cpu", seed: int = 0
+    model: BuiltinModel, *, slots: int, threads: int, device: str = "cpu", seed: int = 0, weights: Path | None = None
 ) -> TorchGenerator:
-    """For a built-in model, with random weights of ``seed``."""
+    """For a built-in model, with the weights of the folder ``weights``, or random ones of ``seed``."""
     vocab_size = len(tokenizer_for(model.vocabulary))
+    initial = Qwen3(model, vocab_size, seed=seed).state_dict() if weights is None else FolderWeights(weights)
     return TorchGenerator(
         Architecture.of_builtin(model, vocab_size),
         context_tokens=model.context_tokens,
         slots=slots,
         threads=threads,
-        initial=Qwen3(model, vocab_size, seed=seed).state_dict(),
+        initial=initial,
         device=device,
     )
 
@@ -66,8 +70,9 @@ def generator_for_folder(
     dtype: Dtype = "float32",
     threads: int = 1,
     device: str = "cpu",
+    adapter: Path | None = None,
 ) -> TorchGenerator:
-    """For a folder with ``config.json`` and safetensors, which are read one tensor at a time.
+    """For a folder with ``config.json`` and safetensors, which are read one tensor at a time; ``adapter`` is added in.
 
     Give ``slots``, or ``kv_budget_bytes`` for as many as fit into it.  Raises UnsupportedArchitecture for what the
     torch generator cannot serve, DamagedFile for a file that cannot be read, ValueError for weights that do not
@@ -86,12 +91,13 @@ def generator_for_folder(
     if slots is None:
         assert kv_budget_bytes is not None
         slots = _slots(architecture, context_tokens, dtype, kv_budget_bytes)
+    weights = FolderWeights(folder)
     return TorchGenerator(
         architecture,
         context_tokens=context_tokens,
         slots=slots,
         threads=threads,
-        initial=FolderWeights(folder),
+        initial=weights if adapter is None else AdaptedWeights(weights, adapter),
         device=device,
         dtype=dtype,
     )

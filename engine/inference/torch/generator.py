@@ -32,7 +32,7 @@ from engine.inference.torch.sampling import Draws, sample
 from engine.inference.torch.session import Reply, Session, StoppedBy, Turn
 from engine.models.architecture import Architecture
 from engine.models.weights import WeightSource
-from engine.spec.generation import Generated, GenerateRequest
+from engine.spec.generation import Generated, GenerateRequest, OnToken
 
 SHARED_FROM = 2_000_000
 """Parameters from which a pass is worth sharing between threads; below, waiting costs more than it saves."""
@@ -106,8 +106,15 @@ class TorchGenerator:
         Raises ValueError for a request that makes no sense, GenerationAborted when it is ended from outside,
         NonFiniteLogits where there is nothing to sample from.
         """
+        return await self._generate(request, None)
+
+    async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generated:
+        """``generate``, and ``on_token`` with each token as soon as it is sampled."""
+        return await self._generate(request, on_token)
+
+    async def _generate(self, request: GenerateRequest, on_token: OnToken | None) -> Generated:
         self._check(request)
-        reply = Reply.of_running_loop()
+        reply = Reply.of_running_loop(on_token)
         self._post(lambda: self._begin(Turn.begun(request, reply)), reply)
         try:
             generated: Generated = await reply.future
@@ -385,6 +392,7 @@ class TorchGenerator:
         turn.token_ids.append(token)
         turn.logprobs.append(logprob)
         turn.policy_versions.append(self._version)
+        turn.reply.tell(token, logprob)
         session.ids.append(token)
         if (end := turn.ended()) is not None:
             self._finish(session, end)

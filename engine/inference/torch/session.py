@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.inference.torch.sampling import NOT_FORCED, turn_uniforms
-from engine.spec.generation import Generated, GenerateRequest
+from engine.spec.generation import Generated, GenerateRequest, OnToken
 
 StoppedBy = Literal["stop", "length", "context"]
 
@@ -19,11 +19,17 @@ class Reply:
 
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
+    on_token: OnToken | None = None
 
     @classmethod
-    def of_running_loop(cls) -> "Reply":
+    def of_running_loop(cls, on_token: OnToken | None = None) -> "Reply":
         loop = asyncio.get_running_loop()
-        return cls(loop, loop.create_future())
+        return cls(loop, loop.create_future(), on_token)
+
+    def tell(self, token: int, logprob: float) -> None:
+        """Of a token, while the caller waits for more."""
+        if (on_token := self.on_token) is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(lambda: None if self.future.done() else on_token(token, logprob))
 
     def give(self, value: object) -> None:
         self._schedule(self.future.set_result, value)

@@ -36,6 +36,10 @@ class CharacterRenderer:
         tokenizer = self._tokenizer
         return frozenset({tokenizer.tool_close, tokenizer.answer_close, tokenizer.eos})
 
+    @property
+    def end_id(self) -> int:
+        return self._tokenizer.answer_close
+
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], experience: Sequence[str] = ()
     ) -> list[int]:

@@ -74,8 +74,8 @@ class ChatRenderer:
         self._frame = turn_frame(self._template, tokenizer, self._variables)
         if self._frame.prefilled == "open-thought" and not self._thinks:
             raise refused("model.reasoning", reasoning, "the chat template begins each turn with a thought", "use auto")
-        end = tokenizer.marks[tokenizer.shown(self._frame.end)]
-        self._stop_ids = tokenizer.stop_ids | {end}
+        self._end_id = tokenizer.marks[tokenizer.shown(self._frame.end)]
+        self._stop_ids = tokenizer.stop_ids | {self._end_id}
         stops = [mark for mark, token in tokenizer.marks.items() if token in self._stop_ids]
         self._stop_pattern = pattern_of([tokenizer.mark(stop) for stop in stops])
         self._format = self._chosen_format(tool_calls)
@@ -102,6 +102,10 @@ class ChatRenderer:
     @property
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
+
+    @property
+    def end_id(self) -> int:
+        return self._end_id
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], experience: Sequence[str] = ()

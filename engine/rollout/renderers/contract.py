@@ -70,6 +70,11 @@ class Renderer(Protocol):
         """A sampled turn ends at the first of these."""
         ...
 
+    @property
+    def end_id(self) -> int:
+        """What a turn that was cut short is ended with, so that others may follow it; one of ``stop_ids``."""
+        ...
+
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], experience: Sequence[str] = ()
     ) -> list[int]:

@@ -19,7 +19,7 @@ import torch
 
 from engine.algorithms.losses import ExpertImitation, objective_for
 from engine.algorithms.objectives import PolicyObjective
-from engine.spec.objective import Clipped, Dpo, Ipa, NoObjective, Preference
+from engine.spec.objective import Clipped, Dpo, EvaluationOnly, Ipa, NoObjective, Preference
 from engine.spec.recipe import Recipe
 from engine.training import microbatch
 from engine.training.batch import Sample, by_trajectory, regrouped
@@ -200,7 +200,7 @@ def _evenly(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
 
 def _objective(recipe: Recipe, longest: int) -> PolicyObjective | None:
     """None where the recipe has no loss on sampled tokens."""
-    if isinstance(recipe.objective, Dpo | NoObjective):
+    if isinstance(recipe.objective, Dpo | NoObjective | EvaluationOnly):
         return None
     return objective_for(
         recipe.objective,
@@ -226,7 +226,7 @@ def _terms(recipe: Recipe, objective: PolicyObjective, longest: int) -> Terms:
     if isinstance(recipe.objective, Ipa) and recipe.objective.imitation_weight > 0:
         terms.append(ImitationLoss(ExpertImitation(recipe.objective, longest)))
     if recipe.kl is not None and recipe.kl.beta > 0:
-        assert not isinstance(recipe.objective, Dpo | NoObjective)
+        assert not isinstance(recipe.objective, Dpo | NoObjective | EvaluationOnly)
         terms.append(KlPenalty(recipe.kl, objective, recipe.objective.aggregation, longest))
     return terms
 

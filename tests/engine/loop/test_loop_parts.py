@@ -216,6 +216,67 @@ def test_a_recipe_without_rl_ends_after_its_cold_start_and_one_evaluation(rig: M
     }
 
 
+@pytest.fixture
+def evaluation_rig(small_spec: RunSpec, tmp_path: Path, service: Any) -> Made:
+    def made(workers: type[InProcessWorkers] = InProcessWorkers, *, samples: int = 3) -> Rig:
+        document = small_spec.model_dump()
+        document["recipe"] = {"preset": "evaluate"}
+        document["evaluation"] |= {"tasks": 4, "samples": samples}
+        return Rig(RunSpec.model_validate(document), tmp_path, service, workers)
+
+    return made
+
+
+class Untrainable(InProcessWorkers):
+    """Whoever wants to move a weight, or to save one, fails."""
+
+    async def cold_start(self, first: int, last: int) -> float:
+        raise AssertionError("a cold start")
+
+    async def update(self, request: UpdateRequest) -> dict[str, float]:
+        raise AssertionError("an update")
+
+    async def save(self, folder: Path) -> None:
+        raise AssertionError("a checkpoint")
+
+
+def test_an_evaluation_trains_and_saves_nothing(evaluation_rig: Made, service: Any) -> None:
+    running = evaluation_rig(Untrainable).start()
+    assert running.ended() == exit_codes.ENDED
+    begun = [event["phase"] for event in service.of_kind("phase") if event["seconds"] is None]
+    assert begun == ["start", "evaluate", "finish"]
+    assert running.checkpoints.steps() == []
+
+
+def test_each_task_is_tried_once_greedily_and_k_times_sampled_with_draws_of_its_own(
+    evaluation_rig: Made, service: Any
+) -> None:
+    assert evaluation_rig(samples=3).start().ended() == exit_codes.ENDED
+    played = [event["trajectory"] for event in service.of_kind("trajectory")]
+    ids = [trajectory["id"] for trajectory in played]
+    assert sorted(ids) == sorted(
+        [f"eval-greedy-{task}-0" for task in range(4)]
+        + [f"eval-sampled-{task}-{member}" for task in range(4) for member in range(3)]
+    )
+    sampled = [json.dumps(item["segments"]) for item in played if item["purpose"] == "eval-sampled"]
+    assert len(set(sampled)) > 4
+    report = service.events[-1]["summary"]["evaluation"]
+    assert (report["tasks"], report["samples"]) == (4, 3)
+    assert (report["greedy"]["episodes"], report["sampled"]["episodes"]) == (4, 12)
+    assert list(report["pass_at"]) == ["1", "2", "3"]
+    [values] = [event["values"] for event in service.of_kind("metric") if "eval/success_greedy" in event["values"]]
+    assert values["eval/pass_at_3"] == report["pass_at"]["3"]
+
+
+def test_an_evaluation_that_was_paused_ends_with_what_it_would_have_said(evaluation_rig: Made, service: Any) -> None:
+    service.desired = "pause"
+    running = evaluation_rig(Untrainable, samples=1).start()
+    service.wait_for(entered("paused", 0))
+    service.desired = "run"
+    assert running.ended() == exit_codes.ENDED
+    assert service.events[-1]["summary"]["evaluation"]["tasks"] == 4
+
+
 def test_the_loops_own_process_needs_no_torch() -> None:
     code = "import engine.loop.loop, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

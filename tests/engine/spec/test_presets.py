@@ -17,6 +17,7 @@ WANTED = {
     "dr-bot-grpo", "dr-bot-gigpo", "spear-grpo", "spear-gigpo", "spear-dr-bot-grpo", "spear-dr-bot-gigpo",
     "cleaner", "cleaner-7b", "agentevolver-attributing", "agentevolver-navigating",
     "ipa", "ipa-sequential", "sft", "sft-error-masked", "dpo-tool-calls", "cleaner-dpo",
+    "evaluate",
 }  # fmt: skip
 
 

@@ -69,7 +69,7 @@ SENTENCES = [
     (replace(LAST, phase="finish"), "Now: writing the summary. Next: the run ends."),
     (replace(LAST, state="succeeded", phase="finish"), "Succeeded: all 40 steps of RL are done."),
     (replace(LAST, state="succeeded", phase="finish", step=0, total_steps=0),
-     "Succeeded: the supervised training is done."),
+     "Succeeded: the final evaluation is done."),
     (replace(LIVE, state="failed"), "Failed at 7 of 40 steps, in the phase “Collecting rollouts”."),
     (replace(LIVE, state="cancelled", phase=""), "Cancelled at 7 of 40 steps."),
 ]  # fmt: skip

@@ -11,6 +11,6 @@ def forward(apps: Any, schema_editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
-    dependencies = [("runs", "0006_words"), ("experiments", "0002_stages")]
+    dependencies = [("runs", "0007_model_version"), ("experiments", "0002_stages")]
 
     operations = [migrations.RunPython(forward, migrations.RunPython.noop)]

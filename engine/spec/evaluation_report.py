@@ -1,0 +1,51 @@
+"""An evaluation as a table for people: what a run's summary and page show of it.
+
+It holds numbers and the names of tools that exist, and no text that a policy wrote.
+"""
+
+from pydantic import Field
+
+from engine.spec.strict import Strict
+
+
+class Rate(Strict):
+    success: float = Field(ge=0, le=1)
+    low: float = Field(ge=0, le=1)
+    """Of the 95 % interval over tasks; so is ``high``."""
+    high: float = Field(ge=0, le=1)
+    episodes: int = Field(ge=1)
+
+
+class Rates(Strict):
+    """Of some tasks, tried greedily, by sampling, and by sampling with repairs; None: not tried so."""
+
+    tasks: int = Field(ge=0)
+    greedy: Rate | None = None
+    sampled: Rate | None = None
+    purified: Rate | None = None
+    pass_at: dict[str, float] = {}
+    """pass@k by k, for those k for which some task has enough tries."""
+
+
+class Level(Rates):
+    level: int
+
+
+class ToolUse(Strict):
+    """How the sampled tries used a tool."""
+
+    tool: str
+    calls: int = Field(ge=1)
+    failed: int = Field(ge=0)
+    callers: Rate
+    """The success of the tries that called it."""
+
+
+class EvaluationReport(Rates):
+    step: int = Field(ge=0)
+    """Finished steps of the run that was measured."""
+    samples: int = Field(ge=1)
+    """Sampled tries of each task that were asked for."""
+    levels: list[Level]
+    levels_left_out: int = Field(default=0, ge=0)
+    tools: list[ToolUse]

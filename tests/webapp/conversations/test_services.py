@@ -1,0 +1,228 @@
+"""What can be done to a conversation, by whom, and what a process that begins anew is told."""
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from webapp.accounts.models import AuditEntry, Team, User
+from webapp.conversations import services
+from webapp.conversations.log import append, unanswered
+from webapp.conversations.models import Conversation, State
+from webapp.runs.models import Checkpoint, Run
+
+
+@pytest.fixture
+def talked_run(run: Run) -> Run:
+    """With checkpoints after steps 0 to 40, of which three are kept."""
+    Checkpoint.objects.bulk_create(
+        Checkpoint(run=run, step=step, path=f"/ck/{step}", size_bytes=1, seconds=0.1, at=timezone.now())
+        for step in range(0, 50, 10)
+    )
+    return run
+
+
+@pytest.fixture
+def conversation(talked_run: Run, bob: User) -> Conversation:
+    return services.begin_conversation(talked_run, 40, with_tools=True, acting_user=bob)
+
+
+def text(words: str = "hi") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": words}]}
+
+
+def test_a_member_begins_says_stops_and_follows(api_of: Any, bob: User, talked_run: Run) -> None:
+    api = api_of(bob)
+    begun = api.post("/conversations", {"run": str(talked_run.id), "step": 40, "tools": True})
+    assert begun.status_code == 201
+    path = f"/conversations/{begun.json()['id']}"
+    assert api.post(f"{path}/messages", text() | {"sampling": {"temperature": 0.5}}).json() == {"seq": 1}
+    assert api.post(f"{path}/stop").status_code == 202
+    [sent, stopped] = api.get(f"{path}/entries").json()["items"]
+    assert (sent["kind"], stopped["kind"]) == ("send", "stop")
+    assert sent["body"]["sampling"]["temperature"] == 0.5
+    assert api.get(f"{path}/entries", after=2).json() == {"items": [], "next_after": 2}
+    assert [one["id"] for one in api.get("/conversations").json()["items"]] == [begun.json()["id"]]
+    assert api.client.delete(f"/api/v1{path}").status_code == 204
+    assert api.get(path).status_code == 404
+    verbs = list(AuditEntry.objects.filter(verb__startswith="conversation").values_list("verb", flat=True))
+    assert sorted(verbs) == ["conversation.begin", "conversation.delete"]
+
+
+def test_the_newest_checkpoint_is_meant_where_none_is_named(api_of: Any, bob: User, talked_run: Run) -> None:
+    assert api_of(bob).post("/conversations", {"run": str(talked_run.id)}).json()["step"] == 40
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"run": "RUN", "step": 0}, 422, "step"),
+        ({"run": "RUN", "step": -1}, 422, "step"),
+        ({"run": "RUN", "environment": "own"}, 422, "environment"),
+        ({"step": 40}, 422, "run"),
+        ({"run": str(uuid4())}, 404, None),
+    ],
+)
+def test_a_beginning_that_cannot_be_is_refused(
+    api_of: Any, bob: User, talked_run: Run, body: dict[str, Any], status: int, field: str | None
+) -> None:
+    answer = api_of(bob).post(
+        "/conversations", body | ({"run": str(talked_run.id)} if body.get("run") == "RUN" else {})
+    )
+    assert answer.status_code == status
+    if field:
+        assert [problem["field"] for problem in answer.json()["problems"]] == [field]
+    assert not Conversation.objects.exists()
+
+
+def test_a_run_without_a_checkpoint_has_nobody_to_talk_with(api_of: Any, bob: User, run: Run) -> None:
+    answer = api_of(bob).post("/conversations", {"run": str(run.id)})
+    assert (answer.status_code, "no checkpoint" in answer.json()["detail"]) == (409, True)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    (text() | {"sampling": {"temperature": 99}}, "sampling.temperature"),
+    (text() | {"sampling": {"top_p": "x"}}, "sampling.top_p"),
+    (text("x" * 200_001), "messages.0.content"),
+    ({"messages": [{"role": "user", "content": "x", "token_ids": [1]}]}, "messages.0.token_ids"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "assistant", "token_ids": [-1]}]}, "messages.0.token_ids.0"),
+]
+
+
+@pytest.mark.parametrize(("body", "field"), BAD)
+def test_a_message_that_cannot_be_read_is_refused_with_its_field(
+    api_of: Any, bob: User, conversation: Conversation, body: dict[str, Any], field: str
+) -> None:
+    answer = api_of(bob).post(f"/conversations/{conversation.id}/messages", body)
+    assert answer.status_code == 422
+    assert field in [problem["field"] for problem in answer.json()["problems"]]
+    assert not conversation.entries.exists()
+
+
+def test_two_tabs_that_send_at_once_say_one_message(api_of: Any, bob: User, conversation: Conversation) -> None:
+    api, path = api_of(bob), f"/conversations/{conversation.id}/messages"
+    assert [api.post(path, text()).status_code for _ in range(2)] == [202, 409]
+    Conversation.objects.filter(id=conversation.id).update(handled_seq=1, state=State.ANSWERING)
+    assert api.post(path, text()).status_code == 409
+    assert api.post(f"/conversations/{conversation.id}/retry").status_code == 409
+    assert conversation.entries.count() == 1
+
+
+def test_nothing_can_be_asked_again_before_something_was_said(
+    api_of: Any, bob: User, conversation: Conversation
+) -> None:
+    api = api_of(bob)
+    assert api.post(f"/conversations/{conversation.id}/retry").status_code == 409
+    append(conversation.id, [("send", text()), ("new", {})], handled_seq=2)
+    assert api.post(f"/conversations/{conversation.id}/retry").status_code == 409
+
+
+PATHS = ["/messages", "/stop", "/new", "/retry", ""]
+
+
+def test_strangers_find_nothing_and_viewers_may_only_read(
+    api_of: Any, charlie: User, victor: User, conversation: Conversation
+) -> None:
+    stranger = api_of(charlie)
+    viewer = api_of(victor)
+    path = f"/conversations/{conversation.id}"
+    for end in PATHS[:-1]:
+        assert stranger.post(path + end, text()).status_code == 404
+        assert viewer.post(path + end, text()).status_code == 403
+    assert (stranger.get(path).status_code, stranger.get(f"{path}/entries").status_code) == (404, 404)
+    assert [api.client.delete(f"/api/v1{path}").status_code for api in (stranger, viewer)] == [404, 403]
+    assert stranger.get("/conversations").json()["items"] == []
+    assert viewer.get(path).status_code == 200
+    assert stranger.post("/conversations", {"run": str(conversation.run_id)}).status_code == 404
+    assert not conversation.entries.exists()
+
+
+def test_a_page_needs_its_csrf_token_and_a_post(bob: User, talked_run: Run) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(bob)
+    here = f"/runs/{talked_run.id}/conversations"
+    assert client.post(here, {"step": "40"}).status_code == 403
+    assert client.get(here).status_code == 405
+    conversation = services.begin_conversation(talked_run, 40, with_tools=False, acting_user=bob)
+    path = f"/api/v1/conversations/{conversation.id}/messages"
+    assert client.post(path, text(), content_type="application/json").status_code == 403
+    assert not conversation.entries.exists()
+
+
+def test_the_checkpoint_list_leads_to_a_conversation(bob: User, victor: User, talked_run: Run) -> None:
+    client = Client()
+    client.force_login(bob)
+    listed = client.get(f"/runs/{talked_run.id}/parts/checkpoints").content.decode()
+    assert [f"Chat with step {step}" in listed for step in (0, 10, 20, 30, 40)] == [False, False, True, True, True]
+    answer = client.post(f"/runs/{talked_run.id}/conversations", {"step": "30", "tools": "1"}, follow=True)
+    page = answer.content.decode()
+    assert "Chat with step 30 of tiny" in page
+    assert 'id="composer"' in page
+    [conversation] = Conversation.objects.all()
+    assert (conversation.step, conversation.with_tools) == (30, True)
+    client.force_login(victor)
+    page = client.get(f"/conversations/{conversation.id}/").content.decode()
+    assert 'id="composer"' not in page
+    assert "Chat with step" not in client.get(f"/runs/{talked_run.id}/parts/checkpoints").content.decode()
+
+
+def test_strangers_find_no_page(charlie: User, conversation: Conversation) -> None:
+    client = Client()
+    client.force_login(charlie)
+    assert client.get(f"/conversations/{conversation.id}/").status_code == 404
+    assert client.post(f"/runs/{conversation.run_id}/conversations", {"step": "40"}).status_code == 404
+    assert "Nobody has talked" in client.get("/conversations/").content.decode()
+
+
+def test_the_oldest_conversations_make_room(monkeypatch: pytest.MonkeyPatch, talked_run: Run, bob: User) -> None:
+    monkeypatch.setattr(services, "MOST_PER_TEAM", 3)
+    begun = [services.begin_conversation(talked_run, 40, with_tools=False, acting_user=bob).id for _ in range(5)]
+    assert set(Conversation.objects.values_list("id", flat=True)) == set(begun[-3:])
+
+
+def test_numbers_have_no_holes_and_the_log_is_the_conversations_own(team: Team, conversation: Conversation) -> None:
+    assert append(conversation.id, [("send", text()), ("ready", {})]) == 2
+    assert append(conversation.id, [("stop", {})], state=State.READY) == 3
+    assert list(conversation.entries.order_by("seq").values_list("seq", "kind")) == [
+        (1, "send"), (2, "ready"), (3, "stop")
+    ]  # fmt: skip
+    conversation.refresh_from_db()
+    assert (conversation.last_seq, conversation.said_seq, conversation.state) == (3, 3, "ready")
+
+
+def said(words: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    return "said", {"message": {"role": "assistant", "content": words, "token_ids": [5]} | more}
+
+
+SEND, READING, FINISHED = ("send", text("a")), ("reading", {}), ("finished", {})
+SECOND = ("send", text("b"))
+RESULT = ("result", {"output": "4", "call": "c", "tool": "python"})
+
+
+@pytest.mark.parametrize(
+    ("entries", "history", "asked"),
+    [
+        ([SEND], [], "a"),
+        ([SEND, READING, said("x"), FINISHED], ["a", "x"], None),
+        ([SEND, READING, said("x"), FINISHED, SECOND], ["a", "x"], "b"),
+        ([SEND, READING, said("x"), RESULT, said("y"), FINISHED, SECOND], ["a", "x", "4", "y"], "b"),
+        ([SEND, READING, said("x"), ("ended", {}), ("retry", {})], [], "a"),
+        ([SEND, READING, said("x"), FINISHED, SECOND, READING, said("z"), ("retry", {})], ["a", "x"], "b"),
+        ([SEND, READING, ("ended", {}), SECOND], ["a"], "b"),
+        ([SEND, ("failed", {}), SECOND], [], "b"),
+        ([SEND, READING, said("x"), ("failed", {}), SECOND], ["a", "x"], "b"),
+        ([SEND, READING, said("x"), FINISHED, ("new", {}), SECOND], [], "b"),
+        ([SEND, READING, said("x"), FINISHED, ("new", {})], [], None),
+        ([("retry", {})], [], None),
+    ],
+)
+def test_a_process_that_begins_anew_is_told_what_was_said(
+    entries: list[tuple[str, dict[str, Any]]], history: list[str], asked: str | None
+) -> None:
+    found, send = unanswered(entries)
+    assert [message.content for message in found] == history
+    assert (send.messages[0].content if send else None) == asked

@@ -1,0 +1,247 @@
+"""The host of conversations, with real processes that really sample."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from django.utils import timezone
+
+from engine.spec.chat import ChatMessage, Send
+from engine.spec.run import RunSpec
+from tests.engine.trainings import RUN
+from webapp.accounts.models import User
+from webapp.accounts.services import create_team
+from webapp.conversations import log, services
+from webapp.conversations.models import Conversation, State
+from webapp.runs.models import Checkpoint, Run
+from workers import chats
+from workers.chats import ChatHost
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(400)]
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small run with checkpoints."""
+    home = tmp_path_factory.mktemp("run")
+    text = RUN.replace("steps = 5\n", "steps = 1\n").replace("steps = 200", "steps = 20")
+    (home / "run.toml").write_text(text)
+    command = [sys.executable, "-m", "engine", "train", "run.toml", "--in-process", "--run-dir", "run"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=home, env=env, check=True, capture_output=True, timeout=600)
+    return home / "run"
+
+
+@pytest.fixture
+def talked_run(user: User, trained: Path, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(log, "notify_group", lambda _group: None)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    run = Run.objects.create(
+        team=create_team("Blue", acting_user=user), number=1, name="small", total_steps=1,
+        spec=RunSpec(name="small").model_dump(mode="json"), created_by=user,
+    )  # fmt: skip
+    settings.PALESTRA_RUNS = tmp_path
+    (tmp_path / str(run.id)).symlink_to(trained)
+    Checkpoint.objects.create(run=run, step=1, path="x", size_bytes=1, seconds=0.1, at=timezone.now())
+    return run
+
+
+@pytest.fixture
+def host() -> Iterator[ChatHost]:
+    host = ChatHost()
+    host.begin()
+    yield host
+    host.close()
+    for process in host.processes.values():
+        process._reader.join(20)
+
+
+class Talk:
+    def __init__(self, host: ChatHost, run: Run, user: User, *, tools: bool = False) -> None:
+        self.host, self.user = host, user
+        self.row = services.begin_conversation(run, None, with_tools=tools, acting_user=user)
+
+    def says(self, text: str, **sampling: Any) -> None:
+        message = Send.model_validate({"messages": [{"role": "user", "content": text}], "sampling": sampling})
+        services.send(self.row, message, acting_user=self.user)
+
+    def kinds(self) -> list[str]:
+        return list(self.row.entries.order_by("seq").values_list("kind", flat=True))
+
+    def last(self, kind: str) -> dict[str, Any]:
+        return dict(self.row.entries.filter(kind=kind).order_by("-seq").values_list("body", flat=True)[0])
+
+    def until(self, holds: Callable[["Talk"], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds(self):
+            assert time.monotonic() < deadline, (self.kinds()[-8:], self.state)
+            self.host.tick()
+            time.sleep(0.05)
+
+    def answered(self, times: int = 1) -> None:
+        self.until(lambda talk: talk.kinds().count("finished") == times and talk.state == State.READY)
+
+    @property
+    def state(self) -> str:
+        self.row.refresh_from_db()
+        return self.row.state
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self.host.processes[self.row.id].process.pid)
+
+
+def test_a_message_starts_a_process_which_answers_this_one_and_the_next(
+    host: ChatHost, talked_run: Run, user: User
+) -> None:
+    talk = Talk(host, talked_run, user, tools=True)
+    talk.says("1+1=", temperature=0)
+    talk.answered()
+    assert talk.last("ready")["tools"][0]["name"] == "python"
+    first = talk.process.pid
+    talk.says("2+2=", temperature=0)
+    talk.answered(2)
+    assert talk.process.pid == first
+    assert talk.kinds().count("ready") == 2  # loaded, and begun
+
+
+def test_a_killed_process_is_told_and_asked_again_it_answers_as_it_would_have(
+    host: ChatHost, talked_run: Run, user: User
+) -> None:
+    talk = Talk(host, talked_run, user)
+    talk.says("1+1=", seed=7)
+    talk.answered()
+    before = talk.last("said")["message"]["token_ids"]
+    talk.process.send_signal(signal.SIGKILL)
+    talk.until(lambda talk: talk.state == State.FAILED)
+    assert "SIGKILL" in talk.last("ended")["reason"]
+    services.retry(talk.row)
+    talk.answered(2)
+    assert talk.last("said")["message"]["token_ids"] == before
+    history, asked = log.unanswered(talk.row.entries.order_by("seq").values_list("kind", "body"))
+    assert ([message.role for message in history], asked) == (["user", "assistant"], None)
+
+
+def test_a_process_that_begins_anew_samples_on_from_the_same_tokens(
+    host: ChatHost, talked_run: Run, user: User
+) -> None:
+    answers = []
+    for is_interrupted in (False, True):
+        talk = Talk(host, talked_run, user)
+        talk.says("1+1=", seed=3)
+        talk.answered()
+        if is_interrupted:
+            host.processes[talk.row.id].end("a test")
+            talk.until(lambda talk: talk.state == State.RESTING)
+        talk.says("and?", seed=3)
+        talk.answered(2)
+        answers.append(talk.last("said")["message"]["token_ids"])
+        host.processes[talk.row.id].end("a test")
+        talk.until(lambda talk: talk.state == State.RESTING)
+    assert answers[0] == answers[1]
+
+
+def test_a_stop_ends_an_answer_also_one_that_has_just_been_asked_for(
+    host: ChatHost, talked_run: Run, user: User
+) -> None:
+    talk = Talk(host, talked_run, user)
+    talk.says("count", most_tokens=60)
+    services.stop(talk.row)
+    talk.answered()
+    talk.says("again")
+    talk.answered(2)
+
+
+def test_a_team_has_so_many_processes_and_the_oldest_idle_one_makes_room(
+    host: ChatHost, talked_run: Run, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chats, "MOST_PER_TEAM", 1)
+    first, second = (Talk(host, talked_run, user) for _ in range(2))
+    first.says("1+1=")
+    first.answered()
+    second.says("2+2=")
+    second.answered()
+    assert first.state == State.RESTING
+    assert first.last("ended") == {"reason": "another conversation needed its place", "asked": True}
+    assert list(host.processes) == [second.row.id]
+
+
+def test_while_all_are_busy_a_message_waits_and_can_be_taken_back(
+    host: ChatHost, talked_run: Run, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chats, "MOST_IN_ALL", 0)
+    talk = Talk(host, talked_run, user)
+    talk.says("1+1=")
+    talk.until(lambda talk: talk.state == State.WAITING)
+    services.stop(talk.row)
+    talk.until(lambda talk: talk.state == State.RESTING)
+    assert host.processes == {}
+
+
+def test_a_process_that_nobody_uses_ends(
+    host: ChatHost, talked_run: Run, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(host, talked_run, user)
+    talk.says("1+1=")
+    talk.answered()
+    process = talk.process
+    monkeypatch.setattr(chats, "IDLE_S", 0.0)
+    talk.until(lambda talk: talk.state == State.RESTING)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_deleted_conversation_ends_its_process(host: ChatHost, talked_run: Run, user: User) -> None:
+    talk = Talk(host, talked_run, user)
+    talk.says("1+1=")
+    talk.answered()
+    key = talk.row.id
+    services.delete_conversation(talk.row, acting_user=user)
+    deadline = time.monotonic() + PATIENCE_S
+    while key in host.processes:
+        assert time.monotonic() < deadline
+        host.tick()
+        time.sleep(0.05)
+
+
+def test_a_checkpoint_that_is_gone_is_told_with_its_remedy(host: ChatHost, talked_run: Run, user: User) -> None:
+    talk = Talk(host, talked_run, user)
+    Conversation.objects.filter(id=talk.row.id).update(step=77)
+    talk.says("1+1=")
+    talk.until(lambda talk: talk.state == State.FAILED)
+    assert "model.step = 77: the run has no checkpoint of this step; use one of: 0, 1" in talk.last("ended")["reason"]
+
+
+def test_a_host_that_begins_says_of_whom_the_last_one_held_that_their_processes_are_gone(
+    talked_run: Run, user: User
+) -> None:
+    talk = Talk(ChatHost(), talked_run, user)
+    Conversation.objects.filter(id=talk.row.id).update(state=State.ANSWERING)
+    ChatHost().begin()
+    assert (talk.state, talk.last("ended")["asked"]) == (State.FAILED, False)
+
+
+def test_secrets_are_withheld_from_the_process(
+    host: ChatHost, talked_run: Run, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PALESTRA_SECRET_KEY", "a-secret")
+    talk = Talk(host, talked_run, user)
+    talk.says("1+1=")
+    talk.until(lambda talk: talk.row.id in talk.host.processes)
+    assert not {"PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"} & talk.process.environ().keys()
+
+
+def test_a_history_with_a_message_of_every_role_is_one_that_can_be_sent() -> None:
+    message = {"role": "assistant", "content": "x", "token_ids": [5], "calls": [{"name": "p", "arguments": {}}]}
+    entries = [("send", {"messages": [{"role": "user", "content": "a"}]}), ("said", {"message": message}),
+               ("result", {"output": "o" * 20_000, "call": "c", "tool": "p"}), ("finished", {})]  # fmt: skip
+    history, _ = log.unanswered(entries)
+    assert [ChatMessage.model_validate(one.model_dump()).role for one in history] == ["user", "assistant", "tool"]

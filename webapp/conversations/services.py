@@ -1,0 +1,101 @@
+"""What can be done to a conversation: begin, say, stop, begin anew, ask again, delete.
+
+Callers have been through the door.  Each verb writes to the log; the host (``workers/chats.py``) reads it there.
+"""
+
+from datetime import timedelta
+
+from django.db import transaction
+from django.utils import timezone
+
+from engine.spec.chat import Send
+from webapp.accounts.audit import record
+from webapp.accounts.models import Team, User
+from webapp.conversations.log import append
+from webapp.conversations.models import Conversation, Entry, State
+from webapp.refusals import Invalid, Refused, TooMany
+from webapp.runs.models import Run
+
+MOST_PER_TEAM = 200
+"""Conversations that are kept; the oldest that nobody uses make room."""
+MOST_ENTRIES = 50_000
+"""Of one conversation."""
+KEPT_FOR = timedelta(days=30)
+
+
+@transaction.atomic
+def begin_conversation(run: Run, step: int | None, *, with_tools: bool, acting_user: User) -> Conversation:
+    """With a checkpoint of the run, by default its newest.  Raises Refused and Invalid."""
+    steps = sorted(checkpoint.step for checkpoint in run.checkpoints_on_disk)
+    if not steps:
+        raise Refused(f"run #{run.number} has no checkpoint on the disk to talk with")
+    chosen = steps[-1] if step is None else step
+    if chosen not in steps:
+        shown = ", ".join(map(str, steps))
+        raise Invalid.field("step", chosen, "the run has no checkpoint of this step on the disk", f"use one of {shown}")
+    Team.objects.select_for_update().get(id=run.team_id)
+    kept = Conversation.objects.filter(team=run.team).order_by("-used_at").values_list("id", flat=True)
+    if surplus := list(kept[MOST_PER_TEAM - 1 :]):
+        Conversation.objects.filter(id__in=surplus).delete()
+    conversation = Conversation.objects.create(
+        team=run.team, run=run, step=chosen, with_tools=with_tools, created_by=acting_user
+    )
+    record(run.team, acting_user, "conversation.begin", f"run {run.id}", number=run.number, step=chosen,
+           tools=with_tools)  # fmt: skip
+    return conversation
+
+
+@transaction.atomic
+def send(conversation: Conversation, message: Send, *, acting_user: User) -> int:
+    """Say something; return the entry's number.  Raises Refused while an answer is under way."""
+    conversation = Conversation.objects.select_for_update().get(id=conversation.id)
+    _refuse_while_answering(conversation)
+    if conversation.last_seq >= MOST_ENTRIES:
+        raise TooMany("this conversation has become too long: begin another one")
+    body = message.model_dump(mode="json", exclude_none=True) | {"by": acting_user.display_name}
+    return _say(conversation, "send", body)
+
+
+def stop(conversation: Conversation) -> int:
+    return _say(conversation, "stop", {})
+
+
+def begin_anew(conversation: Conversation) -> int:
+    """The model forgets what was said; the log keeps it."""
+    return _say(conversation, "new", {})
+
+
+@transaction.atomic
+def retry(conversation: Conversation) -> int:
+    """Ask the last message again.  Raises Refused where there is none, or where it is being answered."""
+    conversation = Conversation.objects.select_for_update().get(id=conversation.id)
+    _refuse_while_answering(conversation)
+    last = conversation.entries.filter(kind__in=("send", "new")).order_by("-seq").first()
+    if last is None or last.kind == "new":
+        raise Refused("nothing was said yet that could be asked again")
+    return _say(conversation, "retry", {})
+
+
+@transaction.atomic
+def delete_conversation(conversation: Conversation, *, acting_user: User) -> None:
+    run = conversation.run
+    record(conversation.team, acting_user, "conversation.delete", f"run {run.id}", number=run.number,
+           step=conversation.step)  # fmt: skip
+    conversation.delete()
+
+
+def forget_old_conversations() -> int:
+    return Conversation.objects.filter(used_at__lt=timezone.now() - KEPT_FOR).delete()[0]
+
+
+def _refuse_while_answering(conversation: Conversation) -> None:
+    """Raises Refused also for a message that the host has not read yet: two tabs may press at once."""
+    unread = Entry.objects.filter(
+        conversation=conversation, seq__gt=conversation.handled_seq, kind__in=("send", "retry")
+    )
+    if conversation.state in (State.WAITING, State.ANSWERING) or unread.exists():
+        raise Refused("an answer is under way: wait for it, or stop it first")
+
+
+def _say(conversation: Conversation, kind: str, body: dict[str, object]) -> int:
+    return append(conversation.id, [(kind, body)], used_at=timezone.now())

@@ -1,0 +1,276 @@
+"""``python -m workers.chats``: holds a process of ``engine chat`` for each conversation that is used.
+
+    page, REST ── send, stop, new, retry ──► log (rows) ◄── reading, tokens, said ... ── reader thread ◄─┐
+                                              │                                                        │
+                                    every LOOK_EVERY_S ──► ChatHost ── lines ──► engine chat ───────────┘
+
+One host serves all teams (an advisory lock says which); it is supervised, and after a kill begins with the log.  A
+process ends when nobody has used it for ``IDLE_S``, and when another conversation needs its place.  The host imports
+nothing of the engine but its published language.
+"""
+
+import os
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
+os.environ.setdefault("PALESTRA_DB_POOL", "0")
+
+import django
+
+django.setup()
+
+import signal  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Iterable  # noqa: E402
+from threading import Event, Thread  # noqa: E402
+from uuid import UUID  # noqa: E402
+
+import structlog  # noqa: E402
+from django.conf import settings  # noqa: E402
+from django.db import DatabaseError, connection  # noqa: E402
+from django.db.models import F  # noqa: E402
+from pydantic import BaseModel, ValidationError  # noqa: E402
+
+from engine.spec.chat import CHAT_OUTPUT, New, Stop  # noqa: E402
+from webapp.conversations.log import BY_PEOPLE, append, unanswered  # noqa: E402
+from webapp.conversations.models import WITH_PROCESS, Conversation, State  # noqa: E402
+
+LOOK_EVERY_S = 0.2
+IDLE_S = 600.0
+MOST_PER_TEAM = 2
+MOST_IN_ALL = 4
+LONGEST_LINE = 32 * 2**20
+"""Bytes of a line that is read from a process; all that it says is shorter."""
+LOCK = 0x70616C63
+"""The advisory lock of the host."""
+_WITHHELD = ("PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL")
+_STATES = {"ready": State.READY, "reading": State.ANSWERING, "finished": State.READY, "failed": State.READY}
+
+log = structlog.get_logger(__name__)
+
+
+class ChatProcess:
+    """One ``engine chat`` and the thread that writes what it says into the log."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation_id, self.team_id = conversation.id, conversation.team_id
+        self.used_at = time.monotonic()
+        self._end_is_written = False
+        self.is_idle = False
+        """Whether it could be ended without cutting an answer."""
+        self.ended_because: str | None = None
+        """Why the host ends it; None: it is to go on."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        self.process = subprocess.Popen(
+            _command(conversation), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            cwd=settings.ROOT, env={name: value for name, value in os.environ.items() if name not in _WITHHELD},
+        )  # fmt: skip
+        self._reader = Thread(target=self._read, name=f"chat-{conversation.id}", daemon=True)
+        self._reader.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._reader.is_alive()
+
+    def write_end(self) -> None:
+        """Say in the log how it ended, once."""
+        if not self._end_is_written:
+            self._write_end(self.process.wait())
+            self._end_is_written = True
+
+    def tell(self, *lines: BaseModel) -> None:
+        """A process that has just died is told nothing; its reader says so in the log."""
+        self.used_at, self.is_idle = time.monotonic(), False
+        assert self.process.stdin is not None
+        try:
+            for line in lines:
+                self.process.stdin.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            log.info("a chat has ended before it could be told", conversation=str(self.conversation_id))
+
+    def end(self, because: str) -> None:
+        if self.ended_because is None:
+            self.ended_because = because
+            self.process.kill()
+
+    def _read(self) -> None:
+        try:
+            self._write_lines()
+        except Conversation.DoesNotExist:
+            log.info("a conversation was deleted while it was answered", conversation=str(self.conversation_id))
+            self._end_is_written = True
+        except DatabaseError as error:  # the host says the rest in the log when it can be written again
+            log.warning("a chat is ended: the log cannot be written", error=str(error))
+        finally:
+            self.process.kill()
+            self.process.wait()
+            connection.close()
+
+    def _write_lines(self) -> None:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline(LONGEST_LINE):
+            try:
+                CHAT_OUTPUT.validate_json(line)
+            except ValidationError:
+                log.error("a chat says what no chat may say", conversation=str(self.conversation_id))
+                self.end("its process said what cannot be read")
+                break
+            self._write(line)
+        self.write_end()
+
+    def _write(self, line: bytes) -> None:
+        said = CHAT_OUTPUT.validate_json(line)
+        body = said.model_dump(mode="json", exclude_none=True)
+        fields = {"state": _STATES[said.kind], "reason": ""} if said.kind in _STATES else {}
+        self.is_idle = said.kind in ("ready", "finished", "failed") or (self.is_idle and said.kind not in _STATES)
+        append(self.conversation_id, [(said.kind, body)], **fields)
+
+    def _write_end(self, code: int) -> None:
+        if self.ended_because is not None:
+            body, state = {"reason": self.ended_because, "asked": True}, State.RESTING
+        else:
+            body, state = {"reason": self._how_it_ended(code), "asked": False}, State.FAILED
+        append(self.conversation_id, [("ended", body)], state=state, reason=body["reason"])
+
+    def _how_it_ended(self, code: int) -> str:
+        self._errors.seek(0)
+        said = self._errors.read()[-4000:].decode("utf-8", "replace").replace("\0", "").strip()
+        if code == 2:
+            return said or "the checkpoint cannot be talked with"
+        if code < 0:
+            return f"the process that samples was ended by {signal.Signals(-code).name}"
+        log.error("a chat ended", conversation=str(self.conversation_id), code=code, stderr=said)
+        return f"the process that samples ended with exit code {code}"
+
+
+def _command(conversation: Conversation) -> list[str]:
+    folder = settings.PALESTRA_RUNS / str(conversation.run_id)
+    command = [sys.executable, "-m", "engine", "chat", "--json", "--run", str(folder), "--step", str(conversation.step),
+               "--threads", "1"]  # fmt: skip
+    return [*command, "--environment", "own"] if conversation.with_tools else command
+
+
+class ChatHost:
+    """``tick`` does what is due; everything that it knows beside its processes stands in the rows."""
+
+    def __init__(self) -> None:
+        self.processes: dict[UUID, ChatProcess] = {}
+
+    def begin(self) -> None:
+        """Say of conversations whose process went with an earlier host that they have none."""
+        reason = "the process that samples has ended with the service"
+        orphans = Conversation.objects.filter(state__in=WITH_PROCESS).exclude(id__in=self.processes)
+        for conversation_id in orphans.values_list("id", flat=True):
+            append(conversation_id, [("ended", {"reason": reason, "asked": False})], state=State.FAILED, reason=reason)
+
+    def tick(self) -> None:
+        for process in [process for process in self.processes.values() if process.is_over]:
+            process.write_end()
+            del self.processes[process.conversation_id]
+        there = set(Conversation.objects.filter(id__in=self.processes).values_list("id", flat=True))
+        for process in self.processes.values():
+            if process.conversation_id not in there:
+                process.end("the conversation was deleted")
+            if process.is_idle and time.monotonic() - process.used_at > IDLE_S:
+                process.end(f"nobody has said anything for {IDLE_S / 60:.0f} minutes")
+        for conversation in Conversation.objects.filter(handled_seq__lt=F("said_seq")).order_by("used_at"):
+            self._handle(conversation)
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.end("the service was stopped")
+        for process in self.processes.values():
+            process.process.wait()
+
+    def _handle(self, conversation: Conversation) -> None:
+        """The conversation's next entry, if there is a process for it or need of none."""
+        entry = (
+            conversation.entries.filter(kind__in=BY_PEOPLE, seq__gt=conversation.handled_seq).order_by("seq").first()
+        )
+        if entry is None:
+            return
+        process = self.processes.get(conversation.id)
+        if process is not None and process.ended_because is not None:
+            return  # its end is not in the log yet
+        if entry.kind in ("send", "retry"):
+            if process is None and (process := self._started(conversation)) is None:
+                self._let_wait(conversation)
+                return
+            self._ask(process, conversation, entry.seq, is_new=process is not self.processes.get(conversation.id))
+            self.processes[conversation.id] = process
+        elif process is not None:
+            process.tell(Stop() if entry.kind == "stop" else New())
+        Conversation.objects.filter(id=conversation.id).update(handled_seq=entry.seq)
+
+    def _let_wait(self, conversation: Conversation) -> None:
+        """Until there is a place, or somebody stops it."""
+        stop = conversation.entries.filter(kind="stop", seq__gt=conversation.handled_seq).order_by("seq").first()
+        if stop is not None:
+            ended = {"reason": "it was stopped before there was a place for it", "asked": True}
+            append(conversation.id, [("ended", ended)], state=State.RESTING, reason="", handled_seq=stop.seq)
+        elif conversation.state != State.WAITING:
+            append(conversation.id, [], state=State.WAITING)
+
+    def _ask(self, process: ChatProcess, conversation: Conversation, seq: int, *, is_new: bool) -> None:
+        entries = list(conversation.entries.filter(seq__lte=seq).order_by("seq").values_list("kind", "body"))
+        history, asked = unanswered(entries)
+        if asked is None:
+            return
+        begins = [New(history=history)] if is_new or entries[-1][0] == "retry" else []
+        append(conversation.id, [], state=State.LOADING if is_new else State.ANSWERING, reason="")
+        process.tell(*begins, asked)
+
+    def _started(self, conversation: Conversation) -> ChatProcess | None:
+        """A process in a place that is free, or that an idle one gives up; None while there is none."""
+        of_team = [process for process in self.processes.values() if process.team_id == conversation.team_id]
+        for crowd, most in ((of_team, MOST_PER_TEAM), (list(self.processes.values()), MOST_IN_ALL)):
+            if len(crowd) >= most:
+                _end_oldest_idle(crowd)
+                return None
+        return ChatProcess(conversation)
+
+
+def _end_oldest_idle(crowd: Iterable[ChatProcess]) -> None:
+    idle = [process for process in crowd if process.is_idle]
+    if idle and not any(process.ended_because for process in crowd):
+        min(idle, key=lambda process: process.used_at).end("another conversation needed its place")
+
+
+def serve(stopping: Event) -> None:
+    """Until ``stopping``.  A database that restarts is waited for."""
+    host, is_host = ChatHost(), False
+    try:
+        while not stopping.wait(LOOK_EVERY_S):
+            try:
+                if not is_host and (is_host := _locked()):
+                    host.begin()
+                if is_host:
+                    host.tick()
+            except DatabaseError as error:
+                log.warning("the database cannot be reached", error=str(error))
+                is_host = False
+                connection.close()
+                stopping.wait(1.0)
+    finally:
+        host.close()
+
+
+def _locked() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [LOCK])
+        return bool(cursor.fetchone()[0])
+
+
+def main() -> None:
+    stopping = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    log.info("the chat host looks for conversations")
+    serve(stopping)
+
+
+if __name__ == "__main__":
+    main()
