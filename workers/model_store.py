@@ -197,7 +197,7 @@ def _report(version: ModelVersion, bytes_done: int) -> None:
     version.bytes_done = bytes_done
     rows = ModelVersion.objects.filter(id=version.id)
     rows.update(bytes_done=bytes_done, heartbeat_at=timezone.now())
-    if rows.filter(cancel_asked=False).first() is None:
+    if not rows.filter(cancel_asked=False).exists():
         raise Cancelled
 
 

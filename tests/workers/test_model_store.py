@@ -36,7 +36,7 @@ from workers import model_sources, model_store, model_tidy
 from workers.model_store import store_model
 from workers.reconcile import resend_lost_messages_about_models
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 Sent = list[tuple[str, tuple[str, ...]]]
 
 
@@ -556,6 +556,7 @@ def test_removed_versions_leave_no_files_unless_another_needs_them(imported: Imp
     assert not other.folder.exists()
 
 
+@pytest.mark.django_db(transaction=True)
 def test_tidying_removes_what_no_row_names_and_nothing_else(
     imported: Imported, team: Team, user: User, root: Path, monkeypatch: Any
 ) -> None:
