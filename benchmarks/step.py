@@ -49,10 +49,14 @@ context_tokens = 128
 [recipe]
 preset = "grpo"
 [[recipe.stages]]
-data = {kind = "demonstrations", count = 512, wrong_fraction = 0.6, tool_error_fraction = 0.2}
 steps = 40
 batch_size = 64
 learning_rate = 2e-3
+[recipe.stages.data]
+kind = "demonstrations"
+count = 512
+wrong_fraction = 0.6
+tool_error_fraction = 0.2
 [resources]
 threads = 1
 rollout_workers = 1

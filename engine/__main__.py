@@ -1,4 +1,4 @@
-"""``python -m engine``: train here, measure tasks, do a job of the service, talk with a model, check a spec, show recipes."""
+"""``python -m engine``: train, measure tasks, do service jobs, talk with a model, check a spec, list recipes."""
 
 import argparse
 import json

@@ -122,11 +122,11 @@ class ChatProcess:
         self.write_end()
 
     def _write(self, line: bytes) -> None:
-        said = CHAT_OUTPUT.validate_json(line)
-        body = said.model_dump(mode="json", exclude_none=True)
-        fields = {"state": _STATES[said.kind], "reason": ""} if said.kind in _STATES else {}
-        self.is_idle = said.kind in ("ready", "finished", "failed") or (self.is_idle and said.kind not in _STATES)
-        append(self.conversation_id, [(said.kind, body)], **fields)
+        output = CHAT_OUTPUT.validate_json(line)
+        body = output.model_dump(mode="json", exclude_none=True)
+        fields = {"state": _STATES[output.kind], "reason": ""} if output.kind in _STATES else {}
+        self.is_idle = output.kind in ("ready", "finished", "failed") or (self.is_idle and output.kind not in _STATES)
+        append(self.conversation_id, [(output.kind, body)], **fields)
 
     def _write_end(self, code: int) -> None:
         if self.ended_because is not None:
@@ -137,12 +137,12 @@ class ChatProcess:
 
     def _how_it_ended(self, code: int) -> str:
         self._errors.seek(0)
-        said = self._errors.read()[-4000:].decode("utf-8", "replace").replace("\0", "").strip()
+        written = self._errors.read()[-4000:].decode("utf-8", "replace").replace("\0", "").strip()
         if code == 2:
-            return said or "the checkpoint cannot be talked with"
+            return written or "the checkpoint cannot be talked with"
         if code < 0:
             return f"the process that samples was ended by {signal.Signals(-code).name}"
-        log.error("a chat ended", conversation=str(self.conversation_id), code=code, stderr=said)
+        log.error("a chat ended", conversation=str(self.conversation_id), code=code, stderr=written)
         return f"the process that samples ended with exit code {code}"
 
 
@@ -176,7 +176,7 @@ class ChatHost:
                 process.end("the conversation was deleted")
             if process.is_idle and time.monotonic() - process.used_at > IDLE_S:
                 process.end(f"nobody has said anything for {IDLE_S / 60:.0f} minutes")
-        for conversation in Conversation.objects.filter(handled_seq__lt=F("said_seq")).order_by("used_at"):
+        for conversation in Conversation.objects.filter(handled_seq__lt=F("asked_seq")).order_by("used_at"):
             self._handle(conversation)
 
     def close(self) -> None:

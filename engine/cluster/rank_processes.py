@@ -48,9 +48,11 @@ class RankProcesses:
 
     def _started(self, number: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", FOLLOW, str(self.leader.folder), str(number)]
-        environment = os.environ | _sees_device(number)
+        given = os.environ.get("PYTHONPATH")
+        code = os.pathsep.join([str(Path(__file__).parents[2]), *([given] if given else [])])
+        environment = os.environ | _sees_device(number) | {"PYTHONPATH": code}
         # In a session of its own: a Ctrl-C is the run's to hear, which then ends its ranks.
-        return subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[2], start_new_session=True)
+        return subprocess.Popen(command, env=environment, start_new_session=True)
 
     def _died(self) -> str | None:
         for number, process in enumerate(self._processes, start=1):

@@ -24,10 +24,10 @@ from engine.spec.chat import (
     ChatCall,
     ChatMessage,
     Finished,
+    FinishedTurn,
     FinishReason,
     Reading,
     Result,
-    Said,
     Sampling,
     Send,
     ShownToken,
@@ -40,7 +40,7 @@ from engine.spec.message import AssistantMessage, Message, ToolRequest
 from engine.spec.problems import Problem
 from engine.spec.trajectory import ToolCall
 
-Emit = Callable[[Reading | Tokens | Said | Result | Finished], None]
+Emit = Callable[[Reading | Tokens | FinishedTurn | Result | Finished], None]
 
 
 class DialogueRefused(ValueError):
@@ -208,13 +208,13 @@ class Dialogue:
         calls."""
         answer.stream = stream = TokenStream(answer.renderer, lambda tokens: self._emit_tokens(answer, tokens))
         self._generator.on_token = stream.sampled
-        telling = asyncio.create_task(stream.tell_regularly())
+        reporting = asyncio.create_task(stream.tell_regularly())
         try:
             seed = derived_seed(answer.sampling.seed, "chat", len(self._history))
             generated = await session.sample(transcript.history, seed=seed)
             stream.complete(generated)
         finally:
-            telling.cancel()
+            reporting.cancel()
         parsed = self._say(answer)
         if generated.stopped_by != "stop" or parsed is None:
             return "length" if generated.stopped_by == "length" else "context"
@@ -239,7 +239,7 @@ class Dialogue:
         self._history.append(turn)
         message = turn.parsed.message
         self._emit(
-            Said(
+            FinishedTurn(
                 id=answer.id,
                 turn=answer.turns,
                 message=_shown(message, stream.token_ids, answer.renderer),

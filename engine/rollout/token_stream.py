@@ -39,7 +39,7 @@ class TokenStream:
     def __init__(self, renderer: Renderer, tell: Callable[[list[ShownToken]], None]) -> None:
         self._renderer, self._tell = renderer, tell
         self._logprobs: list[float] = []
-        self._told = 0
+        self._reported = 0
         self.token_ids: list[int] = []
 
     def sampled(self, token: int, logprob: float) -> None:
@@ -54,11 +54,11 @@ class TokenStream:
 
     def tell(self) -> None:
         """What has not been told yet."""
-        if self._told == len(self.token_ids):
+        if self._reported == len(self.token_ids):
             return
         pieces = self._renderer.pieces(self.token_ids)
-        new = range(self._told, len(self.token_ids))
-        self._told = len(self.token_ids)
+        new = range(self._reported, len(self.token_ids))
+        self._reported = len(self.token_ids)
         self._tell(
             [ShownToken(token=self.token_ids[i], text=storable_text(pieces[i]), logprob=self._logprobs[i]) for i in new]
         )

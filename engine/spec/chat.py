@@ -176,7 +176,7 @@ class Tokens(Strict):
     tokens: list[ShownToken]
 
 
-class Said(Strict):
+class FinishedTurn(Strict):
     """A turn is over: what it says."""
 
     kind: Literal["said"] = "said"
@@ -234,6 +234,6 @@ class Failed(Strict):
 
 
 ChatOutput = Annotated[
-    Ready | Reading | Tokens | Said | Result | Finished | Failed, Field(discriminator="kind")
+    Ready | Reading | Tokens | FinishedTurn | Result | Finished | Failed, Field(discriminator="kind")
 ]  # fmt: skip
-CHAT_OUTPUT: TypeAdapter[Ready | Reading | Tokens | Said | Result | Finished | Failed] = TypeAdapter(ChatOutput)
+CHAT_OUTPUT: TypeAdapter[Ready | Reading | Tokens | FinishedTurn | Result | Finished | Failed] = TypeAdapter(ChatOutput)

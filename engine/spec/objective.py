@@ -251,11 +251,11 @@ class EvaluationOnly(Part):
     kind: Literal["evaluation"] = "evaluation"
     requires: ClassVar[Requirements] = (
         Requirement(
-            "cold_start_steps",
-            one_of(0),
-            "an evaluation trains nothing, and the cold start has {value} steps",
-            "set cold_start = false, or use objective.kind = \"none\" to train without RL",
-            field="cold_start.steps",
+            "stages",
+            one_of(()),
+            "an evaluation trains nothing, and has no supervised stages",
+            'set stages = [], or use objective.kind = "none" to train without RL',
+            field="stages",
         ),
         *(
             Requirement(

@@ -77,8 +77,6 @@ _PATTERNS = {
     "hub": "give it as org/name",
     "catalog": "give it as name@version",
     "revision": "give a commit, a tag or a branch by its plain name",
-    "file": "give a path without control characters",
-    "sha256": "give the 64 lowercase hexadecimal digits of the file's SHA-256",
     "run": "give a run's id, name or folder, without control characters",
     "api_key_variable": "give the name of a variable that begins with PALESTRA_JUDGE_",
 }

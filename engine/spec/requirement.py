@@ -130,7 +130,7 @@ def _refusals(
         named = _at(document, field.split("."))
         yield impossible(
             field,
-            "set" if isinstance(named, BaseModel) else value if named is None else named,
+            "set" if _is_large(named) else value if named is None else named,
             requirement.problem.format(**words),
             requirement.remedy.format(**words),
         )
@@ -142,3 +142,8 @@ def _at(document: BaseModel, path: list[str]) -> Any:
     for name in path:
         value = getattr(value, name, None)
     return value
+
+
+def _is_large(named: Any) -> bool:
+    """Whether it is a part of its own, or a list of such, which a line of an error should not quote."""
+    return isinstance(named, BaseModel) or (isinstance(named, tuple) and any(map(_is_large, named)))

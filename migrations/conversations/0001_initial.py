@@ -29,7 +29,7 @@ class Migration(migrations.Migration):
                 ('state', models.CharField(choices=[('resting', 'Resting'), ('waiting', 'Waiting'), ('loading', 'Loading'), ('ready', 'Ready'), ('answering', 'Answering'), ('failed', 'Failed')], default='resting', max_length=10)),
                 ('reason', models.TextField(blank=True)),
                 ('last_seq', models.BigIntegerField(default=0)),
-                ('said_seq', models.BigIntegerField(default=0)),
+                ('asked_seq', models.BigIntegerField(default=0)),
                 ('handled_seq', models.BigIntegerField(default=0)),
                 ('created_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='conversations', to='runs.run')),
@@ -53,7 +53,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='conversation',
-            index=models.Index(condition=models.Q(('handled_seq__lt', models.F('said_seq'))), fields=['used_at'], name='conversation_unread'),
+            index=models.Index(condition=models.Q(('handled_seq__lt', models.F('asked_seq'))), fields=['used_at'], name='conversation_unread'),
         ),
         migrations.AddConstraint(
             model_name='conversation',

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(trans
 HOSTILE = "<img src=x onerror=alert(1)></pre><script>alert(2)</script>"
 
 
-def said(content: str, **more: Any) -> dict[str, Any]:
+def turn_of(content: str, **more: Any) -> dict[str, Any]:
     message = {"role": "assistant", "content": content, "reasoning": "", "calls": [], "token_ids": [5], **more}
     return {"id": "", "turn": 0, "message": message}
 
@@ -67,10 +67,10 @@ def answer_with_a_tool(conversation: Conversation) -> None:
     call = {"id": "call-1", "name": "python", "arguments": {"code": "print(1 + 1)"}}
     append(conversation.id, [READING, tokens("<tool>", "print(1 + 1)")], state=State.ANSWERING)
     append(conversation.id, [
-        ("said", said("", calls=[call])),
+        ("said", turn_of("", calls=[call])),
         ("result", {"id": "", "turn": 0, "call": "call-1", "tool": "python", "output": HOSTILE, "status": "error",
                     "error_class": "name", "seconds": 0.02}),
-        READING, tokens("<answer>", "2", "</answer>"), ("said", said(f"2 {HOSTILE}")),
+        READING, tokens("<answer>", "2", "</answer>"), ("said", turn_of(f"2 {HOSTILE}")),
         ("finished", {"id": "", "reason": "answered", "usage": USAGE, "tools_begin_anew": False}),
     ], state=State.READY)  # fmt: skip
 

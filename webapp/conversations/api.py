@@ -66,7 +66,7 @@ class ConversationPage(Schema):
     next_cursor: str | None
 
 
-class SaidOut(Schema):
+class SentOut(Schema):
     seq: int = Field(description="The number of the entry; what answers it has higher ones")
 
 
@@ -123,44 +123,46 @@ def entries(
     return EntriesOut(items=items, next_after=items[-1].seq if items else after)
 
 
-@router.post(f"{PATH}/messages", response={202: SaidOut}, operation_id="send_messages", auth=TO_LAUNCH)
+@router.post(f"{PATH}/messages", response={202: SentOut}, operation_id="send_messages", auth=TO_LAUNCH)
 def send(request: HttpRequest, conversation_id: UUID, wanted: MessagesRequest) -> Status[object]:
     conversation = conversation_for(request, conversation_id, to="launch")
     user = caller_of(request).user
     message = Send(messages=wanted.messages, sampling=wanted.sampling)
 
-    def act() -> tuple[int, SaidOut]:
-        return 202, SaidOut(seq=services.send(conversation, message, acting_user=user))
+    def act() -> tuple[int, SentOut]:
+        return 202, SentOut(seq=services.send(conversation, message, acting_user=user))
 
     return once(request, conversation.team, act)
 
 
-@router.post(f"{PATH}/stop", response={202: SaidOut}, operation_id="stop_answer", auth=TO_LAUNCH)
+@router.post(f"{PATH}/stop", response={202: SentOut}, operation_id="stop_answer", auth=TO_LAUNCH)
 @without_body
 def stop(request: HttpRequest, conversation_id: UUID) -> Status[object]:
-    return _said(request, conversation_id, services.stop)
+    return _sent_to(request, conversation_id, services.stop)
 
 
-@router.post(f"{PATH}/new", response={202: SaidOut}, operation_id="begin_anew", auth=TO_LAUNCH)
+@router.post(f"{PATH}/new", response={202: SentOut}, operation_id="begin_anew", auth=TO_LAUNCH)
 @without_body
 def begin_anew(request: HttpRequest, conversation_id: UUID) -> Status[object]:
-    return _said(request, conversation_id, services.begin_anew)
+    return _sent_to(request, conversation_id, services.begin_anew)
 
 
-@router.post(f"{PATH}/retry", response={202: SaidOut}, operation_id="ask_again", auth=TO_LAUNCH)
+@router.post(f"{PATH}/retry", response={202: SentOut}, operation_id="ask_again", auth=TO_LAUNCH)
 @without_body
 def retry(request: HttpRequest, conversation_id: UUID) -> Status[object]:
-    return _said(request, conversation_id, services.retry)
+    return _sent_to(request, conversation_id, services.retry)
 
 
-@router.delete(PATH, response={204: None}, operation_id="delete_conversation", auth=TO_LAUNCH)
+@router.delete(PATH, response=ConversationOut, operation_id="delete_conversation", auth=TO_LAUNCH)
 @without_body
-def delete(request: HttpRequest, conversation_id: UUID) -> Status[object]:
+def delete(request: HttpRequest, conversation_id: UUID) -> ConversationOut:
+    """Answers with what it was."""
     conversation = conversation_for(request, conversation_id, to="launch")
+    was = ConversationOut.of(conversation)
     services.delete_conversation(conversation, acting_user=caller_of(request).user)
-    return Status(204, None)
+    return was
 
 
-def _said(request: HttpRequest, conversation_id: UUID, verb: Callable[[Conversation], int]) -> Status[object]:
+def _sent_to(request: HttpRequest, conversation_id: UUID, verb: Callable[[Conversation], int]) -> Status[object]:
     conversation = conversation_for(request, conversation_id, to="launch")
-    return once(request, conversation.team, lambda: (202, SaidOut(seq=verb(conversation))))
+    return once(request, conversation.team, lambda: (202, SentOut(seq=verb(conversation))))

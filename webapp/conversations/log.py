@@ -10,7 +10,7 @@ from engine.spec.chat import ChatMessage, Send
 from webapp.conversations.models import Conversation, Entry
 from webapp.runs.notify import notify_group
 
-Said = tuple[str, dict[str, Any]]
+NewEntry = tuple[str, dict[str, Any]]
 """A kind and a body."""
 BY_PEOPLE = ("send", "stop", "new", "retry")
 
@@ -19,7 +19,7 @@ def group_of(conversation_id: UUID | str) -> str:
     return f"conversation.{conversation_id}"
 
 
-def append(conversation_id: UUID, entries: Sequence[Said], **fields: Any) -> int:
+def append(conversation_id: UUID, entries: Sequence[NewEntry], **fields: Any) -> int:
     """Write them behind the others, with changes of the conversation; return the last number.
 
     Raises Conversation.DoesNotExist.
@@ -32,10 +32,10 @@ def append(conversation_id: UUID, entries: Sequence[Said], **fields: Any) -> int
         )
         conversation.last_seq += len(entries)
         if entries and entries[-1][0] in BY_PEOPLE:
-            conversation.said_seq = conversation.last_seq
+            conversation.asked_seq = conversation.last_seq
         for name, value in fields.items():
             setattr(conversation, name, value)
-        conversation.save(update_fields=["last_seq", "said_seq", *fields])
+        conversation.save(update_fields=["last_seq", "asked_seq", *fields])
         transaction.on_commit(lambda: notify_group(group_of(conversation_id)))
     return conversation.last_seq
 

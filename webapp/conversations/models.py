@@ -44,7 +44,7 @@ class Conversation(models.Model):
     state = models.CharField(max_length=10, choices=State.choices, default=State.RESTING)
     reason = models.TextField(blank=True)
     last_seq = models.BigIntegerField(default=0)
-    said_seq = models.BigIntegerField(default=0)
+    asked_seq = models.BigIntegerField(default=0)
     """The last entry of a person's."""
     handled_seq = models.BigIntegerField(default=0)
     """The last entry of a person's that the host has read."""
@@ -53,7 +53,9 @@ class Conversation(models.Model):
         indexes: ClassVar = [
             models.Index(fields=["team", "-used_at"], name="conversation_by_team"),
             models.Index(
-                fields=["used_at"], name="conversation_unread", condition=models.Q(handled_seq__lt=models.F("said_seq"))
+                fields=["used_at"],
+                name="conversation_unread",
+                condition=models.Q(handled_seq__lt=models.F("asked_seq")),
             ),
         ]
         constraints: ClassVar = [

@@ -22,7 +22,7 @@ from engine.durable import whole_folder, written
 from engine.spec.generation import MODELS_OWN, Distribution
 from engine.training.backends.interface import BatchLoss
 from engine.training.backends.ranks import Leader
-from engine.training.backends.sharding import SHARDS
+from engine.training.backends.sharding import SHARDS, refuse_missing_shards
 from engine.training.backends.torch import write_rest
 from engine.training.batch import Sample
 from engine.training.loss_terms.interface import LossTerm, PolicyOutputs, ValueOutputs
@@ -71,14 +71,16 @@ class ShardedBackend:
 
     def save(self, folder: Path, beside: Mapping[str, Any]) -> None:
         """Write ``model/`` (loadable by transformers), ``shards/`` and ``trainer.pt`` (what is equal on all ranks)."""
+        folder = Path(folder).resolve()  # another rank may work in another folder
         with whole_folder(folder) as partial:
             equal = self.everywhere("save_shards", partial / SHARDS)
+            refuse_missing_shards(partial / SHARDS)
             with written(folder / "model"):
                 self._leader.call("save_model", [(partial / "model",), *[(None,)] * (self._leader.size - 1)])
             write_rest(partial, folder, {**beside, **equal})
 
     def load(self, folder: Path) -> dict[str, Any]:
-        beside: dict[str, Any] = self.everywhere("load", Path(folder))
+        beside: dict[str, Any] = self.everywhere("load", Path(folder).resolve())
         return beside
 
     def everywhere(self, method: str, *arguments: Any, **named: Any) -> Any:

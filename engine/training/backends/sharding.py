@@ -153,6 +153,14 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         save_sharded(dict(tensors), storage_writer=FileSystemWriter(folder, sync_files=False))
 
 
+def refuse_missing_shards(folder: Path) -> None:
+    """Raise OSError where a rank has written its part somewhere else, e.g. on a disk that is not shared."""
+    described = FileSystemReader(folder).read_metadata().storage_data or {}
+    missing = sorted({part.relative_path for part in described.values()} - {path.name for path in folder.iterdir()})
+    if missing:
+        raise FileNotFoundError(f"{folder}: {', '.join(missing)} of another rank did not arrive here")
+
+
 def read_shards(folder: Path, held: Callable[[str], Tensor], rank: Rank) -> dict[str, Tensor]:
     """Read what ``write_shards`` wrote there on however many ranks, each laid out as ``held`` has the one of its name.
 

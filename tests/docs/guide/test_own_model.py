@@ -28,7 +28,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(900)
 def test_the_model_of_the_page_is_made_trained_opened_and_gone_on_from(tmp_path: Path) -> None:
     make, train = blocks("sh")
-    run, warm = blocks("toml")
+    run, ranks, warm = blocks("toml")
     (tmp_path / "tiny.toml").write_text(run)
     for command in (make, train):
         done = shell(command, tmp_path)
@@ -38,6 +38,10 @@ def test_the_model_of_the_page_is_made_trained_opened_and_gone_on_from(tmp_path:
     assert "Qwen3ForCausalLM" in opened.stdout, opened.stderr
     model = re.compile(r"^\[model\].*?(?=^\[recipe\])", re.MULTILINE | re.DOTALL)
     again = warm.replace('run = "tiny"', f'run = "{tmp_path}/run"')
-    (tmp_path / "warm.toml").write_text(model.sub(f"{again}\n", run).replace('name = "tiny"', 'name = "warm"'))
+    resources = re.compile(r"^\[resources\].*?(?=^\[schedule\])", re.MULTILINE | re.DOTALL)
+    warmed = resources.sub(f"{ranks}\n", model.sub(f"{again}\n", run)).replace('name = "tiny"', 'name = "warm"')
+    (tmp_path / "warm.toml").write_text(warmed)
     done = shell("python -m engine train warm.toml --in-process --run-dir warm", tmp_path)
     assert done.returncode == 0, done.stderr
+    shards = list((tmp_path / "warm" / "checkpoints" / "step-000001" / "shards").glob("*.distcp"))
+    assert len(shards) == 2

@@ -89,7 +89,7 @@ from engine.spec.run import RunSpec
 async def start():
     spec = RunSpec(
         name="t",
-        recipe={"cold_start": {"demonstrations": 16, "steps": 4, "batch_size": 4}},
+        recipe={"stages": [{"data": {"kind": "demonstrations", "count": 16}, "steps": 4, "batch_size": 4}]},
         resources={"trainer_ranks": 2, "threads": 1, "kv_slots": 4, "sandboxes": 1},
     )
     reported, folder = [], Path(sys.argv[1])
@@ -98,12 +98,13 @@ async def start():
     )
     try:
         await workers.start()
-        print("loss", await workers.cold_start(1, 2) > 0)
+        await workers.stage(0)
+        print("loss", (await workers.supervised(0, 1, 2))["loss"] > 0)
         await workers.sync_weights(0)
         (pid,) = (int(line.split()[-1]) for line in reported if line.startswith("rank-1 is process"))
         os.kill(pid, signal.SIGSTOP)
         asyncio.get_running_loop().call_later(1.0, os.kill, pid, signal.SIGKILL)
-        await workers.cold_start(3, 4)
+        await workers.supervised(0, 3, 4)
     except Exception as error:
         print(f"raised {type(error).__name__}: {error}")
     finally:

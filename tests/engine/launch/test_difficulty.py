@@ -20,8 +20,8 @@ from tests.engine.trainings import PARTS, ROOT, Training
 
 PLAIN = (
     PARTS.split("[recipe.credit]")[0]
-    + '[recipe]\npreset = "grpo"\n[recipe.cold_start]'
-    + (PARTS.split("[recipe.cold_start]")[1])
+    + '[recipe]\npreset = "grpo"\n[[recipe.stages]]'
+    + (PARTS.split("[[recipe.stages]]")[1])
 )
 """A policy that half knows its 24 tasks, by GRPO."""
 BATCH = 6
@@ -118,7 +118,7 @@ def test_another_measurement_does_not_go_on_in_the_folder_of_one(plain_toml: Pat
 
 
 def filtering(lines: str) -> str:
-    return PLAIN.replace("[recipe.cold_start]", f"[recipe.selection.difficulty]\n{lines}\n[recipe.cold_start]")
+    return PLAIN.replace("[[recipe.stages]]", f"[recipe.selection.difficulty]\n{lines}\n[[recipe.stages]]")
 
 
 def test_a_measurement_that_leaves_nothing_ends_well_and_no_run_goes_on_from_it(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ preset = "ipa"
 share = 1.0
 demonstrations = false
 teacher = "teacher.jsonl"
-[recipe.cold_start]
+[[recipe.stages]]
+data = {{kind = "demonstrations", count = 64}}
 steps = 10
-demonstrations = 64
 batch_size = 16
 {SCALE}"""
 """It can do next to nothing by itself; its words are other tokens than its teacher's characters."""

@@ -317,7 +317,7 @@ def test_a_run_compares_every_task_that_it_keeps_also_one_that_was_not_looked_at
     path.write_text("\n".join([*lines[:3], json.dumps(changed), *lines[4:]]))
     monkeypatch.setattr(task_filter, "spread", lambda numbers: list(numbers[:1]))
     spec = naming(path)
-    spec = spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"cold_start": None})})
+    spec = spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"stages": ()})})
     assert lacking(spec) == []
     rig = Rig(spec, tmp_path, service).start()
     assert rig.ended() == exit_codes.RUN_FAILED

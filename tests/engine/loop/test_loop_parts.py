@@ -230,8 +230,8 @@ def evaluation_rig(small_spec: RunSpec, tmp_path: Path, service: Any) -> Made:
 class Untrainable(InProcessWorkers):
     """Whoever wants to move a weight, or to save one, fails."""
 
-    async def cold_start(self, first: int, last: int) -> float:
-        raise AssertionError("a cold start")
+    async def supervised(self, number: int, first: int, last: int) -> dict[str, float]:
+        raise AssertionError("a supervised step")
 
     async def update(self, request: UpdateRequest) -> dict[str, float]:
         raise AssertionError("an update")

@@ -31,9 +31,11 @@ dropout = 0.1
 [recipe]
 preset = "grpo"
 [[recipe.stages]]
-data = {kind = "demonstrations", count = 16}
 steps = 3
 batch_size = 4
+[recipe.stages.data]
+kind = "demonstrations"
+count = 16
 [resources]
 threads = 1
 kv_slots = 4

@@ -38,7 +38,7 @@ def spec_of(model: dict[str, Any], teacher: Path | dict[str, str] | None = None,
             "dataset": {"train_tasks": TASKS},
             "model": model,
             "recipe": {
-                "cold_start": False,
+                "stages": [],
                 "reward": {"correct": 1.0, "wrong": -1.0, "tool_error": -0.25},
                 "expert_starts": {"share": 1.0, "demonstrations": False} | named | starts,
             },

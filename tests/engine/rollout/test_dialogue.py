@@ -16,9 +16,9 @@ from engine.spec.chat import (
     ChatCall,
     ChatMessage,
     Finished,
+    FinishedTurn,
     Reading,
     Result,
-    Said,
     Sampling,
     Send,
     Tokens,
@@ -70,14 +70,14 @@ class Streaming(ScriptedPolicy):
 
     def __init__(self, *turns: list[int], hangs_after: int | None = None) -> None:
         super().__init__(*turns, context_tokens=CONTEXT)
-        self.hangs_after, self.told = hangs_after, asyncio.Event()
+        self.hangs_after, self.heard = hangs_after, asyncio.Event()
 
     async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generated:
         if self.hangs_after is not None:
             for token in self.script(request)[0][: self.hangs_after]:
                 on_token(token, -0.5)
             self.hangs_after = None
-            self.told.set()
+            self.heard.set()
             await asyncio.Event().wait()
         generated = await self.generate(request)
         for token, logprob in zip(generated.token_ids, generated.logprobs, strict=True):
@@ -97,13 +97,13 @@ async def test_every_token_is_told_once_with_its_text_and_log_prob_whether_the_g
 ) -> None:
     talk = Talk(policy(answer("12"), answer("13")))
     assert (await talk.says("6+6=")).reason == "answered"
-    told = [token for line in talk.of(Tokens) for token in line.tokens]
-    assert [token.token for token in told] == answer("12")
-    assert "".join(token.text for token in told) == "<answer>12</answer>"
+    heard = [token for line in talk.of(Tokens) for token in line.tokens]
+    assert [token.token for token in heard] == answer("12")
+    assert "".join(token.text for token in heard) == "<answer>12</answer>"
     history = RENDERER.prompt([message("6+6=")], ())
-    assert [token.logprob for token in told] == logprobs_of(history, answer("12"))
-    [said] = talk.of(Said)
-    assert (said.message.content, said.message.token_ids) == ("12", answer("12"))
+    assert [token.logprob for token in heard] == logprobs_of(history, answer("12"))
+    [turn] = talk.of(FinishedTurn)
+    assert (turn.message.content, turn.message.token_ids) == ("12", answer("12"))
 
 
 async def test_the_next_message_is_read_behind_what_stands_there_already() -> None:
@@ -147,8 +147,8 @@ async def test_a_tool_that_floods_tells_only_so_much(python: ChosenTools) -> Non
 async def test_without_an_environment_a_call_is_left_to_the_person_who_may_answer_it() -> None:
     talk = Talk(ScriptedPolicy(call("print(1)"), answer("1")))
     assert (await talk.says("count")).reason == "calls"
-    [said] = talk.of(Said)
-    assert [call.name for call in said.message.calls] == ["print(1)"]
+    [turn] = talk.of(FinishedTurn)
+    assert [call.name for call in turn.message.calls] == ["print(1)"]
     assert (await talk.says(ChatMessage(role="tool", content="1", call="call-1"))).reason == "answered"
     assert talk.of(Reading)[1].text == "<output>1</output><assistant>"
 
@@ -157,13 +157,13 @@ async def test_a_stop_keeps_what_was_sampled_and_the_conversation_goes_on() -> N
     policy = Streaming(answer("1234567"), hangs_after=4)
     talk = Talk(policy)
     answering = asyncio.create_task(talk.dialogue.send(send("count"), most_seconds=60))
-    await policy.told.wait()
+    await policy.heard.wait()
     answering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await answering
-    [said], finished = talk.of(Said), talk.lines[-1]
+    [turn], finished = talk.of(FinishedTurn), talk.lines[-1]
     assert (finished.reason, finished.usage.sampled_tokens) == ("stopped", 4)
-    assert said.message.token_ids == answer("1234567")[:4]
+    assert turn.message.token_ids == answer("1234567")[:4]
     assert policy.released  # the slot is free again
     assert (await talk.says("go on")).reason == "answered"
     cut = [*answer("1234567")[:4], RENDERER.end_id]
@@ -178,7 +178,7 @@ async def test_a_stop_before_the_first_token_leaves_the_question_alone() -> None
     answering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await answering
-    assert (talk.of(Said), talk.lines[-1].reason) == ([], "stopped")
+    assert (talk.of(FinishedTurn), talk.lines[-1].reason) == ([], "stopped")
     assert (await talk.says("again")).reason == "answered"
 
 
@@ -203,7 +203,7 @@ async def test_a_turn_that_says_nothing_readable_is_told_and_stays() -> None:
     junk = [*TOKENIZER.encode("hm"), TOKENIZER.eos]
     talk = Talk(ScriptedPolicy(junk, answer("1")))
     assert (await talk.says("x")).reason == "malformed"
-    assert talk.of(Said)[0].problem == "neither one call nor one answer"
+    assert talk.of(FinishedTurn)[0].problem == "neither one call nor one answer"
     assert (await talk.says("again")).reason == "answered"
 
 
@@ -220,7 +220,7 @@ async def test_a_conversation_that_was_held_before_goes_on_with_the_same_tokens(
     """What is sampled after a restart is what would have been: the history is the tokens, not their text."""
     first = Talk(ScriptedPolicy(answer("12"), answer("13")))
     await first.says("6+6=")
-    held = [user("6+6="), first.of(Said)[0].message]
+    held = [user("6+6="), first.of(FinishedTurn)[0].message]
     await first.says("and?")
     again = ScriptedPolicy(answer("13"))
     second = Talk(again)

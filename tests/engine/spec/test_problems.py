@@ -210,10 +210,10 @@ CASES: list[tuple[dict[str, Any], str, Any, str, str]] = [
     ),
     (
         {"recipe": {"objective": {"kind": "evaluation"}}},
-        "recipe.cold_start.steps",
-        600,
-        "an evaluation trains nothing, and the cold start has 600 steps",
-        "set cold_start = false",
+        "recipe.stages",
+        "set",
+        "an evaluation trains nothing, and has no supervised stages",
+        "set stages = []",
     ),
     (
         {"recipe": {"preset": "evaluate", "credit": {"kind": "gae"}}},

@@ -361,6 +361,25 @@ def test_text_and_chat_lower_their_loss_one_after_the_other(tmp_path: Path, kind
     assert 0 < chat.loss_mask.sum() < len(chat) - 2
 
 
+@pytest.mark.parametrize("name", ["sft-chat", "sft-two-stage", "cpt"])
+def test_the_presets_learn_their_data(tmp_path: Path, name: str) -> None:
+    """With fewer steps, smaller batches and fewer demonstrations; the rest is theirs."""
+    lines_in(tmp_path, CHATS, "chat.jsonl")
+    lines_in(tmp_path, [{"text": text} for text in TEXTS], "text.jsonl")
+    recipe = Recipe.model_validate({"preset": name}).model_dump(mode="json")
+    for stage in recipe["stages"]:
+        stage |= {"steps": 2, "batch_size": 8, "batch_tokens": min(stage["batch_tokens"], 128)}
+        if stage["data"]["kind"] == "demonstrations":
+            stage["data"] |= {"count": 32, "wrong_fraction": 0.2}
+    learner = learner_for(run_spec(recipe, environment={"id": "python-math", "levels": [1]}), tmp_path)
+    learner.stages.read()
+    before = learner.weights()
+    for number in range(len(recipe["stages"])):
+        metrics = learner.supervised(number, 1, 2)
+        assert set(metrics) == ({"loss", "validation_loss"} if name == "sft-chat" else {"loss"})
+    assert not same_bits(learner.weights(), before)
+
+
 def test_a_bad_line_of_a_stage_ends_the_run_with_file_line_and_field(tmp_path: Path) -> None:
     file = lines_in(tmp_path, [*CHATS[:2], {"messages": [{"role": "robot", "content": "x"}]}])
     learner = learner_for(run_spec({"stages": [stage_of(file, "chat")]}), tmp_path)

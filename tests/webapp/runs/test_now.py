@@ -92,6 +92,9 @@ def test_a_cold_start_counts_its_own_steps_and_its_curve_leads() -> None:
     assert (now.unit, now.done, now.of, now.left) == ("Supervised step", 530, 600, "20 s of the cold start")
     assert now.leads == "cold-start"
     assert now_of(replace(COLD, phase="start")).leads == "cold-start"
+    assert now_of(replace(LAST, state="succeeded", total_steps=0, step=0)).leads == "cold-start", (
+        "it has no other curve"
+    )
     assert (now_of(LIVE).unit, now_of(LIVE).done, now_of(LIVE).of, now_of(LIVE).leads) == ("Step", 7, 40, "")
 
 

@@ -25,20 +25,25 @@ from transformers import AutoModelForCausalLM
 
 from engine.cluster.members import trainer_for
 from engine.cluster.rank_processes import RankProcesses
+from engine.durable import DamagedFile
 from engine.failures import NonFiniteGradient, RankLost
 from engine.models.shards import local
 from engine.spec.presets import preset_names
 from engine.spec.run import RunSpec
+from engine.spec.supervised import Stage
 from engine.training.backends.interface import TrainerBackend
 from engine.training.backends.ranks import Leader
 from engine.training.backends.registry import trainer_backend
 from engine.training.backends.sharded import ShardedBackend
+from engine.training.backends.sharding import refuse_missing_shards
 from engine.training.backends.torch import TorchBackend
-from engine.training.batch import Sample, sample_of
+from engine.training.batch import Sample, by_trajectory, sample_of
+from engine.training.examples import HeldExamples
 from engine.training.loss_terms.composition import RecipeLosses
 from engine.training.loss_terms.likelihood import LikelihoodLoss
 from engine.training.loss_terms.preference import PreferenceLoss
 from engine.training.loss_terms.value import ValueLoss
+from engine.training.stages import StageBatches
 from tests.engine.training.backends.test_pretrained import SAMPLES, spec_of
 from tests.engine.training.cast import run_spec
 
@@ -193,9 +198,22 @@ def test_a_critic_on_two_ranks_is_that_of_one_and_its_state_is_whole() -> None:
     assert learned[1] == pytest.approx(learned[0], rel=1e-4, abs=1e-5)
 
 
-def test_a_checkpoint_goes_on_from_one_rank_from_two_and_opens_in_transformers(tmp_path: Path) -> None:
+def test_a_part_that_is_not_where_the_others_are_is_an_error(tmp_path: Path) -> None:
+    with ranks(BUILTIN) as two:
+        two.backend.save(tmp_path / "saved", {})
+    (tmp_path / "saved" / "shards" / "__1_0.distcp").unlink()
+    with pytest.raises(FileNotFoundError, match=r"__1_0\.distcp of another rank"):
+        refuse_missing_shards(tmp_path / "saved" / "shards")
+    with pytest.raises(DamagedFile, match="shards"):
+        alone(BUILTIN).load(tmp_path / "saved")
+
+
+def test_a_checkpoint_goes_on_from_one_rank_from_two_and_opens_in_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = alone(spec_of("qwen3"))
     with ranks(spec_of("qwen3")) as two:
+        monkeypatch.chdir(tmp_path)  # here the ranks work in different folders
         for made in (one, two.backend):
             with pytest.raises(ValueError, match="longer than the context"):
                 made.logprobs([sample_of(list(range(200)), [False, *[True] * 199])])
@@ -204,7 +222,7 @@ def test_a_checkpoint_goes_on_from_one_rank_from_two_and_opens_in_transformers(t
             made.renew_optimizer(weight_decay=0.1)
         assert compared(two.backend) == pytest.approx(compared(one), rel=1e-4)
 
-        two.backend.save(tmp_path / "of-two", {"beside": torch.ones(2)})
+        two.backend.save(Path("of-two"), {"beside": torch.ones(2)})
         names = {path.name for path in (tmp_path / "of-two" / "shards").iterdir()}
         assert names == {".metadata", "__0_0.distcp", "__1_0.distcp"}
         weights = two.backend.weights()
@@ -355,13 +373,15 @@ def test_more_than_one_rank_without_a_leader_is_refused() -> None:
 
 def test_a_recipe_of_many_parts_learns_on_three_ranks_what_it_learns_on_one() -> None:
     """Of five samples, dealt to three: uneven shares in every pass."""
-    spec = spec_of("qwen3", recipe={"preset": "grpo", "kl": {"beta": 0.1}, "cold_start": {"steps": 2, "batch_size": 2}})
+    stage = Stage(steps=2, batch_size=2)
+    spec = spec_of("qwen3", recipe={"preset": "grpo", "kl": {"beta": 0.1}, "stages": [stage.model_dump()]})
     samples = [replace(sample, advantages=sample.advantages + 0.5) for sample in UNEVEN]
     weights = []
     one, processes = trainer_for(spec), RankProcesses(spec_on(spec, 3))
     try:
         for trainer in (one, trainer_for(spec_on(spec, 3), processes.leader)):
-            trainer.cold_start(SAMPLES, steps=2, first_step=0)
+            batches = StageBatches(stage, HeldExamples(by_trajectory(SAMPLES)), seed=0)
+            trainer.supervised(batches, steps=2, first_step=0)
             rows = zip(samples, trainer.old_logprobs(samples), strict=True)
             metrics = trainer.update([sample.with_old_logprobs(row) for sample, row in rows])
             assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-6)
