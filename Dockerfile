@@ -1,4 +1,4 @@
-# One image for web, worker, beat and the Ray head; docker-compose.yml says which it is.
+# One image for web, worker, beat, chats and the Ray head; docker-compose.yml says which it is.
 FROM python:3.11-slim-bookworm AS base
 
 RUN apt-get update \

@@ -1,4 +1,4 @@
-"""``python -m workers.chats``: holds a process of ``engine chat`` for each conversation that is used.
+"""``python -m workers.chats [--alive FILE]``: holds a process of ``engine chat`` for each conversation that is used.
 
     page, REST ── send, stop, new, retry ──► log (rows) ◄── reading, tokens, said ... ── reader thread ◄─┐
                                               │                                                        │
@@ -18,12 +18,14 @@ import django
 
 django.setup()
 
+import argparse  # noqa: E402
 import signal  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Iterable  # noqa: E402
+from pathlib import Path  # noqa: E402
 from threading import Event, Thread  # noqa: E402
 from uuid import UUID  # noqa: E402
 
@@ -147,10 +149,16 @@ class ChatProcess:
 
 
 def _command(conversation: Conversation) -> list[str]:
+    command = [sys.executable, "-m", "engine", "chat", "--json", "--threads", "1"]
+    if (version := conversation.model_version) is not None:
+        return [*command, "--model", str(version.folder)]
     folder = settings.PALESTRA_RUNS / str(conversation.run_id)
-    command = [sys.executable, "-m", "engine", "chat", "--json", "--run", str(folder), "--step", str(conversation.step),
-               "--threads", "1"]  # fmt: skip
+    command += ["--run", str(folder), "--step", str(conversation.step)]
     return [*command, "--environment", "own"] if conversation.with_tools else command
+
+
+def _deleted(conversation: Conversation) -> str:
+    return f"{conversation.version_name} was deleted"
 
 
 class ChatHost:
@@ -170,13 +178,16 @@ class ChatHost:
         for process in [process for process in self.processes.values() if process.is_over]:
             process.write_end()
             del self.processes[process.conversation_id]
-        there = set(Conversation.objects.filter(id__in=self.processes).values_list("id", flat=True))
+        there = Conversation.objects.in_bulk(list(self.processes))
         for process in self.processes.values():
             if process.conversation_id not in there:
                 process.end("the conversation was deleted")
+            elif there[process.conversation_id].version_is_gone:
+                process.end(_deleted(there[process.conversation_id]))
             if process.is_idle and time.monotonic() - process.used_at > IDLE_S:
                 process.end(f"nobody has said anything for {IDLE_S / 60:.0f} minutes")
-        for conversation in Conversation.objects.filter(handled_seq__lt=F("asked_seq")).order_by("used_at"):
+        asked = Conversation.objects.filter(handled_seq__lt=F("asked_seq")).order_by("used_at")
+        for conversation in asked.select_related("model_version__model"):
             self._handle(conversation)
 
     def close(self) -> None:
@@ -195,7 +206,9 @@ class ChatHost:
         process = self.processes.get(conversation.id)
         if process is not None and process.ended_because is not None:
             return  # its end is not in the log yet
-        if entry.kind in ("send", "retry"):
+        if conversation.version_is_gone and entry.kind in ("send", "retry"):
+            self._say_deleted(conversation)
+        elif entry.kind in ("send", "retry"):
             if process is None and (process := self._started(conversation)) is None:
                 self._let_wait(conversation)
                 return
@@ -204,6 +217,12 @@ class ChatHost:
         elif process is not None:
             process.tell(Stop() if entry.kind == "stop" else New())
         Conversation.objects.filter(id=conversation.id).update(handled_seq=entry.seq)
+
+    def _say_deleted(self, conversation: Conversation) -> None:
+        """To a message that came before the version was deleted."""
+        reason = _deleted(conversation)
+        ended = [("ended", {"reason": reason, "asked": False})]
+        append(conversation.id, ended, state=State.FAILED, reason=reason)
 
     def _let_wait(self, conversation: Conversation) -> None:
         """Until there is a place, or somebody stops it."""
@@ -239,8 +258,11 @@ def _end_oldest_idle(crowd: Iterable[ChatProcess]) -> None:
         min(idle, key=lambda process: process.used_at).end("another conversation needed its place")
 
 
-def serve(stopping: Event) -> None:
-    """Until ``stopping``.  A database that restarts is waited for."""
+def serve(stopping: Event, *, alive: Path | None = None) -> None:
+    """Until ``stopping``.  A database that restarts is waited for.
+
+    ``alive`` is touched whenever the host has looked for work, so that its age says whether it still does.
+    """
     host, is_host = ChatHost(), False
     try:
         while not stopping.wait(LOOK_EVERY_S):
@@ -249,6 +271,8 @@ def serve(stopping: Event) -> None:
                     host.begin()
                 if is_host:
                     host.tick()
+                if alive is not None:
+                    alive.touch()
             except DatabaseError as error:
                 log.warning("the database cannot be reached", error=str(error))
                 is_host = False
@@ -265,11 +289,14 @@ def _locked() -> bool:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m workers.chats", description="The host of conversations.")
+    parser.add_argument("--alive", type=Path, help="a file that is touched while conversations are looked after")
+    options = parser.parse_args()
     stopping = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     log.info("the chat host looks for conversations")
-    serve(stopping)
+    serve(stopping, alive=options.alive)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """The sandboxes of a rollout worker."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.rollout.sandbox_monitor import SandboxMonitor
-from engine.rollout.security_log import SecurityLog
+from engine.rollout.security_log import AlertEntry, SecurityLog
 from engine.spec.environment import Environment
 from engine.spec.security import Response
 from sandboxes.opened import opened
@@ -24,15 +24,22 @@ class MonitoredPool:
 
 
 @asynccontextmanager
-async def opened_sandboxes(environment: Environment, security_log: Path, *, size: int) -> AsyncIterator[MonitoredPool]:
+async def opened_sandboxes(
+    environment: Environment,
+    security_log: Path,
+    *,
+    size: int,
+    on_alert: Callable[[AlertEntry], None] | None = None,
+) -> AsyncIterator[MonitoredPool]:
     """Raises SandboxUnavailable at once if this machine cannot make sandboxes.
 
-    What they do is written below the folder ``security_log``.  An environment without sandbox never asks the
-    pool for a sandbox, and none is made.
+    What they do is written below the folder ``security_log``, and ``on_alert`` is told what is found in it.  An
+    environment without sandbox never asks the pool for a sandbox, and none is made.
     """
     sandbox = environment.sandbox
     response = Response() if sandbox is None else environment.response
-    monitor = SandboxMonitor(response, None if sandbox is None else sandbox.egress, SecurityLog(security_log))
+    policy = None if sandbox is None else sandbox.egress
+    monitor = SandboxMonitor(response, policy, SecurityLog(security_log), on_alert=on_alert)
     try:
         async with Pool(
             sandbox or SandboxSpec(),

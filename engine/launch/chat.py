@@ -47,9 +47,11 @@ from engine.rollout.renderers.chat import ChatRenderer
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.preflight import chat_problem
 from engine.rollout.renderers.template import TemplateRefused
+from engine.rollout.security_log import AlertEntry
 from engine.spec.chat import (
     CHAT_INPUT,
     LONGEST_LINE,
+    Alert,
     ChatMessage,
     ChatTool,
     Failed,
@@ -180,6 +182,17 @@ def _environment_from(choice: str | None, before: RunSpec | None) -> RunSpec:
     return before or RunSpec(name="chat")
 
 
+def alert_line(entry: AlertEntry) -> Alert:
+    found = entry.finding
+    return Alert(
+        rule=found.rule,
+        title=found.title,
+        severity=found.severity,
+        subject=found.subject,
+        frozen=entry.quarantined,
+    )
+
+
 class Out:
     """JSON lines; whoever reads them may have gone, which ends the chat."""
 
@@ -204,6 +217,8 @@ class TextOut(Out):
                 text = "".join(token.text for token in tokens)
             case Result(tool=tool, output=output):
                 text = f"\n[{tool}] {output}\n"
+            case Alert(rule=rule, subject=subject, frozen=frozen):
+                text = f"\n[alert {rule}: {subject}{'; the sandbox is frozen' if frozen else ''}]\n"
             case Finished(reason=reason):
                 text = f"\n({reason})\n"
             case Failed():
@@ -245,10 +260,17 @@ class _Chat:
     async def _chosen_tools(self, held: AsyncExitStack) -> ChosenTools | None:
         if self._options.environment is None:
             return None
+        """Raises BadSpec where this machine makes no sandboxes."""
         environment = environment_for(self._spec.environment, self._spec.dataset)
         task = environment.tasks("heldout")[self._options.task]
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="palestra-chat-"))
-        sandboxes = await held.enter_async_context(opened_sandboxes(self._spec.environment, Path(folder), size=1))
+        opening = opened_sandboxes(
+            self._spec.environment, Path(folder), size=1, on_alert=lambda entry: self._out(alert_line(entry))
+        )
+        try:
+            sandboxes = await held.enter_async_context(opening)
+        except SandboxUnavailable as unavailable:
+            raise BadSpec([f"environment.sandbox: {unavailable}; talk without tools"]) from unavailable
         return ChosenTools(environment, task, sandboxes.pool, sandboxes.monitor)
 
     def _renderers(self) -> Callable[[str], Renderer]:

@@ -15,7 +15,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -48,12 +48,23 @@ _RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
 class SandboxMonitor:
-    """One per worker; belongs to one event loop.  ``on_record`` and ``on_action`` are for the pool of its sandboxes."""
+    """One per worker; belongs to one event loop.  ``on_record`` and ``on_action`` are for the pool of its sandboxes.
 
-    def __init__(self, response: Response, policy: EgressPolicy | None, security_log: SecurityLog) -> None:
+    ``on_alert`` is told every alert, in that loop.
+    """
+
+    def __init__(
+        self,
+        response: Response,
+        policy: EgressPolicy | None,
+        security_log: SecurityLog,
+        *,
+        on_alert: Callable[[AlertEntry], None] | None = None,
+    ) -> None:
         self._response = response
         self._policy = policy or EgressPolicy()
         self._security_log = security_log
+        self._on_alert = on_alert
         self._loop = asyncio.get_running_loop()
         self._held: dict[str, tuple[Sandbox, EpisodeMonitor]] = {}
         self._freezing: set[asyncio.Task[None]] = set()
@@ -133,6 +144,8 @@ class SandboxMonitor:
             finding=finding,
             quarantined=alarming,
         )
+        if self._on_alert is not None:
+            self._loop.call_soon_threadsafe(self._on_alert, alert)
         if alarming:
             self._loop.call_soon_threadsafe(self._freeze, alert)
         self.turns.alerted(alert.origin)

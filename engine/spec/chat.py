@@ -1,7 +1,7 @@
 """What a chat with a model says in both directions: JSON lines between ``python -m engine chat`` and whoever runs it.
 
     in    send (messages, sampling), stop, new
-    out   ready, then of each send: reading, tokens, calls, result ... and one finished or failed
+    out   ready, then of each send: reading, tokens, said, result ... and one finished or failed; alert at any time
 
 Lines are numbered by nobody: the process that starts a chat keeps what it wants to show again.
 """
@@ -199,6 +199,19 @@ class Result(Strict):
     seconds: float
 
 
+class Alert(Strict):
+    """A detector has found something in what the sandbox of the tools did."""
+
+    kind: Literal["alert"] = "alert"
+    rule: str
+    title: str
+    severity: Literal["info", "warning", "critical"]
+    subject: str
+    """What it is about: a destination, a program."""
+    frozen: bool
+    """Whether the sandbox is frozen for it, as the response policy of the environment says."""
+
+
 class Usage(Strict):
     turns: int
     read_tokens: int
@@ -233,7 +246,6 @@ class Failed(Strict):
     remedy: str
 
 
-ChatOutput = Annotated[
-    Ready | Reading | Tokens | FinishedTurn | Result | Finished | Failed, Field(discriminator="kind")
-]  # fmt: skip
-CHAT_OUTPUT: TypeAdapter[Ready | Reading | Tokens | FinishedTurn | Result | Finished | Failed] = TypeAdapter(ChatOutput)
+ChatLine = Ready | Reading | Tokens | FinishedTurn | Result | Alert | Finished | Failed
+ChatOutput = Annotated[ChatLine, Field(discriminator="kind")]
+CHAT_OUTPUT: TypeAdapter[ChatLine] = TypeAdapter(ChatOutput)

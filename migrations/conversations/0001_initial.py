@@ -13,7 +13,8 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('accounts', '0002_idempotent_response'),
-        ('runs', '0006_words'),
+        ('catalog', '0002_models'),
+        ('runs', '0008_stages'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
@@ -22,7 +23,8 @@ class Migration(migrations.Migration):
             name='Conversation',
             fields=[
                 ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False)),
-                ('step', models.PositiveIntegerField()),
+                ('step', models.PositiveIntegerField(null=True)),
+                ('version_name', models.CharField(blank=True, max_length=120)),
                 ('with_tools', models.BooleanField(default=False)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('used_at', models.DateTimeField(default=django.utils.timezone.now)),
@@ -32,7 +34,8 @@ class Migration(migrations.Migration):
                 ('asked_seq', models.BigIntegerField(default=0)),
                 ('handled_seq', models.BigIntegerField(default=0)),
                 ('created_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='conversations', to='runs.run')),
+                ('model_version', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='conversations', to='catalog.modelversion')),
+                ('run', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='conversations', to='runs.run')),
                 ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='conversations', to='accounts.team')),
             ],
         ),
@@ -58,6 +61,10 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='conversation',
             constraint=models.CheckConstraint(condition=models.Q(('state__in', ['resting', 'waiting', 'loading', 'ready', 'answering', 'failed'])), name='conversation_state_is_known'),
+        ),
+        migrations.AddConstraint(
+            model_name='conversation',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('model_version', None), ('run__isnull', False), ('step__isnull', False), ('version_name', '')), models.Q(('run', None), ('step', None), ('version_name__gt', '')), _connector='OR'), name='conversation_is_with_a_step_or_a_version'),
         ),
         migrations.AddConstraint(
             model_name='entry',

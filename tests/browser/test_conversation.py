@@ -101,6 +101,24 @@ def test_from_the_checkpoint_list_to_an_answer(
     assert complaints == []
 
 
+def test_an_alert_of_the_tools_sandbox_stands_in_the_conversation_as_text(
+    page: Page, web: Web, conversation: Conversation
+) -> None:
+    alert = {"rule": "ssh-outbound", "title": "It speaks SSH", "severity": "critical", "subject": HOSTILE,
+             "frozen": True}  # fmt: skip
+    append(conversation.id, [("send", {"messages": [{"role": "user", "content": "1+1="}]}), READING], handled_seq=1)
+    append(conversation.id, [("alert", alert), ("said", turn_of("2"))])
+    append(conversation.id, [("alert", alert | {"frozen": False, "subject": "203.0.113.7:2222"})], state=State.READY)
+    page.goto(f"{web.url}/conversations/{conversation.id}/")
+    shown = page.locator("#talk .said.alerted")
+    expect(shown).to_have_count(2)
+    expect(shown.first.locator(".who-said")).to_contain_text("Alert: ssh-outbound")
+    expect(shown.first.locator(".who-said")).to_contain_text("the sandbox is frozen")
+    expect(shown.first.locator("pre")).to_have_text(f"It speaks SSH\n{HOSTILE}")
+    expect(shown.last).not_to_contain_text("frozen")
+    assert page.locator("#talk img, #talk script").count() == 0
+
+
 def test_what_is_streamed_stands_there_before_the_turn_is_over_in_both_tabs(
     page: Page, tab: Callable[..., Page], web: Web, sample: Sample, conversation: Conversation
 ) -> None:

@@ -13,12 +13,12 @@ from devtools.web import configuration
 
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
-OURS = ("web", "migrate", "worker", "beat", "ray-head", "sandboxes", "megatron")
+OURS = ("web", "migrate", "worker", "beat", "chats", "ray-head", "sandboxes", "megatron")
 GPU = ("sglang", "megatron")
 
 
 def test_every_process_of_the_architecture_is_there() -> None:
-    always = {"web", "migrate", "worker", "beat", "ray-head", "postgres", "valkey"}
+    always = {"web", "migrate", "worker", "beat", "chats", "ray-head", "postgres", "valkey"}
     assert set(SERVICES) == always | {"sandboxes", *GPU}
     assert SERVICES["sandboxes"]["profiles"] == ["sandboxes"]
     assert {name for name, one in SERVICES.items() if one.get("profiles") == ["gpu"]} == set(GPU)
@@ -53,6 +53,23 @@ def test_no_secret_stands_in_the_file(name: str) -> None:
 
 def test_the_sandbox_service_gets_no_secret_at_all() -> None:
     assert SERVICES["sandboxes"]["env_file"] == []
+
+
+def test_what_makes_sandboxes_knows_no_secret_of_the_service() -> None:
+    """Only these run without Docker's profiles: a sandbox that breaks finds no address of the database."""
+    unconfined = {name for name, one in SERVICES.items() if "seccomp:unconfined" in one.get("security_opt", [])}
+    assert unconfined == {"ray-head", "sandboxes"}
+    assert not any(".env.production" in SERVICES[name]["env_file"] for name in unconfined)
+
+
+def test_the_host_of_conversations_reads_what_it_loads_and_changes_none_of_it() -> None:
+    chats, worker = SERVICES["chats"], SERVICES["worker"]
+    read = {volume.removesuffix(":ro") for volume in chats["volumes"] if volume.endswith(":ro")}
+    assert len(read) == len(chats["volumes"])
+    assert read < {volume.removesuffix(":ro") for volume in worker["volumes"]}
+    assert chats["read_only"] is True
+    assert chats["command"][-2:] == ["--alive", "/tmp/chats-alive"]
+    assert "-name chats-alive " in chats["healthcheck"]["test"][-1]
 
 
 @pytest.mark.parametrize("name", ["ray-head", "megatron", "sglang"])

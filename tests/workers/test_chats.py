@@ -1,25 +1,32 @@
 """The host of conversations, with real processes that really sample."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import psutil
 import pytest
+from django.db import DatabaseError
 from django.utils import timezone
 
 from engine.spec.chat import ChatMessage, Send
 from engine.spec.run import RunSpec
 from tests.engine.trainings import RUN
+from tests.webapp.models import ready_version
+from webapp import queue
 from webapp.accounts.models import User
 from webapp.accounts.services import create_team
+from webapp.catalog.models import ModelVersion
 from webapp.conversations import log, services
 from webapp.conversations.models import Conversation, State
+from webapp.library.services import delete_version
 from webapp.runs.models import Checkpoint, Run
 from workers import chats
 from workers.chats import ChatHost
@@ -55,6 +62,26 @@ def talked_run(user: User, trained: Path, settings: Any, tmp_path: Path, monkeyp
     return run
 
 
+@pytest.fixture(scope="module")
+def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Of a folder that can really be talked with."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "engine", "make-model", str(folder)], env=env, check=True, timeout=600)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def version(
+    user: User, tiny_files: dict[str, bytes], settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ModelVersion:
+    monkeypatch.setattr(log, "notify_group", lambda _group: None)
+    monkeypatch.setattr(queue, "_send_now", lambda *_: None)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    settings.PALESTRA_MODELS = tmp_path / "models"
+    return ready_version(create_team("Blue", acting_user=user), "tiny", files=tiny_files)
+
+
 @pytest.fixture
 def host() -> Iterator[ChatHost]:
     host = ChatHost()
@@ -66,9 +93,12 @@ def host() -> Iterator[ChatHost]:
 
 
 class Talk:
-    def __init__(self, host: ChatHost, run: Run, user: User, *, tools: bool = False) -> None:
+    def __init__(self, host: ChatHost, of: Run | ModelVersion, user: User, *, tools: bool = False) -> None:
         self.host, self.user = host, user
-        self.row = services.begin_conversation(run, None, with_tools=tools, acting_user=user)
+        if isinstance(of, Run):
+            self.row = services.begin_conversation(of, None, with_tools=tools, acting_user=user)
+        else:
+            self.row = services.begin_with_version(of, acting_user=user)
 
     def says(self, text: str, **sampling: Any) -> None:
         message = Send.model_validate({"messages": [{"role": "user", "content": text}], "sampling": sampling})
@@ -227,6 +257,68 @@ def test_a_host_that_begins_says_of_whom_the_last_one_held_that_their_processes_
     Conversation.objects.filter(id=talk.row.id).update(state=State.ANSWERING)
     ChatHost().begin()
     assert (talk.state, talk.last("ended")["asked"]) == (State.FAILED, False)
+
+
+def test_a_version_of_a_model_answers_from_its_own_folder_until_it_is_deleted(
+    host: ChatHost, version: ModelVersion, user: User
+) -> None:
+    talk = Talk(host, version, user)
+    talk.says("1+1=", most_tokens=4)
+    talk.answered()
+    assert str(version.folder) in talk.process.cmdline()
+    assert talk.last("finished")["usage"]["sampled_tokens"] in range(1, 5)
+    delete_version(version, acting_user=user)
+    talk.until(lambda talk: talk.state == State.RESTING)
+    assert talk.last("ended") == {"reason": "tiny@1 was deleted", "asked": True}
+    host.tick()
+    assert host.processes == {}
+
+
+def test_a_message_that_came_before_its_version_was_deleted_is_told_so(
+    host: ChatHost, version: ModelVersion, user: User
+) -> None:
+    talk = Talk(host, version, user)
+    talk.says("1+1=")
+    services.stop(talk.row)
+    delete_version(version, acting_user=user)
+    talk.until(lambda talk: talk.state == State.FAILED and talk.row.handled_seq == talk.row.asked_seq == 2)
+    assert talk.kinds() == ["send", "stop", "ended"]
+    assert talk.last("ended") == {"reason": "tiny@1 was deleted", "asked": False}
+    assert host.processes == {}
+
+
+def test_a_version_whose_files_are_gone_is_told(host: ChatHost, version: ModelVersion, user: User) -> None:
+    talk = Talk(host, version, user)
+    shutil.rmtree(version.folder)
+    talk.says("1+1=")
+    talk.until(lambda talk: talk.state == State.FAILED)
+    assert "there is no such folder" in talk.last("ended")["reason"]
+
+
+class StopsAfter(Event):
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.times -= 1
+        return self.times < 0
+
+
+def test_a_host_shows_that_it_looks_after_conversations_and_not_while_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = tmp_path / "alive"
+
+    def unreachable(_host: ChatHost) -> None:
+        raise DatabaseError("gone")
+
+    with monkeypatch.context() as without_database:
+        without_database.setattr(ChatHost, "tick", unreachable)
+        chats.serve(StopsAfter(1), alive=alive)
+    assert not alive.exists()
+    chats.serve(StopsAfter(1), alive=alive)
+    assert alive.exists()
 
 
 def test_secrets_are_withheld_from_the_process(

@@ -139,7 +139,12 @@ def _value(value: Any) -> str:
 
 
 def _talked(verb: str) -> Callable[[AuditEntry], Words]:
-    return lambda entry: [verb, f"step {entry.details.get('step')} of", _run(entry)]
+    def words_of(entry: AuditEntry) -> Words:
+        if entry.target.startswith("model-version "):
+            return _of_model(verb)(entry)
+        return [verb, f"step {entry.details.get('step')} of", _run(entry)]
+
+    return words_of
 
 
 _SENTENCES: dict[str, Callable[[AuditEntry], Words]] = {

@@ -11,7 +11,9 @@ from webapp.conversations.models import Conversation
 
 def conversation_for(who: Who, conversation_id: UUID | str, *, to: Action = "read") -> Conversation:
     """Raises Http404 for strangers, PermissionDenied for a role too low."""
-    found = Conversation.objects.select_related("team", "run").filter(id=conversation_id).first()
+    found = (
+        Conversation.objects.select_related("team", "run", "model_version__model").filter(id=conversation_id).first()
+    )
     if found is None:
         raise Http404
     allowed(who, found.team, to)

@@ -2,20 +2,22 @@
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 from django.http import HttpRequest
 from ninja import Router, Schema, Status
 from ninja.params.functions import Query
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from engine.spec.chat import ChatMessage, Sampling, Send
+from engine.spec.impossible import impossible
 from engine.spec.strict import Strict
 from webapp.accounts.access import caller_of
 from webapp.api.cursors import MOST_PER_PAGE, page_of
 from webapp.api.doors import somewhere, to_one, without_body
 from webapp.api.idempotency import once
+from webapp.catalog.access import version_for
 from webapp.conversations import services
 from webapp.conversations.access import conversation_for, conversations_of
 from webapp.conversations.models import Conversation
@@ -27,12 +29,26 @@ PATH = "/conversations/{uuid:conversation_id}"
 
 
 class ConversationRequest(Strict):
-    run: UUID
+    run: UUID | None = None
     """With one of whose checkpoints."""
+    model_version: int | None = Field(default=None, ge=1, lt=2**63)
+    """In place of a run: the id of a version of a model."""
     step: int | None = Field(default=None, ge=0, lt=2**31)
     """Of the checkpoint; absent: the newest."""
     tools: bool = False
     """Whether the tools of the run's environment answer calls, in sandboxes under the run's egress policy."""
+
+    @model_validator(mode="after")
+    def _names_one_model(self) -> Self:
+        if self.model_version is None:
+            if self.run is None:
+                raise impossible("run", None, "a conversation is with a model", "name a run or a model_version")
+            return self
+        for field in ("run", "step", "tools"):
+            if (value := getattr(self, field)) is not None and value is not False:
+                problem = f"{field} is of a run's checkpoint, and the conversation is with a version of a model"
+                raise impossible(field, value, problem, f"remove {field} or model_version")
+        return self
 
 
 class MessagesRequest(Strict):
@@ -43,8 +59,10 @@ class MessagesRequest(Strict):
 class ConversationOut(Schema):
     id: UUID
     team: str
-    run: UUID
-    step: int
+    run: UUID | None
+    step: int | None
+    model_version: int | None = Field(description="Absent also where the version was deleted")
+    version_name: str = Field(description="Of a version of a model: name@number, also when it is gone")
     tools: bool
     state: str
     reason: str
@@ -56,6 +74,7 @@ class ConversationOut(Schema):
     def of(cls, conversation: Conversation) -> "ConversationOut":
         return cls(
             id=conversation.id, team=conversation.team.slug, run=conversation.run_id, step=conversation.step,
+            model_version=conversation.model_version_id, version_name=conversation.version_name,
             tools=conversation.with_tools, state=conversation.state, reason=conversation.reason,
             last_seq=conversation.last_seq, created_at=conversation.created_at, used_at=conversation.used_at,
         )  # fmt: skip
@@ -86,8 +105,16 @@ class EntriesOut(Schema):
     "/conversations", response={201: ConversationOut}, operation_id="begin_conversation", auth=somewhere("launch")
 )
 def begin(request: HttpRequest, wanted: ConversationRequest) -> Status[object]:
-    run = run_for(request, wanted.run, to="launch")
     user = caller_of(request).user
+    if wanted.model_version is not None:
+        version = version_for(request, wanted.model_version, to="launch")
+
+        def act_with_version() -> tuple[int, ConversationOut]:
+            return 201, ConversationOut.of(services.begin_with_version(version, acting_user=user))
+
+        return once(request, version.model.team, act_with_version)
+    assert wanted.run is not None  # the request names one of the two
+    run = run_for(request, wanted.run, to="launch")
 
     def act() -> tuple[int, ConversationOut]:
         begun = services.begin_conversation(run, wanted.step, with_tools=wanted.tools, acting_user=user)

@@ -1,4 +1,4 @@
-"""A conversation of a team with a checkpoint, as a log that pages follow and that a process answers.
+"""A conversation of a team with a checkpoint or a version of a model: a log that pages follow and a process answers.
 
 The rows are the truth: a process that samples reads from them what was said and writes to them what it says; when it
 is gone, another one begins with the same log.
@@ -11,6 +11,7 @@ from django.db import models
 from django.utils import timezone
 
 from webapp.accounts.models import Team, User
+from webapp.catalog.models import ModelVersion
 from webapp.runs.models import Run
 
 
@@ -30,11 +31,16 @@ WITH_PROCESS = frozenset({State.LOADING, State.READY, State.ANSWERING})
 
 
 class Conversation(models.Model):
+    """With a step of a run, or with a version of a model."""
+
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="conversations")
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="conversations")
-    step = models.PositiveIntegerField()
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, null=True, related_name="conversations")
+    step = models.PositiveIntegerField(null=True)
     """Of the run's checkpoint."""
+    model_version = models.ForeignKey(ModelVersion, on_delete=models.SET_NULL, null=True, related_name="conversations")
+    version_name = models.CharField(max_length=120, blank=True)
+    """``name@number`` of the version; it stays when the version is deleted."""
     with_tools = models.BooleanField(default=False)
     """Whether the tools of the run's environment answer its calls, in sandboxes under the run's egress policy."""
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
@@ -59,11 +65,21 @@ class Conversation(models.Model):
             ),
         ]
         constraints: ClassVar = [
-            models.CheckConstraint(condition=models.Q(state__in=State.values), name="conversation_state_is_known")
+            models.CheckConstraint(condition=models.Q(state__in=State.values), name="conversation_state_is_known"),
+            models.CheckConstraint(
+                condition=models.Q(run__isnull=False, step__isnull=False, model_version=None, version_name="")
+                | models.Q(run=None, step=None, version_name__gt=""),
+                name="conversation_is_with_a_step_or_a_version",
+            ),
         ]
 
     def __str__(self) -> str:
-        return f"step {self.step} of run #{self.run.number}"
+        return self.version_name if self.run is None else f"step {self.step} of run #{self.run.number}"
+
+    @property
+    def version_is_gone(self) -> bool:
+        """Whether nobody can answer any more, since the version was deleted."""
+        return self.run_id is None and self.model_version_id is None
 
 
 class Entry(models.Model):

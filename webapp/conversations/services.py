@@ -11,6 +11,7 @@ from django.utils import timezone
 from engine.spec.chat import Send
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
+from webapp.catalog.models import ModelVersion, VersionState
 from webapp.conversations.log import append
 from webapp.conversations.models import Conversation, Entry, State
 from webapp.refusals import Invalid, Refused, TooMany
@@ -33,10 +34,7 @@ def begin_conversation(run: Run, step: int | None, *, with_tools: bool, acting_u
     if chosen not in steps:
         shown = ", ".join(map(str, steps))
         raise Invalid.field("step", chosen, "the run has no checkpoint of this step on the disk", f"use one of {shown}")
-    Team.objects.select_for_update().get(id=run.team_id)
-    kept = Conversation.objects.filter(team=run.team).order_by("-used_at").values_list("id", flat=True)
-    if surplus := list(kept[MOST_PER_TEAM - 1 :]):
-        Conversation.objects.filter(id__in=surplus).delete()
+    _make_room(run.team_id)
     conversation = Conversation.objects.create(
         team=run.team, run=run, step=chosen, with_tools=with_tools, created_by=acting_user
     )
@@ -46,9 +44,39 @@ def begin_conversation(run: Run, step: int | None, *, with_tools: bool, acting_u
 
 
 @transaction.atomic
+def begin_with_version(version: ModelVersion, *, acting_user: User) -> Conversation:
+    """With a version of a model; it has no environment, so no tools.  Raises Refused for one that is not ready."""
+    _make_room(version.model.team_id)
+    # Under the team's lock, as versions are deleted.
+    rows = ModelVersion.objects.select_for_update(of=("self",)).select_related("model__team")
+    found = rows.filter(id=version.id).first()
+    if found is None:
+        raise Refused(f"{version} was deleted meanwhile")
+    if found.state != VersionState.READY:
+        raise Refused(f"the version is {found.state}; only a ready one can be talked with")
+    conversation = Conversation.objects.create(
+        team=found.model.team, model_version=found, version_name=str(found), created_by=acting_user
+    )
+    record(found.model.team, acting_user, "conversation.begin", f"model-version {found.id}", name=str(found))
+    return conversation
+
+
+def _make_room(team_id: int) -> None:
+    """For one more conversation; holds the team's lock from now on."""
+    Team.objects.select_for_update().get(id=team_id)
+    kept = Conversation.objects.filter(team=team_id).order_by("-used_at").values_list("id", flat=True)
+    if surplus := list(kept[MOST_PER_TEAM - 1 :]):
+        Conversation.objects.filter(id__in=surplus).delete()
+
+
+@transaction.atomic
 def send(conversation: Conversation, message: Send, *, acting_user: User) -> int:
-    """Say something; return the entry's number.  Raises Refused while an answer is under way."""
+    """Say something; return the entry's number.
+
+    Raises Refused while an answer is under way, and where the version was deleted.
+    """
     conversation = Conversation.objects.select_for_update().get(id=conversation.id)
+    _refuse_without_version(conversation)
     _refuse_while_answering(conversation)
     if conversation.last_seq >= MOST_ENTRIES:
         raise TooMany("this conversation has become too long: begin another one")
@@ -60,15 +88,19 @@ def stop(conversation: Conversation) -> int:
     return _say(conversation, "stop", {})
 
 
+@transaction.atomic
 def begin_anew(conversation: Conversation) -> int:
-    """The model forgets what was said; the log keeps it."""
+    """The model forgets what was said; the log keeps it.  Raises Refused where the version was deleted."""
+    _refuse_without_version(Conversation.objects.select_for_update().get(id=conversation.id))
     return _say(conversation, "new", {})
 
 
 @transaction.atomic
 def retry(conversation: Conversation) -> int:
-    """Ask the last message again.  Raises Refused where there is none, or where it is being answered."""
+    """Ask the last message again.  Raises Refused where there is none, where it is being answered, and where the
+    version was deleted."""
     conversation = Conversation.objects.select_for_update().get(id=conversation.id)
+    _refuse_without_version(conversation)
     _refuse_while_answering(conversation)
     last = conversation.entries.filter(kind__in=("send", "new")).order_by("-seq").first()
     if last is None or last.kind == "new":
@@ -78,14 +110,24 @@ def retry(conversation: Conversation) -> int:
 
 @transaction.atomic
 def delete_conversation(conversation: Conversation, *, acting_user: User) -> None:
-    run = conversation.run
-    record(conversation.team, acting_user, "conversation.delete", f"run {run.id}", number=run.number,
-           step=conversation.step)  # fmt: skip
+    details: dict[str, object]
+    if (run := conversation.run) is not None:
+        target, details = f"run {run.id}", {"number": run.number, "step": conversation.step}
+    else:
+        target = f"model-version {conversation.model_version_id or conversation.version_name}"
+        details = {"name": conversation.version_name}
+    record(conversation.team, acting_user, "conversation.delete", target, **details)
     conversation.delete()
 
 
 def forget_old_conversations() -> int:
     return Conversation.objects.filter(used_at__lt=timezone.now() - KEPT_FOR).delete()[0]
+
+
+def _refuse_without_version(conversation: Conversation) -> None:
+    if conversation.version_is_gone:
+        gone = f"{conversation.version_name} was deleted: what was said can be read, and nobody answers any more"
+        raise Refused(gone)
 
 
 def _refuse_while_answering(conversation: Conversation) -> None:

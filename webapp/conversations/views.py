@@ -1,4 +1,4 @@
-"""Pages of conversations: which there are, and one, in which a person talks with a checkpoint."""
+"""Pages of conversations: which there are, and one, in which a person talks with a model."""
 
 from uuid import UUID
 
@@ -13,8 +13,9 @@ from django.views.decorators.http import require_GET, require_POST
 from engine.spec.chat import Sampling
 from webapp.accounts.access import may
 from webapp.accounts.requests import PageRequest
+from webapp.catalog.access import version_for
 from webapp.conversations.access import conversation_for, conversations_of
-from webapp.conversations.services import begin_conversation
+from webapp.conversations.services import begin_conversation, begin_with_version
 from webapp.pages.responses import refusals_return_to
 from webapp.runs.access import run_for
 
@@ -42,7 +43,7 @@ def detail(request: PageRequest, conversation_id: UUID) -> HttpResponse:
     context = {
         "section": "conversations",
         "conversation": conversation,
-        "talks": may(request, conversation.team, "launch"),
+        "talks": may(request, conversation.team, "launch") and not conversation.version_is_gone,
         "page_data": {"api": api, "socket": f"/live/conversations/{conversation.id}/"},
         "sampling": Sampling(),
     }
@@ -64,4 +65,16 @@ def begin(request: PageRequest, run_id: UUID) -> HttpResponse:
     begun = begin_conversation(
         run, asked.cleaned_data["step"], with_tools=asked.cleaned_data["tools"], acting_user=request.user
     )
+    return redirect("conversations:detail", begun.id)
+
+
+def _version_page(version_id: int) -> str:
+    return reverse("library:version", args=[version_id])
+
+
+@login_required
+@require_POST
+@refusals_return_to(_version_page)
+def begin_with(request: PageRequest, version_id: int) -> HttpResponse:
+    begun = begin_with_version(version_for(request, version_id, to="launch"), acting_user=request.user)
     return redirect("conversations:detail", begun.id)

@@ -107,6 +107,7 @@ class VersionDetail(VersionOut):
     live_runs: list[RunUsing] = Field(description="While there are any, the version cannot be deleted")
     ended_runs: list[RunUsing]
     descendants: list[int] = Field(description="Versions made of checkpoints of runs that began from it")
+    conversations: int = Field(description="With it; they can still be read when it is deleted")
 
 
 class ModelOut(Schema):
@@ -231,6 +232,7 @@ def get_version(request: HttpRequest, version_id: int) -> VersionDetail:
         live_runs=[RunUsing.of(run) for run in dependents.live_runs],
         ended_runs=[RunUsing.of(run) for run in dependents.ended_runs[:MOST_PER_PAGE]],
         descendants=[descendant.id for descendant in dependents.descendants],
+        conversations=dependents.conversations,
     )
 
 

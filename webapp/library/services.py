@@ -27,6 +27,8 @@ class Dependents:
     """They read its files, or will."""
     ended_runs: list[Run]
     descendants: list[ModelVersion]
+    conversations: int
+    """How many there are with it; they can be read when it is gone."""
 
 
 def promote_checkpoint(run: Run, step: int, name: str, *, acting_user: User) -> ModelVersion:
@@ -78,7 +80,7 @@ def dependents_of(version: ModelVersion) -> Dependents:
     live = [run for run in unended if any(earlier.model_version_id == version.id for earlier in _lineage(run))]
     ended = list(version.runs.filter(state__in=ENDED).order_by("-number"))
     descendants = version.descendants.filter(state=VersionState.READY).select_related("model").order_by("-id")
-    return Dependents(live, ended, list(descendants))
+    return Dependents(live, ended, list(descendants), version.conversations.count())
 
 
 @transaction.atomic

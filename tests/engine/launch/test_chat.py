@@ -236,6 +236,22 @@ def test_what_cannot_be_talked_to_is_refused_before_anything_is_loaded(
     assert "Traceback" not in done.stderr.decode()
 
 
+def test_tools_on_a_machine_that_makes_no_sandboxes_are_refused_with_what_is_missing(run: Path, tmp_path: Path) -> None:
+    """Here those of a service that this process was not told of."""
+    elsewhere = tmp_path / "run.toml"
+    elsewhere.write_text(RUN.replace("levels = [1]\n", 'levels = [1]\nsandbox.place = "service"\n'))
+    untold = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("PALESTRA_SANDBOX_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "engine", "chat", "--json", "--run", str(run), "--environment", str(elsewhere)],
+        env=untold, input=b"", capture_output=True, timeout=120,
+    )  # fmt: skip
+    written = done.stderr.decode()
+    assert done.returncode == 2, written
+    assert "environment.sandbox: " in written
+    assert "talk without tools" in written
+    assert "Traceback" not in written
+
+
 def test_it_ends_with_its_parent(folder: Path) -> None:
     """The parent is killed; the chat has no chance to hear of it but from the kernel."""
     code = (

@@ -1,16 +1,22 @@
 """What can be done to a conversation, by whom, and what a process that begins anew is told."""
 
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.db import IntegrityError, transaction
 from django.test import Client
 from django.utils import timezone
 
+from tests.webapp.models import ready_version
 from webapp.accounts.models import AuditEntry, Team, User
+from webapp.catalog.models import ModelVersion
 from webapp.conversations import services
 from webapp.conversations.log import append, unanswered
 from webapp.conversations.models import Conversation, State
+from webapp.library.services import delete_version
+from webapp.refusals import Refused
 from webapp.runs.models import Checkpoint, Run
 
 
@@ -226,3 +232,138 @@ def test_a_process_that_begins_anew_is_told_what_was_said(
     found, send = unanswered(entries)
     assert [message.content for message in found] == history
     assert (send.messages[0].content if send else None) == asked
+
+
+@pytest.fixture
+def version(team: Team, settings: Any, tmp_path: Path) -> ModelVersion:
+    settings.PALESTRA_MODELS = tmp_path / "models"
+    return ready_version(team)
+
+
+@pytest.fixture
+def with_version(version: ModelVersion, bob: User) -> Conversation:
+    return services.begin_with_version(version, acting_user=bob)
+
+
+def test_a_conversation_is_with_a_step_or_with_a_version_and_never_with_both(
+    talked_run: Run, version: ModelVersion, team: Team
+) -> None:
+    whole = {"run": talked_run, "step": 40}
+    named = {"model_version": version, "version_name": "qwen@1"}
+    impossible: list[dict[str, Any]] = [{}, whole | named, {"run": talked_run}, {"step": 4}, {"model_version": version},
+                                        whole | {"version_name": "qwen@1"}, named | {"step": 4}]  # fmt: skip
+    for fields in impossible:
+        with pytest.raises(IntegrityError, match="conversation_is_with_a_step_or_a_version"), transaction.atomic():
+            Conversation.objects.create(team=team, **fields)
+
+
+def test_a_member_talks_with_a_version_over_rest(api_of: Any, bob: User, version: ModelVersion) -> None:
+    api = api_of(bob)
+    begun = api.post("/conversations", {"model_version": version.id})
+    assert begun.status_code == 201, begun.content
+    told = begun.json()
+    assert (told["run"], told["step"], told["tools"]) == (None, None, False)
+    assert (told["model_version"], told["version_name"]) == (version.id, "qwen@1")
+    assert api.post(f"/conversations/{told['id']}/messages", text()).status_code == 202
+    assert api.get(f"/model-versions/{version.id}").json()["conversations"] == 1
+    assert AuditEntry.objects.get(verb="conversation.begin").target == f"model-version {version.id}"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"run": "RUN", "model_version": 0}, "model_version"),
+        ({"run": "RUN", "model_version": "VERSION"}, "run"),
+        ({"model_version": "VERSION", "step": 0}, "step"),
+        ({"model_version": "VERSION", "tools": True}, "tools"),
+        ({"model_version": 2**63}, "model_version"),
+        ({"model_version": "qwen@1"}, "model_version"),
+        ({}, "run"),
+        ({"run": None, "model_version": None}, "run"),
+    ],
+)
+def test_a_beginning_that_does_not_name_one_model_is_refused(
+    api_of: Any, bob: User, talked_run: Run, version: ModelVersion, body: dict[str, Any], field: str
+) -> None:
+    meant = {"RUN": str(talked_run.id), "VERSION": version.id}
+    filled = {name: meant[value] if str(value) in meant else value for name, value in body.items()}
+    answer = api_of(bob).post("/conversations", filled)
+    assert answer.status_code == 422
+    assert [problem["field"] for problem in answer.json()["problems"]] == [field]
+    assert not Conversation.objects.exists()
+
+
+@pytest.mark.parametrize("state", ["importing", "checking", "failed", "cancelled"])
+def test_a_version_that_is_not_ready_is_not_talked_with(
+    api_of: Any, bob: User, version: ModelVersion, state: str
+) -> None:
+    ModelVersion.objects.filter(id=version.id).update(state=state)
+    answer = api_of(bob).post("/conversations", {"model_version": version.id})
+    assert (answer.status_code, state in answer.json()["detail"]) == (409, True)
+
+
+def test_a_version_that_is_deleted_while_somebody_presses_is_refused(version: ModelVersion, bob: User) -> None:
+    ModelVersion.objects.filter(id=version.id).delete()
+    with pytest.raises(Refused, match="qwen@1 was deleted meanwhile"):
+        services.begin_with_version(version, acting_user=bob)
+
+
+def test_another_teams_version_is_not_found_and_a_viewer_begins_nothing(
+    api_of: Any, charlie: User, victor: User, version: ModelVersion, with_version: Conversation
+) -> None:
+    begin = {"model_version": version.id}
+    assert api_of(charlie).post("/conversations", begin).status_code == 404
+    assert api_of(charlie).post("/conversations", {"model_version": version.id + 1}).status_code == 404
+    assert api_of(victor).post("/conversations", begin).status_code == 403
+    assert api_of(charlie).get(f"/conversations/{with_version.id}").status_code == 404
+    for user, status in ((charlie, 404), (victor, 403)):
+        client = Client()
+        client.force_login(user)
+        assert client.post(f"/models/versions/{version.id}/conversations").status_code == status
+    assert Conversation.objects.count() == 1
+
+
+def test_the_page_of_a_version_leads_to_a_conversation(bob: User, victor: User, version: ModelVersion) -> None:
+    client = Client()
+    client.force_login(bob)
+    here = f"/models/versions/{version.id}/conversations"
+    assert f'action="{here}"' in client.get(f"/models/versions/{version.id}/").content.decode()
+    assert client.get(here).status_code == 405
+    page = client.post(here, follow=True).content.decode()
+    assert "<h1>Chat with qwen@1</h1>" in page
+    assert f'href="/models/versions/{version.id}/">qwen@1' in page
+    assert 'id="composer"' in page
+    assert "qwen@1" in client.get("/conversations/").content.decode()
+    assert "1 conversation with it can still be read" in client.get(f"/models/versions/{version.id}/").content.decode()
+    ModelVersion.objects.filter(id=version.id).update(state="failed")
+    refused = client.post(here, follow=True).content.decode()
+    assert "The version is failed; only a ready one can be talked with." in refused
+    client.force_login(victor)
+    assert f'action="{here}"' not in client.get(f"/models/versions/{version.id}/").content.decode()
+
+
+def test_a_conversation_outlives_its_version_and_says_so(
+    api_of: Any, bob: User, alice: User, version: ModelVersion, with_version: Conversation
+) -> None:
+    api, path = api_of(bob), f"/conversations/{with_version.id}"
+    append(with_version.id, [SEND, READING, turn_of("x"), FINISHED], handled_seq=1)
+    delete_version(version, acting_user=alice)
+    told = api.get(path).json()
+    assert (told["model_version"], told["version_name"]) == (None, "qwen@1")
+    assert len(api.get(f"{path}/entries").json()["items"]) == 4
+    for end in ("/messages", "/retry", "/new"):
+        answer = api.post(path + end, text() if end == "/messages" else None)
+        assert answer.status_code == 409, end
+        assert "qwen@1 was deleted" in answer.json()["detail"]
+    client = Client()
+    client.force_login(alice)
+    page = client.get(f"/conversations/{with_version.id}/").content.decode()
+    assert "qwen@1 was deleted. What was said can be read" in page
+    assert 'id="composer"' not in page
+    assert "qwen@1" in client.get("/conversations/").content.decode()
+    assert api.client.delete(f"/api/v1{path}").status_code == 200
+    assert AuditEntry.objects.get(verb="conversation.delete").details == {"name": "qwen@1"}
+    audit = client.get(f"/teams/{version.model.team.slug}/audit/").content.decode()
+    for verb in ("began", "deleted"):
+        assert f"{verb} a conversation with" in audit
+    assert "step None" not in audit

@@ -1,4 +1,4 @@
-/* A conversation with a checkpoint: its log as cards, and what is typed into it.
+/* A conversation with a model: its log as cards, and what is typed into it.
 
    Everything that a model or a tool wrote is text of text nodes and never markup.  The log is the server's: a second tab
    shows the same, and what this one sends comes back to it as an entry. */
@@ -96,6 +96,11 @@ function showResult(body) {
   (turn?.item ?? begins("result")).append(made);
 }
 
+function showAlert({ rule, title, severity, subject, frozen }) {
+  const made = card("alerted", `Alert: ${rule}`, `${title}\n${subject}`, frozen ? `${severity}, the sandbox is frozen` : severity);
+  (turn?.item ?? begins("alert")).append(made);
+}
+
 function finish({ reason, usage, tools_begin_anew: anew }) {
   turn?.wrote.classList.remove("is-answering");
   turn = null;
@@ -144,6 +149,7 @@ const SHOW = {
   tokens: addTokens,
   said: endTurn,
   result: showResult,
+  alert: showAlert,
   finished: finish,
   failed: (body) => showFailure("This cannot be answered.", `${body.field}: ${body.message}; ${body.remedy}.`),
   ended: (body) => body.asked || showFailure("The process that samples has ended.", `${body.reason}.`),
