@@ -48,7 +48,7 @@ def follower_pid() -> int:
 
 
 def send_when_written(
-    wanted: dict[str, Any], number: signal.Signals, *, time: int, to: Callable[[], int] = own_pid
+    wanted: dict[str, Any], number: signal.Signals, *, time: int = 1, to: Callable[[], int] = own_pid
 ) -> None:
     append, seen = Spool.append, 0
 

@@ -152,7 +152,7 @@ def test_the_changes_of_a_preset_are_the_marked_fields_of_its_form(name: str) ->
     sections = [section for card in draft.cards for section in sections_in(card.sections)]
     fields = {field.path for section in sections for field in section.fields if field.is_changed}
     tables = {item.path for item in sections if item.switch and item.was_on != (item.switch == "on")}
-    lists = {item.path for item in sections if item.rows}
+    lists = {item.path for item in sections if item.rows is not None}
     rows = {f"{path}." for path in lists}
     marked = {path for path in fields | tables if path.startswith("recipe.") and not any(map(path.startswith, rows))}
     assert marked <= set(phrase), "rows of a list are counted"

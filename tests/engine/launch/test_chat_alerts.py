@@ -26,20 +26,20 @@ WATCHED = SandboxSpec(network="watched", timeout_s=3.0, memory_mib=128)
 async def test_a_chat_tells_what_its_sandbox_tried_and_whether_it_was_frozen_for_it(
     tmp_path: Path, quarantine: str
 ) -> None:
-    told: list[Alert] = []
+    shown: list[Alert] = []
     spec = PythonMath(sandbox=WATCHED, response=Response.model_validate({"quarantine": quarantine, "keep_frozen_s": 0}))
     environment = environment_for(spec, Dataset())
-    opening = opened_sandboxes(spec, tmp_path, size=1, on_alert=lambda entry: told.append(alert_line(entry)))
+    opening = opened_sandboxes(spec, tmp_path, size=1, on_alert=lambda entry: shown.append(alert_line(entry)))
     async with opening as sandboxes:
         chosen = ChosenTools(environment, environment.tasks("heldout")[0], sandboxes.pool, sandboxes.monitor)
         tools = ChatTools(chosen, name="chat")
         _, ends = await tools.act(_calling("print(1)"), wrote="")
-        assert (told, ends) == ([], None)
+        assert (shown, ends) == ([], None)
         await tools.act(_calling(TUNNEL), wrote="")
-        assert [(line.rule, line.severity, line.frozen) for line in told if line.severity == "critical"] == [
+        assert [(line.rule, line.severity, line.frozen) for line in shown if line.severity == "critical"] == [
             ("ssh-outbound", "critical", quarantine == "critical")
         ]
-        assert "203.0.113.7" in " ".join(line.subject for line in told)
+        assert "203.0.113.7" in " ".join(line.subject for line in shown)
         await tools.close()
 
 

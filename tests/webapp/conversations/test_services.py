@@ -261,10 +261,10 @@ def test_a_member_talks_with_a_version_over_rest(api_of: Any, bob: User, version
     api = api_of(bob)
     begun = api.post("/conversations", {"model_version": version.id})
     assert begun.status_code == 201, begun.content
-    told = begun.json()
-    assert (told["run"], told["step"], told["tools"]) == (None, None, False)
-    assert (told["model_version"], told["version_name"]) == (version.id, "qwen@1")
-    assert api.post(f"/conversations/{told['id']}/messages", text()).status_code == 202
+    found = begun.json()
+    assert (found["run"], found["step"], found["tools"]) == (None, None, False)
+    assert (found["model_version"], found["version_name"]) == (version.id, "qwen@1")
+    assert api.post(f"/conversations/{found['id']}/messages", text()).status_code == 202
     assert api.get(f"/model-versions/{version.id}").json()["conversations"] == 1
     assert AuditEntry.objects.get(verb="conversation.begin").target == f"model-version {version.id}"
 
@@ -348,8 +348,8 @@ def test_a_conversation_outlives_its_version_and_says_so(
     api, path = api_of(bob), f"/conversations/{with_version.id}"
     append(with_version.id, [SEND, READING, turn_of("x"), FINISHED], handled_seq=1)
     delete_version(version, acting_user=alice)
-    told = api.get(path).json()
-    assert (told["model_version"], told["version_name"]) == (None, "qwen@1")
+    found = api.get(path).json()
+    assert (found["model_version"], found["version_name"]) == (None, "qwen@1")
     assert len(api.get(f"{path}/entries").json()["items"]) == 4
     for end in ("/messages", "/retry", "/new"):
         answer = api.post(path + end, text() if end == "/messages" else None)
