@@ -24,7 +24,7 @@ FAMILIES = (
     "AgentEvolver",
     "ALE",
     "The papers' tables",
-    "Evaluation",
+    "Measuring",
 )
 """They stand in the order in which a list shows them."""
 
