@@ -23,8 +23,10 @@ async def test_a_program_of_exec_is_reported_with_what_it_is_given(observing):
 async def test_programs_of_a_pipeline_have_one_pipe_and_a_here_document_is_another(observing):
     async with observing() as seen:
         await seen.shell("printf x | cat; cat <<'EOF' | wc -c\ny\nEOF\n/bin/echo none > /dev/null")
-        first, here, counted = (program for program in seen.programs() if program.argv[0] in {"cat", "wc"})
-        [alone] = (program for program in seen.programs() if program.argv[0] == "/bin/echo")
+        programs = seen.programs()
+    first, here = (program for program in programs if program.argv[0] == "cat")
+    [counted] = (program for program in programs if program.argv[0] == "wc")  # it may begin before its neighbour
+    [alone] = (program for program in programs if program.argv[0] == "/bin/echo")
     assert first.pipes[0] > 0
     assert here.pipes[1] == counted.pipes[0] > 0
     assert len({first.pipes[0], here.pipes[0], counted.pipes[0]}) == 3
