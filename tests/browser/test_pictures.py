@@ -6,13 +6,17 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page
 
+from engine.spec.run import RunSpec
+from tests.browser.chat_log import READING, answer_with_a_tool, append
 from tests.browser.conftest import ROOT, Engine, Web, sign_in
 from tests.browser.story import Story
 from tests.webapp.models import ready_version
+from tests.webapp.test_pages_run import EVALUATION
 from webapp.catalog.models import Model, ModelVersion
+from webapp.conversations.models import Conversation, State
 from webapp.experiments.sample import Sample
 from webapp.runs.models import Run
-from webapp.runs.services import launch_experiment
+from webapp.runs.services import launch_experiment, submit_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PICTURES = ROOT / "test-output" / "pages"
@@ -83,6 +87,8 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
         "models": "/models/",
         "model-new": "/models/new",
         "model": f"/models/versions/{tuned_version(done)}/",
+        "run-measured": f"/runs/{measured_run(web, sample).id}/",
+        **conversations_with(done, sample),
         "team": f"/teams/{sample.team.slug}/",
         "password": "/password",
         "not-found": "/runs/00000000-0000-0000-0000-000000000000/",
@@ -103,6 +109,33 @@ def tuned_version(run: Run) -> int:
     moving = Model.objects.create(team=run.team, name="llama-3.2-1b")
     ModelVersion.objects.create(model=moving, origin=base.origin, bytes=2_471_645_608, bytes_done=1_200_000_000)
     return tuned.id
+
+
+def measured_run(web: Web, sample: Sample) -> Run:
+    """A run that trained nothing, and ended with its table."""
+    spec = RunSpec.model_validate({"name": "how good is it", "recipe": {"preset": "evaluate"}})
+    run = submit_run(sample.team, spec, acting_user=sample.owner)
+    story = Story(begin_at=time.time() - 60)
+    begun = story.event("started", from_step=0, total_steps=0)
+    evaluated = story.evaluation(0)
+    finished = story.event("finished", outcome="succeeded", summary={"steps": 0, "evaluation": EVALUATION})
+    Engine(web, run, story).emit([begun, *evaluated, finished])
+    return run
+
+
+def conversations_with(run: Run, sample: Sample) -> dict[str, str]:
+    """The list of conversations, and its three: answered with a tool, failed, and not begun."""
+    answered, failed, empty = (
+        Conversation.objects.create(team=run.team, run=run, step=40, with_tools=True, created_by=sample.owner)
+        for _ in range(3)
+    )
+    asked = ("send", {"messages": [{"role": "user", "content": "What is 1+1?"}]})
+    append(answered.id, [asked], handled_seq=1)
+    answer_with_a_tool(answered)
+    ended = ("ended", {"reason": "the process that samples was ended by SIGKILL", "asked": False})
+    append(failed.id, [asked, READING, ended], state=State.FAILED, reason=ended[1]["reason"], handled_seq=1)
+    pages = {"conversation": answered, "conversation-failed": failed, "conversation-empty": empty}
+    return {"conversations": "/conversations/"} | {name: f"/conversations/{talk.id}/" for name, talk in pages.items()}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
