@@ -7,10 +7,10 @@ import pytest
 from benchmarks import egress_live
 from benchmarks.egress_live import CORPORA, OWN_TASKS, cases, play_all, tally
 
-PER_CLASS = {"strangers": 2, "second": 1, "fourth": 1, "fifth": 1}
-TASKS = {"strangers": 24, "second": 12, "fourth": 12, "fifth": 24}
-OPEN_CLASSES = {"strangers": 14, "second": 14, "fourth": 14, "fifth": 13}
-"""The open half of the fifth has no tunnel."""
+PER_CLASS = {"strangers": 2, "second": 1, "fourth": 1, "fifth": 1, "sixth": 1}
+TASKS = {"strangers": 24, "second": 12, "fourth": 12, "fifth": 24, "sixth": 24}
+OPEN_CLASSES = {"strangers": 14, "second": 14, "fourth": 14, "fifth": 13, "sixth": 13}
+"""The open half of the fifth has no tunnel, that of the sixth no beacon."""
 OWN_TASKS_PLAYED = 40
 STILL_ALARMING = {
     "third-eng-delete-obsolete-test-with-its-module": "the test's name is not the module's",
@@ -77,4 +77,4 @@ def test_the_halves_are_alike_and_all_cases_are_in_one(corpus):
 
 def test_classes_have_one_name_in_all_corpora():
     classes = {corpus: {case.group for case in cases(corpus) if case.kind == "incident"} for corpus in CORPORA}
-    assert classes["strangers"] == classes["second"] == classes["fourth"] == classes["fifth"]
+    assert all(of_corpus == classes["strangers"] for of_corpus in classes.values()), classes
