@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from engine.launch.pinned_files import FileFolder, with_pinned_files
 from engine.launch.preflight import BadSpec, spec_from_file, with_pinned_model
 from engine.loop.model_requirements import memory_in_words
 from engine.loop.requirements import lacking
+from engine.spec.model_files import CatalogFolder
 from engine.spec.run import RunSpec
 
 BAD_SPEC = 2
@@ -71,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     which = chat.add_mutually_exclusive_group(required=True)
     which.add_argument("--model", type=Path, metavar="FOLDER", help="a model's folder")
     which.add_argument("--run", dest="which", help="a run: its folder, its id, or its name below the home")
+    chat.add_argument(
+        "--catalog",
+        type=_catalog,
+        metavar="JSON",
+        help='of --model: the version whose files it holds, {"version", "team", "sha256"}; others are refused',
+    )
     chat.add_argument("--step", type=_number(0), help="of the run's checkpoint (default: its newest)")
     chat.add_argument(
         "--environment", metavar="FILE", help="whose tools answer: a run's TOML file, or 'own' (default: no tools)"
@@ -167,6 +176,14 @@ def _model_check(options: argparse.Namespace) -> int:
     return 0 if report.problem is None else BAD_SPEC
 
 
+def _catalog(text: str) -> CatalogFolder:
+    try:
+        return CatalogFolder.model_validate_json(text)
+    except ValidationError as error:
+        places = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False))
+        raise argparse.ArgumentTypeError(f"no version of a catalog (see {places or 'its JSON'})") from error
+
+
 def _number(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or int(text) < least:
@@ -182,6 +199,7 @@ def _chat(options: argparse.Namespace) -> int:
     return chat(
         ChatOptions(
             model=options.model,
+            catalog=options.catalog,
             run=options.which,
             step=options.step,
             environment=options.environment,

@@ -83,7 +83,9 @@ class Trainer:
         for step in range(first_step, first_step + steps):
             if step == 0:
                 self.backend.renew_optimizer(weight_decay=batches.stage.weight_decay)
-            metrics = self._supervised_step(batches.samples(step), batches.learning_rate(step))
+            metrics = self._supervised_step(
+                batches.samples(step), batches.learning_rate(step), weight_decay=batches.weight_decay(step)
+            )
             history.append(metrics)
             if on_progress is not None:
                 on_progress(step, metrics)
@@ -98,8 +100,12 @@ class Trainer:
                 tokens += int(sample.loss_mask.sum())
         return nats / tokens
 
-    def _supervised_step(self, samples: Sequence[Sample], learning_rate: float) -> dict[str, float]:
+    def _supervised_step(
+        self, samples: Sequence[Sample], learning_rate: float, *, weight_decay: float | None
+    ) -> dict[str, float]:
         loss = self.backend.forward_backward(samples, [LikelihoodLoss()])
+        if weight_decay is not None:
+            self.backend.set_weight_decay(weight_decay)
         grad_norm = self.backend.step(learning_rate=learning_rate, grad_clip=self._recipe.optimizer.grad_clip)
         return {"loss": loss.mean, "grad_norm": grad_norm, "learning_rate": learning_rate, "tokens": loss.weight}
 

@@ -58,6 +58,9 @@ class ShardedBackend:
     def renew_optimizer(self, *, weight_decay: float) -> None:
         self.everywhere("renew_optimizer", weight_decay=weight_decay)
 
+    def set_weight_decay(self, weight_decay: float) -> None:
+        self.everywhere("set_weight_decay", weight_decay)
+
     def freeze_reference(self) -> None:
         self.everywhere("freeze_reference")
 

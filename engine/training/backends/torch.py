@@ -118,6 +118,10 @@ class TorchBackend:
     def renew_optimizer(self, *, weight_decay: float) -> None:
         self._optimizer = adamw(self._parameters, weight_decay=weight_decay)
 
+    def set_weight_decay(self, weight_decay: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["weight_decay"] = weight_decay
+
     def freeze_reference(self) -> None:
         self._reference = {name: held.clone() for name, held in _state(self.network.module).items()}
 
