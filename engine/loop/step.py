@@ -93,6 +93,7 @@ class StepRunner:
             | {
                 "perf/tokens_per_s": sum(rollout.sampled_tokens for rollout in selected.rollouts) / collect_s,
                 "perf/step_seconds": seconds,
+                "perf/eta_seconds": self._phases.progress.eta_s or 0.0,
                 "perf/collect_seconds": collect_s,
                 "perf/update_seconds": update_s,
                 "perf/rss_mib": await measured_rss_mib(self._workers, self._state),
