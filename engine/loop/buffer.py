@@ -78,8 +78,8 @@ class Batch:
 class GivenUp:
     """What ``advance`` has ended; all of it waits to be played again."""
 
-    running: list[int] = field(default_factory=list)
-    """Prompts whose rollouts are to be aborted."""
+    running: list[GroupPlan] = field(default_factory=list)
+    """Groups whose rollouts are to be aborted."""
     ready: list[ReadyGroup] = field(default_factory=list)
     """Groups whose rollouts were played for nothing."""
 
@@ -125,6 +125,11 @@ class GroupBuffer:
     def started(self) -> int:
         """Groups that run or ran and are not trained on yet."""
         return len(self._running) + len(self._ready) + len(self._taken.groups)
+
+    def is_running(self, prompt: int, version: int) -> bool:
+        """Whether the start of ``prompt`` under ``version`` still counts; it does not once it was given up."""
+        entry = self._running.get(prompt)
+        return entry is not None and entry.plan.version == version
 
     # ---- a group's way ----
 
@@ -187,7 +192,7 @@ class GroupBuffer:
                 given_up.ready.append(ready)
             else:
                 del self._running[entry.plan.prompt]
-                given_up.running.append(entry.plan.prompt)
+                given_up.running.append(entry.plan)
         self._waiting.extendleft(PlannedGroup(plan=entry.plan, given_up=True) for entry in reversed(too_old))
         return given_up
 
