@@ -86,11 +86,12 @@ export class LaneChart {
     this.drawn = true;
   }
 
-  /** A trace per lane; heights are in pixels from the top. */
+  /** A trace for each lane that something was said of: of the others nobody knows whether they were idle.  Heights are in pixels from the top. */
   placed(spans, begin) {
     let top = GAP_PX / 2;
     const ticks = [];
-    const traces = Object.entries(this.names).map(([lane, name]) => {
+    const reported = Object.entries(this.names).filter(([lane]) => spans.some((span) => span.lane === lane));
+    const traces = reported.map(([lane, name]) => {
       const own = spans.filter((span) => span.lane === lane);
       const { rows, count } = rowsOf(own);
       const tall = Math.max(LEAST_LANE_PX, count * ROW_PX);
