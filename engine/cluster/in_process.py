@@ -24,7 +24,7 @@ from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.sandboxes import opened_sandboxes
 from engine.cluster.workers import Waiting
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.worker import Collected
+from engine.rollout.worker import Collected, GroupKey
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
 from engine.training.columns import CreditColumns, UpdateRequest
@@ -82,12 +82,23 @@ class InProcessWorkers:
         if version != self._version:
             weights = await self._learning(self._learner.weights)
             with self._waiting.on("generator"):
-                await hand_over_weights(self._generator, weights, version)
+                if self._spec.schedule.weight_exchange == "episode-borders":
+                    await self._worker.hold()
+                try:
+                    await hand_over_weights(self._generator, weights, version)
+                finally:
+                    self._worker.go_on()
             self._version = version
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         with self._waiting.on("rollout-0"):
             return await self._worker.collect(requests)
+
+    async def collect_group(self, requests: Sequence[EpisodeRequest], *, enough: int, fewest: int) -> Collected:
+        return await self._worker.collect_group(requests, enough=enough, fewest=fewest)
+
+    async def abort_group(self, key: GroupKey) -> None:
+        self._worker.abort_group(key)
 
     async def credit(
         self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int

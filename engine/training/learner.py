@@ -43,7 +43,7 @@ class CreditedRollout:
     """What is kept of a rollout from its credit to the update."""
 
     step: int
-    """The step that it was credited for; of one that was released from quarantine, the step that it was sampled for."""
+    """The first step that could train on it, which is the one that does unless it was played or held for longer."""
     reward: float
     columns: CreditColumns
     samples: Sequence[Sample]
@@ -113,8 +113,7 @@ class Learner:
         for group in released:
             together = self._credit_together([group, *beside], step)
             for rollout in group.rollouts:
-                credited = replace(together[rollout.id], step=group.plan.step)
-                self._credited[rollout.id] = _with_logprobs_as_sampled(credited, rollout)
+                self._credited[rollout.id] = _with_logprobs_as_sampled(together[rollout.id], rollout)
         return {trajectory_id: credited.columns for trajectory_id, credited in self._credited.items()}
 
     def update(self, request: UpdateRequest) -> dict[str, float]:
@@ -199,7 +198,7 @@ class Learner:
         old_logprobs = self._trainer.old_logprobs(masked)
         cut = self._mismatch_masked(masked, old_logprobs)
         return {
-            credit[0].id: self._credited_rollout(step, *credit)
+            credit[0].id: self._credited_rollout(*credit)
             for credit in zip(
                 rollouts, columns, samples, regrouped(old_logprobs, samples), regrouped(cut, samples), strict=True
             )
@@ -228,7 +227,6 @@ class Learner:
 
     def _credited_rollout(
         self,
-        step: int,
         rollout: Trajectory,
         columns: CreditColumns,
         samples: Sequence[Sample],
@@ -241,7 +239,7 @@ class Learner:
             masked = column(per_turn(mismatch_masked, rollout), np.bool_)
             columns = replace(columns, mismatch_masked=masked, mismatch_bound=mismatch_bound(self._recipe))
         return CreditedRollout(
-            step=step,
+            step=rollout.sampled_for_step,
             reward=rollout.reward,
             columns=columns,
             samples=[sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)],

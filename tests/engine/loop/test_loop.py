@@ -232,7 +232,8 @@ TRAIN_KEYS = {
     "train/response_tokens", "train/truncated", "train/entropy", "train/loss", "train/grad_norm",
     "train/clip_fraction", "train/ratio_max",
     "train/mismatch_kl", "train/lr", "train/staleness_mean", "train/staleness_max", "train/discarded",
-    "perf/tokens_per_s", "perf/step_seconds", "perf/collect_seconds", "perf/update_seconds", "perf/rss_mib",
+    "perf/tokens_per_s", "perf/step_seconds", "perf/eta_seconds", "perf/collect_seconds", "perf/update_seconds",
+    "perf/rss_mib",
 }  # fmt: skip
 
 
