@@ -74,7 +74,7 @@ class GenerationLane:
             schedule,
             version=state.finished_steps,
             most_dropped=(rounds - 1) * schedule.prompts_per_step,
-            state=state.buffer,
+            state=state.buffer.model_copy(update={"ready": [self._restored(entry) for entry in state.buffer.ready]}),
         )
         self._tasks_taken, self._prompts = state.tasks_taken, state.prompts.get("train", 0)
         self._playing: set[asyncio.Task[None]] = set()
@@ -108,6 +108,9 @@ class GenerationLane:
         self._state.buffer = state
         self._state.tasks_taken = self._tasks_taken
         self._state.prompts["train"] = self._prompts
+
+    def _restored(self, entry: ReadyGroup) -> ReadyGroup:
+        return entry.model_copy(update={"members": self._quarantine.marked_before(entry.members)})
 
     def _marked(self, entry: ReadyGroup) -> ReadyGroup:
         return entry.model_copy(update={"members": self._quarantine.marked(entry.members, self._state.quarantine)})
