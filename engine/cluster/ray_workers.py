@@ -312,7 +312,8 @@ class RayWorkers:
             try:
                 async with self._mending, self._between_episodes():
                     await self._load_weights()
-            except RayActorError:
+            except RayActorError as death:
+                await self._check_learner(death)
                 await self._repaired_since(repairs)
 
     async def _load_weights(self) -> None:
@@ -515,14 +516,33 @@ class RayWorkers:
         async with self._mending:
             if self._repairs > repairs:
                 return True
-            while dead := [name for name in ("generator", *self._rollouts) if not await self._alive(name)]:
+            while (dead := await self._dead()) or (self._repairs > repairs and self._lacks_weights):
                 for name in dead:
                     await self._replace(name)
-                self._repairs += 1
-                if self._version is not None and self._loaded is None:
-                    with contextlib.suppress(RayActorError):  # found dead in the next turn
-                        await self._load_weights()
+                self._repairs += bool(dead)
+                if self._lacks_weights:
+                    await self._load_weights_again()
         return self._repairs > repairs
+
+    @property
+    def _lacks_weights(self) -> bool:
+        return self._version is not None and self._loaded is None
+
+    async def _load_weights_again(self) -> None:
+        """If the generator dies meanwhile, it is found dead afterwards.  Raises ActorLost if the weights are gone."""
+        try:
+            await self._load_weights()
+        except RayActorError as death:
+            await self._check_learner(death)
+
+    async def _check_learner(self, death: RayActorError) -> None:
+        """Whoever asks the generator for weights may learn of the death of the learner, which has them."""
+        if not await self._alive("learner"):
+            raise ActorLost(f"learner died: nobody has the weights of version {self._version}") from death
+
+    async def _dead(self) -> list[str]:
+        """Those of whom another can take the place."""
+        return [name for name in ("generator", *self._rollouts) if not await self._alive(name)]
 
     async def _alive(self, name: str) -> bool:
         while True:

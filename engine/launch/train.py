@@ -21,7 +21,7 @@ from engine.launch.preflight import BadSpec, differing_fields, spec_from_file, w
 from engine.launch.stage_files import check_stage
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.loop.loop import Loop
-from engine.loop.quarantine import Quarantine
+from engine.loop.quarantine import ALERTS, Quarantine
 from engine.loop.requirements import lacking
 from engine.loop.run_control import RunControl
 from engine.reporting.console import display_for
@@ -81,7 +81,7 @@ def carry_out(
         control = RunControl()
         events = EventWriter(spool, _next_attempt(spool), listeners=(display, ended))
         workers = _workers(spec, folder, events, in_process=in_process, recordings=file.parent)
-        quarantine = Quarantine()
+        quarantine = Quarantine(folder / ALERTS)
         security_events = SecurityEvents(log_folder(folder), events, quarantine.alerted)
         loop = Loop(
             spec, workers, events, checkpoints, control, quarantine, security_events, measures_only=measures_only

@@ -18,10 +18,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from engine.cluster.workers import WorkerGroup
-from engine.loop.buffer import Batch, GivenUp, GroupBuffer, check_staleness
+from engine.loop.buffer import Batch, GivenUp, GroupBuffer, ReadyGroup, check_staleness
 from engine.loop.group_filters import comparable, fewest_compared, informative
 from engine.loop.phases import Phases
 from engine.loop.planner import Planner, Played
+from engine.loop.quarantine import Quarantine
 from engine.loop.state import RunState
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import IN_FLIGHT_PER_SLOT, Collected, group_key
@@ -51,6 +52,7 @@ class GenerationLane:
         state: RunState,
         phases: Phases,
         workers: WorkerGroup,
+        quarantine: Quarantine,
         *,
         recipe: Recipe,
         schedule: Schedule,
@@ -61,6 +63,7 @@ class GenerationLane:
         self._state = state
         self._phases = phases
         self._workers = workers
+        self._quarantine = quarantine
         self._recipe = recipe
         self._schedule = schedule
         self._rl_steps = rl_steps
@@ -71,7 +74,7 @@ class GenerationLane:
             schedule,
             version=state.finished_steps,
             most_dropped=(rounds - 1) * schedule.prompts_per_step,
-            state=state.buffer,
+            state=state.buffer.model_copy(update={"ready": [self._restored(entry) for entry in state.buffer.ready]}),
         )
         self._tasks_taken, self._prompts = state.tasks_taken, state.prompts.get("train", 0)
         self._playing: set[asyncio.Task[None]] = set()
@@ -99,9 +102,18 @@ class GenerationLane:
         self._buffer.trained()
 
     def record(self) -> None:
-        self._state.buffer = self._buffer.state()
+        """An alert that came after its episode is known to this process alone until it stands on the trajectory."""
+        state = self._buffer.state()
+        state.ready = [self._marked(entry) for entry in state.ready]
+        self._state.buffer = state
         self._state.tasks_taken = self._tasks_taken
         self._state.prompts["train"] = self._prompts
+
+    def _restored(self, entry: ReadyGroup) -> ReadyGroup:
+        return entry.model_copy(update={"members": self._quarantine.marked_before(entry.members)})
+
+    def _marked(self, entry: ReadyGroup) -> ReadyGroup:
+        return entry.model_copy(update={"members": self._quarantine.marked(entry.members, self._state.quarantine)})
 
     async def close(self) -> None:
         for task in self._playing:

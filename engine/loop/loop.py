@@ -206,6 +206,7 @@ class Loop:
             self._state,
             self._phases,
             self._workers,
+            self._quarantine,
             recipe=spec.recipe,
             schedule=spec.schedule,
             resources=spec.resources,

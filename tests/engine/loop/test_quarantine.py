@@ -489,3 +489,16 @@ def test_a_held_group_of_neither_form_is_refused(changed: dict[str, Any], fields
     assert [".".join(map(str, error["loc"])) for error in refused.value.errors()] == [
         f"held.0.{field}" for field in fields
     ]
+
+
+def test_an_alert_outlives_its_attempt_and_a_line_cut_short_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "alerts.txt"
+    waiting, other = rollout(prompt=4, member=1), rollout(prompt=4, member=2)
+    Quarantine(file).alerted(alert(waiting.id, number=1))
+    with file.open("a") as cut_short:
+        cut_short.write(f"\n{other.id} sand")
+    Quarantine(file).alerted(alert(waiting.id, number=2))
+    restored = Quarantine(file).marked_before([waiting, other])
+    assert [trajectory.alerts for trajectory in restored] == [["sandbox/1", "sandbox/2"], []]
+    [marked, unmarked] = Quarantine(file).marked(restored, QuarantineState())
+    assert (is_out(marked), is_out(unmarked)) == (True, False)
