@@ -15,6 +15,8 @@ from engine.spec.impossible import impossible
 from engine.spec.model import BuiltinModel, Model
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import refusals_beside
+from engine.spec.sglang import Sglang
+from engine.spec.sglang_requirements import refusals_of_sglang
 from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[\w][\w .:+-]*$")]
@@ -51,6 +53,8 @@ class Resources(Strict):
     """Episodes that the generator keeps in its KV cache at once."""
     sandboxes: int = Field(default=64, ge=1, le=4096)
     """Sandboxes per rollout worker."""
+    sglang: Sglang = Sglang()
+    """Of ``generator = "sglang"`` alone."""
 
     @model_validator(mode="after")
     def _trainer_can_have_ranks(self) -> Self:
@@ -246,6 +250,8 @@ class RunSpec(Strict):
                 f"use a divisor of {batch}",
             )
         self._log_probs_can_be_taken()
+        for refusal in refusals_of_sglang(self):
+            raise refusal
         self._evaluation_fits()
         for field in ("tasks", "interim_tasks"):
             if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
