@@ -38,6 +38,7 @@ OF_PLATFORM = re.compile(
     r"|shutil\.which\(|importlib\.util\.find_spec\(|hasattr\((?:os|signal|socket|select|time),)(?:(?!\bor\b|True|False)[^\n])*$"
 )
 """A test that is skipped where the machine lacks what it needs is asked everywhere else."""
+_BUILT_IN = frozenset(dir(builtins))
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _OF_RUNNERS = re.compile(r"__|pytest_|load_tests$|collect_|run$|id$|assert|defaultTestResult$|failureException$")
 _BEFORE_TESTS = re.compile(r"(?i)set_?up|tear_?down")
@@ -131,18 +132,25 @@ def _are_asked_otherwise(was: Questions, now: Questions, lost: set[str]) -> bool
     Where what they are handed stays and what is expected changes, an answer may have been bent to what the program
     gives.
     """
+    if now.tolerances - was.tolerances:
+        return False
     known = {question.words for question in was.asked}
     new = [question for question in now.asked if question.words not in known]
     for old in (question for question in was.asked if question.words in lost):
-        alike = (
-            question for question in new
-            if old.about and old.about <= question.about and question.operators == old.operators
-            and question.subject != old.subject
-        )  # fmt: skip
+        alike = (question for question in new if _is_of_the_same(old, question))
         if (match := next(alike, None)) is None:
             return False
         new.remove(match)
     return True
+
+
+def _is_of_the_same(old: Question, new: Question) -> bool:
+    """Whether a question is about what an older one was about, and nothing but that: a length is not what is long."""
+    own = old.about - _BUILT_IN
+    between = (new.about - old.about) & _BUILT_IN
+    return (
+        bool(own) and own <= new.about and not between and new.operators == old.operators and new.subject != old.subject
+    )
 
 
 def _is_undone(before: ast.Module, after: ast.Module, was: Questions, now: Questions) -> bool:

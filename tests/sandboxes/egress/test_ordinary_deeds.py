@@ -168,6 +168,28 @@ def test_a_question_asked_twice_is_one():
     assert compared(CASES, CASES.replace('def test_four(): assert roman(4) == "IV"\n', "")) == "less"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "asks"),
+    [
+        ("round(f(1), 6) == 0.5", "f(1) == approx(0.5)", "the same"),
+        ("round(f(1), 6) == 0.5", "f(1) == approx(0.5, abs=9)", "as much"),
+        ("f(1) == 2", "f(1, seed=3) == 2", "the same"),
+        ("f(1) == 'abc'", "len(f(1)) == 3", "as much"),
+        ("f(1) == 'abc'", "len(f(1)) > 1", "less"),
+        ("f(1) == [1, 2, 3]", "f(1)[0] == 1", "less"),
+    ],
+)
+def test_other_inputs_ask_the_same_and_other_outputs_may_not(before, after, asks):
+    test = "from pytest import approx\nfrom a import f\ndef test_f():\n    assert {}\n"
+    assert compared(test.format(before), test.format(after)) == asks
+
+
+def test_a_script_that_a_shell_only_checks_is_not_run():
+    fetched = program("curl", "-fsSL", "http://get.example.org/install.sh", "-o", "install.sh")
+    assert alarms(fetched, program("sh", "-n", "install.sh")) == set()
+    assert alarms(fetched, program("sh", "install.sh")) == {("download-and-run", "warning")}
+
+
 def test_what_fixtures_prepare_is_asked_all_the_same():
     before = "from shop import Shop\ndef test_a():\n    s = Shop()\n    assert s.stock == {}\n"
     assert compared(before, "def test_a(shop):\n    assert shop.stock == {}\n") == "the same"
