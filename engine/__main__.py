@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from engine.launch.pinned_files import FileFolder, with_pinned_files
 from engine.launch.preflight import BadSpec, spec_from_file, with_pinned_model
+from engine.launch.run_files import FileFolder, check_stage_files, with_pinned_files
 from engine.loop.model_requirements import memory_in_words
 from engine.loop.requirements import lacking
 from engine.spec.model_files import CatalogFolder
@@ -138,6 +138,7 @@ def _check(options: argparse.Namespace) -> int:
     spec = with_pinned_files(spec, None, FileFolder(options.file.parent, anywhere=True))
     if problems := lacking(spec):
         raise BadSpec([f"{options.file}: {problem}" for problem in problems])
+    check_stage_files(spec, options.file.parent)
     print(f"{options.file}: fine. {spec.name}: {_what_it_does(spec)}")
     if (memory := memory_in_words(spec.model, spec.recipe, spec.resources)) is not None:
         print(memory)
@@ -155,6 +156,8 @@ def _what_it_does(spec: RunSpec) -> str:
     schedule, evaluation = spec.schedule, spec.evaluation
     if not spec.recipe.trains:
         return f"no training; {evaluation.tasks} held-out tasks, once greedily and {evaluation.samples} x sampled"
+    if not spec.rl_steps:
+        return _supervised(spec)
     supervised = f"{_supervised(spec)}, then " if spec.recipe.stages else ""
     rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
     return f"{supervised}{spec.rl_steps} steps of {rollouts}"

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from engine.cluster.ray_workers import RayWorkers, cluster_ray
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
-from engine.launch.pinned_files import FileFolder, with_pinned_files
 from engine.launch.preflight import BadSpec, with_pinned_model
+from engine.launch.run_files import FileFolder, with_pinned_files
 from engine.loop.checkpoint import Checkpoints
 from engine.loop.loop import Loop
 from engine.loop.quarantine import ALERTS, Quarantine

@@ -16,9 +16,8 @@ from engine.cluster.sandboxes import probe
 from engine.cluster.workers import WorkerGroup
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
-from engine.launch.pinned_files import FileFolder, with_pinned_files
 from engine.launch.preflight import BadSpec, differing_fields, spec_from_file, with_pinned_model
-from engine.launch.stage_files import check_stage
+from engine.launch.run_files import FileFolder, check_stage_files, with_pinned_files
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.loop.loop import Loop
 from engine.loop.quarantine import ALERTS, Quarantine
@@ -31,7 +30,6 @@ from engine.reporting.spool import Spool, SpoolError
 from engine.spec.event import Finished
 from engine.spec.run import RunSpec
 from engine.spec.strict import Strict
-from engine.training.recordings import BadRecording
 from sandboxes.interface import SandboxLost, SandboxUnavailable
 
 CANCELLED = 130
@@ -67,7 +65,7 @@ def carry_out(
     spec = with_pinned_files(spec, folder, FileFolder(file.parent, anywhere=True))
     if problems := lacking(spec):
         raise BadSpec([f"{file}: {problem}" for problem in problems])
-    _check_recordings(spec, file.parent)
+    check_stage_files(spec, file.parent)
     _refuse_unwritable(json_file)
     checkpoints = _checkpoints_for(spec, folder, resume=resume)
     try:
@@ -128,15 +126,6 @@ def _next_attempt(spool: Spool) -> int:
     """One more than the last that has emitted anything."""
     newest = spool.read(spool.last_seq, max_events=1, max_bytes=1)
     return json.loads(newest[0])["attempt"] + 1 if newest else 1
-
-
-def _check_recordings(spec: RunSpec, folder: Path) -> None:
-    """Here paths in the run file are relative to it."""
-    try:
-        for number, stage in enumerate(spec.recipe.stages):
-            check_stage(number, stage, spec.model, folder)
-    except BadRecording as error:
-        raise BadSpec([str(error)]) from error
 
 
 def _workers(spec: RunSpec, folder: Path, events: EventWriter, *, in_process: bool, recordings: Path) -> WorkerGroup:

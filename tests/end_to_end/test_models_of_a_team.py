@@ -68,7 +68,7 @@ def test_a_version_is_imported_trained_promoted_and_trained_further(stack: Stack
     assert promoted["parameters"] == imported["parameters"], "the adapter is merged"
     assert promoted["sha256"] != imported["sha256"]
     assert promoted["parent"] == imported["id"]
-    second = succeeded(stack, run_of_version("own model, further", "tiny-trained@1"))
+    second = succeeded(stack, run_of_version("own model further", "tiny-trained@1"))
     trained = stack.home / "runs" / second / "checkpoints" / "step-000001" / "model"
     assert opened_folder(trained).parameters == imported["parameters"]
     uses = stack.ask("GET", f"/model-versions/{imported['id']}")
