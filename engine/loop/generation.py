@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 from engine.cluster.workers import WorkerGroup
 from engine.loop.buffer import Batch, GivenUp, GroupBuffer, ReadyGroup, check_staleness
 from engine.loop.group_filters import comparable, fewest_compared, informative
+from engine.loop.judge_phase import Judging
 from engine.loop.phases import Phases
 from engine.loop.planner import Planner, Played
 from engine.loop.quarantine import Quarantine
 from engine.loop.state import RunState
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.worker import IN_FLIGHT_PER_SLOT, Collected, group_key
+from engine.rollout.worker import IN_FLIGHT_PER_SLOT
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
 from engine.spec.run import Resources, Schedule
@@ -53,6 +54,7 @@ class GenerationLane:
         phases: Phases,
         workers: WorkerGroup,
         quarantine: Quarantine,
+        judging: Judging | None,
         *,
         recipe: Recipe,
         schedule: Schedule,
@@ -64,6 +66,7 @@ class GenerationLane:
         self._phases = phases
         self._workers = workers
         self._quarantine = quarantine
+        self._judging = judging
         self._recipe = recipe
         self._schedule = schedule
         self._rl_steps = rl_steps
@@ -199,26 +202,38 @@ class GenerationLane:
         self._tasks_taken, self._prompts = plans[-1].tasks_before + 1, self._prompts + len(plans)
 
     def _begin(self, plan: GroupPlan) -> None:
-        task = asyncio.create_task(self._play(self._planner.requests([plan])))
+        task = asyncio.create_task(self._play(plan, self._planner.requests([plan])))
         self._playing.add(task)
         task.add_done_callback(self._ended)
 
-    async def _play(self, requests: list[EpisodeRequest]) -> None:
+    async def _play(self, plan: GroupPlan, requests: list[EpisodeRequest]) -> None:
         began = time.monotonic()
         collected = await self._workers.collect_group(
             requests, enough=self._schedule.group_size, fewest=fewest_compared(self._recipe.credit)
         )
-        self._phases.spans.add("generation", f"prompt {requests[0].prompt}", time.monotonic() - began)
+        self._phases.spans.add("generation", f"prompt {plan.prompt}", time.monotonic() - began)
         self._costs.unused_rollouts += collected.unused_rollouts
         self._costs.unused_tokens += collected.unused_tokens
-        self._came_back(*group_key(requests), collected)
+        group = await self._judged(RolloutGroup(plan, tuple(collected.trajectories)))
+        self._came_back(group, collected.discarded)
         self._fill()
 
-    def _came_back(self, prompt: int, version: int, collected: Collected) -> None:
+    async def _judged(self, group: RolloutGroup) -> RolloutGroup:
+        """With a judge's verdicts, where credit asks for them and the group has something to compare."""
+        has_use = comparable(self._recipe.credit, [group]) and not self._teaches_nothing(group)
+        if self._judging is None or not has_use or not self._judging.has_weight(group.plan.step):
+            return group
+        began = time.monotonic()
+        [judged] = await self._judging.with_verdicts([group], alive=self._phases.progress.progressed)
+        self._phases.spans.add("reward", f"prompt {group.plan.prompt}", time.monotonic() - began)
+        return judged
+
+    def _came_back(self, group: RolloutGroup, discarded: Counter[str]) -> None:
         """One that was given up meanwhile has its prompt in the buffer again, and nothing more to say."""
-        if self._buffer.is_running(prompt, version):
-            entry = self._buffer.finish(prompt, collected.trajectories, collected.discarded)
-            if self._teaches_nothing(entry.group):
+        prompt = group.plan.prompt
+        if self._buffer.is_running(prompt, group.plan.version):
+            self._buffer.finish(prompt, group.rollouts, discarded)
+            if self._teaches_nothing(group):
                 self._buffer.drop(prompt)
         self._phases.progress.progressed()
 

@@ -207,6 +207,7 @@ class Loop:
             self._phases,
             self._workers,
             self._quarantine,
+            self._judging,
             recipe=spec.recipe,
             schedule=spec.schedule,
             resources=spec.resources,
