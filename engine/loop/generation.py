@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from engine.cluster.workers import WorkerGroup
-from engine.loop.buffer import Batch, GivenUp, GroupBuffer, ReadyGroup, check_staleness
+from engine.loop.buffer import Batch, GivenUp, GroupBuffer, GroupStatus, ReadyGroup, check_staleness
 from engine.loop.group_filters import comparable, fewest_compared, informative
 from engine.loop.judge_phase import Judging
 from engine.loop.phases import Phases
@@ -30,6 +30,16 @@ from engine.rollout.worker import IN_FLIGHT_PER_SLOT
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
 from engine.spec.run import Resources, Schedule
+
+OCCUPANCY: tuple[GroupStatus, ...] = ("waiting", "running", "ready")
+METRICS = {f"buffer/{status}" for status in OCCUPANCY} | {
+    "buffer/trainer_waited_seconds",
+    "buffer/generation_blocked_seconds",
+    "buffer/discarded_stale",
+    "redundancy/unused_rollouts",
+    "redundancy/unused_tokens",
+}
+"""Of each step, as the buffer was when the step took its batch and since the step before (docs/algorithms.md)."""
 
 
 @dataclass(slots=True)
@@ -131,7 +141,7 @@ class GenerationLane:
                 self._fill()
                 if self._failure is not None:
                     raise self._failure
-                occupancy = {f"buffer/{status}": float(count) for status, count in self._buffer.counts.items()}
+                occupancy = {f"buffer/{status}": float(self._buffer.counts[status]) for status in OCCUPANCY}
                 if (batch := self._buffer.take()) is not None:
                     return batch, occupancy
                 self._changed.clear()
@@ -148,7 +158,7 @@ class GenerationLane:
         played.rounds = -(-len(entries) // self._schedule.prompts_per_step)
         played.seconds = now - self._last_batch_at
         self._note_idle(now)
-        played.metrics = {name: value for name, value in occupancy.items() if name != "buffer/taken"} | {
+        played.metrics = occupancy | {
             "buffer/trainer_waited_seconds": waited_s,
             "buffer/generation_blocked_seconds": costs.blocked_s,
             "buffer/discarded_stale": float(costs.discarded_stale),
