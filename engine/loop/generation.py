@@ -5,8 +5,8 @@
       └──────────────────────────────────┴──────────────────────┘
 
 Who waits for whom: ``next``, the step's side, waits until the buffer has a batch; a group waits for a slot, which is
-free again once the generator has the weights of the step that trained on it, and for room among the rollouts in flight.
-Nobody else waits.  What a group raises is raised in ``next``.
+free again once the generator has the weights of the step that trained on it; a rollout waits for room in its worker.
+What a group raises is raised in ``next``.
 
 A pause lets what is being played end and begins nothing, except for a step that already waits for its batch.  Which
 prompt is played and what it draws hangs on its number alone; when it starts, and under which weights, on the clock.
@@ -15,6 +15,7 @@ prompt is played and what it draws hangs on its number alone; when it starts, an
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from engine.cluster.workers import WorkerGroup
@@ -26,10 +27,10 @@ from engine.loop.planner import Planner, Played
 from engine.loop.quarantine import Quarantine
 from engine.loop.state import RunState
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.worker import IN_FLIGHT_PER_SLOT
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
-from engine.spec.run import Resources, Schedule
+from engine.spec.run import Schedule
+from engine.spec.trajectory import Trajectory
 
 OCCUPANCY: tuple[GroupStatus, ...] = ("waiting", "running", "ready")
 METRICS = {f"buffer/{status}" for status in OCCUPANCY} | {
@@ -68,7 +69,6 @@ class GenerationLane:
         *,
         recipe: Recipe,
         schedule: Schedule,
-        resources: Resources,
         rl_steps: int,
     ) -> None:
         self._planner = planner
@@ -80,7 +80,6 @@ class GenerationLane:
         self._recipe = recipe
         self._schedule = schedule
         self._rl_steps = rl_steps
-        self._most_in_flight = IN_FLIGHT_PER_SLOT * resources.kv_slots * resources.rollout_workers
         sampling = recipe.selection.dynamic_sampling
         rounds = 1 if sampling is None else sampling.max_rounds
         self._buffer = GroupBuffer(
@@ -171,19 +170,22 @@ class GenerationLane:
     async def _end(self, given_up: GivenUp) -> None:
         """What is being played for nothing; its tokens are counted when it comes back."""
         self._costs.discarded_stale += len(given_up.running) + len(given_up.ready)
-        rollouts = [rollout for entry in given_up.ready for rollout in entry.members]
-        self._costs.unused_rollouts += len(rollouts)
-        self._costs.unused_tokens += sum(rollout.sampled_tokens for rollout in rollouts)
+        self._count_unused(rollout for entry in given_up.ready for rollout in entry.members)
         for plan in given_up.running:
             await self._workers.abort_group((plan.prompt, plan.version))
+
+    def _count_unused(self, rollouts: Iterable[Trajectory]) -> None:
+        for rollout in rollouts:
+            self._costs.unused_rollouts += 1
+            self._costs.unused_tokens += rollout.sampled_tokens
 
     # ---- the lane's side ----
 
     def _fill(self) -> None:
-        """Start what there are slots, room and further steps for."""
+        """Start what there are slots and further steps for; how many rollouts play at once, the workers know."""
         if self._phases.pause_wanted and not self._step_waits:
             return
-        while self._failure is None and self._has_room() and self._is_needed():
+        while self._failure is None and self._is_needed():
             if not self._buffer.counts["waiting"]:
                 self._plan_round()
             plan = self._buffer.start()
@@ -191,12 +193,6 @@ class GenerationLane:
                 break
             self._begin(plan)
         self._note_idle(time.monotonic())
-
-    def _has_room(self) -> bool:
-        """Whether the rollouts of one more group would begin at once; or nothing is played at all."""
-        running = self._buffer.counts["running"]
-        members = self._schedule.group_size + self._schedule.redundant_members
-        return not running or (running + 1) * members <= self._most_in_flight
 
     def _is_needed(self) -> bool:
         """Whether the steps that are left train on more groups than have started."""
@@ -239,9 +235,11 @@ class GenerationLane:
         return judged
 
     def _came_back(self, group: RolloutGroup, discarded: Counter[str]) -> None:
-        """One that was given up meanwhile has its prompt in the buffer again, and nothing more to say."""
+        """The prompt of one that was given up meanwhile is in the buffer again."""
         prompt = group.plan.prompt
-        if self._buffer.is_running(prompt, group.plan.version):
+        if not self._buffer.is_running(prompt, group.plan.version):
+            self._count_unused(group.rollouts)
+        else:
             self._buffer.finish(prompt, group.rollouts, discarded)
             if self._teaches_nothing(group):
                 self._buffer.drop(prompt)

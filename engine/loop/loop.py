@@ -210,7 +210,6 @@ class Loop:
             self._judging,
             recipe=spec.recipe,
             schedule=spec.schedule,
-            resources=spec.resources,
             rl_steps=spec.rl_steps,
         )
 
