@@ -5,8 +5,8 @@
       └──────────────────────────────────┴──────────────────────┘
 
 Who waits for whom: ``next``, the step's side, waits until the buffer has a batch; a group waits for a slot, which is
-free again once the generator has the weights of the step that trained on it, and for room among the rollouts in flight.
-Nobody else waits.  What a group raises is raised in ``next``.
+free again once the generator has the weights of the step that trained on it; a rollout waits for room in its worker.
+What a group raises is raised in ``next``.
 
 A pause lets what is being played end and begins nothing, except for a step that already waits for its batch.  Which
 prompt is played and what it draws hangs on its number alone; when it starts, and under which weights, on the clock.
@@ -15,20 +15,32 @@ prompt is played and what it draws hangs on its number alone; when it starts, an
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from engine.cluster.workers import WorkerGroup
-from engine.loop.buffer import Batch, GivenUp, GroupBuffer, ReadyGroup, check_staleness
+from engine.loop.buffer import Batch, GivenUp, GroupBuffer, GroupStatus, ReadyGroup, check_staleness
 from engine.loop.group_filters import comparable, fewest_compared, informative
+from engine.loop.judge_phase import Judging
 from engine.loop.phases import Phases
 from engine.loop.planner import Planner, Played
 from engine.loop.quarantine import Quarantine
 from engine.loop.state import RunState
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.worker import IN_FLIGHT_PER_SLOT, Collected, group_key
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import GroupPlan, RolloutGroup
-from engine.spec.run import Resources, Schedule
+from engine.spec.run import Schedule
+from engine.spec.trajectory import Trajectory
+
+OCCUPANCY: tuple[GroupStatus, ...] = ("waiting", "running", "ready")
+METRICS = {f"buffer/{status}" for status in OCCUPANCY} | {
+    "buffer/trainer_waited_seconds",
+    "buffer/generation_blocked_seconds",
+    "buffer/discarded_stale",
+    "redundancy/unused_rollouts",
+    "redundancy/unused_tokens",
+}
+"""Of each step, as the buffer was when the step took its batch and since the step before (docs/algorithms.md)."""
 
 
 @dataclass(slots=True)
@@ -53,10 +65,10 @@ class GenerationLane:
         phases: Phases,
         workers: WorkerGroup,
         quarantine: Quarantine,
+        judging: Judging | None,
         *,
         recipe: Recipe,
         schedule: Schedule,
-        resources: Resources,
         rl_steps: int,
     ) -> None:
         self._planner = planner
@@ -64,10 +76,10 @@ class GenerationLane:
         self._phases = phases
         self._workers = workers
         self._quarantine = quarantine
+        self._judging = judging
         self._recipe = recipe
         self._schedule = schedule
         self._rl_steps = rl_steps
-        self._most_in_flight = IN_FLIGHT_PER_SLOT * resources.kv_slots * resources.rollout_workers
         sampling = recipe.selection.dynamic_sampling
         rounds = 1 if sampling is None else sampling.max_rounds
         self._buffer = GroupBuffer(
@@ -128,7 +140,7 @@ class GenerationLane:
                 self._fill()
                 if self._failure is not None:
                     raise self._failure
-                occupancy = {f"buffer/{status}": float(count) for status, count in self._buffer.counts.items()}
+                occupancy = {f"buffer/{status}": float(self._buffer.counts[status]) for status in OCCUPANCY}
                 if (batch := self._buffer.take()) is not None:
                     return batch, occupancy
                 self._changed.clear()
@@ -145,7 +157,7 @@ class GenerationLane:
         played.rounds = -(-len(entries) // self._schedule.prompts_per_step)
         played.seconds = now - self._last_batch_at
         self._note_idle(now)
-        played.metrics = {name: value for name, value in occupancy.items() if name != "buffer/taken"} | {
+        played.metrics = occupancy | {
             "buffer/trainer_waited_seconds": waited_s,
             "buffer/generation_blocked_seconds": costs.blocked_s,
             "buffer/discarded_stale": float(costs.discarded_stale),
@@ -158,19 +170,22 @@ class GenerationLane:
     async def _end(self, given_up: GivenUp) -> None:
         """What is being played for nothing; its tokens are counted when it comes back."""
         self._costs.discarded_stale += len(given_up.running) + len(given_up.ready)
-        rollouts = [rollout for entry in given_up.ready for rollout in entry.members]
-        self._costs.unused_rollouts += len(rollouts)
-        self._costs.unused_tokens += sum(rollout.sampled_tokens for rollout in rollouts)
+        self._count_unused(rollout for entry in given_up.ready for rollout in entry.members)
         for plan in given_up.running:
             await self._workers.abort_group((plan.prompt, plan.version))
+
+    def _count_unused(self, rollouts: Iterable[Trajectory]) -> None:
+        for rollout in rollouts:
+            self._costs.unused_rollouts += 1
+            self._costs.unused_tokens += rollout.sampled_tokens
 
     # ---- the lane's side ----
 
     def _fill(self) -> None:
-        """Start what there are slots, room and further steps for."""
+        """Start what there are slots and further steps for; how many rollouts play at once, the workers know."""
         if self._phases.pause_wanted and not self._step_waits:
             return
-        while self._failure is None and self._has_room() and self._is_needed():
+        while self._failure is None and self._is_needed():
             if not self._buffer.counts["waiting"]:
                 self._plan_round()
             plan = self._buffer.start()
@@ -178,12 +193,6 @@ class GenerationLane:
                 break
             self._begin(plan)
         self._note_idle(time.monotonic())
-
-    def _has_room(self) -> bool:
-        """Whether the rollouts of one more group would begin at once; or nothing is played at all."""
-        running = self._buffer.counts["running"]
-        members = self._schedule.group_size + self._schedule.redundant_members
-        return not running or (running + 1) * members <= self._most_in_flight
 
     def _is_needed(self) -> bool:
         """Whether the steps that are left train on more groups than have started."""
@@ -199,26 +208,40 @@ class GenerationLane:
         self._tasks_taken, self._prompts = plans[-1].tasks_before + 1, self._prompts + len(plans)
 
     def _begin(self, plan: GroupPlan) -> None:
-        task = asyncio.create_task(self._play(self._planner.requests([plan])))
+        task = asyncio.create_task(self._play(plan, self._planner.requests([plan])))
         self._playing.add(task)
         task.add_done_callback(self._ended)
 
-    async def _play(self, requests: list[EpisodeRequest]) -> None:
+    async def _play(self, plan: GroupPlan, requests: list[EpisodeRequest]) -> None:
         began = time.monotonic()
         collected = await self._workers.collect_group(
             requests, enough=self._schedule.group_size, fewest=fewest_compared(self._recipe.credit)
         )
-        self._phases.spans.add("generation", f"prompt {requests[0].prompt}", time.monotonic() - began)
+        self._phases.spans.add("generation", f"prompt {plan.prompt}", time.monotonic() - began)
         self._costs.unused_rollouts += collected.unused_rollouts
         self._costs.unused_tokens += collected.unused_tokens
-        self._came_back(*group_key(requests), collected)
+        group = await self._judged(RolloutGroup(plan, tuple(collected.trajectories)))
+        self._came_back(group, collected.discarded)
         self._fill()
 
-    def _came_back(self, prompt: int, version: int, collected: Collected) -> None:
-        """One that was given up meanwhile has its prompt in the buffer again, and nothing more to say."""
-        if self._buffer.is_running(prompt, version):
-            entry = self._buffer.finish(prompt, collected.trajectories, collected.discarded)
-            if self._teaches_nothing(entry.group):
+    async def _judged(self, group: RolloutGroup) -> RolloutGroup:
+        """With a judge's verdicts, where credit asks for them and the group has something to compare."""
+        has_use = comparable(self._recipe.credit, [group]) and not self._teaches_nothing(group)
+        if self._judging is None or not has_use or not self._judging.has_weight(group.plan.step):
+            return group
+        began = time.monotonic()
+        [judged] = await self._judging.with_verdicts([group], alive=self._phases.progress.progressed)
+        self._phases.spans.add("reward", f"prompt {group.plan.prompt}", time.monotonic() - began)
+        return judged
+
+    def _came_back(self, group: RolloutGroup, discarded: Counter[str]) -> None:
+        """The prompt of one that was given up meanwhile is in the buffer again."""
+        prompt = group.plan.prompt
+        if not self._buffer.is_running(prompt, group.plan.version):
+            self._count_unused(group.rollouts)
+        else:
+            self._buffer.finish(prompt, group.rollouts, discarded)
+            if self._teaches_nothing(group):
                 self._buffer.drop(prompt)
         self._phases.progress.progressed()
 

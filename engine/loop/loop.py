@@ -207,9 +207,9 @@ class Loop:
             self._phases,
             self._workers,
             self._quarantine,
+            self._judging,
             recipe=spec.recipe,
             schedule=spec.schedule,
-            resources=spec.resources,
             rl_steps=spec.rl_steps,
         )
 

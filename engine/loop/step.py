@@ -23,7 +23,7 @@ from engine.cluster.workers import WorkerGroup
 from engine.failures import RunFailed, divergence_named
 from engine.loop.expert_starts import learn
 from engine.loop.group_filters import Selected, comparable, masked, select
-from engine.loop.judge_phase import Judging
+from engine.loop.judge_phase import Judged, Judging
 from engine.loop.metrics import StepFacts, learner_metrics, quarantine_metrics, staleness_shares, step_metrics
 from engine.loop.phases import Phases
 from engine.loop.planner import Played
@@ -173,13 +173,19 @@ class StepRunner:
     async def _judge(self, step: int, selected: Selected) -> tuple[Selected, dict[str, float]]:
         if self._judging is None or not self._judging.has_weight(step):
             return selected, {}
+        if self._schedule.overlaps:
+            return selected, self._reported(step, self._judging.reported(selected.kept))
         async with self._phases.phase("judge", step):
             with self._phases.progress.waiting_on("judge"):
                 judged = await self._judging.judge(selected.kept, alive=self._phases.progress.progressed)
-            for warning in judged.warnings:
-                self._events.log("warning", "judge", f"step {step}: {warning}")
+            metrics = self._reported(step, judged)
         await self._phases.boundary()
-        return replace(selected, kept=judged.groups), judged.metrics
+        return replace(selected, kept=judged.groups), metrics
+
+    def _reported(self, step: int, judged: Judged) -> dict[str, float]:
+        for warning in judged.warnings:
+            self._events.log("warning", "judge", f"step {step}: {warning}")
+        return judged.metrics
 
     async def _credit(self, step: int, selected: Selected, release: Release) -> Selected:
         async with self._phases.phase("credit", step):
