@@ -41,7 +41,7 @@ from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest, shares
 from engine.rollout.worker import Collected, GroupKey, RolloutWorker, group_key
 from engine.spec.rollout_group import RolloutGroup
-from engine.spec.run import RunSpec
+from engine.spec.run import Resources, RunSpec
 from engine.training.columns import CreditColumns, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
@@ -118,6 +118,11 @@ class GeneratorActor:
     async def disconnect(self, caller: str) -> None:
         await self._server.disconnect(caller)
 
+    async def reports(self) -> Sequence[tuple[Level, str]]:
+        from engine.cluster.generators import reports_of
+
+        return reports_of(self._generator)
+
     async def process(self) -> tuple[int, int]:
         return _process()
 
@@ -177,6 +182,21 @@ class RolloutActor:
 
 async def _awaited(reference: Any) -> Any:
     return await reference
+
+
+def shares_gpu(resources: Resources) -> bool:
+    """Whether learner and generator have one GPU together: servers of a generator have their own."""
+    return bool(resources.generator != "sglang")
+
+
+def generator_gpus(resources: Resources) -> float:
+    """What Ray reserves for the generator's actor; its servers share these out among them.  Those by URL take none."""
+    if resources.device != "cuda":
+        return 0
+    if shares_gpu(resources):
+        return 0.5
+    servers = resources.sglang
+    return 0 if servers.urls else servers.servers * servers.tensor_parallel
 
 
 def _roomiest_node() -> tuple[str, int]:
@@ -315,6 +335,7 @@ class RayWorkers:
             except RayActorError as death:
                 await self._check_learner(death)
                 await self._repaired_since(repairs)
+        await self._pass_on_reports()
 
     async def _load_weights(self) -> None:
         """From then on the generator has ``_version``; one that replaces it while the learner goes on gets the same."""
@@ -350,6 +371,7 @@ class RayWorkers:
             repairs = self._repairs
             dealt = list(zip(self._rollouts, shares(missing, len(self._rollouts)), strict=True))
             replies = await asyncio.gather(*(self._collect_share(name, share) for name, share in dealt))
+            await self._pass_on_reports()
             missing = []
             for (_, share), collected in zip(dealt, replies, strict=True):
                 if collected is None:
@@ -462,8 +484,9 @@ class RayWorkers:
                 .options(**options, num_gpus=int(on_gpu), max_concurrency=2, scheduling_strategy=placed)
                 .remote()
             )
-        options["num_gpus"] = 0.5 if on_gpu else 0
+        options["num_gpus"] = (0.5 if shares_gpu(self._spec.resources) else 1) if on_gpu else 0
         if name == "generator":
+            options["num_gpus"] = generator_gpus(self._spec.resources)
             return ray.remote(GeneratorActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
         if on_gpu and self._spec.resources.trainer_ranks > 1:
             options["scheduling_strategy"] = _on(_roomiest_node()[0])
@@ -510,6 +533,14 @@ class RayWorkers:
             except GeneratorLost:
                 self._report("warning", f"generator died while {name} was playing")
         return None
+
+    async def _pass_on_reports(self) -> None:
+        """What happened to the generator's servers; a dead generator is found out by whoever needs it next."""
+        if self._spec.resources.generator == "torch":
+            return
+        with contextlib.suppress(RayActorError):
+            for level, message in await self._actors["generator"].reports.remote():
+                self._report(level, message)
 
     async def _repaired_since(self, repairs: int) -> bool:
         """Replace the dead, unless somebody did since there were ``repairs``; whether there were any."""

@@ -134,7 +134,12 @@ def _workers(spec: RunSpec, folder: Path, events: EventWriter, *, in_process: bo
     if in_process:
         from engine.cluster.in_process import InProcessWorkers
 
-        return InProcessWorkers(spec, security_log=log_folder(folder), recordings=recordings)
+        return InProcessWorkers(
+            spec,
+            security_log=log_folder(folder),
+            recordings=recordings,
+            report=lambda level, message: events.log(level, "workers", message),
+        )
     use_private_token(folder / "ray_token")
     from engine.cluster.ray_workers import RayWorkers, private_ray
 

@@ -23,6 +23,8 @@ from engine.spec.sglang import Sglang
 
 PYTHON = "PALESTRA_SGLANG_PYTHON"
 """The interpreter of an environment that has SGLang; absent: this one."""
+KEYS = "PALESTRA_SGLANG_KEYS"
+"""Keys of servers given by URL, as ``URL=KEY`` with spaces between: no key is sent to a server that it is not of."""
 
 
 def sglang_generator(model: Model, resources: Resources, *, seed: int) -> SglangGenerator:
@@ -73,7 +75,8 @@ def _exchange(settings: Sglang, scratch: Path, model: PretrainedModel) -> Exchan
 
 
 def _given(settings: Sglang) -> list[Server]:
-    return [Server(number, None, SglangClient(url)) for number, url in enumerate(settings.urls)]
+    keys = dict(pair.rsplit("=", 1) for pair in os.environ.get(KEYS, "").split())
+    return [Server(number, None, SglangClient(url, api_key=keys.get(url))) for number, url in enumerate(settings.urls)]
 
 
 def _own(origin: ModelOrigin, folder: Path, resources: Resources, scratch: Path) -> list[Server]:

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.inference.interface import GenerationAborted
+from engine.inference.interface import GenerationAborted, Level
 from engine.inference.sglang.client import Answer, ServerGone, ServerRefused
 from engine.inference.sglang.routing import Prompt, Router
-from engine.inference.sglang.servers import Fleet, Level, Server
+from engine.inference.sglang.servers import Fleet, Server
 from engine.inference.sglang.weights import Exchange
 from engine.models.weights import WeightSource
 from engine.spec.generation import Generated, GenerateRequest

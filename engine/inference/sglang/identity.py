@@ -36,7 +36,8 @@ class Expected:
         """Raises WrongServer with the field, the value and the remedy; ServerGone, ServerRefused."""
         info, server = await client.model_info(), await client.server_info()
         self._check_architecture(client.url, info)
-        self._check_shape(client.url, Path(str(info["model_path"])) / "config.json")
+        # What it was started with: the path in ``info`` is that of its newest weights.
+        self._check_shape(client.url, Path(str(server["model_path"])) / "config.json")
         longest = server.get("max_req_input_len")
         if isinstance(longest, int) and longest + CONTEXT_MARGIN < self.context_tokens:
             raise _wrong(

@@ -28,16 +28,16 @@ class Router:
         """Return the server for the session's next turn.
 
         ``load`` holds how much each server that is up has in hand, and is not empty; ``prompt`` is what the session
-        began with.
+        began with: the first call says it for all.
         """
-        server = self._server_of.get(session)
-        if server is None or server not in load:
-            server = self._for_prompt(prompt, load)
-        self._server_of[session] = server
         if session not in self._prompt_of:
             self._prompt_of[session] = prompt
             self._sessions_of[prompt] += 1
-        self._readers[prompt] = server
+        begun_with = self._prompt_of[session]
+        server = self._server_of.get(session)
+        if server is None or server not in load:
+            server = self._for_prompt(begun_with, load)
+        self._server_of[session] = self._readers[begun_with] = server
         return server
 
     def forget(self, session: str) -> None:

@@ -13,8 +13,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+from engine.inference.interface import Level
 from engine.inference.sglang.client import ServerGone, SglangClient
 from engine.inference.sglang.identity import Expected
 from engine.inference.sglang.process import ServerFailed, ServerProcess
@@ -23,7 +23,6 @@ from engine.inference.sglang.weights import Exchange
 LOG = logging.getLogger(__name__)
 LONGEST_BACKOFF_S = 60.0
 READY_LOOK_S = 0.25
-Level = Literal["info", "warning"]
 
 
 class ServersLost(RuntimeError):
