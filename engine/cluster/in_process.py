@@ -28,7 +28,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, GroupKey
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
-from engine.training.columns import CreditColumns, UpdateRequest
+from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class InProcessWorkers:
     ) -> dict[str, CreditColumns]:
         return await self._learning(lambda: self._learner.credit(groups, released, step=step))
 
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> Updated:
         return await self._learning(lambda: self._learner.update(request))
 
     async def save(self, folder: Path) -> None:

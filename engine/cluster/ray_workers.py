@@ -42,7 +42,7 @@ from engine.rollout.requests import EpisodeRequest, shares
 from engine.rollout.worker import Collected, GroupKey, RolloutWorker, group_key
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import Resources, RunSpec
-from engine.training.columns import CreditColumns, UpdateRequest
+from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
 REPLACEMENTS = 20
@@ -428,9 +428,9 @@ class RayWorkers:
         columns: dict[str, CreditColumns] = await self._learn("credit", groups, released, step=step)
         return columns
 
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
-        metrics: dict[str, float] = await self._learn("update", request)
-        return metrics
+    async def update(self, request: UpdateRequest) -> Updated:
+        updated: Updated = await self._learn("update", request)
+        return updated
 
     async def save(self, folder: Path) -> None:
         await self._learn("save", folder)

@@ -21,7 +21,7 @@ from typing import Protocol
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, GroupKey
 from engine.spec.rollout_group import RolloutGroup
-from engine.training.columns import CreditColumns, UpdateRequest
+from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
 
@@ -82,8 +82,8 @@ class WorkerGroup(Protocol):
         """
         ...
 
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
-        """One step's optimiser updates from what was credited; the learner's metrics, without prefix."""
+    async def update(self, request: UpdateRequest) -> Updated:
+        """One step's optimiser updates from what was credited."""
         ...
 
     async def save(self, folder: Path) -> None:

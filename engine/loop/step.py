@@ -8,6 +8,7 @@
     judge         a judge's verdicts, where credit asks for them
     credit        learner: advantages, old log-probs          (the trajectories go there, columns come back)
     update        learner: optimiser updates; k grows         (rollouts wait for learner)
+                  old log-probs, where one update follows and nothing asks for them before
                   the step's rollouts are reported
 
 A step whose rollouts teach nothing has no credit, and no update unless self-imitation replays; k grows
@@ -18,6 +19,8 @@ step depends on nothing but the weights before it and the run's seed; above it, 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from engine.cluster.workers import WorkerGroup
 from engine.failures import RunFailed, divergence_named
@@ -41,7 +44,7 @@ from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import Schedule
 from engine.spec.trajectory import Trajectory
-from engine.training.columns import CreditColumns, UpdateRequest, with_columns
+from engine.training.columns import CreditColumns, UpdateRequest, with_columns, with_old_logprobs
 
 
 class StepRunner:
@@ -234,13 +237,15 @@ class StepRunner:
             request = UpdateRequest.of(step, groups, back, credited=credited)
             try:
                 with divergence_named(f"update of step {step}", "recipe.optimizer.learning_rate"):
-                    learned = await self._workers.update(request)
+                    updated = await self._workers.update(request)
             except RunFailed:
                 self._events.trajectories([*rollouts_in(groups), *back])
                 raise
+            learned = updated.metrics
             release.updated = trained_on(step, back, learned)
             reported = trained_on(step, rollouts_in(groups), learned)
-            self._events.trajectories([*reported, *release.updated])
+            scored = [_scored(rollout, updated.old_logprobs) for rollout in [*reported, *release.updated]]
+            self._events.trajectories(scored)
         if ratio := self._schedule.async_ratio:
             trained = [rollout for rollout in reported if rollout.trained_at_step is not None]
             learned |= staleness_shares(trained, policy_version=step - 1, ratio=ratio)
@@ -273,6 +278,11 @@ class StepRunner:
         if (starts := self._recipe.expert_starts) is not None:
             marked = self._quarantine.marked_groups(played.groups, self._state.quarantine)
             learn(self._state.experts, starts, [without_quarantined(group) for group in marked])
+
+
+def _scored(rollout: Trajectory, old_logprobs: Mapping[str, np.ndarray]) -> Trajectory:
+    """With the old log-probs that its update gave, or as credit left it."""
+    return with_old_logprobs(rollout, old_logprobs[rollout.id]) if rollout.id in old_logprobs else rollout
 
 
 async def measured_rss_mib(workers: WorkerGroup, state: RunState) -> float:

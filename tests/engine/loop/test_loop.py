@@ -17,7 +17,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
-from engine.training.columns import UpdateRequest
+from engine.training.columns import Updated, UpdateRequest
 from tests.engine.rigs import Rig, entered
 
 
@@ -165,7 +165,7 @@ def test_a_step_without_any_episode_fails_the_run_for_good(rig: Callable[..., Ri
 
 
 class Dying(InProcessWorkers):
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> Updated:
         raise ActorLost("learner died: of old age")
 
 

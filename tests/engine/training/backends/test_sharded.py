@@ -35,7 +35,7 @@ from engine.training.backends.interface import TrainerBackend
 from engine.training.backends.ranks import Leader
 from engine.training.backends.registry import trainer_backend
 from engine.training.backends.sharded import ShardedBackend
-from engine.training.backends.sharding import refuse_missing_shards
+from engine.training.backends.sharded_rank import refuse_missing_shards
 from engine.training.backends.torch import TorchBackend
 from engine.training.batch import Sample, by_trajectory, sample_of
 from engine.training.examples import HeldExamples
