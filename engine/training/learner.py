@@ -212,7 +212,7 @@ class Learner:
         ]
         if is_whole_step and self._trainer.scores_in_update(masked):
             return {
-                rollout.id: self._to_be_scored(step, rollout, credit, of_rollout)
+                rollout.id: self._to_be_scored(rollout, credit, of_rollout)
                 for rollout, credit, of_rollout in zip(rollouts, columns, samples, strict=True)
             }
         old_logprobs = self._trainer.old_logprobs(masked)
@@ -245,14 +245,10 @@ class Learner:
             [sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)]
         )
 
-    def _to_be_scored(
-        self, step: int, rollout: Trajectory, columns: CreditColumns, samples: Sequence[Sample]
-    ) -> CreditedRollout:
+    def _to_be_scored(self, rollout: Trajectory, columns: CreditColumns, samples: Sequence[Sample]) -> CreditedRollout:
         """The old log-probs come with the update."""
         places = regrouped(range(sum(map(len, samples))), [range(len(sample)) for sample in samples])
-        return replace(
-            self._kept(step, rollout, columns, samples), scored_at=column(per_turn(places, rollout), np.int64)
-        )
+        return replace(self._kept(rollout, columns, samples), scored_at=column(per_turn(places, rollout), np.int64))
 
     def _credited_rollout(
         self,
@@ -268,11 +264,9 @@ class Learner:
             masked = column(per_turn(mismatch_masked, rollout), np.bool_)
             columns = replace(columns, mismatch_masked=masked, mismatch_bound=mismatch_bound(self._recipe))
         scored = [sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)]
-        return self._kept(step, rollout, columns, scored)
+        return self._kept(rollout, columns, scored)
 
-    def _kept(
-        self, step: int, rollout: Trajectory, columns: CreditColumns, samples: Sequence[Sample]
-    ) -> CreditedRollout:
+    def _kept(self, rollout: Trajectory, columns: CreditColumns, samples: Sequence[Sample]) -> CreditedRollout:
         return CreditedRollout(
             step=rollout.sampled_for_step,
             reward=rollout.reward,
