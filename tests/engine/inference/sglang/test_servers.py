@@ -276,14 +276,14 @@ def three_steps(folder: Path, of_run: dict[str, Any]) -> RunSpec:
 async def rewards_of(spec: RunSpec, folder: Path) -> list[tuple[str, float, tuple[tuple[int, ...], ...]]]:
     """Of each rollout of three steps its id, reward and sampled ids.
 
-    Before each step comes a part of the supervised stage: it moves the weights although all of a group is equal.
+    A supervised stage comes first: what the servers are given are then not the folder's weights.
     """
     workers = InProcessWorkers(spec, security_log=folder)
     await workers.start()
     rewards = []
     try:
+        await workers.supervised(0, 1, 30)
         for step in range(1, 4):
-            await workers.supervised(0, 10 * step - 9, 10 * step)
             await workers.sync_weights(step)
             groups = grouped((await workers.collect(requests_of(spec, step))).trajectories)
             await workers.credit(groups, (), step=step)
