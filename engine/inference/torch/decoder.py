@@ -138,7 +138,7 @@ class Decoder:
         cos_N1E, sin_N1E = (table[positions_RC.flatten()].unsqueeze(1) for table in (self._cos_WE, self._sin_WE))
         groups = self.architecture.heads // self.architecture.kv_heads
         bias_RCW = torch.where(self._column_W > positions_RC.unsqueeze(-1), -torch.inf, 0.0)
-        # Queries of one key-value head stand together, [G, C] flattened: the bias repeats G times.  C = 1 needs no copy.
+        # Queries of one key-value head stand together, [G, C] flattened: the bias repeats G times (C = 1: no copy).
         bias_R1QW = (bias_RCW if tokens == 1 else bias_RCW.repeat(1, groups, 1)).unsqueeze(1)
         write = _written(positions_RC, slots_R, (self.architecture.kv_heads, self.architecture.head_dim))
         layers = self._weights.layers
