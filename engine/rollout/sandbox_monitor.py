@@ -126,7 +126,11 @@ class SandboxMonitor:
         What the processes of this episode's sandboxes did has been told by then; without ``watch``, those of all
         sandboxes.
         """
-        await asyncio.gather(*(sandbox.settled() for sandbox, of in list(self._held.values()) if watch in (None, of)))
+        held = [sandbox for sandbox, of in self._held.values() if watch in (None, of)]
+        if len(held) == 1:
+            await held[0].settled()  # an episode's one sandbox needs no task of its own
+        else:
+            await asyncio.gather(*(sandbox.settled() for sandbox in held))
         await self._sentinel.settled()
         while self._freezing:
             await asyncio.wait(self._freezing)

@@ -41,15 +41,26 @@ class Sentinel:
         self._on_finding = on_finding
         self._suites: OrderedDict[str, Suite] = OrderedDict()
         self._queue: SimpleQueue[DetectorEvent | Callable[[], None] | None] = SimpleQueue()
+        self._feeding = threading.Lock()
+        self._fed = self._looked_at = 0
+        """Events: put into the queue, and done with.  The second is the thread's alone to write."""
         self._thread = threading.Thread(target=self._run, name="sentinel", daemon=True)
         self._thread.start()
 
     def feed(self, event: DetectorEvent) -> None:
         """From any thread.  Events of one sandbox in order of time."""
+        with self._feeding:
+            self._fed += 1
         self._queue.put(event)
 
     async def settled(self) -> None:
-        """Return when everything fed so far was looked at, and all findings were told."""
+        """Return when everything fed so far was looked at, and all findings were told.
+
+        What ``on_finding`` has sent to the event loop by then has run.
+        """
+        if self._looked_at == self._fed:
+            await asyncio.sleep(0)  # callbacks run in their order: those of a finding before whatever comes next
+            return
         loop = asyncio.get_running_loop()
         looked_at = asyncio.Event()
         self._queue.put(lambda: _notify(loop, looked_at))
@@ -71,6 +82,7 @@ class Sentinel:
                     self._on_finding(alarm)
                 except Exception:
                     log.exception("finding %s of sandbox %s could not be reported", alarm.rule, alarm.sandbox)
+            self._looked_at += 1
 
     def _look(self, event: DetectorEvent) -> list[Finding]:
         sandbox = event.attempt.sandbox if isinstance(event, EgressRecord) else event.sandbox

@@ -9,7 +9,7 @@ Shapes: S slots, R rows of a prefill, C tokens of a prefill row, L layers, D hid
 heads, G = H / K, E head dim, W cache columns, V vocabulary, B rows of logits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -138,17 +138,13 @@ class Decoder:
         cos_N1E, sin_N1E = (table[positions_RC.flatten()].unsqueeze(1) for table in (self._cos_WE, self._sin_WE))
         groups = self.architecture.heads // self.architecture.kv_heads
         bias_RCW = torch.where(self._column_W > positions_RC.unsqueeze(-1), -torch.inf, 0.0)
-        # Queries of one key-value head stand together: [G, C] flattened, so the bias repeats G times.
-        bias_R1QW = bias_RCW.repeat(1, groups, 1).unsqueeze(1)
-        write_at = (
-            (torch.arange(rows, device=self.device) if slots_R is None else slots_R).unsqueeze(1).expand(rows, tokens),
-            positions_RC,
-        )
+        # Queries of one key-value head stand together, [G, C] flattened: the bias repeats G times (C = 1: no copy).
+        bias_R1QW = (bias_RCW if tokens == 1 else bias_RCW.repeat(1, groups, 1)).unsqueeze(1)
+        write = _written(positions_RC, slots_R, (self.architecture.kv_heads, self.architecture.head_dim))
         layers = self._weights.layers
         for layer, keys_SKEW, values_SKWE in zip(layers, cache.keys_LSKEW, cache.values_LSKWE, strict=True):
             q_NHE, k_NKE, v_NKE = self._projected(layer, x_ND, cos_N1E, sin_N1E)
-            keys_SKEW[write_at[0], :, :, write_at[1]] = k_NKE.unflatten(0, (rows, tokens))
-            values_SKWE[write_at[0], :, write_at[1]] = v_NKE.unflatten(0, (rows, tokens))
+            write(keys_SKEW, values_SKWE, k_NKE, v_NKE)
             keys_RKEW, values_RKWE = (
                 (keys_SKEW, values_SKWE) if slots_R is None else (keys_SKEW[slots_R], values_SKWE[slots_R])
             )
@@ -174,6 +170,31 @@ class Decoder:
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.architecture.norm_eps)
+
+
+def _written(
+    positions_RC: Tensor, slots_R: Tensor | None, shape: tuple[int, int]
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+    """How keys and values of one layer come into the cache: of one token per slot by ``scatter``, which costs less than
+    indexing.  ``shape`` is [K, E]."""
+    rows, tokens = positions_RC.shape
+    if slots_R is None and tokens == 1:
+        column_R111 = positions_RC.view(rows, 1, 1, 1)
+        at_RKE1, at_RK1E = column_R111.expand(rows, *shape, 1), column_R111.expand(rows, shape[0], 1, shape[1])
+
+        def scatter(keys_SKEW: Tensor, values_SKWE: Tensor, k_NKE: Tensor, v_NKE: Tensor) -> None:
+            keys_SKEW.scatter_(3, at_RKE1, k_NKE.unsqueeze(3))
+            values_SKWE.scatter_(2, at_RK1E, v_NKE.unsqueeze(2))
+
+        return scatter
+    slots = torch.arange(rows, device=positions_RC.device) if slots_R is None else slots_R
+    slots_RC = slots.unsqueeze(1).expand(rows, tokens)
+
+    def index(keys_SKEW: Tensor, values_SKWE: Tensor, k_NKE: Tensor, v_NKE: Tensor) -> None:
+        keys_SKEW[slots_RC, :, :, positions_RC] = k_NKE.unflatten(0, (rows, tokens))
+        values_SKWE[slots_RC, :, positions_RC] = v_NKE.unflatten(0, (rows, tokens))
+
+    return index
 
 
 def _attended(q_NHE: Tensor, keys_RKEW: Tensor, values_RKWE: Tensor, bias_R1QW: Tensor) -> Tensor:
