@@ -33,5 +33,6 @@ CMD ["uvicorn", "webapp.asgi:application", "--host", "0.0.0.0", "--port", "8700"
 # Adds the backends that need a GPU.
 FROM base AS gpu
 USER root
-RUN pip install --constraint constraints.txt "megatron-core==0.16.1"
+COPY requirements-megatron.lock .
+RUN pip install --constraint constraints.txt -r requirements-megatron.lock
 USER palestra

@@ -16,8 +16,8 @@ from devtools import verl_venv
 from devtools.home import ROOT, Home
 
 SELECTIONS = {
-    "quick": "not slow and not browser and not stack and not soak and not verl",
-    "everything": "not soak and not verl",
+    "quick": "not slow and not browser and not stack and not soak and not verl and not backends",
+    "everything": "not soak and not verl and not backends",
     "soak": "soak",
     "verl": "verl",
 }
