@@ -18,9 +18,9 @@ FOLLOW += "follow(Path(sys.argv[1]), int(sys.argv[2]))"
 
 
 def rank_processes_for(spec: RunSpec) -> "RankProcesses | None":
-    """None where the trainer is one process.  Raises RunFailed where this machine has fewer GPUs than it needs."""
+    """None where the trainer has no leader.  Raises RunFailed where this machine has fewer GPUs than it needs."""
     ranks = spec.resources.trainer_ranks
-    if ranks == 1:
+    if not spec.resources.has_leader:
         return None
     if spec.resources.device == "cuda" and (gpus := torch.cuda.device_count()) < ranks:
         raise too_few_gpus(ranks, gpus)

@@ -289,7 +289,7 @@ class RayWorkers:
         self._refuse_too_few_gpus()
         for name in ("learner", "generator", *self._rollouts):
             self._actors[name] = self._made(name)
-        if self._spec.resources.trainer_ranks > 1:
+        if self._spec.resources.has_leader:
             await self._start_ranks()
         for name in self._actors:
             await self._settle_in(name)

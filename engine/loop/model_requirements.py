@@ -19,6 +19,8 @@ from engine.spec.model import BuiltinModel, Lora, Model, PretrainedModel
 from engine.spec.problems import Problem
 from engine.spec.recipe import Recipe
 from engine.spec.run import Resources, RunSpec
+from engine.training.backends.megatron.layout import layout_problems
+from engine.training.backends.megatron.memory import memory_of_rank
 
 
 def lacking_in_model(spec: RunSpec, *, with_trainer: bool = True) -> list[Problem]:
@@ -26,7 +28,7 @@ def lacking_in_model(spec: RunSpec, *, with_trainer: bool = True) -> list[Proble
     try:
         origin = model_origin(spec.model)
         if isinstance(origin.model, BuiltinModel):
-            return []
+            return list(_no_folder(spec.resources)) if with_trainer else []
         assert origin.weights is not None  # a pretrained model has a folder
         folder = opened_folder(origin.weights)
         if (problem := _chat(folder, origin.model)) is not None:
@@ -37,6 +39,8 @@ def lacking_in_model(spec: RunSpec, *, with_trainer: bool = True) -> list[Proble
     except ModelFolderRefused as unusable:
         return [unusable.problem]
     recipe = spec.recipe if with_trainer else None
+    if recipe is not None and (unfit := list(_layout(folder, origin.model, spec.resources))):
+        return [*problems, *unfit]  # a layout that does not divide has no memory to be counted
     room = _room(folder, origin.model, spec.resources, recipe)
     return [*problems, *_attention(origin.model, spec.resources), *room]
 
@@ -46,7 +50,7 @@ def memory_in_words(model: Model, recipe: Recipe, resources: Resources) -> str |
     origin = model_origin(model)
     if isinstance(origin.model, BuiltinModel) or origin.weights is None:
         return None
-    memory = _trainer_memory(opened_folder(origin.weights), origin.model, recipe, ranks=resources.trainer_ranks)
+    memory = _trainer_memory(opened_folder(origin.weights), origin.model, recipe, resources)
     return estimate(memory, origin.model, device=resources.device)
 
 
@@ -168,7 +172,7 @@ def _room(
                 "use a shorter context, a smaller model, or more memory",
             )
         return
-    memory = _trainer_memory(folder, model, recipe, ranks=resources.trainer_ranks)
+    memory = _trainer_memory(folder, model, recipe, resources)
     if memory.on_one_machine + generator_bytes > available:
         yield Problem(
             "model.path",
@@ -180,15 +184,36 @@ def _room(
         )
 
 
-def _trainer_memory(folder: ModelFolder, model: PretrainedModel, recipe: Recipe, *, ranks: int) -> TrainerMemory:
-    return trainer_memory(
+def _trainer_memory(folder: ModelFolder, model: PretrainedModel, recipe: Recipe, resources: Resources) -> TrainerMemory:
+    is_megatron = resources.trainer == "megatron"
+    memory = trainer_memory(
         folder,
         model,
         reference=_keeps_reference(recipe),
         critic=isinstance(recipe.credit, CriticEstimator),
-        ranks=ranks,
+        ranks=1 if is_megatron else resources.trainer_ranks,
         trains=recipe.trains,
     )
+    if not is_megatron or not recipe.trains:
+        return memory
+    ranks, reference = resources.trainer_ranks, _keeps_reference(recipe)
+    return memory_of_rank(folder, model, resources.megatron, ranks=ranks, of_one=memory, reference=reference)
+
+
+def _no_folder(resources: Resources) -> Iterator[Problem]:
+    if resources.trainer == "megatron":
+        problem = "the trainer megatron reads its weights from a model's folder, and a built-in model has none"
+        yield Problem("model.kind", "builtin", problem, 'give a folder with kind = "pretrained", or trainer = "torch"')
+
+
+def _layout(folder: ModelFolder, model: PretrainedModel, resources: Resources) -> Iterator[Problem]:
+    """Whether the trainer's ranks can share the network."""
+    if resources.trainer != "megatron":
+        return
+    if find_spec("megatron") is None:
+        remedy = 'install what requirements-megatron.lock names, or use "torch"'
+        yield Problem("resources.trainer", "megatron", "megatron-core is not installed here", remedy)
+    yield from layout_problems(folder.config, model, resources.megatron, resources.trainer_ranks)
 
 
 def _keeps_reference(recipe: Recipe) -> bool:

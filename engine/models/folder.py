@@ -7,6 +7,7 @@ files that are cut or whose header does not fit them.
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,6 +99,21 @@ def opened_folder(path: Path, *, field: str = "model.path") -> ModelFolder:
         return ModelFolder(path, config, dict(_tensors(path, field)))
     except OSError as error:
         raise _unusable(field, path, f"cannot be read: {error.strerror}", "give a folder that may be read") from error
+
+
+def write_config(source: Path, folder: Path, *, dtype: str) -> None:
+    """The config of ``source`` as it came, but for the dtype of the weights that are written beside it."""
+    config = json.loads((source / CONFIG).read_text())
+    for key in ("dtype", "torch_dtype"):
+        config.pop(key, None)
+    (folder / CONFIG).write_text(json.dumps({**config, "dtype": dtype}, indent=2))
+
+
+def copy_texts(source: Path, folder: Path) -> None:
+    """Tokenizer and template of ``source``, as they came."""
+    for name in TEXT_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
 def _config(path: Path, field: str) -> Mapping[str, Any]:

@@ -17,8 +17,6 @@ part of any, so that the gradient is that of the policy's objective.  Its expert
 Shapes: B sequences, T tokens, D hidden size, N positions, V vocabulary.
 """
 
-import json
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -36,7 +34,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from engine.durable import read_back
 from engine.failures import RunFailed
-from engine.models.folder import INDEX, TEXT_FILES, WEIGHTS, opened_folder
+from engine.models.folder import INDEX, WEIGHTS, copy_texts, opened_folder, write_config
 from engine.models.memory import EXPERTS
 from engine.models.origin import ModelOrigin
 from engine.models.pretrained_tokenizer import ModelFolderRefused
@@ -256,10 +254,9 @@ class PretrainedNetwork(nn.Module):
             save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         else:
             self.lm.save_pretrained(folder, state_dict=weights, max_shard_size=SHARD)
-            self._restore_config(folder)
-        for name in TEXT_FILES:
-            if (self._source / name).is_file():
-                shutil.copyfile(self._source / name, folder / name)
+            # As it came: what was switched off for training is not switched off for good.
+            write_config(self._source, folder, dtype=self.spec.dtype)
+        copy_texts(self._source, folder)
 
     def _adapter(self) -> dict[str, Tensor]:
         """By the names of peft."""
@@ -268,13 +265,6 @@ class PretrainedNetwork(nn.Module):
             for name, parameter in self.lm.named_parameters()
             if ".lora_" in name
         }
-
-    def _restore_config(self, folder: Path) -> None:
-        """The config as it came, but for the dtype: what was switched off for training is not switched off for good."""
-        config = json.loads((self._source / "config.json").read_text())
-        for key in ("dtype", "torch_dtype"):
-            config.pop(key, None)
-        (folder / "config.json").write_text(json.dumps({**config, "dtype": self.spec.dtype}, indent=2))
 
     def load_folder(self, folder: Path) -> None:
         files = sorted(folder.glob("*.safetensors")) if (folder / INDEX).is_file() else [folder / WEIGHTS]

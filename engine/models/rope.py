@@ -16,13 +16,13 @@ from engine.models.architecture import LinearScaling, Llama3Scaling, Rope, YarnS
 
 def rotary_tables(positions: int, head_dim: int, rope: Rope | None = None) -> tuple[Tensor, Tensor]:
     """cos and sin [W, E], float32; dimension i turns together with i + E/2."""
-    frequencies, attention_factor = _frequencies(rope or Rope(), head_dim)
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+    turns, attention_factor = frequencies(rope or Rope(), head_dim)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), turns)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 
 
-def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
+def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     """Radians per position [E / 2], and the factor of cos and sin."""
     # Divided, not raised to a negative power: the last bit then agrees with transformers also at far positions.
     wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)

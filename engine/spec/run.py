@@ -8,10 +8,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from engine.spec.backends import GENERATORS, SHARDED_TRAINERS, TRAINERS
+from engine.spec.backends import ALWAYS_LED, GENERATORS, SHARDED_TRAINERS, TRAINERS
 from engine.spec.environment import SUITED_VOCABULARY, Environment, PythonMath
+from engine.spec.estimator import CriticEstimator
 from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
 from engine.spec.impossible import impossible
+from engine.spec.megatron import Megatron
 from engine.spec.model import BuiltinModel, Model
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import refusals_beside
@@ -40,9 +42,11 @@ class Resources(Strict):
 
     trainer: Literal[*TRAINERS] = "torch"  # type: ignore[valid-type]
     trainer_ranks: int = Field(default=1, ge=1, le=256)
-    """Processes over which the trainer's weights, gradients and optimiser are sharded (FSDP2), all on one machine; with
-    ``device = "cuda"`` each has a GPU.  More of them take less memory each; the loss is that of one.  A run may be
-    resumed with another number."""
+    """Processes over which the trainer's weights, gradients and optimiser are divided, all on one machine; with
+    ``device = "cuda"`` each has a GPU.  ``torch`` shards them evenly (FSDP2), ``megatron`` as the table ``megatron``
+    says.  More of them take less memory each; the loss is that of one.  A run may be resumed with another number."""
+    megatron: Megatron = Megatron()
+    """How the ranks of the trainer ``megatron`` share the network."""
     generator: Literal[*GENERATORS] = "torch"  # type: ignore[valid-type]
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(default=2, ge=1, le=1024)
@@ -66,6 +70,31 @@ class Resources(Strict):
                 f"use 1, or a trainer that can be sharded: {', '.join(SHARDED_TRAINERS)}",
             )
         return self
+
+    @model_validator(mode="after")
+    def _layout_fits_the_ranks(self) -> Self:
+        megatron, ranks = self.megatron, self.trainer_ranks
+        if self.trainer != "megatron":
+            if megatron != Megatron():
+                remedy = 'remove the table, or set resources.trainer = "megatron"'
+                raise impossible("megatron", "set", f"the trainer {self.trainer} has no such layout", remedy)
+            return self
+        replica = megatron.tensor * megatron.pipeline * megatron.context
+        if ranks % replica:
+            problem = f"one replica takes {replica} ranks (tensor x pipeline x context)"
+            raise impossible("trainer_ranks", ranks, problem, f"use a multiple of {replica}")
+        if (ranks // megatron.pipeline) % megatron.expert:
+            problem = f"the {ranks // megatron.pipeline} ranks of a pipeline stage do not divide by it"
+            raise impossible("megatron.expert", megatron.expert, problem, "use a divisor of them")
+        if megatron.sequence_parallel and megatron.tensor == 1:
+            problem = "positions are divided over the tensor ranks, and there is one"
+            raise impossible("megatron.sequence_parallel", True, problem, "set it to false, or raise megatron.tensor")
+        return self
+
+    @property
+    def has_leader(self) -> bool:
+        """Return whether the trainer is led: several ranks, or a backend whose only rank has a leader too."""
+        return self.trainer_ranks > 1 or self.trainer in ALWAYS_LED
 
 
 class Schedule(Strict):
@@ -252,6 +281,7 @@ class RunSpec(Strict):
         self._log_probs_can_be_taken()
         for refusal in refusals_of_sglang(self):
             raise refusal
+        self._trainer_has_what_the_recipe_needs()
         self._evaluation_fits()
         for field in ("tasks", "interim_tasks"):
             if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
@@ -283,6 +313,15 @@ class RunSpec(Strict):
                 schedule.temperature,
                 "log-probs at so low a temperature are those of a greedy policy: 0 or out of reach",
                 f'use at least {COLDEST}, or schedule.logprobs_at = "one"',
+            )
+
+    def _trainer_has_what_the_recipe_needs(self) -> None:
+        if self.resources.trainer == "megatron" and isinstance(self.recipe.credit, CriticEstimator):
+            raise impossible(
+                "resources.trainer",
+                "megatron",
+                f"it has no critic, which recipe.credit = {getattr(self.recipe.credit, 'kind', 'critic')} needs",
+                'use resources.trainer = "torch", or a credit without a critic',
             )
 
     def _evaluation_fits(self) -> None:

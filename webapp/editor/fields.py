@@ -61,7 +61,7 @@ _ROW = re.compile(r"\.\d+")
 _MANY = 5
 """Of a table without an entry above, a longer list than this is cut to ``_FIRST``."""
 _FIRST = 4
-_FOLDED = frozenset({"environment.sandbox", "environment.response", "recipe.mismatch"})
+_FOLDED = frozenset({"environment.sandbox", "environment.response", "recipe.mismatch", "resources.megatron"})
 """Tables that are opened on demand."""
 
 Kind = Literal["number", "text", "long-text", "lines", "choice", "many", "flag"]

@@ -22,24 +22,26 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
 from queue import SimpleQueue
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from engine.failures import NonFiniteGradient, RankLost
+from engine.spec.backends import RANKS
 from engine.spec.model import Model
 from engine.spec.run import Resources
-from engine.training.backends.torch import TorchBackend
+from engine.training.microbatch import Batch
 
 if TYPE_CHECKING:
     from engine.training.backends.sharded_rank import ShardedRank
 
-__all__ = ["Leader", "follow"]
+__all__ = ["Leader", "follow", "found"]
 
 SOCKET, MEETING = "leader", "meeting"
 REPORT_S = 5.0
@@ -77,6 +79,14 @@ class _Answer:
     """Whether that may be because another rank is gone."""
 
 
+class RankBackend(Protocol):
+    """A rank's own part of the trainer.  What else it is asked for is decided by the backend that leads it."""
+
+    def refuse_too_long(self, batch: Batch) -> None:
+        """Raises ValueError where a sample does not fit into the context."""
+        ...
+
+
 class _Channel:
     """Python objects over a connection, by value: multiprocessing's own way would share tensors in memory."""
 
@@ -108,6 +118,7 @@ class Leader:
 
     def __init__(self, model: Model, resources: Resources, *, seed: int, timeout_s: float) -> None:
         self._begin = _Begin(model, resources, seed, timeout_s)
+        self.resources = resources
         self.size, self._timeout_s = resources.trainer_ranks, timeout_s
         self.folder = Path(tempfile.mkdtemp(prefix="palestra-ranks-", dir="/tmp"))
         self._listening = socket.socket(socket.AF_UNIX)
@@ -116,7 +127,7 @@ class Leader:
         self._listening.settimeout(WAITING_S)
         self._followers: dict[int, _Channel] = {}
         self._rank: ShardedRank | None = None
-        self._backend: TorchBackend | None = None
+        self._backend: RankBackend | None = None
         self._lost: str | None = None
         self._calling = threading.Lock()
         self._died: Callable[[], str | None] = lambda: None
@@ -125,15 +136,15 @@ class Leader:
         """From now on ``died`` says which follower's process is gone, if one is."""
         self._died = died
 
-    def start(self) -> TorchBackend:
+    def start(self) -> RankBackend:
         """Return this rank's own part, once all ranks have theirs.
 
-        Raises RankLost, and what ``TorchBackend`` raises.
+        Raises RankLost, and what a rank's class raises.
         """
         with self._calling:
             return self._started()
 
-    def _started(self) -> TorchBackend:
+    def _started(self) -> RankBackend:
         deadline = time.monotonic() + self._timeout_s
         while len(self._followers) < self.size - 1:
             if (gone := self._lost or self._died()) is not None or time.monotonic() > deadline:
@@ -288,7 +299,7 @@ def _listen(channel: _Channel, commands: SimpleQueue[Any], folder: Path) -> None
         os._exit(1)
 
 
-def _done(backend: TorchBackend, call: _Call) -> _Answer:
+def _done(backend: RankBackend, call: _Call) -> _Answer:
     try:
         value = attrgetter(call.method)(backend)(*call.arguments, **call.named)
     except NonFiniteGradient as error:
@@ -305,5 +316,12 @@ def _rank(number: int, begin: _Begin, folder: Path) -> "ShardedRank":
     return ShardedRank(number, resources.trainer_ranks, device=device, meeting=meeting, timeout_s=timeout_s)
 
 
-def _backend(begin: _Begin, rank: "ShardedRank") -> TorchBackend:
-    return TorchBackend(begin.model, begin.resources, seed=begin.seed, rank=rank)
+def _backend(begin: _Begin, rank: "ShardedRank") -> RankBackend:
+    made: RankBackend = found(RANKS[begin.resources.trainer])(begin.model, begin.resources, seed=begin.seed, rank=rank)
+    return made
+
+
+def found(place: str) -> Any:
+    """What stands at ``module:name``, imported now."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

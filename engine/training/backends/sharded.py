@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.durable import whole_folder, written
 from engine.spec.generation import MODELS_OWN, Distribution
-from engine.training.backends.interface import BatchLoss
+from engine.training.backends.interface import BatchLoss, ValueNetwork
 from engine.training.backends.ranks import Leader
 from engine.training.backends.sharded_rank import refuse_missing_shards
 from engine.training.backends.sharding import SHARDS
@@ -29,7 +29,7 @@ from engine.training.batch import Sample
 from engine.training.loss_terms.interface import LossTerm, PolicyOutputs, ValueOutputs
 from engine.training.microbatch import Batch, learned_length
 
-__all__ = ["ShardedBackend", "ShardedValueNetwork"]
+__all__ = ["ShardedBackend", "ShardedValueNetwork", "shares"]
 
 
 class ShardedBackend:
@@ -65,7 +65,7 @@ class ShardedBackend:
     def freeze_reference(self) -> None:
         self.everywhere("freeze_reference")
 
-    def value_network(self) -> "ShardedValueNetwork":
+    def value_network(self) -> ValueNetwork:
         self.everywhere("make_critic")
         return ShardedValueNetwork(self)
 
@@ -78,10 +78,14 @@ class ShardedBackend:
         folder = Path(folder).resolve()  # another rank may work in another folder
         with whole_folder(folder) as partial:
             equal = self.everywhere("save_shards", partial / SHARDS)
-            refuse_missing_shards(partial / SHARDS)
+            self.refuse_missing(partial / SHARDS)
             with written(folder / "model"):
                 self._leader.call("save_model", [(partial / "model",), *[(None,)] * (self._leader.size - 1)])
             write_rest(partial, folder, {**beside, **equal})
+
+    def refuse_missing(self, shards: Path) -> None:
+        """Raise OSError where what a rank has written is not here."""
+        refuse_missing_shards(shards)
 
     def load(self, folder: Path) -> dict[str, Any]:
         beside: dict[str, Any] = self.everywhere("load", Path(folder).resolve())
@@ -97,9 +101,9 @@ class ShardedBackend:
         Raises ValueError where a sample does not fit into the context.
         """
         self._own.refuse_too_long(batch)
-        dealt = _shares(batch, self._leader.size)
-        shares = [([batch[place] for place in places], *arguments) for places in dealt]
-        return list(zip(dealt, self._leader.call(method, shares, **named), strict=True))
+        dealt = shares(batch, self._leader.size)
+        given = [([batch[place] for place in places], *arguments) for places in dealt]
+        return list(zip(dealt, self._leader.call(method, given, **named), strict=True))
 
 
 class ShardedValueNetwork:
@@ -130,8 +134,8 @@ class ShardedValueNetwork:
         self._policy.everywhere("critic.load_state", state)
 
 
-def _shares(batch: Batch, ranks: int) -> list[list[int]]:
-    """For each rank the places of its entries: the learned ones by their length, dealt in turn."""
+def shares(batch: Batch, ranks: int) -> list[list[int]]:
+    """For each rank, or replica of a network, the places of its entries: the learned ones by length, dealt in turn."""
     lengths = [learned_length(entry) for entry in batch]
     order = sorted(filter(lengths.__getitem__, range(len(batch))), key=lengths.__getitem__)
     return [order[rank::ranks] for rank in range(ranks)]

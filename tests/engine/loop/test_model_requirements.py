@@ -110,7 +110,9 @@ def test_a_model_that_does_not_fit_is_refused_with_both_numbers(folder: Path, mo
 def test_the_estimate_counts_what_is_trained_and_what_the_recipe_adds(folder: Path) -> None:
     def parts(recipe: dict[str, Any] | None = None, **model: Any) -> dict[str, int]:
         spec = spec_of(folder, recipe, **model)
-        return dict(model_requirements._trainer_memory(opened_folder(folder), spec.model, spec.recipe, ranks=1).parts)  # type: ignore[arg-type]
+        return dict(
+            model_requirements._trainer_memory(opened_folder(folder), spec.model, spec.recipe, Resources()).parts
+        )  # type: ignore[arg-type]
 
     whole, lora = parts(), parts(lora={"rank": 2}, dtype="bfloat16")
     parameters = whole["weights"] // 4
@@ -129,7 +131,9 @@ def test_the_estimate_counts_what_is_trained_and_what_the_recipe_adds(folder: Pa
 def test_the_estimate_is_for_each_rank_and_counts_what_is_whole_in_between(folder: Path) -> None:
     def memory(ranks: int, **model: Any) -> TrainerMemory:
         spec = spec_of(folder, {"preset": "ppo"}, **model)
-        return model_requirements._trainer_memory(opened_folder(folder), spec.model, spec.recipe, ranks=ranks)  # type: ignore[arg-type]
+        return model_requirements._trainer_memory(
+            opened_folder(folder), spec.model, spec.recipe, Resources(trainer_ranks=ranks)
+        )  # type: ignore[arg-type]
 
     one, four = memory(1), memory(4)
     for part in ("weights", "gradients", "optimiser", "critic"):

@@ -68,7 +68,8 @@ class Ranks:
         backend = made_for(sharded, self.processes.leader)
         assert isinstance(backend, ShardedBackend)
         self.backend = backend
-        self.own: TorchBackend = backend._own
+        assert isinstance(backend._own, TorchBackend)
+        self.own = backend._own
 
 
 def made_for(spec: RunSpec, leader: Leader | None = None) -> TrainerBackend:

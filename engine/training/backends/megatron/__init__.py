@@ -1,0 +1,1 @@
+"""The trainer backend on megatron-core, ``resources.trainer = "megatron"``: docs/backends.md."""
