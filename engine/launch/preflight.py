@@ -73,12 +73,12 @@ def _model_before(run_dir: Path) -> Model | None:
 
 
 def differing_fields(old: RunSpec, new: RunSpec) -> list[Problem]:
-    """Return why ``new`` cannot go on from a checkpoint of ``old``: it is the same run, on any number of ranks."""
+    """Return why ``new`` cannot go on from a checkpoint of ``old``: it is the same run, on whatever ranks and nodes."""
     remedy = "give the old value, or start afresh in another --run-dir"
     return [
         Problem(field, after, f"the checkpoint was made with {before!r}", remedy)
         for field, before, after in _differences(old.model_dump(), new.model_dump(), "")
-        if field != "resources.trainer_ranks"
+        if field != "resources.trainer_ranks" and not field.startswith("resources.placement.")
     ]
 
 

@@ -13,6 +13,7 @@ from engine.spec.environment import SUITED_VOCABULARY, Environment, PythonMath
 from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
 from engine.spec.impossible import impossible
 from engine.spec.model import BuiltinModel, Model
+from engine.spec.placement import Placement
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import refusals_beside
 from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
@@ -51,6 +52,7 @@ class Resources(Strict):
     """Episodes that the generator keeps in its KV cache at once."""
     sandboxes: int = Field(default=64, ge=1, le=4096)
     """Sandboxes per rollout worker."""
+    placement: Placement = Placement()
 
     @model_validator(mode="after")
     def _trainer_can_have_ranks(self) -> Self:
