@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from benchmarks.scale import headlines_of, simulated
 from benchmarks.scale_constants import cluster, constants
 from benchmarks.scale_simulation import Layout, Machine, Outcome, Plan, Simulation, Workload
+from devtools.home import ROOT
 
 ALIKE = Workload(1, 1, 100, 0.0, 0, 50, 1.5, (0.0, 0.0))
 """One turn of 100 tokens after a prompt of 50, no tool."""
@@ -140,3 +141,11 @@ def test_a_small_cluster_is_reported_with_its_gains() -> None:
 def test_weights_through_rays_store_stop_decoding_for_longer() -> None:
     known = constants()
     assert cluster(known, gpus=8, weights="ray").weights_s > cluster(known, gpus=8).weights_s
+
+
+def test_the_page_names_every_constant_with_its_value() -> None:
+    page = (ROOT / "docs" / "scale.md").read_text()
+    missing = [
+        name for name, one in constants().items() if f"| `{name}` | {one.value:.3g} {one.unit}".rstrip() not in page
+    ]
+    assert missing == []

@@ -1,6 +1,7 @@
 """Who stands where, and whether a cluster has room for it: arithmetic on paper."""
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from pydantic import ValidationError
 
 from engine.cluster.placement import GIB, Bundle, Plan, Seat, misfit, plan_for
 from engine.failures import NO_GPU
-from engine.launch.preflight import differing_fields
+from engine.launch.preflight import BadSpec, differing_fields
+from engine.launch.train import train
 from engine.spec.run import Resources, RunSpec
 
 
@@ -175,3 +177,10 @@ def test_what_is_no_placement_is_refused_by_its_field(field: str, value: Any) ->
 def test_a_run_goes_on_elsewhere() -> None:
     here, there = (RunSpec(name="t", resources=plan(placement).resources) for placement in ({}, {"rollout_cpus": 2}))
     assert differing_fields(here, there) == []
+
+
+def test_one_process_is_not_placed_anywhere(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "t"\n[resources.placement]\nrollout_cpus = 2\n')
+    with pytest.raises(BadSpec, match=r"resources\.placement: one process has no cluster .* leave out --in-process"):
+        train(file, run_dir=tmp_path / "run", resume=False, in_process=True, json_file=None)
