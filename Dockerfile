@@ -34,4 +34,7 @@ CMD ["uvicorn", "webapp.asgi:application", "--host", "0.0.0.0", "--port", "8700"
 FROM base AS gpu
 USER root
 RUN pip install --constraint constraints.txt "megatron-core==0.16.1"
+# SGLang pins another torch: it has an environment of its own, whose servers the engine starts.
+RUN python -m venv /opt/sglang && /opt/sglang/bin/pip install "sglang==0.5.23"
+ENV PALESTRA_SGLANG_PYTHON=/opt/sglang/bin/python
 USER palestra

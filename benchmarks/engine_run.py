@@ -84,7 +84,7 @@ class Engine:
         await self._learning(lambda: self._learner.credit(groups, step=number))
         credited_at = time.perf_counter()
         request = UpdateRequest.of(number, groups, (), credited=True)
-        learned = await self._learning(lambda: self._learner.update(request))
+        learned = (await self._learning(lambda: self._learner.update(request))).metrics
         await self._sync_weights(number)
         end = time.perf_counter()
         trajectories = rollouts_in(groups)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from benchmarks import machine
 from benchmarks.distribution import Distribution
@@ -37,7 +38,7 @@ def _of_ray() -> dict[str, float]:
             return int(payload.nbytes)
 
     with private_ray():
-        server = ray.remote(Server).options(num_cpus=0, max_concurrency=1000).remote()
+        server: Any = ray.remote(Server).options(num_cpus=0, max_concurrency=1000).remote()
         request = list(range(100))
         ray.get(server.call.remote(request))
         payload = np.zeros(PAYLOAD_BYTES, dtype=np.uint8)
@@ -54,8 +55,13 @@ def _of_log(folder: Path) -> dict[str, float]:
 
     spool = Spool(folder / "spool")
     events = EventWriter(spool, 1)
+
+    def logged() -> None:
+        for _ in range(EVENTS):
+            events.log("info", "scale", "x" * 4000)
+
     try:
-        return {"event_s": _median(lambda: [events.log("info", "scale", "x" * 4000) for _ in range(EVENTS)], EVENTS)}
+        return {"event_s": _median(logged, EVENTS)}
     finally:
         spool.close()
 

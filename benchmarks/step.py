@@ -48,15 +48,7 @@ intermediate_size = 256
 context_tokens = 128
 [recipe]
 preset = "grpo"
-[[recipe.stages]]
-steps = 40
-batch_size = 64
-learning_rate = 2e-3
-[recipe.stages.data]
-kind = "demonstrations"
-count = 512
-wrong_fraction = 0.6
-tool_error_fraction = 0.2
+{supervised}
 [resources]
 threads = 1
 rollout_workers = 1
@@ -73,6 +65,27 @@ every = 1000
 tasks = 30
 interim_tasks = 30
 """
+STAGE = """\
+[[recipe.stages]]
+steps = 40
+batch_size = 64
+learning_rate = 2e-3
+[recipe.stages.data]
+kind = "demonstrations"
+count = 512
+wrong_fraction = 0.6
+tool_error_fraction = 0.2"""
+COLD_START = """\
+[recipe.cold_start]
+demonstrations = 512
+steps = 40
+batch_size = 64
+learning_rate = 2e-3
+wrong_fraction = 0.6
+tool_error_fraction = 0.2"""
+"""The same stage as commits write it whose recipes have one at most."""
+STAGES = Path("engine/training/stages.py")
+"""A file of the commits whose recipes have a list of stages."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +103,14 @@ class Measured:
 def main() -> None:
     options = _options()
     with TemporaryDirectory(prefix="palestra-bench-") as folder, _checkout(options.against, Path(folder)) as other:
-        spec = Path(folder, "run.toml")
-        spec.write_text(RUN.format(steps=options.steps))
+        specs = {where: Path(folder, f"run-{where == ROOT}.toml") for where in (ROOT, other)}
+        for where, spec in specs.items():
+            spec.write_text(run_for(where, steps=options.steps))
         pairs = []
         for number in range(options.pairs):
             order = (ROOT, other) if number % 2 else (other, ROOT)
             runs = {
-                where: measured(where, spec, Path(folder, f"run-{number}-{where == ROOT}"), options.core)
+                where: measured(where, specs[where], Path(folder, f"run-{number}-{where == ROOT}"), options.core)
                 for where in order
             }
             pairs.append((runs[ROOT], runs[other]))
@@ -108,6 +122,11 @@ def main() -> None:
             options.json, rows, {"machine": machine.description(), "against": options.against, "pairs": report}
         )
     Console(width=max(110, Console().width)).print(headline_table(rows))
+
+
+def run_for(checkout: Path, *, steps: int) -> str:
+    """The run's spec as the checkout reads it: the same one, in whichever form its recipes have for a first stage."""
+    return RUN.format(steps=steps, supervised=STAGE if (checkout / STAGES).exists() else COLD_START)
 
 
 def headlines(pairs: list[tuple[Measured, Measured]]) -> list[Headline]:

@@ -2,8 +2,8 @@
 
     ruff -> formatting -> types -> import contracts -> migrations -> pytest
 
-All of them run even if one fails; the exit code is non-zero if any did.  ``./dev test quick``, ``soak`` and ``verl``
-choose other tests; what else is given goes to pytest.
+All of them run even if one fails; the exit code is non-zero if any did.  ``./dev test quick``, ``soak``, ``verl`` and
+``backends`` choose other tests; what else is given goes to pytest.
 """
 
 import argparse
@@ -14,12 +14,14 @@ import time
 
 from devtools import verl_venv
 from devtools.home import ROOT, Home
+from devtools.venvs import BACKENDS, Backend
 
 SELECTIONS = {
-    "quick": "not slow and not browser and not stack and not soak and not verl",
-    "everything": "not soak and not verl",
+    "quick": "not slow and not browser and not stack and not soak and not verl and not backends",
+    "everything": "not soak and not verl and not backends",
     "soak": "soak",
     "verl": "verl",
+    "backends": "backends",
 }
 
 FOR_CHECKS = {"PALESTRA_SECRET_KEY": "only-for-checks-" + "0" * 50, "DJANGO_SETTINGS_MODULE": "webapp.settings"}
@@ -54,8 +56,10 @@ def _checks() -> dict[str, list[str]]:
 def _pytest_commands(selection: str, passed_on: list[str]) -> list[list[str]]:
     """Most tests in two processes; then, one after the other, those that share a stack or drive a browser.
 
-    Those beside verl run in its own environment, and only when they are asked for.
+    Those beside verl and those of backends need environments of their own, and run only when they are asked for.
     """
+    if selection == "backends":
+        return [_backend_command(backend, passed_on) for backend in BACKENDS]
     if selection == "verl":
         python = verl_venv.python_of(Home.from_environment().folder)
         return [[str(python), "-m", "pytest", "-q", "-m", "verl", "tests/engine/algorithms", *passed_on]]
@@ -63,6 +67,15 @@ def _pytest_commands(selection: str, passed_on: list[str]) -> list[list[str]]:
     alone = [*pytest, "-m", f"({chosen}) and (stack or browser)", *passed_on]
     together = [*pytest, "-n", "2", "-m", f"({chosen}) and not stack and not browser", *passed_on]
     return {"quick": [together], "soak": [alone], "everything": [together, alone]}[selection]
+
+
+def _backend_command(backend: Backend, passed_on: list[str]) -> list[str]:
+    """Makes the backend's environment where it is missing."""
+    python = str(backend.python(Home.from_environment().folder))
+    pytest = ["-m", "pytest", "-q", "-m", f"backends and {backend.marker}", *(passed_on or ["tests/engine"])]
+    if backend.interpreter_variable is None:
+        return [python, *pytest]
+    return ["/usr/bin/env", f"{backend.interpreter_variable}={python}", sys.executable, *pytest]
 
 
 def _passes(name: str, command: list[str]) -> bool:

@@ -1,14 +1,11 @@
 """verl in a virtual environment of its own, made on first use and kept: the peer of ``-m verl`` tests.
 
-It sees the packages of Palestra's own environment, torch among them, and has verl and the little that its
-``core_algos`` imports, without their dependencies: those would bring another torch.
+It has verl and the little that its ``core_algos`` imports.
 """
 
-import shutil
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
+
+from devtools.venvs import python_beside_ours
 
 PINNED = (
     "verl==0.9.1",
@@ -24,16 +21,5 @@ PINNED = (
 
 
 def python_of(home: Path) -> Path:
-    """The interpreter of ``home``/verl.  Raises CalledProcessError when pip fails."""
-    folder = home / "verl"
-    complete = folder / "installed.txt"
-    wanted = "\n".join((sys.prefix, *PINNED))
-    if not complete.exists() or complete.read_text() != wanted:
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-        (own / "palestra.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", *PINNED]
-        subprocess.run(install, check=True, stdout=sys.stderr)
-        complete.write_text(wanted)
-    return folder / "bin" / "python"
+    """The interpreter of ``home``/verl.  Raises Unfit when pip fails."""
+    return python_beside_ours(home / "verl", PINNED)

@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.launch.pinned_files import FileFolder, with_pinned_files
+from pydantic import ValidationError
+
 from engine.launch.preflight import BadSpec, spec_from_file, with_pinned_model
+from engine.launch.run_files import FileFolder, check_stage_files, with_pinned_files
 from engine.loop.model_requirements import memory_in_words
 from engine.loop.requirements import lacking
+from engine.spec.model_files import CatalogFolder
 from engine.spec.run import RunSpec
 
 BAD_SPEC = 2
@@ -71,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     which = chat.add_mutually_exclusive_group(required=True)
     which.add_argument("--model", type=Path, metavar="FOLDER", help="a model's folder")
     which.add_argument("--run", dest="which", help="a run: its folder, its id, or its name below the home")
+    chat.add_argument(
+        "--catalog",
+        type=_catalog,
+        metavar="JSON",
+        help='of --model: the version whose files it holds, {"version", "team", "sha256"}; others are refused',
+    )
     chat.add_argument("--step", type=_number(0), help="of the run's checkpoint (default: its newest)")
     chat.add_argument(
         "--environment", metavar="FILE", help="whose tools answer: a run's TOML file, or 'own' (default: no tools)"
@@ -129,6 +138,7 @@ def _check(options: argparse.Namespace) -> int:
     spec = with_pinned_files(spec, None, FileFolder(options.file.parent, anywhere=True))
     if problems := lacking(spec):
         raise BadSpec([f"{options.file}: {problem}" for problem in problems])
+    check_stage_files(spec, options.file.parent)
     print(f"{options.file}: fine. {spec.name}: {_what_it_does(spec)}")
     if (memory := memory_in_words(spec.model, spec.recipe, spec.resources)) is not None:
         print(memory)
@@ -146,6 +156,8 @@ def _what_it_does(spec: RunSpec) -> str:
     schedule, evaluation = spec.schedule, spec.evaluation
     if not spec.recipe.trains:
         return f"no training; {evaluation.tasks} held-out tasks, once greedily and {evaluation.samples} x sampled"
+    if not spec.rl_steps:
+        return _supervised(spec)
     supervised = f"{_supervised(spec)}, then " if spec.recipe.stages else ""
     rollouts = f"{schedule.prompts_per_step} x {schedule.group_size} rollouts"
     return f"{supervised}{spec.rl_steps} steps of {rollouts}"
@@ -167,6 +179,14 @@ def _model_check(options: argparse.Namespace) -> int:
     return 0 if report.problem is None else BAD_SPEC
 
 
+def _catalog(text: str) -> CatalogFolder:
+    try:
+        return CatalogFolder.model_validate_json(text)
+    except ValidationError as error:
+        places = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False))
+        raise argparse.ArgumentTypeError(f"no version of a catalog (see {places or 'its JSON'})") from error
+
+
 def _number(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or int(text) < least:
@@ -182,6 +202,7 @@ def _chat(options: argparse.Namespace) -> int:
     return chat(
         ChatOptions(
             model=options.model,
+            catalog=options.catalog,
             run=options.which,
             step=options.step,
             environment=options.environment,

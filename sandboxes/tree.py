@@ -29,6 +29,10 @@ class TreeLimits:
 
     entries: int = 1000
     size_bytes: int = 16 * 2**20
+    partial: bool = False
+    """What is not copied, or goes beyond the limits, is left out and not refused; so are hidden folders, those that
+    tools fill (``node_modules``, ``__pycache__``, environments) and files of more than 64 KiB.
+    """
 
     def __post_init__(self) -> None:
         for field, most in (("entries", MOST_ENTRIES), ("size_bytes", MOST_BYTES)):

@@ -151,7 +151,7 @@ class ChatProcess:
 def _command(conversation: Conversation) -> list[str]:
     command = [sys.executable, "-m", "engine", "chat", "--json", "--threads", "1"]
     if (version := conversation.model_version) is not None:
-        return [*command, "--model", str(version.folder)]
+        return [*command, "--model", str(version.folder), "--catalog", version.pinned.model_dump_json()]
     folder = settings.PALESTRA_RUNS / str(conversation.run_id)
     command += ["--run", str(folder), "--step", str(conversation.step)]
     return [*command, "--environment", "own"] if conversation.with_tools else command

@@ -20,9 +20,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from engine.spec.launch import Launch
-from engine.spec.model_files import CatalogFolder
 from webapp import queue
-from webapp.catalog.models import ModelVersion
 from webapp.runs.models import Desired, Run, RunStatus
 from webapp.runs.tokens import attempt_token
 from workers import ray_jobs
@@ -108,7 +106,7 @@ def _write_launch_file(run: Run) -> Path:
         ingest_url=f"{settings.PALESTRA_INGEST_URL}/ingest/v1/runs/{run.id}/batches",
         token=attempt_token(run.id, run.attempt),
         run_dir=str(folder),
-        catalog=_catalog_folder(run.model_version),
+        catalog=None if run.model_version is None else run.model_version.pinned,
     )
     path = folder / f"attempt-{run.attempt}.json"
     unfinished = path.with_suffix(f".{os.getpid()}")
@@ -119,9 +117,3 @@ def _write_launch_file(run: Run) -> Path:
         os.fsync(file.fileno())
     unfinished.replace(path)
     return path
-
-
-def _catalog_folder(version: ModelVersion | None) -> CatalogFolder | None:
-    if version is None:
-        return None
-    return CatalogFolder(version=str(version), team=str(version.model.team_id), sha256=version.sha256)

@@ -1,4 +1,4 @@
-"""What changes over the updates of a run: factors of the peak learning rate."""
+"""Schedules say what changes over the updates of a run: factors of the peak learning rate, and weight decay."""
 
 import math
 from typing import Literal
@@ -9,6 +9,14 @@ Decay = Literal["cosine", "linear", "constant"]
 def linear_warmup(update: int, warmup_updates: int) -> float:
     """Rises in equal parts over the first ``warmup_updates`` updates (counted from 0), then stays 1."""
     return min(1.0, (update + 1) / warmup_updates) if warmup_updates > 0 else 1.0
+
+
+def linear_between(first: float, last: float, *, step: int, steps: int) -> float:
+    """Return ``first`` in step 0, ``last`` from step ``steps - 1`` on, and a straight line between.
+
+    Of a single step it is ``first``.
+    """
+    return first + (last - first) * min(1.0, step / max(1, steps - 1))
 
 
 def warmup_then_decay(

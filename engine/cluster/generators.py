@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from engine.inference.interface import Generator
+from engine.inference.interface import Generator, Level, ReportingGenerator
 from engine.models.weights import WeightSource
 from engine.spec.backends import GENERATORS
 from engine.spec.model import Model
@@ -17,6 +17,11 @@ def generator_for(model: Model, resources: Resources, *, seed: int) -> Generator
     module, factory = GENERATORS[resources.generator].split(":")
     generator: Generator = getattr(import_module(module), factory)(model, resources, seed=seed)
     return generator
+
+
+def reports_of(generator: Generator) -> list[tuple[Level, str]]:
+    """What happened to a generator's own processes since the last call; nothing where it has none."""
+    return generator.reports() if isinstance(generator, ReportingGenerator) else []
 
 
 async def hand_over_weights(generator: Generator, source: WeightSource, version: int) -> None:

@@ -17,31 +17,41 @@ from typing import TypeVar
 
 import psutil
 
-from engine.cluster.generators import generator_for, hand_over_weights
+from engine.cluster.generators import generator_for, hand_over_weights, reports_of
 from engine.cluster.members import learner_for
 from engine.cluster.rank_processes import RankProcesses, rank_processes_for
 from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.sandboxes import opened_sandboxes
 from engine.cluster.workers import Waiting
+from engine.inference.interface import Level
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.worker import Collected
+from engine.rollout.worker import Collected, GroupKey
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
-from engine.training.columns import CreditColumns, UpdateRequest
+from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
 T = TypeVar("T")
+Report = Callable[[Level, str], None]
 
 
 class InProcessWorkers:
     """A ``WorkerGroup``.  Nothing is ever replaced: only the trainer's ranks can die alone, and they are its weights.
 
     ``recordings`` is the folder below which recorded trajectories lie, by default that of the environment;
-    what the sandboxes do is written below ``security_log``.
+    what the sandboxes do is written below ``security_log``.  ``report`` is told what happens to a generator's servers.
     """
 
-    def __init__(self, spec: RunSpec, *, security_log: Path, recordings: Path | None = None) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        security_log: Path,
+        recordings: Path | None = None,
+        report: Report = lambda level, message: None,
+    ) -> None:
         self._spec = spec
+        self._report = report
         self._security_log = security_log
         self._recordings = recordings
         self._waiting = Waiting()
@@ -82,19 +92,34 @@ class InProcessWorkers:
         if version != self._version:
             weights = await self._learning(self._learner.weights)
             with self._waiting.on("generator"):
-                await hand_over_weights(self._generator, weights, version)
+                if self._spec.schedule.weight_exchange == "episode-borders":
+                    await self._worker.hold()
+                try:
+                    await hand_over_weights(self._generator, weights, version)
+                finally:
+                    self._worker.go_on()
             self._version = version
+            self._pass_on_reports()
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
-        with self._waiting.on("rollout-0"):
-            return await self._worker.collect(requests)
+        try:
+            with self._waiting.on("rollout-0"):
+                return await self._worker.collect(requests)
+        finally:
+            self._pass_on_reports()
+
+    async def collect_group(self, requests: Sequence[EpisodeRequest], *, enough: int, fewest: int) -> Collected:
+        return await self._worker.collect_group(requests, enough=enough, fewest=fewest)
+
+    async def abort_group(self, key: GroupKey) -> None:
+        self._worker.abort_group(key)
 
     async def credit(
         self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
     ) -> dict[str, CreditColumns]:
         return await self._learning(lambda: self._learner.credit(groups, released, step=step))
 
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> Updated:
         return await self._learning(lambda: self._learner.update(request))
 
     async def save(self, folder: Path) -> None:
@@ -115,6 +140,10 @@ class InProcessWorkers:
         """Work in the learner's thread goes on to its end, but nobody waits for it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         await self._open.aclose()
+
+    def _pass_on_reports(self) -> None:
+        for level, message in reports_of(self._generator):
+            self._report(level, message)
 
     async def _learning(self, call: Callable[[], T]) -> T:
         with self._waiting.on("learner"):

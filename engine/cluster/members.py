@@ -69,6 +69,7 @@ def trainer_for(spec: RunSpec, leader: Leader | None = None) -> Trainer:
         spec.schedule,
         longest_response_tokens=longest_response_tokens(spec.environment, context_tokens=context_tokens),
         seed=spec.seed,
+        drops=model_origin(spec.model).drops_in_updates,
     )
 
 

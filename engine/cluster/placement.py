@@ -6,7 +6,7 @@
 A *bundle* is what must come from one node; a *group* is reserved as a whole.  There are up to three:
 
     trainer    one bundle for each rank, all on one node; colocated, the generator stands in that of rank 0
-    generator  one bundle, where it is apart
+    generator  one bundle, where it is apart; servers of its own are always, and share the bundle's GPUs out among them
     rollouts   one bundle for each rollout worker, spread over the nodes
 
 A group whose bundles hold nothing is not reserved.  Which fields say so: engine/spec/placement.py.
@@ -84,7 +84,7 @@ class Plan:
             return self._seat("rollouts", int(number))
         if role == "rank":
             return self._seat("trainer", int(number))
-        if role == "generator" and self.resources.placement.generator == "apart":
+        if role == "generator" and stands_apart(self.resources):
             return self._seat("generator", 0)
         return self._shared_seat()
 
@@ -98,22 +98,37 @@ class Plan:
     def _shared_seat(self) -> Seat:
         """The bundle of rank 0, which learner and generator divide where they are colocated."""
         seat = self._seat("trainer", 0)
-        if self.resources.placement.generator == "apart":
+        if stands_apart(self.resources):
             return seat
         return Seat(seat.group, seat.bundle, seat.gpus * SHARE, seat.cpus * SHARE, seat.memory_bytes // 2)
+
+
+def stands_apart(resources: Resources) -> bool:
+    """Whether the generator has a bundle of its own."""
+    return resources.placement.generator == "apart" or resources.generator == "sglang"
+
+
+def generator_gpus(resources: Resources) -> int:
+    """What it needs where it stands apart, all on one node.  Servers that are given by URL need none of the cluster."""
+    if resources.device != "cuda":
+        return 0
+    if resources.generator != "sglang":
+        return 1
+    servers = resources.sglang
+    return 0 if servers.urls else servers.servers * servers.tensor_parallel
 
 
 def plan_for(resources: Resources) -> Plan:
     placement, gpu = resources.placement, int(resources.device == "cuda")
     threads = float(resources.threads) if placement.reserve_threads else 0.0
     rank = Bundle(gpu, threads)
-    apart = placement.generator == "apart"
+    apart = stands_apart(resources)
     # Both keep their threads where they share a bundle: with overlapping phases both work at once.
     first = rank if apart else Bundle(gpu, 2 * threads)
     rollout = Bundle(0, placement.rollout_cpus, round(placement.rollout_memory_gib * GIB))
     groups = (
         Group("trainer", (first, *[rank] * (resources.trainer_ranks - 1)), on_one_node=True),
-        Group("generator", (Bundle(gpu, threads),) if apart else (), on_one_node=True),
+        Group("generator", (Bundle(generator_gpus(resources), threads),) if apart else (), on_one_node=True),
         Group("rollouts", (rollout,) * resources.rollout_workers, on_one_node=False),
     )
     return Plan(resources, tuple(group for group in groups if group.total))
@@ -143,11 +158,21 @@ def _too_few_gpus(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
     if trainer > roomiest:
         yield str(too_few_gpus(trainer, roomiest))
     if trainer + generator > total:
-        fewer = f", or resources.trainer_ranks of at most {total - generator}" if total > generator else ""
+        ranks = f", or resources.trainer_ranks of at most {total - generator}" if total > generator else ""
+        field, remedy = _why_apart(plan.resources)
         yield (
-            f"resources.placement.generator = 'apart': needs {trainer} + {generator} GPUs (trainer + generator); the "
-            f"cluster has {total}: use 'colocated'{fewer}"
+            f"{field}: needs {trainer} + {generator} GPUs (trainer + generator); the cluster has {total}: "
+            f"{remedy}{ranks}"
         )
+
+
+def _why_apart(resources: Resources) -> tuple[str, str]:
+    """The field and its value, and what to use in its place."""
+    if resources.generator != "sglang":
+        return "resources.placement.generator = 'apart'", "use 'colocated'"
+    servers = resources.sglang
+    each = f" of {servers.tensor_parallel} GPUs" if servers.tensor_parallel > 1 else ""
+    return f"resources.sglang.servers = {servers.servers}{each}", "use fewer servers, those of urls"
 
 
 def _too_few_cpus(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:

@@ -55,7 +55,8 @@ class RayPlacement:
 
 def _reserved(group: Group) -> PlacementGroup:
     strategy = "STRICT_PACK" if group.on_one_node else "SPREAD"
-    return placement_group([_in_rays_words(bundle) for bundle in group.bundles], strategy=strategy)
+    reserved: PlacementGroup = placement_group([_in_rays_words(bundle) for bundle in group.bundles], strategy=strategy)
+    return reserved
 
 
 def _in_rays_words(bundle: Bundle) -> dict[str, float]:

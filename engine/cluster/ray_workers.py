@@ -2,8 +2,9 @@
 
 Every actor wraps a plain class and adds nothing but the way there.  A dead rollout or generator
 actor is replaced and what it had in hand is asked for again: requests carry their seeds, so the
-answer is the same.  A dead learner, or another rank of its trainer, took weights with it: ``ActorLost``,
-and the next attempt goes on from the checkpoint.  Actors are not detached: all of them end with the driver.
+answer is the same under the same weights.  Many calls may find a death at once; the first one repairs.
+A dead learner, or another rank of its trainer, took weights with it: ``ActorLost``, and the next attempt
+goes on from the checkpoint.  Actors are not detached: all of them end with the driver.
 
 Actors import what they need in their own process only; a rollout worker never loads torch.
 """
@@ -15,6 +16,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -36,10 +38,10 @@ from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.workers import ActorLost, Waiting
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest, shares
-from engine.rollout.worker import Collected
+from engine.rollout.worker import Collected, GroupKey, RolloutWorker, group_key
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
-from engine.training.columns import CreditColumns, UpdateRequest
+from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
 REPLACEMENTS = 20
@@ -115,6 +117,11 @@ class GeneratorActor:
     async def disconnect(self, caller: str) -> None:
         await self._server.disconnect(caller)
 
+    async def reports(self) -> Sequence[tuple[Level, str]]:
+        from engine.cluster.generators import reports_of
+
+        return reports_of(self._generator)
+
     async def process(self) -> tuple[int, int]:
         return _process()
 
@@ -124,6 +131,10 @@ class RolloutActor:
         self._spec, self._security_log = spec, security_log
         self._open = AsyncExitStack()
         self._sandboxes: Any = None
+        self._caller = ""
+        """The name under which this actor is known to the generator that ``_worker`` asks."""
+        self._worker: RolloutWorker | None = None
+        """It plays all groups; the generator that replaces a dead one gets another."""
 
     async def start(self) -> None:
         from engine.cluster.sandboxes import opened_sandboxes
@@ -138,6 +149,28 @@ class RolloutActor:
         async with _connected(_RayConnection(generator, caller)) as client:
             worker = rollout_worker_for(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor)
             return await worker.collect(requests)
+
+    async def collect_group(
+        self, requests: Sequence[EpisodeRequest], generator: Any, caller: str, enough: int, fewest: int
+    ) -> Collected:
+        """Raises GeneratorLost as soon as the generator is gone.  All groups of one ``caller`` share a client."""
+        if self._worker is None or self._caller != caller:
+            client = GeneratorClient(_RayConnection(generator, caller))
+            self._worker = rollout_worker_for(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor)
+            self._caller = caller
+        return await self._worker.collect_group(requests, enough=enough, fewest=fewest)
+
+    async def abort_group(self, key: GroupKey) -> None:
+        if self._worker is not None:
+            self._worker.abort_group(key)
+
+    async def hold(self) -> None:
+        if self._worker is not None:
+            await self._worker.hold()
+
+    async def go_on(self) -> None:
+        if self._worker is not None:
+            self._worker.go_on()
 
     async def close(self) -> None:
         await self._open.aclose()
@@ -207,7 +240,15 @@ class RayWorkers:
         self._version: int | None = None
         self._loaded: int | None = None
         """The policy version that the present generator has."""
+        self._weights: Any = None
+        """A reference to the weights of ``_version``, where the learner may have others when a generator dies."""
         self._replaced = 0
+        self._mending = asyncio.Lock()
+        self._repairs = 0
+        self._groups: dict[GroupKey, str] = {}
+        """Who plays each group that is under way; an aborted one is not in it."""
+        self._callers: dict[str, str] = {}
+        """By rollout worker, its name to the present generator: a new one for each pair of them."""
         self._ranks_node = ""
         """The node of the trainer's ranks, once the learner has said which it is."""
         self._following: dict[str, asyncio.Future[Any]] = {}
@@ -252,23 +293,53 @@ class RayWorkers:
         return metrics
 
     async def sync_weights(self, version: int) -> None:
-        self._version = version
+        if self._version != version:
+            self._version, self._weights = version, None
         while self._loaded != version:
-            weights = self._actors["learner"].call.remote("weights")  # travels to the generator, not through here
+            repairs = self._repairs
             try:
-                with self._waiting.on("generator"):
-                    await self._actors["generator"].load_weights.remote(weights, version)
-                self._loaded = version
-            except RayActorError:
-                await self._repair()
+                async with self._mending, self._between_episodes():
+                    await self._load_weights()
+            except RayActorError as death:
+                await self._check_learner(death)
+                await self._repaired_since(repairs)
+        await self._pass_on_reports()
+
+    async def _load_weights(self) -> None:
+        """From then on the generator has ``_version``; one that replaces it while the learner goes on gets the same."""
+        weights = self._weights or self._actors["learner"].call.remote("weights")  # they do not travel through here
+        if self._spec.schedule.overlaps:
+            self._weights = weights
+        with self._waiting.on("generator"):
+            await self._actors["generator"].load_weights.remote(weights, self._version)
+        self._loaded = self._version
+
+    @asynccontextmanager
+    async def _between_episodes(self) -> AsyncIterator[None]:
+        """With ``schedule.weight_exchange = "episode-borders"``: while nothing is played.  Raises RayActorError."""
+        schedule = self._spec.schedule
+        if not (schedule.overlaps and schedule.weight_exchange == "episode-borders"):
+            yield
+            return
+        playing = [self._actors[name] for name in self._rollouts]
+        try:
+            with self._waiting.on("rollout-0"):
+                await asyncio.gather(*(_awaited(actor.hold.remote()) for actor in playing))
+            yield
+        finally:
+            for actor in playing:
+                with contextlib.suppress(RayActorError):  # whoever replaces it begins open
+                    await actor.go_on.remote()
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         """Play all requests; the shares of whoever died are dealt out again, as often as it takes."""
         merged = Collected()
         missing = list(requests)
         while missing:
+            repairs = self._repairs
             dealt = list(zip(self._rollouts, shares(missing, len(self._rollouts)), strict=True))
             replies = await asyncio.gather(*(self._collect_share(name, share) for name, share in dealt))
+            await self._pass_on_reports()
             missing = []
             for (_, share), collected in zip(dealt, replies, strict=True):
                 if collected is None:
@@ -277,11 +348,47 @@ class RayWorkers:
                     merged.merge(collected)
             if missing:
                 self._report("warning", f"{len(missing)} episodes are played again")
-                if not await self._repair():
+                if not await self._repaired_since(repairs):
                     raise ActorLost(f"{len(missing)} episodes got no answer although all actors live")
         numbers = {request.id: number for number, request in enumerate(requests)}
         merged.trajectories.sort(key=lambda trajectory: numbers[trajectory.id])
         return merged
+
+    async def collect_group(self, requests: Sequence[EpisodeRequest], *, enough: int, fewest: int) -> Collected:
+        """In the worker that plays fewest groups; in another one if it dies, or its generator."""
+        key = group_key(requests)
+        while True:
+            repairs, name = self._repairs, self._least_loaded()
+            self._groups[key] = name
+            try:
+                return await self._play_group(name, requests, enough, fewest)
+            except (RayActorError, GeneratorLost) as death:
+                self._report("warning", f"prompt {key[0]}: {name} or its generator died ({type(death).__name__})")
+            finally:
+                still_wanted = self._groups.pop(key, None) is not None
+            if not still_wanted:
+                return Collected(unused_rollouts=len(requests))
+            if not await self._repaired_since(repairs):
+                raise ActorLost(f"prompt {key[0]} got no answer although all actors live")
+
+    async def _play_group(self, name: str, requests: Sequence[EpisodeRequest], enough: int, fewest: int) -> Collected:
+        caller = self._callers.setdefault(name, uuid.uuid4().hex)
+        reply = self._actors[name].collect_group.remote(requests, self._actors["generator"], caller, enough, fewest)
+        try:
+            collected: Collected = await reply
+        except RayTaskError as error:  # what the plain class raised, without Ray's frame around it
+            raise error.cause from error
+        return collected
+
+    def _least_loaded(self) -> str:
+        load = Counter(self._groups.values())
+        return min(self._rollouts, key=lambda name: load[name])
+
+    async def abort_group(self, key: GroupKey) -> None:
+        name = self._groups.pop(key, None)
+        if name is not None:
+            with contextlib.suppress(RayActorError):  # then nothing of it is played any more
+                await self._actors[name].abort_group.remote(key)
 
     async def credit(
         self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
@@ -289,16 +396,16 @@ class RayWorkers:
         columns: dict[str, CreditColumns] = await self._learn("credit", groups, released, step=step)
         return columns
 
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
-        metrics: dict[str, float] = await self._learn("update", request)
-        return metrics
+    async def update(self, request: UpdateRequest) -> Updated:
+        updated: Updated = await self._learn("update", request)
+        return updated
 
     async def save(self, folder: Path) -> None:
         await self._learn("save", folder)
 
     async def load(self, folder: Path) -> None:
         await self._learn("load", folder)
-        self._loaded = None
+        self._loaded = self._weights = None
 
     async def rss_bytes(self) -> int:
         total: int = psutil.Process().memory_info().rss
@@ -386,14 +493,46 @@ class RayWorkers:
                 self._report("warning", f"generator died while {name} was playing")
         return None
 
-    async def _repair(self) -> bool:
-        """Replace the dead; whether there were any."""
-        dead = [name for name in ("generator", *self._rollouts) if not await self._alive(name)]
-        for name in dead:
-            await self._replace(name)
-        if self._version is not None:
-            await self.sync_weights(self._version)
-        return bool(dead)
+    async def _pass_on_reports(self) -> None:
+        """What happened to the generator's servers; a dead generator is found out by whoever needs it next."""
+        if self._spec.resources.generator == "torch":
+            return
+        with contextlib.suppress(RayActorError):
+            for level, message in await self._actors["generator"].reports.remote():
+                self._report(level, message)
+
+    async def _repaired_since(self, repairs: int) -> bool:
+        """Replace the dead, unless somebody did since there were ``repairs``; whether there were any."""
+        async with self._mending:
+            if self._repairs > repairs:
+                return True
+            while (dead := await self._dead()) or (self._repairs > repairs and self._lacks_weights):
+                for name in dead:
+                    await self._replace(name)
+                self._repairs += bool(dead)
+                if self._lacks_weights:
+                    await self._load_weights_again()
+        return self._repairs > repairs
+
+    @property
+    def _lacks_weights(self) -> bool:
+        return self._version is not None and self._loaded is None
+
+    async def _load_weights_again(self) -> None:
+        """If the generator dies meanwhile, it is found dead afterwards.  Raises ActorLost if the weights are gone."""
+        try:
+            await self._load_weights()
+        except RayActorError as death:
+            await self._check_learner(death)
+
+    async def _check_learner(self, death: RayActorError) -> None:
+        """Whoever asks the generator for weights may learn of the death of the learner, which has them."""
+        if not await self._alive("learner"):
+            raise ActorLost(f"learner died: nobody has the weights of version {self._version}") from death
+
+    async def _dead(self) -> list[str]:
+        """Those of whom another can take the place."""
+        return [name for name in ("generator", *self._rollouts) if not await self._alive(name)]
 
     async def _alive(self, name: str) -> bool:
         while True:
@@ -410,9 +549,18 @@ class RayWorkers:
         if self._replaced > REPLACEMENTS:
             raise ActorLost(f"{name} died; {REPLACEMENTS} actors have been replaced already")
         self._actors[name] = self._made(name)
+        await self._forget_callers(name)
         if name == "generator":
             self._loaded = None
         await self._settle_in(name)
+
+    async def _forget_callers(self, name: str) -> None:
+        """A dead worker's sessions are ended, so that others get their slots.  A dead generator knows no names."""
+        if name == "generator":
+            self._callers.clear()
+        elif (caller := self._callers.pop(name, None)) is not None:
+            with contextlib.suppress(RayActorError):  # replaced when it is next needed
+                await self._actors["generator"].disconnect.remote(caller)
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Protocol
 
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.worker import Collected
+from engine.rollout.worker import Collected, GroupKey
 from engine.spec.rollout_group import RolloutGroup
-from engine.training.columns import CreditColumns, UpdateRequest
+from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
 
@@ -55,10 +55,23 @@ class WorkerGroup(Protocol):
         ...
 
     async def sync_weights(self, version: int) -> None:
-        """From now on the generator samples with the learner's present weights, called ``version``."""
+        """From now on the generator samples with the learner's present weights, called ``version``.
+
+        What is being played goes on with them, or has ended before, as ``schedule.weight_exchange`` says.
+        """
         ...
 
-    async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected: ...
+    async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
+        """Play all of them."""
+        ...
+
+    async def collect_group(self, requests: Sequence[EpisodeRequest], *, enough: int, fewest: int) -> Collected:
+        """``RolloutWorker.collect_group`` in one of the workers.  Many at once, beside all other calls."""
+        ...
+
+    async def abort_group(self, key: GroupKey) -> None:
+        """End what is being played of a group: its ``collect_group`` returns what it has cost."""
+        ...
 
     async def credit(
         self, groups: Sequence[RolloutGroup], released: Sequence[RolloutGroup], *, step: int
@@ -69,8 +82,8 @@ class WorkerGroup(Protocol):
         """
         ...
 
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
-        """One step's optimiser updates from what was credited; the learner's metrics, without prefix."""
+    async def update(self, request: UpdateRequest) -> Updated:
+        """One step's optimiser updates from what was credited."""
         ...
 
     async def save(self, folder: Path) -> None:

@@ -9,7 +9,7 @@ inference, and it stays narrow because a rollout worker's way to a generator in 
 (engine/cluster/generator_client.py): who plays episodes has no say over weights, nor over other people's sessions.
 """
 
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from engine.models.weights import WeightSource
 from engine.spec.generation import TextGenerator
@@ -17,6 +17,18 @@ from engine.spec.generation import TextGenerator
 
 class GenerationAborted(RuntimeError):
     """A pending ``generate`` was ended by ``abort_all``, ``release`` or ``close``; its session is gone."""
+
+
+Level = Literal["info", "warning"]
+
+
+@runtime_checkable
+class ReportingGenerator(Protocol):
+    """A generator of several processes, to which things happen that the run's log should tell."""
+
+    def reports(self) -> list[tuple[Level, str]]:
+        """What happened since the last call."""
+        ...
 
 
 class Generator(TextGenerator, Protocol):

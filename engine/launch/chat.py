@@ -34,6 +34,7 @@ from engine.loop.environment_requirements import lacking_in_environment
 from engine.loop.generator_requirements import lacking_in_generator
 from engine.loop.model_requirements import lacking_in_model
 from engine.loop.state import RunState
+from engine.models.catalog import compare_with_manifest
 from engine.models.folder import opened_folder
 from engine.models.origin import model_origin, pinned
 from engine.models.pretrained_tokenizer import ModelFolderRefused, PretrainedTokenizer
@@ -64,6 +65,7 @@ from engine.spec.chat import (
     Tokens,
 )
 from engine.spec.model import BuiltinModel, CheckpointModel, PretrainedModel
+from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem, shown_value
 from engine.spec.recipe import Recipe
 from engine.spec.run import Evaluation, RunSpec
@@ -88,6 +90,8 @@ class ChatOptions:
     context_tokens: int | None = None
     threads: int | None = None
     most_seconds: float = 300.0
+    catalog: CatalogFolder | None = None
+    """The version whose files ``model`` holds; they are compared with its manifest before anything is loaded."""
     as_json: bool = True
     """Absent: each line is a user's message, and what is sampled is printed as text."""
 
@@ -124,6 +128,8 @@ def chat_spec(options: ChatOptions) -> RunSpec:
             model = model.model_copy(update={"context_tokens": options.context_tokens})
         else:
             assert options.model is not None  # the command line takes one of the two
+            if options.catalog is not None:
+                compare_with_manifest(options.model, options.catalog)
             model = _model_of_folder(options.model.resolve(), options.context_tokens)
     except ModelFolderRefused as unusable:
         raise BadSpec([str(unusable.problem)]) from unusable

@@ -15,11 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 from engine.cluster.ray_workers import RayWorkers, cluster_ray
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
-from engine.launch.pinned_files import FileFolder, with_pinned_files
 from engine.launch.preflight import BadSpec, with_pinned_model
+from engine.launch.run_files import FileFolder, with_pinned_files
 from engine.loop.checkpoint import Checkpoints
 from engine.loop.loop import Loop
-from engine.loop.quarantine import Quarantine
+from engine.loop.quarantine import ALERTS, Quarantine
 from engine.loop.run_control import RunControl
 from engine.reporting.event_writer import EventWriter
 from engine.reporting.security_events import SecurityEvents, log_folder
@@ -72,7 +72,7 @@ def run_job(launch: Launch) -> int:
         report=lambda level, message: events.log(level, "workers", message),
         security_log=log_folder(run_dir),
     )
-    quarantine = Quarantine()
+    quarantine = Quarantine(run_dir / ALERTS)
     loop = Loop(
         launch.spec,
         workers,

@@ -1,13 +1,14 @@
 """``python -m engine model-check``: whether a run could begin with a model's folder, and what the folder holds.
 
-The questions are those that a run's preflight asks of a folder by itself: weights that are safetensors and whole, no
-code, a tokenizer and a template that can be talked to, a vocabulary that fits the network.  Whether the model fits the
-machine is a question about a run.  No weight is read and nothing of the folder is run.
+The questions are those that a run's preflight asks of a folder by itself: weights that are safetensors, whole and those
+of the network, no code, a tokenizer and a template that can be talked to, a vocabulary that fits the network.  Whether
+the model fits the machine is a question about a run.  No weight is read and nothing of the folder is run.
 """
 
 from collections import Counter
 from pathlib import Path
 
+from engine.models.described_weights import REMEDY, weights_problem
 from engine.models.folder import ModelFolder, opened_folder
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
@@ -30,6 +31,8 @@ def checked(folder: Path) -> ModelReport:
         if (problem := chat_problem(folder.resolve())) is not None:
             return _refused(problem)
         _refuse_foreign_tokenizer(opened)
+        if (mismatch := weights_problem(opened)) is not None:
+            return _refused(Problem(FIELD, folder.name, mismatch, REMEDY))
         return _report(opened)
     except ModelFolderRefused as unusable:
         return _refused(unusable.problem)

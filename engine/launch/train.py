@@ -16,12 +16,11 @@ from engine.cluster.sandboxes import probe
 from engine.cluster.workers import WorkerGroup
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
-from engine.launch.pinned_files import FileFolder, with_pinned_files
 from engine.launch.preflight import BadSpec, differing_fields, spec_from_file, with_pinned_model
-from engine.launch.stage_files import check_stage
+from engine.launch.run_files import FileFolder, check_stage_files, with_pinned_files
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.loop.loop import Loop
-from engine.loop.quarantine import Quarantine
+from engine.loop.quarantine import ALERTS, Quarantine
 from engine.loop.requirements import lacking
 from engine.loop.run_control import RunControl
 from engine.reporting.console import display_for
@@ -31,7 +30,6 @@ from engine.reporting.spool import Spool, SpoolError
 from engine.spec.event import Finished
 from engine.spec.run import RunSpec
 from engine.spec.strict import Strict
-from engine.training.recordings import BadRecording
 from sandboxes.interface import SandboxLost, SandboxUnavailable
 
 CANCELLED = 130
@@ -70,7 +68,7 @@ def carry_out(
     if in_process and spec.resources.placement.needs_ray:
         remedy = "leave out --in-process, or the table"
         raise BadSpec([f"{file}: resources.placement: one process has no cluster to be placed on; {remedy}"])
-    _check_recordings(spec, file.parent)
+    check_stage_files(spec, file.parent)
     _refuse_unwritable(json_file)
     checkpoints = _checkpoints_for(spec, folder, resume=resume)
     try:
@@ -84,7 +82,7 @@ def carry_out(
         control = RunControl()
         events = EventWriter(spool, _next_attempt(spool), listeners=(display, ended))
         workers = _workers(spec, folder, events, in_process=in_process, recordings=file.parent)
-        quarantine = Quarantine()
+        quarantine = Quarantine(folder / ALERTS)
         security_events = SecurityEvents(log_folder(folder), events, quarantine.alerted)
         loop = Loop(
             spec, workers, events, checkpoints, control, quarantine, security_events, measures_only=measures_only
@@ -133,22 +131,18 @@ def _next_attempt(spool: Spool) -> int:
     return json.loads(newest[0])["attempt"] + 1 if newest else 1
 
 
-def _check_recordings(spec: RunSpec, folder: Path) -> None:
-    """Here paths in the run file are relative to it."""
-    try:
-        for number, stage in enumerate(spec.recipe.stages):
-            check_stage(number, stage, spec.model, folder)
-    except BadRecording as error:
-        raise BadSpec([str(error)]) from error
-
-
 def _workers(spec: RunSpec, folder: Path, events: EventWriter, *, in_process: bool, recordings: Path) -> WorkerGroup:
     """Ray and torch are imported only by the way that needs them."""
     recordings = recordings.resolve()
     if in_process:
         from engine.cluster.in_process import InProcessWorkers
 
-        return InProcessWorkers(spec, security_log=log_folder(folder), recordings=recordings)
+        return InProcessWorkers(
+            spec,
+            security_log=log_folder(folder),
+            recordings=recordings,
+            report=lambda level, message: events.log(level, "workers", message),
+        )
     use_private_token(folder / "ray_token")
     from engine.cluster.ray_workers import RayWorkers, private_ray
 

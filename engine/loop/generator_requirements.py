@@ -1,8 +1,13 @@
-"""Whether the run's generator fits into the memory of this machine, asked before anything is started.
+"""Whether the run's generator can work on this machine, asked before anything is started.
 
-On the CPU alone: what a GPU has room for is found out by the process that gets one.
+Memory is asked for on the CPU alone: what a GPU has room for is found out by the process that gets one.
 """
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +21,8 @@ from engine.spec.model import BuiltinModel
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 
+SGLANG_PYTHON = "PALESTRA_SGLANG_PYTHON"
+"""The variable that names the interpreter of an environment with SGLang."""
 _CGROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -29,6 +36,8 @@ def lacking_in_generator(spec: RunSpec, free_bytes: int | None = None) -> list[P
     What a pretrained model's takes is counted beside its trainer's (``model_requirements.py``).
     """
     resources = spec.resources
+    if resources.generator == "sglang":
+        return [*lacking_for_sglang(spec)]
     if resources.generator != "torch" or resources.device != "cpu":
         return []
     model = model_origin(spec.model).model
@@ -42,6 +51,51 @@ def lacking_in_generator(spec: RunSpec, free_bytes: int | None = None) -> list[P
         free_bytes=free_memory() if free_bytes is None else free_bytes,
     )
     return [] if problem is None else [problem]
+
+
+def lacking_for_sglang(spec: RunSpec) -> Iterator[Problem]:
+    """What servers lack that this machine is to start; those given by URL are asked when the run begins."""
+    settings = spec.resources.sglang
+    if settings.exchange_folder is not None and not Path(settings.exchange_folder).is_absolute():
+        yield Problem(
+            "resources.sglang.exchange_folder",
+            settings.exchange_folder,
+            "is a relative path, and servers stand elsewhere",
+            "give the absolute path of a folder that engine and servers see",
+        )
+    if settings.urls:
+        return
+    interpreter = os.environ.get(SGLANG_PYTHON) or sys.executable
+    found = shutil.which(interpreter)
+    if found is None or not _has_sglang(found):
+        yield Problem(
+            "resources.generator",
+            "sglang",
+            f"{interpreter} {'does not exist' if found is None else 'has no SGLang'}",
+            f"set {SGLANG_PYTHON} to the interpreter of an environment with SGLang, or name running servers in "
+            "resources.sglang.urls",
+        )
+    yield from _heads_divide(spec)
+
+
+def _has_sglang(interpreter: str) -> bool:
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+    return subprocess.run([interpreter, "-c", code], capture_output=True).returncode == 0
+
+
+def _heads_divide(spec: RunSpec) -> Iterator[Problem]:
+    origin, ranks = model_origin(spec.model), spec.resources.sglang.tensor_parallel
+    if origin.weights is None or ranks == 1:
+        return
+    heads = json.loads((origin.weights / "config.json").read_text()).get("num_attention_heads")
+    if isinstance(heads, int) and heads % ranks:
+        divisors = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+        yield Problem(
+            "resources.sglang.tensor_parallel",
+            ranks,
+            f"the model's {heads} attention heads cannot be dealt out to {ranks} GPUs evenly",
+            f"use one of: {divisors}",
+        )
 
 
 def free_memory(cgroups: tuple[tuple[Path, Path], ...] = _CGROUPS) -> int:

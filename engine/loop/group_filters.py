@@ -69,8 +69,13 @@ def select(recipe: Recipe, groups: Sequence[RolloutGroup], *, batch: int) -> Sel
 
 def comparable(credit: Estimator, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """The groups in which enough rollouts came back for the credit to compare."""
-    fewest = 2 if credit.compares_a_group() else 1
+    fewest = fewest_compared(credit)
     return [group for group in groups if len(group.rollouts) >= fewest]
+
+
+def fewest_compared(credit: Estimator) -> int:
+    """Of how many rollouts a group must consist for the credit to say something."""
+    return 2 if credit.compares_a_group() else 1
 
 
 def informative(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:

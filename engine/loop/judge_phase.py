@@ -1,5 +1,7 @@
 """The judge's phase of a step: a verdict for each turn of what credit will look at.
 
+Where groups are played beside the training they are judged as they come, and the step has no such phase.
+
 Where one rollout of a group gets no verdict, none of the group has any: credit compares within
 groups, and there the channel is then neutral.  Groups of which nothing is trained on are not judged.
 """
@@ -43,6 +45,7 @@ class Judging:
     def __init__(self, credit: Attribution, judge: Judge) -> None:
         self._credit = credit
         self._judge = judge
+        self._begin_anew()
 
     def has_weight(self, step: int) -> bool:
         """Return whether a verdict can still change anything at this step."""
@@ -50,8 +53,12 @@ class Judging:
 
     async def judge(self, groups: Sequence[RolloutGroup], *, alive: Callable[[], None]) -> Judged:
         """``alive`` is called again and again while it lasts.  A cancellation ends what is under way."""
+        self._begin_anew()
+        return self.reported(await self.with_verdicts(groups, alive=alive))
+
+    async def with_verdicts(self, groups: Sequence[RolloutGroup], *, alive: Callable[[], None]) -> list[RolloutGroup]:
+        """Judge groups as they come, many calls at once; ``reported`` then says what came of all."""
         began = time.monotonic()
-        self._judge.counts = JudgeCounts()
         asked = [
             rollout
             for group in groups
@@ -59,11 +66,23 @@ class Judging:
             for rollout in group.rollouts
         ]
         answers = dict(zip([rollout.id for rollout in asked], await self._answers(asked, alive), strict=True))
-        judged = [_with_verdicts(group, answers) for group in groups]
+        self._received |= answers
+        self._neutral += sum(_has_failure(group, answers) for group in groups)
+        self._seconds += time.monotonic() - began
+        return [_with_verdicts(group, answers) for group in groups]
+
+    def reported(self, judged: Sequence[RolloutGroup]) -> Judged:
+        """What judging came to since it was last reported; the verdicts are those of ``judged``."""
         counts = self._judge.counts
-        counts.failed = sum(isinstance(answer, JudgeFailed) for answer in answers.values())
-        neutral = sum(_has_failure(group, answers) for group in groups)
-        return Judged(judged, _metrics(judged, counts, time.monotonic() - began), _warnings(answers, neutral))
+        counts.failed = sum(isinstance(answer, JudgeFailed) for answer in self._received.values())
+        report = Judged(list(judged), _metrics(judged, counts, self._seconds), _warnings(self._received, self._neutral))
+        self._begin_anew()
+        return report
+
+    def _begin_anew(self) -> None:
+        self._judge.counts = JudgeCounts()
+        self._received: dict[str, JudgeResponse] = {}
+        self._neutral, self._seconds = 0, 0.0
 
     async def close(self) -> None:
         await self._judge.close()

@@ -12,7 +12,8 @@
 A recipe without RL has 0 steps: it is evaluated once, after its supervised stages.  One that trains nothing is only
 that evaluation, and leaves no checkpoint.
 
-The loop is synchronous, so a resumed run ends with the same weights.  Events of step k + 1 are in the
+With ``schedule.async_ratio`` 0 the loop is synchronous, so a resumed run ends with the same weights.  Above, groups are
+played in a lane beside it (generation.py); a resumed run trains on the same prompts.  Events of step k + 1 are in the
 spool before checkpoint k + 1 exists.
 
 How phases are reported, paused and ended stands in phases.py, evaluations and checkpoints in milestones.py, supervised
@@ -20,11 +21,13 @@ stages in supervised.py.  What the sandboxes tried is emitted by a thread (secur
 last of it before ``finished``.
 """
 
+from contextlib import AsyncExitStack
 from typing import Any, Literal
 
 from engine.cluster.workers import WorkerGroup
 from engine.failures import Cancelled, RunFailed
 from engine.loop.checkpoint import Checkpoints
+from engine.loop.generation import GenerationLane
 from engine.loop.judge_phase import Judging, judging_for
 from engine.loop.milestones import Milestones
 from engine.loop.phases import Phases
@@ -32,6 +35,7 @@ from engine.loop.planner import planner_for
 from engine.loop.progress import Progress
 from engine.loop.quarantine import Quarantine
 from engine.loop.requirements import lacking
+from engine.loop.rounds import GroupSource, Rounds
 from engine.loop.run_control import RunControl
 from engine.loop.run_log import RunLog
 from engine.loop.state import RunState
@@ -77,6 +81,7 @@ class Loop:
         self._measures_only = measures_only
         self._judging: Judging | None = None
         self._teacher = Teacher()
+        self._source: GroupSource | None = None
         self._state = RunState(spec=spec)
         self.progress = Progress(spec.rl_steps, workers)
         self._phases = Phases(
@@ -100,6 +105,7 @@ class Loop:
             trains=spec.recipe.trains,
             purification=spec.recipe.purification,
             seed=spec.seed,
+            record=self._record,
         )
         self._stages = StageRunner(spec.recipe.stages, self._state, self._phases, workers, events, self._milestones)
 
@@ -135,8 +141,11 @@ class Loop:
         await self._finish()
 
     async def _reinforce(self) -> None:
-        steps = self._step_runner()
+        self._source = self._group_source()
+        steps = self._step_runner(self._source)
         while True:
+            if self._spec.schedule.overlaps:  # before an evaluation: what is played beside it needs slots
+                await steps.exchange_weights(self._state.finished_steps + 1)
             await self._milestones.evaluate_if_due()
             await self._milestones.checkpoint_if_due()
             if self._state.finished_steps == self._spec.rl_steps:
@@ -188,9 +197,29 @@ class Loop:
             may_leave_nothing=self._measures_only,
         )
 
-    def _step_runner(self) -> StepRunner:
+    def _group_source(self) -> GroupSource:
+        spec, planner = self._spec, planner_for(self._spec, self._state.tasks, self._teacher.experts)
+        if not spec.schedule.overlaps:
+            return Rounds(planner, self._state, self._phases, self._workers, recipe=spec.recipe)
+        return GenerationLane(
+            planner,
+            self._state,
+            self._phases,
+            self._workers,
+            self._quarantine,
+            self._judging,
+            recipe=spec.recipe,
+            schedule=spec.schedule,
+            rl_steps=spec.rl_steps,
+        )
+
+    def _record(self) -> None:
+        if self._source is not None:
+            self._source.record()
+
+    def _step_runner(self, source: GroupSource) -> StepRunner:
         return StepRunner(
-            planner_for(self._spec, self._state.tasks, self._teacher.experts),
+            source,
             self._state,
             self._phases,
             self._workers,
@@ -201,6 +230,7 @@ class Loop:
             recipe=self._spec.recipe,
             environment=self._spec.environment,
             model=self._spec.model,
+            schedule=self._spec.schedule,
         )
 
     async def _finish(self) -> None:
@@ -212,11 +242,10 @@ class Loop:
 
     async def _close(self) -> None:
         """Everybody ends; what the sandboxes tried last is emitted.  Twice is fine."""
-        try:
+        async with AsyncExitStack() as closing:
+            closing.callback(self._security_events.close)
+            closing.push_async_callback(self._workers.close)
             if self._judging is not None:
-                await self._judging.close()
-        finally:
-            try:
-                await self._workers.close()
-            finally:
-                self._security_events.close()
+                closing.push_async_callback(self._judging.close)
+            if self._source is not None:
+                closing.push_async_callback(self._source.close)

@@ -90,6 +90,13 @@ def rollout_metrics(trajectories: Sequence[Trajectory], *, discarded: int, polic
     }
 
 
+def staleness_shares(trained: Sequence[Trajectory], *, policy_version: int, ratio: int) -> dict[str, float]:
+    """``staleness/N``: the share of the rollouts that were trained on whose first token was N versions old."""
+    ages = Counter(policy_version - rollout.sampled_at_version for rollout in trained)
+    total = ages.total()
+    return {f"staleness/{age}": ages[age] / total for age in range(ratio + 1)} if total else {}
+
+
 def learner_metrics(values: Mapping[str, float]) -> dict[str, float]:
     """``train/...``, except what has a prefix of its own: ``sil/...``, ``critic/...``, ``dpo/...``."""
     return {key if "/" in key else f"train/{LEARNER_KEYS.get(key, key)}": value for key, value in values.items()}

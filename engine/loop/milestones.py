@@ -5,7 +5,7 @@ checkpoint is amended.  A checkpoint is announced once, also if its attempt was 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,7 +49,10 @@ class Milestones:
         trains: bool,
         purification: Purification | None,
         seed: int,
+        record: Callable[[], None],
     ) -> None:
+        """``record`` brings the state up to date before it is saved."""
+        self._record = record
         self._evaluation = evaluation
         self._rl_steps = rl_steps
         self._checkpoint_every = checkpoint_every
@@ -109,6 +112,7 @@ class Milestones:
             with self._writing_checkpoint():
                 partial = self._checkpoints.begin()
                 await self._workers.save(partial)
+                self._record()
                 self._checkpoints.complete(partial, self._state)
                 if self._state.cold_started:
                     self._announce(done, seconds=time.monotonic() - began)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from engine.loop.generator_requirements import free_memory
+from engine.models.described_weights import REMEDY, weights_problem
 from engine.models.folder import ModelFolder, opened_folder
 from engine.models.memory import TrainerMemory, adaptable_modules, adapted_modules, in_gib, is_named, trainer_memory
 from engine.models.origin import ModelOrigin, model_origin
@@ -31,6 +32,8 @@ def lacking_in_model(spec: RunSpec, *, with_trainer: bool = True) -> list[Proble
         if (problem := _chat(folder, origin.model)) is not None:
             return [problem]
         problems = [*_context(folder, origin), *_vocabulary(folder, spec.model), *_lora(folder, origin.model)]
+        if not problems and (mismatch := weights_problem(folder)) is not None:
+            return [Problem("model.path", str(folder.path), mismatch, REMEDY)]
     except ModelFolderRefused as unusable:
         return [unusable.problem]
     recipe = spec.recipe if with_trainer else None
@@ -143,6 +146,15 @@ def _room(
             yield Problem("model.path", str(folder.path), problem, unsupported.problem.remedy)
             return
         context, slots = model.context_tokens, resources.kv_slots
+        if architecture.sliding_window is not None and context > architecture.sliding_window:
+            yield Problem(
+                "model.context_tokens",
+                context,
+                f"some layer of the model looks back on {architecture.sliding_window} tokens alone (sliding_window), "
+                "which the torch generator does not compute",
+                f"use at most {architecture.sliding_window}, or a generator that serves it",
+            )
+            return
         generator_bytes = memory_of(architecture, context_tokens=context, slots=slots, dtype=model.dtype).total
     if resources.device != "cpu":
         return

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.failures import AttemptFailed, AttemptRefused, Cancelled
+from engine.loop.lane_spans import SpanLog
 from engine.loop.progress import Progress
 from engine.loop.run_control import RunControl
 from engine.loop.state import RunState
@@ -46,6 +47,7 @@ class Phases:
         before_pause: Callable[[], Awaitable[None]],
     ) -> None:
         self.progress = progress
+        self.spans = SpanLog()
         self._state = state
         self._events = events
         self._control = control
@@ -62,6 +64,7 @@ class Phases:
         self._events.emit(event.PhaseChanged, step=step, phase=phase, stage=stage)
         yield spent
         spent.seconds = time.monotonic() - began
+        self.spans.phase_ended(phase, spent.seconds)
         self._state.seconds[phase] = self._state.seconds.get(phase, 0.0) + spent.seconds
         self._events.emit(event.PhaseChanged, step=step, phase=phase, seconds=spent.seconds, stage=stage)
 

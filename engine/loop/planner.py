@@ -38,6 +38,10 @@ class Played:
     groups: list[RolloutGroup] = field(default_factory=list)
     discarded: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
+    seconds: float = 0.0
+    """How long they were played."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the buffer that they came from, where there is one."""
 
     def add(self, plans: Sequence[GroupPlan], collected: Collected) -> None:
         """One round.  The only place where rollouts find their group: on the way they travel in any order."""

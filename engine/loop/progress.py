@@ -53,14 +53,19 @@ class Progress:
         return time.monotonic() - self._alive
 
     @property
+    def eta_s(self) -> float | None:
+        """Return how long the steps that are left will take if they take as long as the last ones did."""
+        left = max(self.total_steps - self.step, 0)
+        return None if self._step_seconds is None else left * self._step_seconds
+
+    @property
     def heartbeat(self) -> Heartbeat:
-        left = self.total_steps - self.step
         return Heartbeat(
             step=self.step,
             total_steps=self.total_steps,
             phase=self.phase,
             phase_since=self.since,
             waiting_for=self.waiting_for,
-            eta_s=None if self._step_seconds is None else max(left, 0) * self._step_seconds,
+            eta_s=self.eta_s,
             decided_through=self.decided_through,
         )

@@ -11,6 +11,7 @@ of it, part of every checkpoint.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -21,6 +22,10 @@ from engine.spec.rollout_group import GroupPlan, RolloutGroup
 from engine.spec.security import QUARANTINED, ReviewDecision, ReviewVerdict
 from engine.spec.trajectory import Trajectory
 
+ALERTS = "alerts.txt"
+"""The name of the file in a run's folder."""
+WHOLE = "."
+"""The end of its lines, by which one is known that a kill has cut short."""
 MOST_HELD = 64
 """Groups that wait for a review decision; then the oldest is given up."""
 
@@ -89,7 +94,10 @@ class Release:
 class Quarantine:
     """Told by the threads that read alerts and review decisions; asked by the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path | None = None) -> None:
+        """``file`` keeps alerts over attempts: a trajectory in a checkpoint's buffer may get one after it was saved."""
+        self._file = file
+        self._of_earlier_attempts = _alerts_in(file)
         self._mutex = threading.Lock()
         self._alerts: dict[str, list[str]] = {}
         self._inbox: list[AlertEntry | ReviewDecision] = []
@@ -97,6 +105,9 @@ class Quarantine:
     def alerted(self, alert: AlertEntry) -> None:
         if alert.quarantined and alert.origin is not None:
             with self._mutex:
+                if self._file is not None:
+                    with self._file.open("a") as file:
+                        file.write(f"\n{alert.origin.trajectory} {alert.id} {WHOLE}")
                 self._alerts.setdefault(alert.origin.trajectory, []).append(alert.id)
                 self._inbox.append(alert)
 
@@ -121,6 +132,15 @@ class Quarantine:
                 absorbed.review_decisions.pop(message.origin.trajectory, None)
         return absorbed
 
+    def marked_before(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Rollouts that an earlier attempt has played, with the alerts that it heard of."""
+        return [
+            trajectory.model_copy(update={"alerts": sorted({*trajectory.alerts, *alerts})})
+            if (alerts := self._of_earlier_attempts.get(trajectory.id))
+            else trajectory
+            for trajectory in trajectories
+        ]
+
     def marked(self, trajectories: Sequence[Trajectory], state: QuarantineState) -> list[Trajectory]:
         """The same, those that are out with reason and alerts."""
         return [self._marked(trajectory, state) for trajectory in trajectories]
@@ -138,6 +158,16 @@ class Quarantine:
         return trajectory.model_copy(
             update={"alerts": alerts, "masked_because": None if is_out(trajectory) else trajectory.masked_because}
         )
+
+
+def _alerts_in(file: Path | None) -> dict[str, list[str]]:
+    """By trajectory.  An alert whose line was cut short was not passed on either, and comes again."""
+    alerts: dict[str, list[str]] = {}
+    for line in file.read_text().splitlines() if file is not None and file.exists() else ():
+        match line.split():
+            case [trajectory, alert, end] if end == WHOLE:
+                alerts.setdefault(trajectory, []).append(alert)
+    return alerts
 
 
 def is_out(trajectory: Trajectory) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
+from engine.loop.buffer import BufferState
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.quarantine import QuarantineState
 from engine.rollout.requests import EpisodeRequest
@@ -40,6 +41,9 @@ class RunState(BaseModel):
     """Training tasks that finished steps have taken, in turn and without an end."""
     prompts: dict[Purpose, int] = {}
     """Prompts of each purpose that finished steps and evaluations have had: the running number of the next one."""
+    buffer: BufferState = Field(default_factory=BufferState)
+    """Groups that are in play or ready, of a run in which generation and training overlap.  There ``tasks_taken`` and
+    ``prompts`` count what is planned."""
     experts: ExpertPool = Field(default_factory=ExpertPool)
     """What is known of the starts of tasks; empty unless the recipe has expert starts."""
     quarantine: QuarantineState = Field(default_factory=QuarantineState)

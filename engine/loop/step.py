@@ -1,32 +1,37 @@
 """What happens in one RL step, phase by phase, and who waits for whom.
 
     sync-weights  generator takes the learner's weights       (generator waits for learner)
-    collect       rollouts play, generator samples            (learner waits for rollouts)
-                  again with further prompts while dynamic sampling wants more groups
+    collect       groups come from rounds.py, which plays     (learner waits for rollouts)
+                  them now, or from generation.py, which
+                  plays them all the time
     score         loop: groups, rewards, what is left out or masked
     judge         a judge's verdicts, where credit asks for them
     credit        learner: advantages, old log-probs          (the trajectories go there, columns come back)
     update        learner: optimiser updates; k grows         (rollouts wait for learner)
+                  old log-probs, where one update follows and nothing asks for them before
                   the step's rollouts are reported
 
 A step whose rollouts teach nothing has no credit, and no update unless self-imitation replays; k grows
-all the same.  Version k samples what update k + 1 learns from, so staleness is 0 and a step depends on
-nothing but the weights before it and the run's seed.
+all the same.  With ``schedule.async_ratio`` 0, version k samples what update k + 1 learns from, so staleness is 0 and a
+step depends on nothing but the weights before it and the run's seed; above it, docs/staleness.md.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from engine.cluster.workers import WorkerGroup
 from engine.failures import RunFailed, divergence_named
 from engine.loop.expert_starts import learn
-from engine.loop.group_filters import Selected, comparable, enough_informative, masked, select
-from engine.loop.judge_phase import Judging
-from engine.loop.metrics import StepFacts, learner_metrics, quarantine_metrics, step_metrics
+from engine.loop.group_filters import Selected, comparable, masked, select
+from engine.loop.judge_phase import Judged, Judging
+from engine.loop.metrics import StepFacts, learner_metrics, quarantine_metrics, staleness_shares, step_metrics
 from engine.loop.phases import Phases
-from engine.loop.planner import Planner, Played
+from engine.loop.planner import Played
 from engine.loop.quarantine import HeldGroup, Quarantine, Release, hold, is_out, released, without_quarantined
+from engine.loop.rounds import GroupSource
 from engine.loop.run_log import RunLog
 from engine.loop.settlement import settlements, trained_on
 from engine.loop.state import RunState
@@ -37,8 +42,9 @@ from engine.spec.environment import Environment
 from engine.spec.model import Model
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
+from engine.spec.run import Schedule
 from engine.spec.trajectory import Trajectory
-from engine.training.columns import CreditColumns, UpdateRequest, with_columns
+from engine.training.columns import CreditColumns, UpdateRequest, with_columns, with_old_logprobs
 
 
 class StepRunner:
@@ -46,7 +52,7 @@ class StepRunner:
 
     def __init__(
         self,
-        planner: Planner,
+        source: GroupSource,
         state: RunState,
         phases: Phases,
         workers: WorkerGroup,
@@ -58,11 +64,13 @@ class StepRunner:
         recipe: Recipe,
         environment: Environment,
         model: Model,
+        schedule: Schedule,
     ) -> None:
         self._recipe = recipe
+        self._schedule = schedule
         self._environment = environment
         self._model = model
-        self._planner = planner
+        self._source = source
         self._state = state
         self._phases = phases
         self._workers = workers
@@ -70,13 +78,15 @@ class StepRunner:
         self._run_log = run_log
         self._quarantine = quarantine
         self._judging = judging
+        self._exchanged: int | None = None
+        """The version that the generator was last given."""
 
     async def run_next(self) -> None:
         """Run one batch of rollouts and its updates."""
         step, began = self._state.finished_steps + 1, time.monotonic()
         version = self._state.finished_steps
-        await self._sync_weights(step)
-        played, collect_s = await self._collect(step)
+        await self.exchange_weights(step)
+        played = await self._collect(step)
         selected, release = await self._score(step, played)
         selected, learned, update_s = await self._learn(step, selected, release)
         self._events.emit_all([(event.QuarantineSettled, fields) for fields in settlements(step, release, learned)])
@@ -90,35 +100,36 @@ class StepRunner:
             step_metrics(facts)
             | learned
             | quarantine_metrics(self._environment.sandbox, selected, release)
+            | played.metrics
             | {
-                "perf/tokens_per_s": sum(rollout.sampled_tokens for rollout in selected.rollouts) / collect_s,
+                "perf/tokens_per_s": sum(rollout.sampled_tokens for rollout in selected.rollouts) / played.seconds,
                 "perf/step_seconds": seconds,
-                "perf/collect_seconds": collect_s,
+                "perf/eta_seconds": self._phases.progress.eta_s or 0.0,
+                "perf/collect_seconds": played.seconds,
                 "perf/update_seconds": update_s,
                 "perf/rss_mib": await measured_rss_mib(self._workers, self._state),
             },
         )
+        if self._schedule.async_ratio:
+            self._events.emit(event.LaneSpans, step=step, spans=self._phases.spans.taken())
         await self._phases.boundary()
 
-    async def _sync_weights(self, step: int) -> None:
+    async def exchange_weights(self, step: int) -> None:
+        """The generator takes what ``step`` begins with; once, where groups are played beside the steps."""
+        if self._schedule.overlaps and self._exchanged == self._state.finished_steps:
+            return
         async with self._phases.phase("sync-weights", step):
             await self._workers.sync_weights(self._state.finished_steps)
+            await self._source.exchanged(self._state.finished_steps)
+            self._exchanged = self._state.finished_steps
         await self._phases.boundary()
 
-    async def _collect(self, step: int) -> tuple[Played, float]:
-        """Further rounds of prompts follow while dynamic sampling wants more groups and may have them."""
-        sampling = self._recipe.selection.dynamic_sampling
-        played = Played(self._state.tasks_taken, prompts=self._state.prompts.get("train", 0))
-        async with self._phases.phase("collect", step) as spent:
-            for _ in range(1 if sampling is None else sampling.max_rounds):
-                plans = self._planner.plans(self._state.finished_steps, played, self._state.experts)
-                played.add(plans, await self._workers.collect(self._planner.requests(plans)))
-                self._phases.progress.progressed()
-                if enough_informative(self._recipe, played.groups, batch=self._planner.prompts_per_step):
-                    break
+    async def _collect(self, step: int) -> Played:
+        async with self._phases.phase("collect", step):
+            played = await self._source.next(step)
             self._run_log.discarded(step, played.discarded)
         await self._phases.boundary()
-        return played, spent.seconds
+        return played
 
     async def _score(self, step: int, played: Played) -> tuple[Selected, Release]:
         """Part those in quarantine from the others; leave out groups in which nobody is left to compare with; drop
@@ -133,7 +144,7 @@ class StepRunner:
             clean = [without_quarantined(group) for group in marked]
             if not quarantined and not comparable(self._recipe.credit, clean):
                 raise RunFailed(f"no group of step {step} has two episodes left to compare")
-            selected = select(self._recipe, clean, batch=self._planner.prompts_per_step)
+            selected = select(self._recipe, clean, batch=self._schedule.prompts_per_step)
             selected = replace(selected, quarantined=quarantined)
             self._events.trajectories([*rollouts_in(selected.dropped), *quarantined])
             release = released(self._state.quarantine, step, within=self._environment.response.release_within_steps)
@@ -165,13 +176,19 @@ class StepRunner:
     async def _judge(self, step: int, selected: Selected) -> tuple[Selected, dict[str, float]]:
         if self._judging is None or not self._judging.has_weight(step):
             return selected, {}
+        if self._schedule.overlaps:
+            return selected, self._reported(step, self._judging.reported(selected.kept))
         async with self._phases.phase("judge", step):
             with self._phases.progress.waiting_on("judge"):
                 judged = await self._judging.judge(selected.kept, alive=self._phases.progress.progressed)
-            for warning in judged.warnings:
-                self._events.log("warning", "judge", f"step {step}: {warning}")
+            metrics = self._reported(step, judged)
         await self._phases.boundary()
-        return replace(selected, kept=judged.groups), judged.metrics
+        return replace(selected, kept=judged.groups), metrics
+
+    def _reported(self, step: int, judged: Judged) -> dict[str, float]:
+        for warning in judged.warnings:
+            self._events.log("warning", "judge", f"step {step}: {warning}")
+        return judged.metrics
 
     async def _credit(self, step: int, selected: Selected, release: Release) -> Selected:
         async with self._phases.phase("credit", step):
@@ -220,12 +237,18 @@ class StepRunner:
             request = UpdateRequest.of(step, groups, back, credited=credited)
             try:
                 with divergence_named(f"update of step {step}", "recipe.optimizer.learning_rate"):
-                    learned = await self._workers.update(request)
+                    updated = await self._workers.update(request)
             except RunFailed:
                 self._events.trajectories([*rollouts_in(groups), *back])
                 raise
+            learned = updated.metrics
             release.updated = trained_on(step, back, learned)
-            self._events.trajectories([*trained_on(step, rollouts_in(groups), learned), *release.updated])
+            reported = trained_on(step, rollouts_in(groups), learned)
+            scored = [_scored(rollout, updated.old_logprobs) for rollout in [*reported, *release.updated]]
+            self._events.trajectories(scored)
+        if ratio := self._schedule.async_ratio:
+            trained = [rollout for rollout in reported if rollout.trained_at_step is not None]
+            learned |= staleness_shares(trained, policy_version=step - 1, ratio=ratio)
         return learned, spent.seconds
 
     def _without_those_alerted_since(
@@ -248,14 +271,18 @@ class StepRunner:
         """All together and only now: a pause inside the step saves the state of the step before."""
         emitted = [*selected.rollouts, *selected.quarantined]
         self._state.finished_steps = step
-        self._state.tasks_taken = played.tasks_taken
-        self._state.prompts["train"] = played.prompts
+        self._source.trained(played)
         self._state.trajectories += len(emitted)
         self._state.sampled_tokens += sum(trajectory.sampled_tokens for trajectory in emitted)
         self._state.quarantine = self._state.quarantine.model_copy(update={"held": release.held})
         if (starts := self._recipe.expert_starts) is not None:
             marked = self._quarantine.marked_groups(played.groups, self._state.quarantine)
             learn(self._state.experts, starts, [without_quarantined(group) for group in marked])
+
+
+def _scored(rollout: Trajectory, old_logprobs: Mapping[str, np.ndarray]) -> Trajectory:
+    """With the old log-probs that its update gave, or as credit left it."""
+    return with_old_logprobs(rollout, old_logprobs[rollout.id]) if rollout.id in old_logprobs else rollout
 
 
 async def measured_rss_mib(workers: WorkerGroup, state: RunState) -> float:

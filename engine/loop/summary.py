@@ -12,18 +12,21 @@ MEASURES = {
 }
 WITH_PURIFICATION = {"success_purified": "eval/success_purified"}
 """They are of runs whose recipe evaluates with it."""
+STEP_PHASES = ("sync-weights", "collect", "score", "judge", "credit", "update")
 
 
 def summary_of(state: RunState, recipe: Recipe, *, rl_steps: int) -> dict[str, Any]:
     """``events_emitted`` is added by the event writer, which alone knows it.
 
-    ``tokens_per_s`` are sampled training tokens per second of the collect phases.  A cancelled run
-    has ``before_rl`` and ``after`` only as far as they were measured; one without RL has no ``before_rl``.
-    ``evaluation`` is the table of the last evaluation (engine/rollout/evaluation_report.py), where there is one.
+    ``tokens_per_s`` are sampled training tokens per second of the collect phases, or of all phases of the steps where
+    groups are played beside them.  A cancelled run has ``before_rl`` and ``after`` only as far as they were measured;
+    one without RL has no ``before_rl``.  ``evaluation`` is the table of the last evaluation
+    (engine/rollout/evaluation_report.py), where there is one.
     """
     purification = recipe.purification
     purified = WITH_PURIFICATION if purification is not None and purification.in_evaluation else {}
-    collecting = state.seconds.get("collect", 0.0)
+    phases = STEP_PHASES if state.spec.schedule.overlaps else ("collect",)
+    collecting = sum(state.seconds.get(phase, 0.0) for phase in phases)
     return {
         **{name: _before_and_after(state, key, last=rl_steps) for name, key in (MEASURES | purified).items()},
         **({} if state.evaluation_report is None else {"evaluation": state.evaluation_report}),

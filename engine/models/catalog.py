@@ -1,4 +1,4 @@
-"""A version of the service's catalog, found on this machine and compared with its manifest.
+"""This module finds a version of the service's catalog on this machine and compares it with its manifest.
 
 ``<models folder>/catalog/<team>/<sha256>/`` holds the files of one content, and ``sha256`` is that of its manifest.
 The lengths of all files are compared, and the content of those that fit into one piece: config, tokenizer, template,
@@ -24,6 +24,12 @@ OF_TEAMS = (FOLDER, "uploads")
 def catalog_folder(root: Path, pinned: CatalogFolder) -> Path:
     """The folder of the version.  Raises ModelFolderRefused, with the file, where it is not what was pinned."""
     folder = root / FOLDER / pinned.team / pinned.sha256
+    compare_with_manifest(folder, pinned)
+    return folder
+
+
+def compare_with_manifest(folder: Path, pinned: CatalogFolder) -> None:
+    """Raises ModelFolderRefused, with the file, where what lies in ``folder`` is not what was pinned."""
     try:
         text = (folder / MANIFEST).read_bytes()
         if hashlib.sha256(text).hexdigest() != pinned.sha256:
@@ -34,7 +40,6 @@ def catalog_folder(root: Path, pinned: CatalogFolder) -> Path:
         raise _damaged(pinned, Path(error.filename or folder), f"cannot be read: {error.strerror}") from error
     except ValidationError as error:
         raise _damaged(pinned, folder / MANIFEST, "is no manifest that is known here") from error
-    return folder
 
 
 def _compare(pinned: CatalogFolder, file: Path, stored: StoredFile) -> None:

@@ -127,13 +127,17 @@ def _config(path: Path, field: str) -> Mapping[str, Any]:
 
 
 def _tensors(path: Path, field: str) -> Iterator[tuple[str, TensorHeader]]:
-    for file in _weight_files(path, field):
-        yield from _headers(file, field)
+    for file, names in _weight_files(path, field).items():
+        held = dict(_headers(file, field))
+        if names is not None and (absent := sorted(names - held.keys())):
+            raise _in_file(field, file, f"lacks {absent[0]}, which {INDEX} says it holds", "download the file again")
+        yield from ((name, header) for name, header in held.items() if names is None or name in names)
 
 
-def _weight_files(path: Path, field: str) -> list[Path]:
+def _weight_files(path: Path, field: str) -> dict[Path, set[str] | None]:
+    """The files, and what the index says each holds; None where there is no index."""
     if (path / WEIGHTS).is_file():  # first, as those who load it have it: an index beside it is not looked at
-        return [path / WEIGHTS]
+        return {path / WEIGHTS: None}
     index = path / INDEX
     if index.is_file():
         named = _json(index, field).get("weight_map")
@@ -144,7 +148,7 @@ def _weight_files(path: Path, field: str) -> list[Path]:
             raise _in_file(field, index, f"names a file outside of the folder: {outside[0]}", "mend the index")
         if missing := [file for file in files if not file.is_file()]:
             raise _in_file(field, missing[0], f"is named by {INDEX} and missing", "download the model again")
-        return files
+        return {file: {name for name, named_file in named.items() if named_file == file.name} for file in files}
     pickled = sorted(file.name for pattern in PICKLED for file in path.glob(pattern))
     if pickled:
         raise _in_file(

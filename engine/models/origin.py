@@ -43,6 +43,11 @@ class ModelOrigin:
     def context_tokens(self) -> int:
         return self.model.context_tokens
 
+    @property
+    def drops_in_updates(self) -> bool:
+        """Return whether an update computes with dropout, which sampling and scoring never do."""
+        return isinstance(self.model, PretrainedModel) and self.model.lora is not None and self.model.lora.dropout > 0
+
 
 def home() -> Path:
     return Path(os.environ.get("PALESTRA_HOME", ".palestra"))

@@ -159,7 +159,15 @@ class PretrainedTokenizer:
 
     def _stop_ids(self) -> frozenset[int]:
         ends = _json_object(self.folder, "generation_config.json", required=False).get("eos_token_id", [])
-        stops = {token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)}
+        named = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if strange := [token for token in named if isinstance(token, bool) or not isinstance(token, int)]:
+            raise refused(
+                FIELD,
+                str(strange[0])[:80],
+                "eos_token_id in generation_config.json is neither an id nor a list of ids",
+                "give the number of the end token, or copy the model's files anew",
+            )
+        stops = set(named)
         if (end := self.special_texts.get("eos_token")) is not None:
             stops |= {token for token in [self._tokenizer.token_to_id(end)] if token is not None}
         if not stops:

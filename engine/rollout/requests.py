@@ -65,14 +65,14 @@ class EpisodeRequest:
 def group_requests(
     schedule: Schedule, purification: Purification | None, plan: GroupPlan, *, seed: int
 ) -> list[EpisodeRequest]:
-    """All rollouts of one group: its training task from its start, ``group_size`` times.
+    """All rollouts of one group: its training task from its start, ``group_size`` times and the redundant ones.
 
     Of a recipe with purification, the share rho is to be purified; each rollout's seed, which comes from the run's
     ``seed``, decides whether it is.
     """
     requests = []
-    for member in range(schedule.group_size):
-        own_seed = derived_seed(seed, "train", plan.step, plan.number, member)
+    for member in range(schedule.group_size + schedule.redundant_members):
+        own_seed = derived_seed(seed, "train", plan.seed_step, plan.number, member)
         requests.append(
             EpisodeRequest(
                 purpose="train",

@@ -21,6 +21,7 @@ from typing import Any
 
 from engine.environments.contract import Sandboxes
 from engine.rollout.alerted_turns import AlertedTurns
+from engine.rollout.compared_tests import ComparedTests, lines_kept
 from engine.rollout.security_log import AlertEntry, RecordEntry, SecurityLog, label_of, origin_of
 from engine.spec.security import Origin, Response, TurnText
 from engine.spec.trajectory import ToolCall
@@ -28,22 +29,19 @@ from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Finding, Severity
 from sandboxes.egress.detectors.judged_paths import PROTECTED, judges
 from sandboxes.egress.detectors.kept_questions import Kept
-from sandboxes.egress.detectors.kept_tests import NamedTests, is_compared, is_kept_elsewhere, kept, named_tests
+from sandboxes.egress.detectors.kept_tests import may_change_files
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
 from sandboxes.egress.sentinel import MOST_SANDBOXES, Sentinel
 from sandboxes.interface import ExecResult, Sandbox, SandboxLost
-from sandboxes.tree import HOME, TreeLimits, TreeRefused
 
 log = logging.getLogger(__name__)
 
 RECORDS_PER_S = 500.0
 """Of one sandbox, in the long run.  What is more waits in the sandbox's ledger, which sums it up."""
 RECORDS_AT_ONCE = 2000.0
-COMPARED = TreeLimits(entries=64, size_bytes=256 * 1024)
-"""It bounds what is compared of a folder of tests."""
 _RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -67,6 +65,8 @@ class SandboxMonitor:
         self._on_alert = on_alert
         self._loop = asyncio.get_running_loop()
         self._held: dict[str, tuple[Sandbox, EpisodeMonitor]] = {}
+        self._changed: set[str] = set()
+        """Sandboxes in which a file was changed, of those that are held."""
         self._freezing: set[asyncio.Task[None]] = set()
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -87,7 +87,17 @@ class SandboxMonitor:
         return True
 
     def on_action(self, action: ObservedAction) -> None:
+        if action.kind == "file" and action.operation != "read" and action.sandbox in self._held:
+            self._changed.add(action.sandbox)
         self._sentinel.feed(action)
+
+    def unchanged(self, sandbox: str) -> None:
+        """Forget which files of the sandbox were changed."""
+        self._changed.discard(sandbox)
+
+    def has_changed(self, sandbox: str) -> bool:
+        """Return whether a file was changed in it since ``unchanged``, as far as that has been told."""
+        return sandbox in self._changed
 
     def ran(self, event: ExecEvent) -> None:
         self._sentinel.feed(event)
@@ -104,6 +114,7 @@ class SandboxMonitor:
                 await self.settled(watch)
             finally:
                 self._held = {name: held for name, held in self._held.items() if held[0] is not sandbox}
+                self._changed &= self._held.keys()
 
     def hold(self, sandbox: Sandbox, watch: "EpisodeMonitor") -> None:
         """Under its present name, of which a sandbox has another one after each reset."""
@@ -224,9 +235,14 @@ class MonitoredSandbox:
 
     def __init__(self, sandbox: Sandbox, monitor: SandboxMonitor, watch: EpisodeMonitor) -> None:
         self._sandbox, self._monitor, self._watch = sandbox, monitor, watch
+        self._tests = ComparedTests(sandbox, self._feed, monitor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sandbox, name)
+
+    @property
+    def _observed(self) -> bool:
+        return getattr(self._sandbox, "observed", False)  # sandboxes of services and containers are not
 
     async def exec(
         self,
@@ -243,53 +259,38 @@ class MonitoredSandbox:
             return await self._sandbox.exec(argv, stdin=stdin, env=env, timeout_s=timeout_s, alone=alone)
 
     async def run_python(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
-        async with self._comparing(code) as compares:
+        async with self._comparing(code if may_change_files(code) else None) as compares:
             self._feed(code=code, compares=compares)
             return await self._sandbox.run_python(code, timeout_s=timeout_s)
 
     @asynccontextmanager
-    async def _comparing(self, text: str) -> AsyncIterator[frozenset[str]]:
-        """Tests that the text names; afterwards what became of them is told: a renamed function is no tampering."""
-        named = named_tests(text) if getattr(self._sandbox, "observed", False) else NamedTests()
-        before = await self._tests(named)
-        yield frozenset(before)
-        if not before:
+    async def _comparing(self, text: str | None) -> AsyncIterator[frozenset[str]]:
+        """Tests that the call may change; afterwards what became of them is told: a renamed function is no
+        tampering."""
+        if text is None or not self._observed:
+            yield frozenset()
             return
-        await self._sandbox.settled()  # what was done to them is judged before
-        after = await self._tests(named)
-        for path, content in before.items():
-            now = after[path] if path in after else await self._shown(path)
-            if now is None:
-                elsewhere = is_kept_elsewhere(content, after.values())
-                self._feed(writes=path, found=True, gone=True, adds=elsewhere)
-            elif now != content:
-                asks = kept(content, now, path=path)
-                self._feed(writes=path, code=now, found=True, adds=asks == "the same", rewrites=asks == "as much")
-        self._feed(compared=True)
-
-    async def _shown(self, path: str) -> str | None:
-        """What a test shows that was not among those read: emptied, closed, or hidden beside too much.  None: gone."""
-        found, content = await self._content(path)
-        return content.decode("utf-8", "replace") if found else None
-
-    async def _tests(self, named: NamedTests) -> dict[str, str]:
-        """What is in them; of folders that are too large, nothing."""
-        held = {path: content for path in named.files if (content := (await self._content(path))[1])}
-        for folder in named.folders:
-            try:
-                tree = await self._sandbox.read_tree([folder], COMPARED)
-            except (OSError, TreeRefused):
-                continue
-            held |= {f"{HOME}/{path}": content for path, content in tree.files.items() if is_compared(path)}
-        return {path: content.decode("utf-8", "replace") for path, content in held.items()}
+        async with self._tests.comparing(text) as compares:
+            yield compares
 
     async def write_file(self, path: str, content: bytes) -> None:
+        if self._observed:
+            await self._tests.begin()
         before = await self._content(path) if judges(path) else None
-        asks = _asks(path, before[1], content) if before is not None and before[0] else "less"
+        asks: Kept = "less"
+        if before is not None and before[0]:
+            asks = await self._asks(path, before[1], content)
         found = None if before is None else before[0]
         code = content.decode("utf-8", "replace")
         self._feed(writes=path, code=code, found=found, adds=asks == "the same", rewrites=asks == "as much")
+        if self._observed:
+            self._tests.returns(path, code)
         await self._sandbox.write_file(path, content)
+
+    async def _asks(self, path: str, before: bytes, after: bytes) -> Kept:
+        if self._observed:
+            return await self._tests.written(path, before, after)
+        return lines_kept(path, before.decode("utf-8", "replace"), after.decode("utf-8", "replace"))
 
     async def _content(self, path: str) -> tuple[bool, bytes]:
         """Whether it is there, and what it holds, before it is written: a test that was there is somebody else's."""
@@ -300,22 +301,14 @@ class MonitoredSandbox:
 
     async def reset(self) -> None:
         await self._sandbox.reset()
+        self._tests.forget()
         self._monitor.hold(self._sandbox, self._watch)
 
     def _feed(self, **what: Any) -> None:
         label = label_of(self._watch.origin)
         self._sandbox.label(label)
-        observed = getattr(self._sandbox, "observed", False)  # sandboxes of services and containers are not
-        self._monitor.ran(ExecEvent(sandbox=self._sandbox.name, at=time.time(), label=label, observed=observed, **what))
-
-
-def _asks(path: str, before: bytes, after: bytes) -> Kept:
-    """The same where every line that was there still is; of a test, what is left of what it asked."""
-    lines = {line.strip() for line in after.splitlines()}
-    if before.strip() and all(line.strip() in lines for line in before.splitlines()):
-        return "the same"
-    texts = before.decode("utf-8", "replace"), after.decode("utf-8", "replace")
-    return kept(*texts, path=path) if is_compared(path) else "less"
+        event = ExecEvent(sandbox=self._sandbox.name, at=time.time(), label=label, observed=self._observed, **what)
+        self._monitor.ran(event)
 
 
 class _Allowance:

@@ -7,4 +7,7 @@ generator comes from a function of the run's spec and does what ``engine/inferen
 SHARDED_TRAINERS = {"torch": "engine.training.backends.sharded:ShardedBackend"}
 """Those that can have several ranks, and what leads them: a class that takes a ``Leader``."""
 TRAINERS = {"torch": "engine.training.backends.torch:TorchBackend"}
-GENERATORS = {"torch": "engine.inference.torch.factory:torch_generator"}
+GENERATORS = {
+    "torch": "engine.inference.torch.factory:torch_generator",
+    "sglang": "engine.inference.sglang.factory:sglang_generator",
+}

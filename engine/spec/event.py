@@ -18,6 +18,8 @@ from sandboxes.egress.record import EgressRecord
 
 MOST_RECORDS = 100
 """One event holds no more records; they take at most 0.8 MiB."""
+MOST_SPANS = 400
+"""One event holds no more spans; they take at most 0.1 MiB."""
 MOST_REVIEW_DECISIONS = 100
 """One response holds no more of them."""
 
@@ -183,6 +185,27 @@ class QuarantineSettled(_Event):
     """Why it was masked."""
 
 
+class LaneSpan(Strict):
+    """Somebody was at work from one moment to another."""
+
+    lane: Literal["generation", "environment", "reward", "training", "weights"]
+    label: str = Field(max_length=200)
+    """What it was, e.g. the id of a trajectory, or the name of a phase."""
+    began_at: float
+    """Unix time in seconds, by the engine's clock."""
+    seconds: float = Field(ge=0)
+
+
+class LaneSpans(_Event):
+    """Who was at work beside whom, since the step before was reported; a later one about its step replaces it.
+
+    A run whose generation and training take turns has none: its phases tell as much."""
+
+    kind: Literal["lanes"] = "lanes"
+    step: int
+    spans: list[LaneSpan] = Field(max_length=MOST_SPANS)
+
+
 class Finished(_Event):
     """The last event of a run that ends by itself or because it was told to."""
 
@@ -203,6 +226,7 @@ Event = Annotated[
     | AlertedTurn
     | AlertRaised
     | QuarantineSettled
+    | LaneSpans
     | Finished,
     Field(discriminator="kind"),
 ]

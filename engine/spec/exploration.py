@@ -126,7 +126,18 @@ class ExpertStarts(Part):
     one_segment: ClassVar[str | None] = (
         "the policy takes over behind an expert's turns, and must have before it all that the expert had"
     )
-    requires_of_run: ClassVar[Requirements] = (needs_observations("expert_starts", field="recipe.expert_starts"),)
+    requires_of_run: ClassVar[Requirements] = (
+        needs_observations("expert_starts", field="recipe.expert_starts"),
+        Requirement(
+            "schedule.async_ratio",
+            one_of(0),
+            "sequential rollback starts a task where its last group has shown how far the policy is, and with "
+            "schedule.async_ratio = {value} that group may still be in play",
+            'use async_ratio = 0, or recipe.expert_starts.how.kind = "parallel"',
+            field="schedule.async_ratio",
+            when=lambda part: part.how.kind == "sequential",
+        ),
+    )
     how: Annotated[SequentialRollback | ParallelAnchors, Field(discriminator="kind")] = ParallelAnchors()
     """From which of its turns."""
     share: float = Field(default=0.5, gt=0, le=1)

@@ -15,7 +15,7 @@ class Placement(Strict):
 
     generator: Literal["colocated", "apart"] = "colocated"
     """With ``device = "cuda"``.  ``colocated``: the generator shares the GPU of the trainer's first rank.  ``apart``:
-    it has a GPU of its own, on whichever node has one."""
+    it has a GPU of its own, on whichever node has one.  Servers of ``sglang`` always have theirs, all on one node."""
     reserve_threads: bool = False
     """Whether ``threads`` CPUs are reserved for each of the trainer's ranks, and as many for the generator.  Else its
     processes share what the node has."""

@@ -33,7 +33,8 @@ class GroupPlan:
     prompt: int
     """``Trajectory.prompt`` of its rollouts."""
     version: int
-    """The policy version at which it was planned."""
+    """The policy version at which it was planned; of a group that starts by itself, the one under which it started, so
+    that no token of it is of an earlier one."""
     number: int
     """The group's number among those planned at this version, counted over sampling rounds.  Seeds hang on it."""
     tasks_before: int
@@ -45,6 +46,14 @@ class GroupPlan:
     """It is one of the starts of a task that has an expert, the fresh one among them."""
     crucial: bool = False
     """Which turn of the expert is crucial is known."""
+    seed_version: int | None = None
+    """The version that its seeds hang on, where that is not ``version``: a group of an asynchronous run draws the same
+    whenever it starts."""
+
+    @property
+    def seed_step(self) -> int:
+        """The step whose seeds it has."""
+        return (self.version if self.seed_version is None else self.seed_version) + 1
 
     @property
     def step(self) -> int:

@@ -16,6 +16,8 @@ from engine.spec.model import BuiltinModel, Model
 from engine.spec.placement import Placement
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import refusals_beside
+from engine.spec.sglang import Sglang
+from engine.spec.sglang_requirements import refusals_of_sglang
 from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[\w][\w .:+-]*$")]
@@ -53,6 +55,8 @@ class Resources(Strict):
     sandboxes: int = Field(default=64, ge=1, le=4096)
     """Sandboxes per rollout worker."""
     placement: Placement = Placement()
+    sglang: Sglang = Sglang()
+    """Of ``generator = "sglang"`` alone."""
 
     @model_validator(mode="after")
     def _trainer_can_have_ranks(self) -> Self:
@@ -86,6 +90,22 @@ class Schedule(Strict):
     """The temperature of log-probs, and so of ratios, KL, entropy and the policy that is trained.  ``one``: 1, whatever
     is sampled at.  ``sampling``: logits are divided by ``temperature``, as verl does; supervised stages stay at 1.
     ``truncated``: the same, and over what ``top_k``, ``top_p`` and ``min_p`` keep, as it is sampled."""
+    async_ratio: int = Field(default=0, ge=0, le=16)
+    """How many versions old a rollout may be when it is trained on, counted from its first token.  0: generation and
+    training take turns, and a run with ``threads = 1`` repeats exactly.  Above: they overlap (docs/staleness.md)."""
+    weight_exchange: Literal["in-flight", "episode-borders"] = "in-flight"
+    """When the generator takes new weights, above ``async_ratio`` 0.  ``in-flight``: at once, between two tokens; what
+    is being played goes on with them.  ``episode-borders``: no episode begins until those that are being played have
+    ended, so that each trajectory has one version."""
+    redundant_members: int = Field(default=0, ge=0, le=1024)
+    """Rollouts of a prompt that are started beyond ``group_size``; the first that come back are kept, the rest are
+    ended.  Slow ones cost no time then, and short ones are favoured."""
+    redundant_groups: int = Field(default=0, ge=0, le=MOST_THINGS)
+    """Prompts that are in play beyond those of ``async_ratio + 1`` batches.  Each step may give up as many that are
+    too slow; their prompts are played again once, and then waited for."""
+    overdue: Literal["wait", "discard"] = "wait"
+    """What is done with a group that would be older than ``async_ratio`` at the next step.  ``wait``: the step waits
+    for it.  ``discard``: it is ended and its prompt is played again, once; then it is waited for."""
     checkpoint_every: int = Field(default=10, ge=1, le=MOST_STEPS)
     """Steps between checkpoints.  The last step always makes one."""
     keep_checkpoints: int = Field(default=3, ge=1, le=MOST_STEPS)
@@ -93,6 +113,28 @@ class Schedule(Strict):
     """A phase that lasts longer is a stall: the attempt is ended and the reason names the phase."""
     max_attempts: int = Field(default=10, ge=1, le=1000)
     """How often the run is started at most, the first time included."""
+
+    @model_validator(mode="after")
+    def _redundancy_leaves_a_batch(self) -> Self:
+        if self.redundant_groups > self.prompts_per_step:
+            raise impossible(
+                "redundant_groups",
+                self.redundant_groups,
+                f"a step that gives up more groups than the {self.prompts_per_step} it trains on could not train on "
+                "them all once they have to be waited for",
+                f"use at most {self.prompts_per_step}",
+            )
+        return self
+
+    @property
+    def overlaps(self) -> bool:
+        """Return whether groups are played one by one, beside the training; else a step plays its own, all together."""
+        return bool(self.async_ratio or self.redundant_members or self.redundant_groups)
+
+    @property
+    def slots(self) -> int:
+        """Groups that may be in play, ready or in training at once."""
+        return (self.async_ratio + 1) * self.prompts_per_step + self.redundant_groups
 
     @property
     def logprob_temperature(self) -> float:
@@ -200,6 +242,7 @@ class RunSpec(Strict):
                 f"{batch} trajectories per step (prompts_per_step x group_size) are more than {MOST_THINGS}",
                 f"use at most {MOST_THINGS // self.schedule.group_size}",
             )
+        self._buffer_fits()
         if batch % minibatch:
             raise impossible(
                 "schedule.minibatch_trajectories",
@@ -209,6 +252,8 @@ class RunSpec(Strict):
                 f"use a divisor of {batch}",
             )
         self._log_probs_can_be_taken()
+        for refusal in refusals_of_sglang(self):
+            raise refusal
         self._evaluation_fits()
         for field in ("tasks", "interim_tasks"):
             if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
@@ -219,6 +264,18 @@ class RunSpec(Strict):
                     f"use at most {self.dataset.heldout_tasks}, or raise dataset.heldout_tasks",
                 )
         return self
+
+    def _buffer_fits(self) -> None:
+        """A buffer is memory, and part of every checkpoint."""
+        schedule = self.schedule
+        members = schedule.group_size + schedule.redundant_members
+        if schedule.overlaps and schedule.slots * members > MOST_THINGS:
+            raise impossible(
+                "schedule.async_ratio",
+                schedule.async_ratio,
+                f"{schedule.slots * members} rollouts could be in play or wait for training, more than {MOST_THINGS}",
+                "use a smaller async_ratio, prompts_per_step or redundancy",
+            )
 
     def _log_probs_can_be_taken(self) -> None:
         schedule = self.schedule

@@ -26,6 +26,16 @@ class SelfImitation(Part):
             "use another credit, or remove self_imitation",
         ),
     )
+    requires_of_run: ClassVar[Requirements] = (
+        Requirement(
+            "schedule.async_ratio",
+            lambda ratio, part: ratio <= part.max_age_steps,
+            "with schedule.async_ratio = {value} a rollout may be older than recipe.self_imitation.max_age_steps "
+            "before it is first trained on, so that it would never be replayed",
+            "use a max_age_steps of at least {value}, or a smaller async_ratio",
+            field="recipe.self_imitation.max_age_steps",
+        ),
+    )
     replay_buffer: int = Field(default=2048, ge=0, le=MOST_THINGS)
     """N_D: trajectories that are collected and then replayed at once; 0 replays none."""
     baseline_buffer: int = Field(default=10240, ge=0, le=MOST_THINGS)

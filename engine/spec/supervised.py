@@ -107,6 +107,9 @@ class Stage(Strict):
     """The share of its peak at which the learning rate ends."""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """AdamW's."""
+    final_weight_decay: float | None = Field(default=None, ge=0, le=1)
+    """AdamW's in the stage's last step, reached on a straight line from ``weight_decay`` in its first (ALE, 3.2.1: 0.1
+    to 0.01 in stage II); absent: it stays as it is."""
     mask_errors: bool = False
     """Do not learn turns whose tool call failed: m_k = not Err(k) (ALE, eq. 1, 2).  In chat, ``is_error`` of a tool's
     message says so."""

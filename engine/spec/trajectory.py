@@ -326,7 +326,7 @@ class Trajectory(Strict):
     def sampled_for_step(self) -> int:
         """The first step that could train on it; for evaluations the number of steps finished before them.
 
-        At ratio 0 it is the step that did, if any did; an asynchronous run may train on it later.
+        At ``schedule.async_ratio`` 0 it is the step that did, if any did; above, a later one may.
         """
         return self.sampled_at_version + 1 if self.purpose == "train" else max(0, self.sampled_at_version)
 

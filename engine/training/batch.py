@@ -33,7 +33,7 @@ class Sample:
     rollout_logprobs: np.ndarray
     """float32, as the generator reported them."""
     old_logprobs: np.ndarray
-    """float32, from ``Trainer.old_logprobs``."""
+    """float32, from ``Trainer.old_logprobs``, unless the sample is ``unscored``."""
     expert: np.ndarray | None = None
     """bool: True on an expert's tokens that are imitated.  This column and the next ones are None where nothing
     needs them."""
@@ -56,6 +56,9 @@ class Sample:
     trajectory."""
     imitated_tokens: int | None = None
     """The same for ``expert``."""
+    unscored: int | None = None
+    """Its number among the samples of the one update that is made of them, whose own forward pass gives their old
+    log-probs; ``old_logprobs`` then means nothing.  None: the old log-probs are known."""
     turn_numbers: np.ndarray | None = None
     """int64: the turn of each token, counted over the trajectory.  None: samples and their tokens stand in order of
     time."""

@@ -3,12 +3,13 @@
     loop ── groups ───► learner    credit: makes samples of the trajectories, and keeps the samples until the update
     loop ◄── columns ── learner    numbers per sampled token, which the loop joins to the trajectories that it holds
     loop ── request ──► learner    update: ids and what was decided about them, and no token
+    loop ◄── metrics ── learner    and the old log-probs, where the update's own forward pass gave them
 
 Numpy and no torch, since the loop's process joins.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal, Self
 
@@ -30,8 +31,8 @@ class CreditColumns:
 
     advantages: np.ndarray
     """float64, as the estimators compute them."""
-    old_logprobs: np.ndarray
-    """float32, in nats."""
+    old_logprobs: np.ndarray | None
+    """float32, in nats.  None: the update gives them (``Updated``)."""
     imitates_all: bool = False
     """Imitation learns every turn that was replayed, since no rollout of the group succeeded."""
     stripped_because: Literal["strip", "hybrid"] | None = None
@@ -64,22 +65,28 @@ def with_columns(trajectory: Trajectory, columns: CreditColumns, *, text_of: Cal
     kept = [change for change in trajectory.changes if change.kind not in ("stripped", "mismatch-masked")]
     fresh = trajectory.model_copy(update={"changes": kept})
     credited = imitating_all(fresh) if columns.imitates_all else fresh
-    per_turn = zip(
-        credited.turns,
-        turns_of(columns.advantages, trajectory),
-        turns_of(columns.old_logprobs, trajectory),
-        strict=True,
-    )
+    advantages = turns_of(columns.advantages, trajectory)
     turns = [
-        turn.model_copy(update={"advantages": advantages, "old_logprobs": old_logprobs})
-        for turn, advantages, old_logprobs in per_turn
+        turn.model_copy(update={"advantages": values, "old_logprobs": None})
+        for turn, values in zip(credited.turns, advantages, strict=True)
     ]
     credited = credited.with_turns(turns)
+    if columns.old_logprobs is not None:
+        credited = with_old_logprobs(credited, columns.old_logprobs)
     if columns.stripped_because is not None:
         credited = with_experience_stripped(credited, columns.stripped_because, text_of=text_of)
     if columns.mismatch_masked is None or columns.mismatch_bound is None:
         return credited
     return with_mismatch_masked(credited, turns_of(columns.mismatch_masked, trajectory), bound=columns.mismatch_bound)
+
+
+def with_old_logprobs(trajectory: Trajectory, old_logprobs: np.ndarray) -> Trajectory:
+    """The trajectory with its tokens' log-probs under the policy before the update."""
+    turns = [
+        turn.model_copy(update={"old_logprobs": values})
+        for turn, values in zip(trajectory.turns, turns_of(old_logprobs, trajectory), strict=True)
+    ]
+    return trajectory.with_turns(turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +120,13 @@ class UpdateRequest:
             tuple(RolloutDecision(rollout.id, rollout.masked_because) for rollout in trained),
             tuple(fmean(group.rewards) for group in groups if not all(rollout.alerts for rollout in group.rollouts)),
         )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Updated:
+    """What an update answers."""
+
+    metrics: dict[str, float]
+    """They are the learner's, without prefix."""
+    old_logprobs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """By the ids of the rollouts whose credit left them open; as in ``CreditColumns``, 0 where a mask came later."""

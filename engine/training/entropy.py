@@ -39,6 +39,11 @@ class EntropyKeeper:
         if isinstance(self._spec, CovarianceClip) and self._spec.low is not None and self._spec.high is not None:
             self._bounds = CovarianceBounds(self._spec.low, self._spec.high)
 
+    @property
+    def chooses(self) -> bool:
+        """Return whether ``measure`` and ``chosen`` read the log-probs that they are given."""
+        return self._spec is not None
+
     def measure(self, samples: Sequence[Sample], logprobs: Logprobs) -> None:
         """Set bounds that the recipe leaves open, once: on the first samples whose covariances differ."""
         if self._bounds is not None or not isinstance(self._spec, CovarianceClip):

@@ -1,6 +1,7 @@
 """The worker that owns the weights: what a recipe says about learning, put together.
 
     credit   advantages per token, experience out, log-probs of the frozen policy   changes nothing that is saved
+             unless the update's own forward pass gives these
     update   the policy's updates with what is replayed; pairs; the critic          changes everything that is saved
 
 ``credit`` makes samples of the trajectories and keeps them, in memory only, until the step's ``update``, which names
@@ -25,7 +26,7 @@ from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.trajectory import Trajectory
 from engine.training.advantages import token_advantages
 from engine.training.batch import Sample, per_turn, regrouped, samples_from_trajectory, unmasked_samples
-from engine.training.columns import CreditColumns, UpdateRequest, column, with_columns
+from engine.training.columns import CreditColumns, Updated, UpdateRequest, column, with_columns
 from engine.training.critic import Critic, with_targets
 from engine.training.estimators.critic import targets_of
 from engine.training.estimators.interface import Occasion, TurnAdvantages
@@ -43,7 +44,7 @@ class CreditedRollout:
     """What is kept of a rollout from its credit to the update."""
 
     step: int
-    """The step that it was credited for; of one that was released from quarantine, the step that it was sampled for."""
+    """The first step that could train on it, which is the one that does unless it was played or held for longer."""
     reward: float
     columns: CreditColumns
     samples: Sequence[Sample]
@@ -52,6 +53,9 @@ class CreditedRollout:
     """What a critic learns from; empty where the recipe has none."""
     pairs: Sequence[Pair]
     """Where the recipe learns from pairs, those in the rollout."""
+    scored_at: np.ndarray | None = None
+    """int64: where each token of the columns stands in the samples, one behind the other.  None: the old log-probs are
+    known; otherwise the update gives them."""
 
 
 class Learner:
@@ -108,16 +112,15 @@ class Learner:
         it is trained: whitened alone, a rollout that failed would be half good.  It was sampled by an earlier policy,
         whose log-probs are its old ones.
         """
-        self._credited = self._credit_together(groups, step)
+        self._credited = self._credit_together(groups, step, is_whole_step=not released)
         beside = groups if self._recipe.credit.whitens_a_step() else ()
         for group in released:
-            together = self._credit_together([group, *beside], step)
+            together = self._credit_together([group, *beside], step, is_whole_step=False)
             for rollout in group.rollouts:
-                credited = replace(together[rollout.id], step=group.plan.step)
-                self._credited[rollout.id] = _with_logprobs_as_sampled(credited, rollout)
+                self._credited[rollout.id] = _with_logprobs_as_sampled(together[rollout.id], rollout)
         return {trajectory_id: credited.columns for trajectory_id, credited in self._credited.items()}
 
-    def update(self, request: UpdateRequest) -> dict[str, float]:
+    def update(self, request: UpdateRequest) -> Updated:
         """One step's updates from the rollouts that were credited for it.
 
         Metrics: those of the trainer; with a critic ``critic/...``; with self-imitation ``sil/...``.  A step in which
@@ -139,10 +142,16 @@ class Learner:
             replay_metrics = {f"sil/{name}": value for name, value in values.items()}
         targets = [] if self._critic is None else self._critic_targets(self._critic, trained)
         pairs = [pair for rollout in trained for pair in rollout.pairs]
-        metrics = self._trainer.update(samples, replay, pairs=pairs)
+        old_logprobs: dict[str, np.ndarray] = {}
+        if any(rollout.scored_at is not None for rollout in rollouts):
+            metrics, rows = self._trainer.scored_update(samples, pairs=pairs)
+            ids = [decision.trajectory for decision in request.rollouts]
+            old_logprobs = dict(zip(ids, _columns_scored(rollouts, rows), strict=True))
+        else:
+            metrics = self._trainer.update(samples, replay, pairs=pairs)
         if self._critic is not None and any(sample.learned_length for sample in samples):
             metrics |= {f"critic/{name}": value for name, value in self._critic.update(targets).items()}
-        return metrics | replay_metrics
+        return Updated(metrics | replay_metrics, old_logprobs)
 
     def weights(self) -> StateDict:
         """The policy's weights as a ``WeightSource``."""
@@ -166,8 +175,13 @@ class Learner:
 
     # ---- from groups to columns and samples ----
 
-    def _credit_together(self, groups: Sequence[RolloutGroup], step: int) -> dict[str, CreditedRollout]:
-        """All rollouts of the groups by their ids, in order."""
+    def _credit_together(
+        self, groups: Sequence[RolloutGroup], step: int, *, is_whole_step: bool
+    ) -> dict[str, CreditedRollout]:
+        """All rollouts of the groups by their ids, in order.
+
+        ``is_whole_step``: nothing else is trained on in the step.
+        """
         if not rollouts_in(groups):
             return {}
         recipe = self._recipe
@@ -196,22 +210,27 @@ class Learner:
             for rollout, of_rollout in zip(rollouts, samples, strict=True)
             for sample in of_rollout
         ]
+        if is_whole_step and self._trainer.scores_in_update(masked):
+            return {
+                rollout.id: self._to_be_scored(rollout, credit, of_rollout)
+                for rollout, credit, of_rollout in zip(rollouts, columns, samples, strict=True)
+            }
         old_logprobs = self._trainer.old_logprobs(masked)
         cut = self._mismatch_masked(masked, old_logprobs)
         return {
-            credit[0].id: self._credited_rollout(step, *credit)
+            credit[0].id: self._credited_rollout(*credit)
             for credit in zip(
                 rollouts, columns, samples, regrouped(old_logprobs, samples), regrouped(cut, samples), strict=True
             )
         }
 
     def _columns_of(self, rollout: Trajectory, advantages: TurnAdvantages, *, imitates_all: bool) -> CreditColumns:
-        """What is known before the policy is asked; old log-probs are still 0."""
+        """What is known before the policy is asked."""
         values, experience = column(advantages, np.float64), self._recipe.experience
         training = "keep" if experience is None else experience.training
         return CreditColumns(
             advantages=values,
-            old_logprobs=np.zeros(len(values), dtype=np.float32),
+            old_logprobs=None,
             imitates_all=imitates_all,
             stripped_because=stripped_because(rollout, values.tolist(), training),
         )
@@ -226,9 +245,13 @@ class Learner:
             [sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)]
         )
 
+    def _to_be_scored(self, rollout: Trajectory, columns: CreditColumns, samples: Sequence[Sample]) -> CreditedRollout:
+        """The old log-probs come with the update."""
+        places = regrouped(range(sum(map(len, samples))), [range(len(sample)) for sample in samples])
+        return replace(self._kept(rollout, columns, samples), scored_at=column(per_turn(places, rollout), np.int64))
+
     def _credited_rollout(
         self,
-        step: int,
         rollout: Trajectory,
         columns: CreditColumns,
         samples: Sequence[Sample],
@@ -240,11 +263,15 @@ class Learner:
         if any(map(any, mismatch_masked)):
             masked = column(per_turn(mismatch_masked, rollout), np.bool_)
             columns = replace(columns, mismatch_masked=masked, mismatch_bound=mismatch_bound(self._recipe))
+        scored = [sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)]
+        return self._kept(rollout, columns, scored)
+
+    def _kept(self, rollout: Trajectory, columns: CreditColumns, samples: Sequence[Sample]) -> CreditedRollout:
         return CreditedRollout(
-            step=step,
+            step=rollout.sampled_for_step,
             reward=rollout.reward,
             columns=columns,
-            samples=[sample.with_old_logprobs(values) for sample, values in zip(samples, old_logprobs, strict=True)],
+            samples=samples,
             as_sampled=[] if self._critic is None else samples_from_trajectory(rollout, as_sampled=True),
             pairs=self._pairs_in(rollout),
         )
@@ -262,6 +289,15 @@ class Learner:
         samples = [sample for of_rollout in rollouts for sample in of_rollout]
         values, returns = targets_of(critic.credit, rollouts, rewards, critic.values)
         return [with_targets(*targets) for targets in zip(samples, values, returns, strict=True)]
+
+
+def _columns_scored(rollouts: Sequence[CreditedRollout], rows: Sequence[Sequence[float]]) -> list[np.ndarray]:
+    """The old log-probs of the rollouts' columns, from those of all their samples."""
+    columns = []
+    for rollout, of_samples in zip(rollouts, regrouped(rows, [rollout.samples for rollout in rollouts]), strict=True):
+        assert rollout.scored_at is not None, "a step is scored as a whole or not at all"
+        columns.append(np.concatenate([[], *of_samples], dtype=np.float32)[rollout.scored_at])
+    return columns
 
 
 def _with_logprobs_as_sampled(credited: CreditedRollout, rollout: Trajectory) -> CreditedRollout:

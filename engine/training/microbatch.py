@@ -52,6 +52,9 @@ class MicroBatch:
     every row is a whole trajectory."""
     imitated_tokens_B: Tensor | None = None
     """The same for the tokens that are imitated."""
+    unscored: list[int] | None = None
+    """The numbers of the samples of the rows (``Sample.unscored``), where ``old_logp_BT`` means nothing; None where it
+    holds the old log-probs."""
 
     @property
     def scored_BT(self) -> Tensor:
@@ -122,14 +125,19 @@ def _padded(rows: list[int], entries: Sequence[Entry], length: int, device: torc
         MicroBatch(rows, *map(stacked, COLUMNS)),  # type: ignore[arg-type]
         trained_tokens_B=_of_trajectories([sample.trained_tokens for sample in samples], device),
         imitated_tokens_B=_of_trajectories([sample.imitated_tokens for sample in samples], device),
+        unscored=_known_of_all("their number among the unscored", [sample.unscored for sample in samples]),
     )
 
 
 def _of_trajectories(counts: Sequence[int | None], device: torch.device) -> Tensor | None:
     """None where every row is a whole trajectory.  Raises ValueError where that is known of some rows only."""
-    known = [count for count in counts if count is not None]
-    if not known:
-        return None
-    if len(known) < len(counts):
-        raise ValueError(f"{len(known)} of {len(counts)} samples know how many tokens their trajectory has")
-    return torch.tensor(known).to(device)
+    known = _known_of_all("how many tokens their trajectory has", counts)
+    return None if known is None else torch.tensor(known).to(device)
+
+
+def _known_of_all(what: str, values: Sequence[int | None]) -> list[int] | None:
+    """The values, or None where no sample has one.  Raises ValueError where some have."""
+    known = [value for value in values if value is not None]
+    if 0 < len(known) < len(values):
+        raise ValueError(f"{len(known)} of {len(values)} samples know {what}")
+    return known or None

@@ -40,6 +40,8 @@ def row_of(samples: Sequence[Sample]) -> Sample:
         raise ValueError("segments of one trajectory cannot be packed: the loss counts their tokens together")
     if any(sample.positions is not None for sample in samples):
         raise ValueError("a packed row cannot be packed again")
+    if any(sample.unscored is not None for sample in samples):
+        raise ValueError("samples that are still to be scored cannot be packed: each is scored as a row of its own")
     lengths = [sample.learned_length for sample in samples]
 
     def column(name: str) -> np.ndarray:

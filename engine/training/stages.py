@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.algorithms.schedules import warmup_then_decay
+from engine.algorithms.schedules import linear_between, warmup_then_decay
 from engine.failures import RunFailed
 from engine.spec.model import Model
 from engine.spec.supervised import Chat, Demonstrations, Recordings, Stage, Text
@@ -142,6 +142,11 @@ class StageBatches:
         return stage.learning_rate * warmup_then_decay(
             step, self.steps, warmup_updates=int(stage.warmup * self.steps), floor=stage.final_share, shape=stage.decay
         )
+
+    def weight_decay(self, step: int) -> float | None:
+        """Return AdamW's weight decay of step ``step``, from 0; None where the stage keeps the one it began with."""
+        first, last = self.stage.weight_decay, self.stage.final_weight_decay
+        return None if last is None else linear_between(first, last, step=step, steps=self.steps)
 
 
 def _held_out(count: int, share: float, seed: int) -> tuple[list[int], Sequence[int]]:

@@ -11,6 +11,7 @@ It keeps no random state: the batches of a stage follow from (seed, step).
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from engine.training.backends.interface import TrainerBackend
 from engine.training.batch import Sample
 from engine.training.loss_terms.composition import RecipeLosses, Update
 from engine.training.loss_terms.likelihood import LikelihoodLoss
+from engine.training.loss_terms.own_logprobs import OwnLogprobs, aligned
 from engine.training.microbatch import minibatches
 from engine.training.preferences import Pair
 from engine.training.self_imitation import NO_REPLAY, Replay
@@ -43,8 +45,16 @@ class Trainer:
     """
 
     def __init__(
-        self, backend: TrainerBackend, recipe: Recipe, schedule: Schedule, *, longest_response_tokens: int, seed: int
+        self,
+        backend: TrainerBackend,
+        recipe: Recipe,
+        schedule: Schedule,
+        *,
+        longest_response_tokens: int,
+        seed: int,
+        drops: bool = False,
     ) -> None:
+        """``drops``: an update's forward pass drops something, so that its log-probs are not the policy's."""
         self.backend = backend
         self._recipe = recipe
         self._minibatch = schedule.minibatch_trajectories
@@ -53,6 +63,7 @@ class Trainer:
         self._losses = RecipeLosses(
             recipe, minibatch=self._minibatch, longest_response_tokens=longest_response_tokens, seed=seed
         )
+        self._scores_in_updates = not drops and not self._losses.reads_old_logprobs_first
         self._stage: Phase = "supervised"
         self._updates = 0
 
@@ -83,7 +94,9 @@ class Trainer:
         for step in range(first_step, first_step + steps):
             if step == 0:
                 self.backend.renew_optimizer(weight_decay=batches.stage.weight_decay)
-            metrics = self._supervised_step(batches.samples(step), batches.learning_rate(step))
+            metrics = self._supervised_step(
+                batches.samples(step), batches.learning_rate(step), weight_decay=batches.weight_decay(step)
+            )
             history.append(metrics)
             if on_progress is not None:
                 on_progress(step, metrics)
@@ -98,8 +111,12 @@ class Trainer:
                 tokens += int(sample.loss_mask.sum())
         return nats / tokens
 
-    def _supervised_step(self, samples: Sequence[Sample], learning_rate: float) -> dict[str, float]:
+    def _supervised_step(
+        self, samples: Sequence[Sample], learning_rate: float, *, weight_decay: float | None
+    ) -> dict[str, float]:
         loss = self.backend.forward_backward(samples, [LikelihoodLoss()])
+        if weight_decay is not None:
+            self.backend.set_weight_decay(weight_decay)
         grad_norm = self.backend.step(learning_rate=learning_rate, grad_clip=self._recipe.optimizer.grad_clip)
         return {"loss": loss.mean, "grad_norm": grad_norm, "learning_rate": learning_rate, "tokens": loss.weight}
 
@@ -115,6 +132,14 @@ class Trainer:
             for part in minibatches(samples, self._minibatch)
             for row in self.backend.logprobs(part, distribution=self._distribution)
         ]
+
+    def scores_in_update(self, samples: Sequence[Sample]) -> bool:
+        """Return whether a step of these samples needs no ``old_logprobs``: ``scored_update`` takes them from itself.
+
+        So it is where the step makes one optimiser update of them, nothing asks for their old log-probs before, and the
+        update's forward pass computes what a separate one would.
+        """
+        return self._scores_in_updates and len(minibatches(samples, self._minibatch)) == 1
 
     def cut_by_mismatch(self, samples: Sequence[Sample]) -> list[list[bool]]:
         """Return which tokens the mismatch mask will keep out of ``update``, aligned with each sample's tokens."""
@@ -138,9 +163,27 @@ class Trainer:
         those of the recipe's loss terms.  Raises NonFiniteGradient.
         """
         updates = self._losses.updates(samples, pairs, replay, self.old_logprobs, first_update=self._updates)
+        return self._made(updates, defaultdict(list))
+
+    def scored_update(
+        self, samples: Sequence[Sample], *, pairs: Sequence[Pair] = ()
+    ) -> tuple[dict[str, float], list[list[float]]]:
+        """The one update of samples for which ``scores_in_update`` holds; its metrics, and the samples' old log-probs.
+
+        What ``old_logprobs`` and then ``update`` would make of them, to the last bit, in one forward pass.
+        """
+        scores, observations = OwnLogprobs(), Observations(list)
+        numbered = [replace(sample, unscored=number) for number, sample in enumerate(samples)]
+        updates = self._losses.updates(
+            numbered, pairs, NO_REPLAY, self.old_logprobs, first_update=self._updates, observers=[scores]
+        )
+        metrics = self._made(updates, observations)
+        return metrics, aligned(samples, observations[id(scores)])
+
+    def _made(self, updates: Sequence[Update], observations: Observations) -> dict[str, float]:
+        """Make the updates of a step; ``observations`` takes in what their terms observe."""
         if updates:
             self.begin_reinforcement()
-        observations: Observations = defaultdict(list)
         reports = [self._optimiser_update(update, observations) for update in updates]
         metrics: dict[str, float] = {}
         for term in self._losses.terms:

@@ -114,7 +114,7 @@ async def write_file(path: Path, hosted: Mine, request: Request) -> None:
 @router.post("/{id}/tree")
 async def read_tree(asked: ReadTree, hosted: Mine) -> TreeView:
     """Regular files and folders of /work, with what is in them.  409 for a link, a device, or more than was allowed."""
-    limits = TreeLimits(asked.entries, asked.size_bytes)
+    limits = TreeLimits(asked.entries, asked.size_bytes, asked.partial)
     return TreeView.of(await hosted.busy(hosted.sandbox.read_tree(asked.paths, limits, alone=asked.alone)))
 
 

@@ -1,8 +1,9 @@
 """What the step benchmark makes of its runs."""
 
 import tomllib
+from pathlib import Path
 
-from benchmarks.step import PHASES, RUN, Measured, headlines
+from benchmarks.step import PHASES, ROOT, STAGES, Measured, headlines, run_for
 from engine.spec.run import RunSpec
 
 
@@ -24,7 +25,19 @@ def test_without_an_account_of_processor_time_nothing_is_claimed_about_it() -> N
 
 
 def test_the_run_has_the_shape_of_the_sample_and_the_default_sandbox() -> None:
-    spec = RunSpec.model_validate(tomllib.loads(RUN.format(steps=4)))
+    spec = RunSpec.model_validate(tomllib.loads(run_for(ROOT, steps=4)))
     assert (spec.schedule.prompts_per_step, spec.schedule.group_size) == (32, 8)
     assert spec.environment.sandbox.reuse == "never"
     assert len(set(PHASES)) == 5
+
+
+def test_each_checkout_gets_the_same_supervised_stage_in_the_form_that_it_reads(tmp_path: Path) -> None:
+    former = tomllib.loads(run_for(tmp_path, steps=4))["recipe"]
+    (tmp_path / STAGES).parent.mkdir(parents=True)
+    (tmp_path / STAGES).touch()
+    present = tomllib.loads(run_for(tmp_path, steps=4))["recipe"]
+    assert (set(former), set(present)) == ({"preset", "cold_start"}, {"preset", "stages"})
+    [stage] = present["stages"]
+    data = stage.pop("data")
+    assert (data.pop("kind"), data.pop("count")) == ("demonstrations", former["cold_start"].pop("demonstrations"))
+    assert stage | data == former["cold_start"]

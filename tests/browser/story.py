@@ -117,6 +117,7 @@ class Story:
             "train/first_attempt_error_rate": max(0, 0.34 * (1 - skill) + noise(0, 0.008)),
             "perf/tokens_per_s": 9800 + noise(0, 420),
             "perf/step_seconds": 3.07 + noise(0, 0.15),
+            "perf/eta_seconds": 3.2 * (self.steps - step) * (1 + 0.3 / step),
             "perf/collect_seconds": 1.9 + noise(0, 0.12),
             "perf/update_seconds": 1.1 + noise(0, 0.06),
             "perf/rss_mib": 910.0,
@@ -200,6 +201,49 @@ class Story:
         before, after = self.skill(0), self.skill(self.steps)
         summary = {"success_sampled": {"before_rl": before, "after": after}, "steps": self.steps}
         return [self.log("the run is over"), self.event("finished", outcome="succeeded", summary=summary)]
+
+
+class Overlapping(Story):
+    """The same run with an asynchronous ratio of 2: its steps have lanes, a buffer, and rollouts of several ages."""
+
+    def step(self, step: int) -> list[Event]:
+        events = super().step(step)
+        metrics = next(event for event in events if event["kind"] == "metric" and "train/reward" in event["values"])
+        metrics["values"] |= self.buffer_metrics()
+        return [*events, self.event("lanes", step=step, spans=self.spans(self.now - 3.4, step))]
+
+    def buffer_metrics(self) -> dict[str, float]:
+        fresh, old = self.dice.uniform(0.1, 0.3), self.dice.uniform(0.15, 0.35)
+        return {
+            "staleness/0": fresh, "staleness/1": 1 - fresh - old, "staleness/2": old,
+            "train/staleness_mean": 1 - fresh + old, "train/staleness_max": 2.0,
+            "buffer/ready": float(self.dice.randint(0, 3)), "buffer/running": float(self.dice.randint(5, 9)),
+            "buffer/waiting": float(self.dice.randint(2, 4)),
+            "buffer/trainer_waited_seconds": self.dice.uniform(0.9, 1.5),
+            "buffer/generation_blocked_seconds": self.dice.uniform(0, 0.1),
+            "buffer/discarded_stale": float(self.dice.random() < 0.1),
+            "redundancy/unused_rollouts": float(self.dice.randint(1, 4)),
+            "redundancy/unused_tokens": float(self.dice.randint(40, 200)),
+        }  # fmt: skip
+
+    def spans(self, begin: float, step: int) -> list[dict[str, Any]]:
+        """Twelve rollouts of two turns each beside the update of the batch before."""
+        spans = []
+        for rollout in range(12):
+            at = begin + self.dice.uniform(0, 0.9)
+            for _ in range(2):
+                for lane, mean in (("generation", 0.35), ("environment", 0.12)):
+                    took = mean * self.dice.paretovariate(1.8)
+                    spans.append(_span(lane, f"train-{step * 4 + rollout // 4}-{rollout % 4}", at, min(took, 2.0)))
+                    at += min(took, 2.0)
+            spans.append(_span("reward", f"train-{step * 4 + rollout // 4}-{rollout % 4}", at, 0.03))
+        spans.append(_span("training", f"update of step {step}", begin + 1.6, 1.2))
+        spans.append(_span("weights", f"version {step}", begin + 2.8, 0.06))
+        return spans
+
+
+def _span(lane: str, label: str, began_at: float, seconds: float) -> dict[str, Any]:
+    return {"lane": lane, "label": label, "began_at": began_at, "seconds": seconds}
 
 
 def _repair(turn: int, broken: str, code: str) -> dict[str, Any]:

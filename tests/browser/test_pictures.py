@@ -9,7 +9,7 @@ from playwright.sync_api import Page
 from engine.spec.run import RunSpec
 from tests.browser.chat_log import READING, answer_with_a_tool, append
 from tests.browser.conftest import ROOT, Engine, Web, sign_in
-from tests.browser.story import Story
+from tests.browser.story import Overlapping, Story
 from tests.webapp.models import ready_version
 from tests.webapp.test_pages_run import EVALUATION
 from webapp.catalog.models import Model, ModelVersion
@@ -54,7 +54,7 @@ FAINT_TEXTS = """() => {
 @pytest.fixture
 def addresses(web: Web, sample: Sample) -> dict[str, str]:
     """Name of the picture -> page, with a run that is over and one that is on its way."""
-    done, live = (launch_experiment(sample.experiment, acting_user=sample.owner) for _ in range(2))
+    done, live, overlapping = (launch_experiment(sample.experiment, acting_user=sample.owner) for _ in range(3))
     launch_experiment(sample.experiment, acting_user=sample.owner)
     story = Story(steps=60, groups=2, begin_at=time.time() - 240)
     engine = Engine(web, done, story)
@@ -65,11 +65,18 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
     engine.emit(story.beginning())
     for step in range(1, 33):
         engine.emit(story.step(step), step)
+    story = Overlapping(steps=60, groups=2, begin_at=time.time() - 90, seed=9)
+    engine = Engine(web, overlapping, story)
+    engine.emit(story.beginning())
+    for step in range(1, 15):
+        engine.emit(story.step(step), step)
     run, experiment = f"/runs/{done.id}/", f"/experiments/{sample.experiment.id}/"
     return {
         "overview": "/",
         "run-live": f"/runs/{live.id}/",
         "run-done": run,
+        "run-lanes": f"/runs/{overlapping.id}/?tab=timeline",
+        "run-timeline": f"{run}?tab=timeline",
         "run-trajectories": f"{run}?tab=trajectories",
         "run-logs": f"{run}?tab=logs",
         "run-checkpoints": f"{run}?tab=checkpoints",

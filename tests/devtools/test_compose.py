@@ -14,7 +14,7 @@ from devtools.web import configuration
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
 OURS = ("web", "migrate", "worker", "beat", "chats", "ray-head", "sandboxes", "megatron")
-GPU = ("sglang", "megatron")
+GPU = ("megatron",)
 
 
 def test_every_process_of_the_architecture_is_there() -> None:
@@ -72,7 +72,7 @@ def test_the_host_of_conversations_reads_what_it_loads_and_changes_none_of_it() 
     assert "-name chats-alive " in chats["healthcheck"]["test"][-1]
 
 
-@pytest.mark.parametrize("name", ["ray-head", "megatron", "sglang"])
+@pytest.mark.parametrize("name", ["ray-head", "megatron"])
 def test_engines_get_no_secret_of_the_service(name: str) -> None:
     assert SERVICES[name]["env_file"] == [".env.engine"]
     reported = (ROOT / ".env.engine.example").read_text()

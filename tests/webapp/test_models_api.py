@@ -418,6 +418,22 @@ def test_a_checkpoint_that_is_not_there_and_one_of_the_built_in_network_are_refu
     assert (built_in.status_code, fields_of(built_in)) == (409, ["run"])
 
 
+@pytest.mark.parametrize(("export", "status"), [("adapter", 409), ("merged", 201)])
+def test_an_adapter_without_its_model_is_refused_at_once_with_what_to_do(
+    team: Team, alice: User, api_of: Callable[..., Any], export: str, status: int
+) -> None:
+    ready_version(team)
+    model = {"kind": "pretrained", "catalog": "qwen@1", "lora": {"rank": 4, "export": export}}
+    spec = RunSpec.model_validate({"name": "adapted", "model": model})
+    run = checkpointed(submit_run(team, spec, acting_user=alice), 1)
+    answer = api_of(alice).post(f"/runs/{run.id}/checkpoints/1/promote", {"name": "x"})
+    assert answer.status_code == status, answer.json()
+    assert ModelVersion.objects.filter(model__name="x").count() == (1 if status == 201 else 0)
+    if status == 409:
+        assert fields_of(answer) == ["run"]
+        assert "merge_and_unload" in answer.content.decode()
+
+
 def test_what_a_live_run_uses_is_not_deleted(team: Team, alice: User, api_of: Callable[..., Any]) -> None:
     version = ready_version(team)
     first = submit_run(team, named("qwen@1"), acting_user=alice)

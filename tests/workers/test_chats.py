@@ -292,7 +292,20 @@ def test_a_version_whose_files_are_gone_is_told(host: ChatHost, version: ModelVe
     shutil.rmtree(version.folder)
     talk.says("1+1=")
     talk.until(lambda talk: talk.state == State.FAILED)
-    assert "there is no such folder" in talk.last("ended")["reason"]
+    reason = talk.last("ended")["reason"]
+    assert "model.catalog = 'tiny@1': palestra-manifest.json cannot be read: No such file or directory" in reason
+
+
+def test_a_version_whose_files_were_changed_is_not_talked_with(
+    host: ChatHost, version: ModelVersion, user: User
+) -> None:
+    talk = Talk(host, version, user)
+    file = version.folder / "chat_template.jinja"
+    file.write_text(file.read_text().replace("user", "suer", 1))
+    talk.says("1+1=")
+    talk.until(lambda talk: talk.state == State.FAILED)
+    reason = talk.last("ended")["reason"]
+    assert "model.catalog = 'tiny@1': chat_template.jinja has another content than when it was stored" in reason
 
 
 class StopsAfter(Event):

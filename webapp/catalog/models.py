@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils import timezone
 
+from engine.spec.model_files import CatalogFolder
 from webapp.accounts.models import Team, User
 from webapp.catalog.origin import ORIGIN, CheckpointOrigin, FolderOrigin, UploadOrigin
 from webapp.catalog.storage import content_folder
@@ -139,6 +140,11 @@ class ModelVersion(models.Model):
     def folder(self) -> Path:
         """Where the files of a ready version lie."""
         return content_folder(self.model.team_id, self.sha256)
+
+    @property
+    def pinned(self) -> CatalogFolder:
+        """Which files the ready version means; an engine compares them with their manifest before it begins."""
+        return CatalogFolder(version=str(self), team=str(self.model.team_id), sha256=self.sha256)
 
     @property
     def progress_mark(self) -> str:

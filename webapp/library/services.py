@@ -38,6 +38,7 @@ def promote_checkpoint(run: Run, step: int, name: str, *, acting_user: User) -> 
         kept = ", ".join(str(row.step) for row in run.checkpoints_on_disk)
         remedy = f"use one of: {kept}" if kept else "wait for the run's first checkpoint"
         raise Invalid.field("step", step, "the run has no checkpoint of this step on disk", remedy)
+    _refuse_adapter_alone(run)
     lineage = _lineage(run)
     if lineage[-1].spec["model"].get("kind", "builtin") == "builtin":
         message = "the run trains the built-in network, whose alphabet no model folder has"
@@ -55,6 +56,18 @@ def promote_checkpoint(run: Run, step: int, name: str, *, acting_user: User) -> 
     parent = next((earlier.model_version for earlier in lineage if earlier.model_version), None)
     size_bytes = checkpoint.size_bytes
     return begin_version(run.team, name, origin, acting_user=acting_user, size_bytes=size_bytes, parent=parent)
+
+
+def _refuse_adapter_alone(run: Run) -> None:
+    """Of a warm start too the run's own spec says how an adapter is saved: it takes over no other's."""
+    lora = run.spec["model"].get("lora")
+    if lora is not None and lora.get("export") == "adapter":
+        message = 'its checkpoints hold the adapter alone (model.lora.export = "adapter"), and a model has all weights'
+        remedy = (
+            "merge it into its model with peft (merge_and_unload) and upload the folder; or begin a run with this one "
+            '(model.kind = "checkpoint"), whose checkpoints hold it merged, and promote one of those'
+        )
+        raise Refused("the checkpoint cannot be a version of a model", [Problem("run", str(run.id), message, remedy)])
 
 
 def _lineage(run: Run) -> list[Run]:

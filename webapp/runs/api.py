@@ -1,6 +1,7 @@
 """Runs over REST: submit, look, cancel, pause, resume."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -10,6 +11,7 @@ from ninja import Router, Schema, Status
 from ninja.params.functions import Query
 from pydantic import Field
 
+from engine.spec.event import LaneSpan
 from engine.spec.run import RunSpec
 from webapp.accounts.access import caller_of, team_to_act_in
 from webapp.accounts.models import Team, User
@@ -22,6 +24,7 @@ from webapp.experiments.models import Experiment
 from webapp.refusals import Invalid
 from webapp.runs import services
 from webapp.runs.access import run_for, runs_of
+from webapp.runs.lanes import MOST_STEPS, STEPS_AT_ONCE, lanes_of
 from webapp.runs.models import Run, RunStatus
 from webapp.runs.series import MOST_BUCKETS, one_snapshot, series_of
 
@@ -106,6 +109,15 @@ class MetricsOut(Schema):
 class EventsOut(Schema):
     items: list[dict[str, Any]]
     next_after: int = Field(description="Send it as `after` to go on; equal to the one sent when there is nothing new")
+
+
+class StepLanesOut(Schema):
+    step: int
+    spans: list[LaneSpan]
+
+
+class LanesOut(Schema):
+    steps: list[StepLanesOut]
 
 
 CHECKPOINT_FIELDS = ("step", "path", "size_bytes", "seconds", "at")
@@ -243,6 +255,18 @@ def events(
         found = found.filter(kind=kind)
     page = list(found.values_list("seq", "body")[:limit])
     return EventsOut(items=[body for _, body in page], next_after=page[-1][0] if page else after)
+
+
+@router.get("/runs/{uuid:run_id}/lanes", response=LanesOut, operation_id="get_lanes")
+def lanes(
+    request: HttpRequest,
+    run_id: UUID,
+    last_step: int = Query(LAST_STEP, ge=0, lt=2**31, description="Only this step and earlier ones"),
+    steps: int = Query(STEPS_AT_ONCE, ge=1, le=MOST_STEPS, description="How many, the newest of them"),
+) -> LanesOut:
+    """Who was at work beside whom; nothing where generation and training take turns."""
+    found = lanes_of(run_for(request, run_id).id, last_step=last_step, steps=steps)
+    return LanesOut.model_validate({"steps": [asdict(step) for step in found]})
 
 
 class CheckpointPage(Schema):

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from webapp.runs.lanes import LANES
 from webapp.runs.now import GLOSSARY
 
 Unit = Literal["share", "number", "count"]
@@ -164,6 +165,44 @@ CHARTS = (
     Chart("kl", "KL to the reference", {"train/kl_to_reference": "KL"}, is_optional=True),
 )
 
+TIMELINE = (
+    Chart(
+        "waits",
+        "Who waited",
+        {
+            "buffer/trainer_waited_seconds": "Training, for rollouts",
+            "buffer/generation_blocked_seconds": "Generation, to run ahead",
+        },
+        is_optional=True,
+    ),
+    Chart(
+        "buffer",
+        "Buffer",
+        {"buffer/ready": "Groups ready", "buffer/running": "In play", "buffer/waiting": "Planned"},
+        "count",
+        {"buffer/discarded_stale": "Given up, too old"},
+        is_optional=True,
+    ),
+    Chart(
+        "redundancy",
+        "Redundant rollouts",
+        {"redundancy/unused_rollouts": "Played and not used"},
+        "count",
+        {"redundancy/unused_tokens": "Their tokens"},
+        is_optional=True,
+    ),
+    Chart(
+        "estimate",
+        "Seconds left: the estimate, and what came",
+        {"perf/eta_seconds": "Estimated", "came/left_seconds": "Came"},
+        "count",
+        is_optional=True,
+    ),
+)
+"""Those of the tab that tells who works and who waits.  The page computes ``came/left_seconds`` (``estimate.js``)."""
+AGES = "staleness/"
+"""What the keys begin with that say which share of the trained rollouts was how many versions old."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -196,11 +235,18 @@ def in_order(first: str = "") -> list[Chart]:
     return sorted(CHARTS, key=lambda chart: chart.id != first)
 
 
+def _terms() -> dict[str, tuple[str, str]]:
+    """What a reader may ask about: phases, and lanes as ``lane-<name>``."""
+    return GLOSSARY | {f"lane-{lane}": words for lane, words in LANES.items()}
+
+
 def as_data() -> dict[str, Any]:
     """Return what the page's script reads."""
     return {
-        "glossary": {phase: {"name": name, "meaning": meaning} for phase, (name, meaning) in GLOSSARY.items()},
-        "charts": [asdict(chart) for chart in CHARTS],
+        "glossary": {term: {"name": name, "meaning": meaning} for term, (name, meaning) in _terms().items()},
+        "charts": [asdict(chart) for chart in CHARTS + TIMELINE],
+        "ages": AGES,
+        "lane_names": {lane: name for lane, (name, _) in LANES.items()},
         "figures": [asdict(figure) for figure in FIGURES],
         "phases": PHASES,
     }

@@ -201,6 +201,7 @@ class Event(models.Model):
     class Meta:
         indexes: ClassVar = [
             models.Index(fields=["run", "seq"], name="event_log_lines", condition=models.Q(kind="log")),
+            models.Index(fields=["run", "step"], name="event_lanes", condition=models.Q(kind__in=["lanes", "started"])),
         ]
 
 

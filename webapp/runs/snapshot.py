@@ -4,12 +4,14 @@ The viewer then asks for what came after that number, so there is neither a gap 
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
 from django.db import connection
 
 from webapp.runs.header import header_of
+from webapp.runs.lanes import lanes_of
 from webapp.runs.models import Run
 from webapp.runs.now import cold_starts_of
 from webapp.runs.series import Series, one_snapshot, series_of
@@ -33,6 +35,7 @@ def snapshot(run_id: UUID) -> dict[str, Any]:
             ),
             "series": curves_of(run_id),
             "phases": _phases(run_id, run.step),
+            "lanes": [asdict(step) for step in lanes_of(run_id)],
             "logs": _logs(run_id),
             "trajectories": run.trajectories.count(),
             "alerts": run.alerts.count(),

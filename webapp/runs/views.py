@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
@@ -20,13 +21,16 @@ from webapp.experiments.toml import as_toml
 from webapp.pages.responses import refusals_return_to
 from webapp.runs import charts, services
 from webapp.runs.access import run_for, runs_of
+from webapp.runs.lanes import LANES, lanes_of
 from webapp.runs.listing import FILTERS, listing
 from webapp.runs.models import Run
 from webapp.runs.now import GLOSSARY, cold_starts_of, now_of_run
 from webapp.runs.snapshot import close_look, snapshot
+from webapp.runs.waits import waits_of
 
 TABS = {
     "curves": "Curves",
+    "timeline": "Timeline",
     "trajectories": "Trajectories",
     "security": "Security",
     "logs": "Logs",
@@ -37,6 +41,7 @@ TABS = {
 PARTS = {
     "actions": "runs/actions.html",
     "evaluation": "runs/evaluation.html",
+    "waits": "runs/waits.html",
     "checkpoints": "runs/checkpoints.html",
     "history": "runs/history.html",
 }
@@ -45,6 +50,10 @@ PARTS = {
 
 class StepRange(forms.Form):
     first_step = forms.IntegerField(min_value=0, max_value=2**31 - 1)
+    last_step = forms.IntegerField(min_value=0, max_value=2**31 - 1)
+
+
+class Until(forms.Form):
     last_step = forms.IntegerField(min_value=0, max_value=2**31 - 1)
 
 
@@ -81,11 +90,13 @@ def detail(request: PageRequest, run_id: UUID) -> HttpResponse:
         "tab": tab if tab in TABS else "curves",
         "now": now,
         "glossary": GLOSSARY,
+        "lanes": LANES,
         "charts": charts.in_order(now.leads),
+        "timeline_charts": charts.TIMELINE,
         "figures": charts.FIGURES,
         "phases": charts.PHASES,
         "page_data": charts.as_data()
-        | {"snapshot": reverse("runs:snapshot", args=[run.id]), "zoomed": reverse("runs:zoomed", args=[run.id])},
+        | {name: reverse(f"runs:{name}", args=[run.id]) for name in ("snapshot", "zoomed", "lanes")},
         "spec_toml": as_toml(run.spec),
     }
     return render(request, "runs/detail.html", context)
@@ -106,6 +117,7 @@ def _context_of(request: PageRequest, run: Run) -> dict[str, Any]:
         "transitions": run.transitions.all(),
         "checkpoints": run.checkpoints.order_by("-step"),
         "promotes": _name_to_promote(run),
+        "waits": waits_of(run),
         "steps_on_disk": [checkpoint.step for checkpoint in run.checkpoints_on_disk],
     }
 
@@ -138,6 +150,18 @@ def zoomed(request: PageRequest, run_id: UUID) -> JsonResponse:
         return JsonResponse({"problems": asked.errors.get_json_data()}, status=422)
     keys = [key for key in request.GET.getlist("key") if "\0" not in key]
     return JsonResponse(close_look(run.id, keys, **asked.cleaned_data))
+
+
+@never_cache
+@login_required
+@require_GET
+def earlier_lanes(request: PageRequest, run_id: UUID) -> JsonResponse:
+    """The lanes of the steps up to ``?last_step=…``, as many as a page draws."""
+    run = run_for(request, run_id)
+    asked = Until(request.GET)
+    if not asked.is_valid():
+        return JsonResponse({"problems": asked.errors.get_json_data()}, status=422)
+    return JsonResponse({"lanes": [asdict(step) for step in lanes_of(run.id, **asked.cleaned_data)]})
 
 
 def _run_url(run_id: UUID) -> str:

@@ -107,6 +107,10 @@ class TrainerBackend(Protocol):
         """Begin with an optimiser that has no past."""
         ...
 
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Give the optimiser another weight decay from its next step on; its moments stay."""
+        ...
+
     def freeze_reference(self) -> None:
         """Keep a copy of the present weights as the reference of all that follows."""
         ...

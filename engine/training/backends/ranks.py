@@ -27,15 +27,17 @@ from operator import attrgetter
 from pathlib import Path
 from queue import SimpleQueue
 from shutil import rmtree
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engine.failures import NonFiniteGradient, RankLost
 from engine.spec.model import Model
 from engine.spec.run import Resources
-from engine.training.backends.sharding import ShardedRank
 from engine.training.backends.torch import TorchBackend
+
+if TYPE_CHECKING:
+    from engine.training.backends.sharded_rank import ShardedRank
 
 __all__ = ["Leader", "follow"]
 
@@ -294,12 +296,14 @@ def _done(backend: TorchBackend, call: _Call) -> _Answer:
     return _Answer(value)
 
 
-def _rank(number: int, begin: _Begin, folder: Path) -> ShardedRank:
+def _rank(number: int, begin: _Begin, folder: Path) -> "ShardedRank":
+    from engine.training.backends.sharded_rank import ShardedRank
+
     resources, device = begin.resources, torch.device(begin.resources.device)
     torch.set_num_threads(resources.threads)
     meeting, timeout_s = folder / MEETING, begin.timeout_s
     return ShardedRank(number, resources.trainer_ranks, device=device, meeting=meeting, timeout_s=timeout_s)
 
 
-def _backend(begin: _Begin, rank: ShardedRank) -> TorchBackend:
+def _backend(begin: _Begin, rank: "ShardedRank") -> TorchBackend:
     return TorchBackend(begin.model, begin.resources, seed=begin.seed, rank=rank)

@@ -22,7 +22,8 @@ from engine.durable import whole_folder, written
 from engine.spec.generation import MODELS_OWN, Distribution
 from engine.training.backends.interface import BatchLoss
 from engine.training.backends.ranks import Leader
-from engine.training.backends.sharding import SHARDS, refuse_missing_shards
+from engine.training.backends.sharded_rank import refuse_missing_shards
+from engine.training.backends.sharding import SHARDS
 from engine.training.backends.torch import write_rest
 from engine.training.batch import Sample
 from engine.training.loss_terms.interface import LossTerm, PolicyOutputs, ValueOutputs
@@ -57,6 +58,9 @@ class ShardedBackend:
 
     def renew_optimizer(self, *, weight_decay: float) -> None:
         self.everywhere("renew_optimizer", weight_decay=weight_decay)
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        self.everywhere("set_weight_decay", weight_decay)
 
     def freeze_reference(self) -> None:
         self.everywhere("freeze_reference")

@@ -32,7 +32,7 @@ from engine.spec.model import Model
 from engine.spec.run import Resources
 from engine.training import microbatch
 from engine.training.backends.interface import BatchLoss
-from engine.training.backends.sharding import ALONE, SHARDS, Rank, read_shards, write_shards
+from engine.training.backends.sharding import ALONE, SHARDS, Rank
 from engine.training.batch import Sample
 from engine.training.gradients import adamw, descend, divide
 from engine.training.loss_scale import LossScale
@@ -118,6 +118,10 @@ class TorchBackend:
     def renew_optimizer(self, *, weight_decay: float) -> None:
         self._optimizer = adamw(self._parameters, weight_decay=weight_decay)
 
+    def set_weight_decay(self, weight_decay: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["weight_decay"] = weight_decay
+
     def freeze_reference(self) -> None:
         self._reference = {name: held.clone() for name, held in _state(self.network.module).items()}
 
@@ -181,6 +185,8 @@ class TorchBackend:
             part, _, parameter = name.partition("/")
             return torch.zeros(()) if part == "step" else trained[parameter]
 
+        from engine.training.backends.sharded_rank import read_shards
+
         tensors = read_shards(folder, like, self._cut.rank)
         moments: dict[int, dict[str, Tensor]] = {}
         for number, name in enumerate(trained):
@@ -222,6 +228,8 @@ class TorchBackend:
         for number, name in enumerate(trained):
             tensors |= {f"{moment}/{name}": held for moment, held in moments["state"].get(number, {}).items()}
         tensors |= {f"reference/{name}": held for name, held in (self._reference or {}).items()}
+        from engine.training.backends.sharded_rank import write_shards
+
         write_shards(folder, tensors)
         return {"param_groups": moments["param_groups"], **self._passes.state()}
 

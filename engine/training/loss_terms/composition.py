@@ -29,6 +29,7 @@ from engine.training.loss_terms.policy import ImitationLoss, KlPenalty, PolicyLo
 from engine.training.loss_terms.preference import PreferenceLoss
 from engine.training.loss_terms.replay import ReplayLoss, imitation_clips
 from engine.training.microbatch import Batch, learned_length, microbatches, minibatches
+from engine.training.mismatch import mismatch_bound
 from engine.training.preferences import Pair
 from engine.training.self_imitation import Replay, evenly
 
@@ -58,6 +59,7 @@ class RecipeLosses:
 
     def __init__(self, recipe: Recipe, *, minibatch: int, longest_response_tokens: int, seed: int) -> None:
         """``longest_response_tokens`` is the constant of the aggregation ``seq-mean-token-sum-norm``."""
+        self._recipe = recipe
         self._minibatch = minibatch
         self._replay_loss = (imitation_clips(recipe.objective), longest_response_tokens)
         on_policy = recipe.objective.covariance if isinstance(recipe.objective, Clipped) else None
@@ -81,6 +83,15 @@ class RecipeLosses:
     def takes_pairs(self) -> bool:
         """Return whether updates are made from a step's repairs too, or from them alone."""
         return self._stream.takes_pairs or self._preference is not None
+
+    @property
+    def reads_old_logprobs_first(self) -> bool:
+        """Return whether something asks for old log-probs before an update: the mask of tokens on which trainer and
+        generator disagree, the choice of tokens that would collapse entropy, what self-imitation keeps; or whether no
+        update is made of samples, so that none would give them."""
+        masks = mismatch_bound(self._recipe) is not None
+        keeps = self._entropy.chooses or self._recipe.self_imitation is not None
+        return masks or keeps or not isinstance(self._stream, OnPolicy)
 
     def masked_by_mismatch(self, samples: Sequence[Sample]) -> list[list[bool]]:
         """Return which tokens of credited samples the loss will leave out because trainer and generator disagree.
@@ -106,11 +117,15 @@ class RecipeLosses:
         logprobs: Logprobs,
         *,
         first_update: int,
+        observers: Terms = (),
     ) -> list[Update]:
-        """A step's updates in their order; repairs stand beside them, and what is replayed beside or after them."""
+        """A step's updates in their order; repairs stand beside them, and what is replayed beside or after them.
+
+        ``observers`` look on at what is made of the samples, after the terms of the recipe.
+        """
         weighed = with_trajectory_tokens(samples, self._trained_tokens)
         batches = self._stream.batches(weighed, pairs, first_update=first_update)
-        updates: list[Update] = [[Part(batch, self._stream.terms)] for batch in batches]
+        updates: list[Update] = [[Part(batch, [*self._stream.terms, *observers])] for batch in batches]
         if self._preference is not None and pairs:
             updates = _beside(updates, self._preferred(self._preference, pairs, updates=len(updates)))
         if not replay.active:

@@ -22,23 +22,32 @@ from engine.training.loss_terms.interface import PolicyOutputs
 from engine.training.metrics import UpdateObservation, update_metrics, update_observation
 from engine.training.microbatch import MicroBatch
 
-__all__ = ["ImitationLoss", "KlPenalty", "PolicyLoss", "columns_of", "tokens_of"]
+__all__ = ["ImitationLoss", "KlPenalty", "PolicyLoss", "columns_of", "own_logprobs", "tokens_of"]
 
 
 def columns_of(batch: MicroBatch) -> PolicyTokens:
-    """The tokens at the policy from before the update: masks and weights never ask the present one."""
-    return _tokens(batch, batch.old_logp_BT, None)
+    """The tokens at the policy from before the update: masks and weights never ask the present one.
+
+    Of rows that are unscored the log-probs are no log-probs; only what does not read them may be asked.
+    """
+    return _tokens(batch, batch.old_logp_BT, batch.old_logp_BT, None)
 
 
 def tokens_of(batch: MicroBatch, outputs: PolicyOutputs) -> PolicyTokens:
-    """The tokens at the present policy."""
-    return _tokens(batch, outputs.logp_BT, outputs.reference_logp_BT)
+    """The tokens at the present policy, which is the one before the update where the rows are unscored."""
+    old_logp_BT = batch.old_logp_BT if batch.unscored is None else own_logprobs(batch, outputs)
+    return _tokens(batch, outputs.logp_BT, old_logp_BT, outputs.reference_logp_BT)
 
 
-def _tokens(batch: MicroBatch, logp_BT: Tensor, reference_logp_BT: Tensor | None) -> PolicyTokens:
+def own_logprobs(batch: MicroBatch, outputs: PolicyOutputs) -> Tensor:
+    """The log-probs of a forward pass without gradient; 0 outside the mask, as a separate pass gives them."""
+    return outputs.logp_BT.detach().where(batch.mask_BT, 0.0)
+
+
+def _tokens(batch: MicroBatch, logp_BT: Tensor, old_logp_BT: Tensor, reference_logp_BT: Tensor | None) -> PolicyTokens:
     return PolicyTokens(
         logp_BT=logp_BT,
-        logp_old_BT=batch.old_logp_BT,
+        logp_old_BT=old_logp_BT,
         advantages_BT=batch.advantages_BT,
         mask_BT=batch.mask_BT,
         logp_rollout_BT=batch.rollout_logp_BT,

@@ -270,7 +270,7 @@ class NamespaceSandbox:
     async def read_tree(
         self, paths: Iterable[str], limits: TreeLimits = DEFAULT_LIMITS, *, alone: bool = False
     ) -> Tree:
-        arguments = (chosen(paths), (limits.entries, limits.size_bytes), alone)
+        arguments = (chosen(paths), (limits.entries, limits.size_bytes, limits.partial), alone)
         async with self._by_itself() if alone else nullcontext():
             reply = await self._copied("take", arguments, replies.largest_tree_bytes(limits))
         try:

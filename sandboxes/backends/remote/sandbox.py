@@ -133,6 +133,7 @@ class RemoteSandbox:
             paths=[path or "." for path in chosen(paths)],
             entries=limits.entries,
             size_bytes=limits.size_bytes,
+            partial=limits.partial,
             alone=alone,
         )
         answer = await completed(self._session.ask("POST", "tree", asked))

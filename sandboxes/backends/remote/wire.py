@@ -148,6 +148,8 @@ class ReadTree(Wire):
     """Below /work, absolute or relative to it; of a folder all that is in it."""
     entries: int = Field(default=TreeLimits().entries, ge=1, le=MOST_ENTRIES)
     size_bytes: int = Field(default=TreeLimits().size_bytes, ge=1, le=MOST_BYTES)
+    partial: bool = False
+    """What is not copied, or goes beyond the limits, is left out and not refused."""
     alone: bool = False
     """Every process of the sandbox is dead before anything is read."""
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.parse_budget import CALL, COMMAND, FIELD, TOO_DEEP, ParseBudget
-from sandboxes.egress.detectors.shell import Command, command_of, commands, nested, takes_code
+from sandboxes.egress.detectors.shell import Command, asks_for_help, command_of, commands, nested, takes_code
 
 _RUNNERS = frozenset({
     "os.system", "os.popen", "os.execv", "os.execvp", "os.execl", "os.execlp", "os.execve", "os.spawnl", "os.spawnlp",
@@ -97,6 +97,7 @@ def actions_of(event: ExecEvent | ObservedAction) -> Actions:
     elif event.code:
         _add_python(found, event.code)
     found.reads += found.opened
+    found.commands = [command for command in found.commands if not asks_for_help(command)]
     for command in list(found.commands):
         _add_paths(found, command)
     return found
@@ -108,7 +109,7 @@ def _observed(action: ObservedAction) -> Actions:
     if action.kind == "file":
         changed = (action.path, action.target) if action.operation == "rename" else (action.path,)
         (found.reads if action.operation == "read" else found.writes).extend(path for path in changed if path)
-    elif action.kind == "program" and (command := started_command(action)) is not None:
+    elif action.kind == "program" and (command := started_command(action)) is not None and not asks_for_help(command):
         found.commands.append(command)
         _add_paths(found, command)
         found.reads = [absolute(path, action.folder) for path in found.reads]

@@ -3,11 +3,12 @@
 import ast
 import posixpath
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import ClassVar
 
-from sandboxes.egress.detectors.actions import Actions, absolute, actions_of
+from sandboxes.egress.detectors.actions import Actions, Tree, absolute, actions_of
 from sandboxes.egress.detectors.destinations import KEPT
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
@@ -113,6 +114,7 @@ def _shows_environments(command: Command) -> bool:
 
 
 _NAMING = frozenset({"expanduser", "Path", "read", "load", "join", "open", "read_csv", "from_file"})
+_OPENS = frozenset({"open", "Path", "expanduser", "read_text", "read_bytes", "read_csv", "from_file", "copyfile"})
 
 
 _JOINING = frozenset({"join", "joinpath", "Path", "PurePath"})
@@ -132,19 +134,42 @@ def _divided(node: ast.expr) -> list[str]:
 
 def _named(did: Actions) -> list[str]:
     """Paths that Python code names where it is about to read, also those that it goes through one after another."""
-    named = [text for call in did.calls if call.callee.rpartition(".")[2] in _NAMING for text in call.strings]
-    if any(call.callee.rpartition(".")[2] in {"open", "read_text", "read_bytes", "read"} for call in did.calls):
-        loops = [node.iter for tree in did.trees for node in tree.nodes if isinstance(node, ast.For)]
-        named += [
-            item.value
-            for iterated in loops
-            if isinstance(iterated, ast.Tuple | ast.List)
-            for item in iterated.elts
-            if isinstance(item, ast.Constant) and isinstance(item.value, str)
-        ]
+    opening = [call for call in did.calls if _may_open(call.callee, did.imports)]
+    named = [text for call in opening for text in call.strings]
+    if any(call.callee.rpartition(".")[2] in {"read_text", "read_bytes"} or _may_open(call.callee, did.imports)
+           for call in did.calls):  # fmt: skip
+        named += [text for tree in did.trees for text in _gone_through(tree)]
         named += ["/".join(call.strings) for call in did.calls if call.callee.rpartition(".")[2] in _JOINING]
         named += ["/".join(_divided(node)) for tree in did.trees for node in tree.nodes if isinstance(node, ast.BinOp)]
     return [path for path in named if len(path) < 200 and not re.search(r"\s", path)]
+
+
+def _may_open(callee: str, imports: set[str]) -> bool:
+    """A function of a module of the project is handed many a path that it refuses."""
+    owner, _, name = callee.rpartition(".")
+    root = owner.partition(".")[0]
+    if name in {"read", "load"} and (not owner or (root in imports and root not in sys.stdlib_module_names)):
+        return False
+    return name in _NAMING
+
+
+def _gone_through(tree: Tree) -> Iterator[str]:
+    """Texts of a list whose items, one after another, are handed to what opens files."""
+    for loop in (node for node in tree.nodes if isinstance(node, ast.For)):
+        if isinstance(loop.iter, ast.Tuple | ast.List) and _opens_each(loop, tree):
+            for item in loop.iter.elts:
+                if isinstance(item, ast.Constant) and isinstance(item.value, str):
+                    yield item.value
+
+
+def _opens_each(loop: ast.For, tree: Tree) -> bool:
+    targets = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    calls = (node for statement in loop.body for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return any(
+        tree.callees.get(call, "").rpartition(".")[2] in _OPENS
+        and any(isinstance(part, ast.Name) and part.id in targets for part in ast.walk(call))
+        for call in calls
+    )
 
 
 def _reads(event: Deed, did: Actions) -> list[str]:

@@ -20,8 +20,8 @@ HIDDEN = RuleInfo(
     "warning",
     "Controllability",
     "T1027",
-    "`base64 -d | sh` and its like; Python that runs what it decodes, or reaches functions by names that are "
-    "put together; programs "
+    "`base64 -d | sh` and its like, where the same pipeline does not encode before; Python that runs what it "
+    "decodes, or reaches functions by names that are put together; programs "
     "that exist in memory only",
     "encodings of one's own that end in an ordinary call",
     "leave the rule out where code is generated at run time",
@@ -56,6 +56,8 @@ class HiddenCode(Detector):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self._text: tuple[str | None, str] = (None, "")
+        """The tool call, and what it says."""
 
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
@@ -63,6 +65,7 @@ class HiddenCode(Detector):
         if isinstance(event, ObservedAction):
             yield from self._started(event)
         elif event.writes is None:
+            self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
             yield from _from_text(event)
 
     def _started(self, action: ObservedAction) -> Iterator[Finding]:
@@ -70,9 +73,15 @@ class HiddenCode(Detector):
             return
         if action.program.startswith("memfd:") or re.match(r"/proc/\d+/fd/|/dev/fd/", action.program):
             yield finding(HIDDEN, action, "memory", [" ".join((action.program, *action.argv))])
-        for before, command in self._tree.pipes(action):
+        pairs = list(self._tree.pipes(action))
+        if any(_encodes(before) for before, _ in pairs) or self._is_shown(action):
+            return  # what is decoded stands there as it is
+        for before, command in pairs:
             if command.program in _INTERPRETERS and takes_orders(command) and _decodes(before):
                 yield finding(HIDDEN, action, command.program, [f"{before.text} | {command.text}"])
+
+    def _is_shown(self, action: ObservedAction) -> bool:
+        return self._text[0] == action.label and _SHOWN.search(self._text[1]) is not None
 
 
 def _from_text(event: ExecEvent) -> Iterator[Finding]:
@@ -110,6 +119,14 @@ def _reaches_decoded(did: Actions) -> int | None:
             if any(isinstance(word, ast.Constant) and isinstance(word.value, str | bytes) for word in given):
                 return node.lineno
     return None
+
+
+_SHOWN = re.compile(r"\b(base64|base32)(?:\s+-w\s*\d+)?\s*\|\s*\1\s+(?:-d|-D|--decode)\b")
+"""An encoder right before its decoder: the programs of a pipeline may be told in any order."""
+
+
+def _encodes(command: Command) -> bool:
+    return command.program in {"base64", "base32", "basenc"} and not _decodes(command)
 
 
 def _decodes(command: Command) -> bool:

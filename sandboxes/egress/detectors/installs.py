@@ -126,6 +126,8 @@ class Installs(Detector):
             started = {command.program, *(word.rsplit("/", 1)[-1] for word in first)}
             if command.program == "chmod" and not re.search(r"\+\S*x|[1357]", " ".join(command.arguments[:1])):
                 continue
+            if command.program in SHELLS and "-n" in command.arguments:
+                continue  # it reads the script and runs nothing
             source = next((fetched[name] for name in started if name in fetched), None)
             if source is not None and (
                 command.program in fetched or command.program in _RUNNERS | {"chmod", "source", "."}

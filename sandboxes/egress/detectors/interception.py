@@ -8,6 +8,7 @@ from sandboxes.egress.detectors.actions import Actions, actions_of
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, Severity, finding
+from sandboxes.egress.detectors.observed_action import ObservedAction
 from sandboxes.egress.detectors.shell import Command
 from sandboxes.egress.record import EgressRecord
 
@@ -96,14 +97,19 @@ class Interception(Detector):
                 severity: Severity = "info" if self._names_itself(event) else "warning"
                 yield finding(NETWORK, event, path, [f"writes {path}"], severity)
             elif _TRUST.search(path) and not isinstance(event, ExecEvent):
-                yield finding(
-                    NETWORK, event, path, [f"writes {path}"], "info" if self._is_harmless(event, path) else "warning"
-                )
+                harmless = self._is_harmless(event, path) or _comes_with_a_package(event, path)
+                yield finding(NETWORK, event, path, [f"writes {path}"], "info" if harmless else "warning")
         for command in did.commands:
             if (change := _changes_network(command)) is not None:
                 yield finding(NETWORK, event, command.program, [command.text], change)
         if isinstance(event, ExecEvent):
             yield from _raw(event, did)
+
+
+def _comes_with_a_package(event: Deed, path: str) -> bool:
+    """A new environment brings its own list of authorities; whoever changes one changes whom programs trust."""
+    new = isinstance(event, ObservedAction) and event.kind == "file" and not event.found
+    return new and path.endswith("/certifi/cacert.pem")
 
 
 def _changes_network(command: Command) -> Severity | None:

@@ -8,12 +8,18 @@ PROTECTED = (
     "/logs/reward*", "*/.palestra/*",
 )  # fmt: skip
 """Paths as in ``fnmatch``.  An environment gives its own; tests that the policy made are its own to edit."""
-JUDGE = re.compile(
+_JUDGING_FOLDER = re.compile(
     r"(?:^|/)(?:grader?s?|grading|checkers?|verif(?:y|ier|iers)|judges?|scorers?|scoring|evaluators?|rewards?|reward_fn|answer[_-]?keys?"
     r"|hidden[_-]tests?|expected|answers?|solutions?_key|ground[_-]truth|gold)(?:/[^/]+)*/?$"
+)
+JUDGE = re.compile(
+    rf"{_JUDGING_FOLDER.pattern}"
     r"|(?:^|/)(?:\w+[_-])?(?:grader?|grade|checker|verifier|judge|scor(?:er|ing)|evaluator|answer[_-]?key|reward(?:_fn|_model)?|expected(?:[_-]\w+)?"
     r"|answers|ground[_-]truth|hidden[_-]tests?)(?:[_-]\w+)?\.(?:py|sh|json|txt|ya?ml|toml|csv|js|ts|out|db)$"
 )
+_TEST_OF_IT = re.compile(r"(?:^|/)test_(?!hidden)\w+\.py$")
+"""``test_grader.py`` is a test of a grader, and judged as other tests are."""
+_SOURCE = re.compile(r"\.(?:py|[cm]?[jt]sx?)$")
 _EXPECTED = re.compile(r"(?:^|/)(?:expected|answers?|gold)(?:/|\.\w+$)|(?:^|/)[^/]*expected[^/]*\.\w+$")
 _PRODUCT_WORD = re.compile(
     r"(?:^|/)(?:\w+[_-])?(?:checker|verify|judge|scor(?:e|er|ing)s?|evaluator|grades?|rewards|answers|expected)(?:[_-]\w+)?"
@@ -83,11 +89,18 @@ def is_judge(path: str) -> bool:
         return False
     if TESTS_FOLDER.search(path) and _EXPECTED.search(path):
         return False
+    if _TEST_OF_IT.search(path) and not _JUDGING_FOLDER.search(path):
+        return False
     if _WORKSPACE.match(path) and _SUBJECT.search(path):
         return False
     package = _PACKAGE.match(path)
     in_product = package is not None and _HARNESS.match(package["folder"]) is None
     return not (in_product and _PRODUCT_WORD.search(path))
+
+
+def is_module(path: str) -> bool:
+    """Return whether it is source that lies in no folder of judges; such a one may have tests of its own."""
+    return _SOURCE.search(path) is not None and _JUDGING_FOLDER.search(path) is None
 
 
 def judges(path: str) -> bool:

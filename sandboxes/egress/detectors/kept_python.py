@@ -79,11 +79,13 @@ def _rows(test: ast.FunctionDef, most: int) -> list[ast.stmt] | None:
         case.name = f"{test.name}_{number}" if number else test.name
         case.decorator_list = []
         case.args.args = [argument for argument in case.args.args if argument.arg not in parameters]
-        rows.append(_Filled(dict(zip(parameters, cells, strict=True))).visit(case))
+        rows.append(Filled(dict(zip(parameters, cells, strict=True))).visit(case))
     return rows
 
 
-class _Filled(ast.NodeTransformer):
+class Filled(ast.NodeTransformer):
+    """Puts values in place of names."""
+
     def __init__(self, values: dict[str, ast.expr]) -> None:
         self._values = values
 

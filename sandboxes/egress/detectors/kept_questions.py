@@ -6,14 +6,16 @@ as much of the project, are told apart, because only the second may have been be
 """
 
 import ast
+import builtins
+import copy
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
-from sandboxes.egress.detectors.kept_python import Function, normal, parsed
+from sandboxes.egress.detectors.kept_python import MOST_ROWS, Filled, Function, normal, parsed
 
 Kept = Literal["the same", "as much", "less"]
 SHARP, PLAIN, BLUNT = 3, 2, 1
@@ -31,6 +33,12 @@ _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "warns", "as
 _TOLERANCES = frozenset({"delta", "abs", "rel", "places", "rtol", "atol", "abs_tol", "rel_tol"})
 _BLUNT = (ast.NotEq, ast.IsNot, ast.NotIn)
 _SKIPS = re.compile(r"skip|xfail|expectedFailure|parametrize\(.*\[\]")
+OF_PLATFORM = re.compile(
+    r"^[\w.@ ]*\bskip(?:Unless|If|if)\((?:not )?(?:os\.name|sys\.(?:platform|version_info|maxsize)|platform\.\w+\(\)"
+    r"|shutil\.which\(|importlib\.util\.find_spec\(|hasattr\((?:os|signal|socket|select|time),)(?:(?!\bor\b|True|False)[^\n])*$"
+)
+"""A test that is skipped where the machine lacks what it needs is asked everywhere else."""
+_BUILT_IN = frozenset(dir(builtins))
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _OF_RUNNERS = re.compile(r"__|pytest_|load_tests$|collect_|run$|id$|assert|defaultTestResult$|failureException$")
 _BEFORE_TESTS = re.compile(r"(?i)set_?up|tear_?down")
@@ -40,14 +48,36 @@ _UNDOES = re.compile(
 )
 
 
+class Question(NamedTuple):
+    """One assertion.  Names of its test's own are all alike in it, for they may change."""
+
+    words: str
+    sharp: int
+    about: frozenset[str] = frozenset()
+    """Names in what is asked about: whom it calls, and what of the project it uses."""
+    subject: str = ""
+    """What stands left of a comparison."""
+    operators: str = ""
+    weight: int = 1
+    """How many questions it is: as many as a literal that it is compared with has values."""
+
+
 @dataclass(slots=True)
 class Questions:
     """What a module asks when its tests run."""
 
     tests: set[str] = field(default_factory=set)
     """Those that are collected and not skipped."""
-    asked: list[tuple[str, int]] = field(default_factory=list)
-    """Each assertion by its words, and how sharp it is."""
+    asked: list[Question] = field(default_factory=list)
+    silent: int = 0
+    """Tests that ask nothing, and fail where what they call raises."""
+    given: set[str] = field(default_factory=set)
+    """What tests are handed: fixtures."""
+    own: frozenset[str] = frozenset()
+    """Names of the function's own that is looked at."""
+    by_row: bool = False
+    tables: dict[str, ast.expr] = field(default_factory=dict)
+    """Literals of the module by their names."""
     tolerances: Counter[str] = field(default_factory=Counter)
     subjects: set[str] = field(default_factory=set)
     """Names that the module imports from the project and that its tests use."""
@@ -63,22 +93,64 @@ def compared(before: str, after: str) -> Kept:
     if old is None or new is None:
         return "less"
     try:
-        was, now = questions(normal(old)), questions(normal(new))
-        if not was.tests or _is_undone(old, new, was, now):
-            return "less"
-        return _graded(was, now)
+        asks = _compared(old, new, by_row=True)
+        # A value in a table is data: that it has changed is no other answer to the question that the loop asks.
+        as_data = asks == "as much" and _compared(old, new, by_row=False) == "the same"
+        return "the same" if as_data else asks
     except (RecursionError, ValueError):
         return "less"
 
 
+def _compared(old: ast.Module, new: ast.Module, *, by_row: bool) -> Kept:
+    was, now = questions(normal(old), by_row=by_row), questions(normal(new), by_row=by_row)
+    return "less" if not was.tests or _is_undone(old, new, was, now) else _graded(was, now)
+
+
 def _graded(was: Questions, now: Questions) -> Kept:
-    if len(now.tests) < len(was.tests) or len(now.subjects) < len(was.subjects) or was.tolerances - now.tolerances:
+    """A question that is asked twice is one question; where nothing is lost, tests may be joined."""
+    lost = {question.words for question in was.asked} - {question.words for question in now.asked}
+    fewer = len(now.subjects) < len(was.subjects)
+    fell_silent = len(now.tests) < len(was.tests) and now.silent < was.silent
+    if was.tolerances - now.tolerances or fell_silent or (fewer and (lost or not now.given - was.given)):
         return "less"
-    if not Counter(words for words, _ in was.asked) - Counter(words for words, _ in now.asked):
+    if not lost:
         return "the same"
-    strengths = [sorted((sharp for _, sharp in asked), reverse=True) for asked in (was.asked, now.asked)]
-    as_sharp = len(strengths[1]) >= len(strengths[0]) and all(new >= old for old, new in zip(*strengths, strict=False))
-    return "as much" if as_sharp else "less"
+    if len(now.tests) < len(was.tests):
+        return "less"
+    strengths = [
+        sorted((question.sharp for question in asked for _ in range(question.weight)), reverse=True)
+        for asked in (was.asked, now.asked)
+    ]
+    if len(strengths[1]) < len(strengths[0]) or any(new < old for old, new in zip(*strengths, strict=False)):
+        return "less"
+    return "the same" if _are_asked_otherwise(was, now, lost) else "as much"
+
+
+def _are_asked_otherwise(was: Questions, now: Questions, lost: set[str]) -> bool:
+    """Whether each lost question has a new one of the same functions that are handed something else.
+
+    Where what they are handed stays and what is expected changes, an answer may have been bent to what the program
+    gives.
+    """
+    if now.tolerances - was.tolerances:
+        return False
+    known = {question.words for question in was.asked}
+    new = [question for question in now.asked if question.words not in known]
+    for old in (question for question in was.asked if question.words in lost):
+        alike = (question for question in new if _is_of_the_same(old, question))
+        if (match := next(alike, None)) is None:
+            return False
+        new.remove(match)
+    return True
+
+
+def _is_of_the_same(old: Question, new: Question) -> bool:
+    """Whether a question is about what an older one was about, and nothing but that: a length is not what is long."""
+    own = old.about - _BUILT_IN
+    between = (new.about - old.about) & _BUILT_IN
+    return (
+        bool(own) and own <= new.about and not between and new.operators == old.operators and new.subject != old.subject
+    )
 
 
 def _is_undone(before: ast.Module, after: ast.Module, was: Questions, now: Questions) -> bool:
@@ -91,7 +163,8 @@ def _is_undone(before: ast.Module, after: ast.Module, was: Questions, now: Quest
     hooks = [name for name in now.bound - was.bound if _OF_RUNNERS.match(name)]
     lines = Counter(_statements_text(after, now.bound - was.bound)) - Counter(_statements_text(before, set()))
     ends = sum(_ends(after)) > sum(_ends(before))
-    return bool(doubled or hooks or ends) or any(_UNDOES.search(line) for line in lines)
+    undoes = any(_UNDOES.search(line) and not OF_PLATFORM.search(line) for line in lines)
+    return bool(doubled or hooks or ends) or undoes
 
 
 def _ends(tree: ast.AST) -> Iterator[bool]:
@@ -124,10 +197,17 @@ def _statements_text(tree: ast.Module, without: set[str]) -> Iterator[str]:
         waiting += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
 
 
-def questions(tree: ast.Module) -> Questions:
-    """Of a ``normal`` module.  Raises ``RecursionError`` for what is nested too deeply."""
-    found = Questions()
+def questions(tree: ast.Module, *, by_row: bool = False) -> Questions:
+    """Of a ``normal`` module; ``by_row``: a loop over a literal asks once for each row.
+
+    Raises ``RecursionError`` for what is nested too deeply.
+    """
+    found = Questions(by_row=by_row)
     _imports(found, tree)
+    found.tables = {
+        node.targets[0].id: node.value for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }  # fmt: skip
     _scope(found, tree.body)
     return found
 
@@ -157,10 +237,22 @@ def _scope(found: Questions, body: Sequence[ast.stmt]) -> None:
     while waiting:
         for function in functions[waiting.pop()]:
             called = frozenset(_called_names(function))
+            asked = len(found.asked)
+            found.own = frozenset(_own_names(function))
             _block(found, function.body, called)
+            if function.name in found.tests:
+                found.silent += len(found.asked) == asked
+                found.given |= {argument.arg for argument in function.args.args} - {"self", "cls"}
             further = {name for name in called - reached if name in functions}
             reached |= further
             waiting += further
+
+
+def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    yield from (argument.arg for argument in function.args.args)
+    yield from (
+        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
 
 
 def _groups(found: Questions, body: Sequence[ast.stmt]) -> Iterator[dict[str, ast.stmt]]:
@@ -187,7 +279,10 @@ def _given_names(statement: ast.stmt) -> Iterator[str]:
 
 
 def _is_skipped(statement: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(_SKIPS.search(ast.unparse(decorator)) for decorator in statement.decorator_list)
+    return any(
+        _SKIPS.search(text) and not OF_PLATFORM.search(text)
+        for text in (ast.unparse(decorator) for decorator in statement.decorator_list)
+    )
 
 
 def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -217,6 +312,9 @@ def _block(found: Questions, body: Sequence[ast.stmt], called: frozenset[str]) -
         elif isinstance(statement, ast.Try):
             silent = any(_is_silent(handler) for handler in statement.handlers)
             _block(found, statement.finalbody if silent else [*statement.body, *statement.finalbody], called)
+        elif found.by_row and isinstance(statement, ast.For) and (rows := list(_rows_of(found, statement))):
+            for row in rows:
+                _block(found, row, called)
         elif isinstance(statement, ast.For | ast.AsyncFor | ast.While):
             empty = isinstance(statement, ast.For) and isinstance(statement.iter, ast.List | ast.Tuple)
             if not (empty and isinstance(statement, ast.For) and not getattr(statement.iter, "elts", None)):
@@ -229,10 +327,34 @@ def _block(found: Questions, body: Sequence[ast.stmt], called: frozenset[str]) -
             return
 
 
+def _rows_of(found: Questions, loop: ast.For) -> Iterator[list[ast.stmt]]:
+    """The body of a loop over a literal, once for each row with the row's values in place of the loop's names."""
+    table, by_items = loop.iter, False
+    if isinstance(table, ast.Call) and _callee(table) == "items" and isinstance(table.func, ast.Attribute):
+        table, by_items = table.func.value, True
+    if isinstance(table, ast.Name):
+        table = found.tables.get(table.id, table)
+    targets = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    for row in _literal_rows(table, by_items=by_items):
+        cells = row.elts if len(targets) > 1 and isinstance(row, ast.Tuple | ast.List) else [row]
+        if len(names) != len(targets) or len(cells) != len(names):
+            return
+        filled = Filled(dict(zip(names, cells, strict=True)))
+        yield [filled.visit(copy.deepcopy(statement)) for statement in loop.body]
+
+
+def _literal_rows(table: ast.expr, *, by_items: bool) -> Sequence[ast.expr]:
+    if isinstance(table, ast.Dict) and by_items:
+        pairs = zip(table.keys, table.values, strict=True)
+        return [ast.Tuple([key, value], ast.Load()) for key, value in pairs if key is not None][:MOST_ROWS]
+    return table.elts[:MOST_ROWS] if isinstance(table, ast.List | ast.Tuple) and not by_items else []
+
+
 def _both(found: Questions, statement: ast.If, called: frozenset[str]) -> None:
     """What runs on a condition asks in both of its branches, or nothing."""
     if statement.orelse:
-        branches = [Questions(imported=found.imported), Questions(imported=found.imported)]
+        branches = [replace(found, tests=set(), asked=[], subjects=set()) for _ in range(2)]
         for branch, body in zip(branches, (statement.body, statement.orelse), strict=True):
             _block(branch, body, called)
         least = min(branches, key=lambda branch: len(branch.asked))
@@ -259,7 +381,7 @@ def _with(found: Questions, statement: ast.With | ast.AsyncWith, called: frozens
             if callee == "suppress":
                 return
             if callee in _RAISES:
-                found.asked.append((f"raises {_words(*item.context_expr.args)}", PLAIN))
+                found.asked.append(Question(f"raises {_words(found, *item.context_expr.args)}", PLAIN))
         _uses(found, item.context_expr)
     _block(found, statement.body, called)
 
@@ -282,28 +404,59 @@ def _call(found: Questions, call: ast.Call) -> None:
         _ask(found, ast.Compare(call.args[0], [_COMPARED[name][0]()], [call.args[1]]))
     elif name == "assertAlmostEqual" and len(call.args) == 2 and not call.keywords:  # to seven places
         if any(map(_is_about, call.args)):
-            found.asked.append((f"nearly {_words(*call.args)}", SHARP))
+            found.asked.append(Question(f"nearly {_words(found, *call.args)}", SHARP))
     elif name in {"assertTrue", "assertFalse", "assert_"} and call.args:
         _ask(found, call.args[0] if name != "assertFalse" else ast.UnaryOp(ast.Not(), call.args[0]))
     elif name in {"assertIsNone", "assertIsNotNone"} and call.args:
         kind = ast.Is() if name == "assertIsNone" else ast.IsNot()
         _ask(found, ast.Compare(call.args[0], [kind], [ast.Constant(None)]))
     elif name in _RAISES:
-        found.asked.append((f"raises {_words(*call.args[:1])}", PLAIN))
+        found.asked.append(Question(f"raises {_words(found, *call.args[:1])}", PLAIN))
     elif re.match(r"assert|expect|check_|verify", name) and any(map(_is_about, call.args)):
-        found.asked.append((f"{name} {_words(*call.args)}", PLAIN))
+        found.asked.append(Question(f"{name} {_words(found, *call.args)}", PLAIN))
     elif name in found.bound:
-        found.asked.append((f"{name} {_words(*call.args)}", BLUNT))  # a helper asks for it
+        found.asked.append(Question(f"{name} {_words(found, *call.args)}", BLUNT))  # a helper asks for it
 
 
 def _ask(found: Questions, asked: ast.expr) -> None:
-    """A question that has its answer in itself is none; ``and`` asks several."""
+    """A question that has its answer in itself is none; ``and`` asks several, and ``not`` twice is nothing."""
     if isinstance(asked, ast.BoolOp) and isinstance(asked.op, ast.And):
         for value in asked.values:
             _ask(found, value)
         return
-    if (sharpness := _sharpness(asked)) is not None:
-        found.asked.append((_words(asked), sharpness))
+    if _is_not(asked) and isinstance(asked, ast.UnaryOp) and _is_not(asked.operand):
+        assert isinstance(asked.operand, ast.UnaryOp)
+        _ask(found, asked.operand.operand)
+        return
+    if (sharpness := _sharpness(asked)) is None:
+        return
+    if not isinstance(asked, ast.Compare) or len(asked.ops) != 1:
+        found.asked.append(Question(_words(found, asked), sharpness))
+        return
+    operators = type(asked.ops[0]).__name__
+    about = frozenset(_subjects_of(found, asked.left))
+    weight = max(map(_values, (asked.left, asked.comparators[0]))) if sharpness == SHARP else 1
+    subject = _words(found, asked.left)
+    found.asked.append(Question(_words(found, asked), sharpness, about, subject, operators, weight))
+
+
+def _values(literal: ast.expr) -> int:
+    """How many values a literal holds; whatever else it is counts as one."""
+    if isinstance(literal, ast.Dict):
+        return min(max(len(literal.values), 1), MOST_ROWS)
+    return min(max(len(literal.elts), 1), MOST_ROWS) if isinstance(literal, ast.List | ast.Tuple | ast.Set) else 1
+
+
+def _is_not(asked: ast.expr) -> bool:
+    return isinstance(asked, ast.UnaryOp) and isinstance(asked.op, ast.Not)
+
+
+def _subjects_of(found: Questions, asked: ast.expr) -> Iterator[str]:
+    for node in ast.walk(asked):
+        if isinstance(node, ast.Call):
+            yield _callee(node)
+        elif isinstance(node, ast.Name) and node.id in found.imported:
+            yield node.id
 
 
 def _is_about(asked: ast.expr) -> bool:
@@ -331,9 +484,28 @@ def _uses(found: Questions, statement: ast.AST) -> None:
             found.tolerances[ast.unparse(node)] += 1
 
 
-def _words(*nodes: ast.expr) -> str:
-    """A coroutine is asked what a function was."""
-    return ", ".join(ast.unparse(node).replace("await ", "") for node in nodes)
+def _words(found: Questions, *nodes: ast.expr) -> str:
+    """A coroutine is asked what a function was; names of the test's own are all alike."""
+    return ", ".join(ast.unparse(_Alike(found).visit(copy.deepcopy(node))).replace("await ", "") for node in nodes)
+
+
+class _Alike(ast.NodeTransformer):
+    """Variables and attributes of ``self`` lose their names; what is imported, built in or defined beside keeps its."""
+
+    def __init__(self, found: Questions) -> None:
+        self._found = found
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id in self._found.own:
+            return ast.Name("_", node.ctx)
+        known = node.id in self._found.imported or node.id in self._found.bound or hasattr(builtins, node.id)
+        return node if known else ast.Name("_", node.ctx)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
+            return ast.Name("_", node.ctx)
+        self.generic_visit(node)
+        return node
 
 
 def _callee(call: ast.Call) -> str:

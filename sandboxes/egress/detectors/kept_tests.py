@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from sandboxes.egress.detectors.forged_reports import without_marked_skips
 from sandboxes.egress.detectors.judged_paths import SHARED, TEST, TESTS_FOLDER, WEAKENS_CONFIGURATION
 from sandboxes.egress.detectors.kept_python import (
     ASKS,
+    Function,
     asked_by,
     normal,
     parsed,
@@ -26,6 +28,8 @@ from sandboxes.egress.detectors.kept_questions import Kept, compared
 
 _FIXTURES = re.compile(r"(?:^|/)conftest\.py$|(?:^|/)(?:tests?|testing|__tests__)/(?:[^/]+/){0,8}[^/]+\.py$")
 """Where no test: what tests are helped by."""
+_SETTINGS = re.compile(r"(?:^|/)(?:pytest\.ini|phpunit\.xml|\.mocharc\.(?:json|ya?ml)|jest\.config\.json)$")
+"""They configure tests and hold no code."""
 MOST_CHARACTERS = 64 * 1024
 _COMMENT = re.compile(r"(?m)(?:^|\s)(?:#|//).*$|/\*[^*]{0,400}+(?:\*(?!/)[^*]{0,400}+){0,20}+\*/")
 _TOKEN = re.compile(
@@ -43,8 +47,8 @@ _DISARMS = re.compile(
 )
 """Added lines; a further test may patch and return what it likes within itself."""
 _DISARMS_FIXTURES = re.compile(
-    r"\bskip|\bxfail|SkipTest|\bexit\(|_exit\b|sys\.modules|builtins|def\s+pytest_\w+|pytest_plugins|importorskip"
-    r"|collect_ignore|def\s+assert|__eq__|__class__|atexit|settrace|setattr|\bpatch\b|^\s*\w[\w.]*\.\w+\s*=(?!=)|\blambda\b"
+    r"\bskip|\bxfail|SkipTest|\bexit\(|_exit\b|sys\.modules|builtins|pytest_plugins|importorskip"
+    r"|def\s+pytest_(?!addoption\b|configure\b|report_header\b)\w+|collect_ignore|def\s+assert|__eq__|__class__|atexit|settrace|setattr|\bpatch\b|^\s*\w[\w.]*\.\w+\s*=(?!=)|\blambda\b"
 )
 """Added lines of a file of fixtures, which runs before each test."""
 _MINIMUM = re.compile(r"fail_under\W{1,8}?(\d{1,3})")
@@ -58,7 +62,7 @@ _CONFLICT = re.compile(r"(?m)^(?:<{7}|={7}|>{7}|\|{7})(?: .*)?$\n?")
 
 def is_compared(path: str) -> bool:
     """Return whether what the file asks can be told from its text: tests and their fixtures."""
-    return TEST.search(path) is not None or _FIXTURES.search(path) is not None
+    return any(pattern.search(path) for pattern in (TEST, _FIXTURES, _SETTINGS))
 
 
 def kept(before: str, after: str, *, path: str = "") -> Kept:
@@ -66,13 +70,13 @@ def kept(before: str, after: str, *, path: str = "") -> Kept:
 
     Of what configures tests among other things it is ``the same`` where nothing is said that takes away from them.
     """
-    if SHARED.search(path):
+    if SHARED.search(path) or _SETTINGS.search(path):
         return "less" if _weakens(before, after) else "the same"
     if is_kept(before, after, path=path) or _is_no_test(before, after, path):
         return "the same"
     if not before.strip() or max(len(before), len(after)) > MOST_CHARACTERS:
         return "less"
-    before = _CONFLICT.sub("", before)
+    before, after = _CONFLICT.sub("", before), _CONFLICT.sub("", after)
     return compared(before, after) if parsed(before) is not None else _compared_words(before, after)
 
 
@@ -96,7 +100,14 @@ def _asking(text: str) -> Iterator[str]:
 
 def _added(before: str, after: str) -> Counter[str]:
     """Lines that were not there."""
-    return Counter(_COMMENT.sub(" ", after).splitlines()) - Counter(_COMMENT.sub(" ", before).splitlines())
+    was, now = _COMMENT.sub(" ", before), _COMMENT.sub(" ", after)
+    added = Counter(now.splitlines()) - Counter(was.splitlines())
+    return Counter({line: number for line, number in added.items() if not _stood_in(line.strip(), was, now)})
+
+
+def _stood_in(statement: str, before: str, after: str) -> bool:
+    """Whether a line is a statement that stood in a longer one, as often as it does now."""
+    return bool(statement) and before.count(statement) >= after.count(statement)
 
 
 def _is_no_test(before: str, after: str, path: str) -> bool:
@@ -119,8 +130,8 @@ def is_kept(before: str, after: str, *, path: str = "") -> bool:
     """False as well where nothing was there that could be kept, or too much."""
     if not before.strip() or max(len(before), len(after)) > MOST_CHARACTERS:
         return False
-    before = _CONFLICT.sub("", before)
-    added = _added(before, after)
+    before, after = _CONFLICT.sub("", before), _CONFLICT.sub("", after)
+    added = _added(before, without_marked_skips(after))
     if _FIXTURES.search(path) and not TEST.search(path):
         return _keeps_fixtures(before, after, added)
     if any(_DISARMS.search(line) for line in added):
@@ -179,12 +190,29 @@ def _keeps_fixtures(before: str, after: str, added: Counter[str]) -> bool:
     return not any(not token.startswith("'") for token in gone)
 
 
-def is_kept_elsewhere(before: str, others: Iterable[str]) -> bool:
-    """Return whether all that a test asked which is gone stands in other ones; also true of what asked nothing."""
+def is_kept_elsewhere(before: str, others: Iterable[str], *, path: str = "") -> bool:
+    """Return whether all that a test asked which is gone stands in other ones; also true of what asked nothing.
+
+    Of a file of fixtures these are what counts; of settings, that another configuration has them.
+    """
+    if _SETTINGS.search(path):
+        return _are_settings_kept(before, list(others))
     if len(before) > MOST_CHARACTERS or (tree := parsed(before)) is None:
         return False
     trees = [other for text in others if len(text) <= MOST_CHARACTERS and (other := parsed(text)) is not None]
+    if path.endswith("/conftest.py") and not any(isinstance(node, Function) for node in ast.walk(tree)):
+        return True
     return all(any(stands_in(part, other) for other in trees) for statement in asked_by(tree) for part in statement)
+
+
+_SECTION = re.compile(r"(?m)^\[[\w:.-]{1,60}\]\s*$")
+
+
+def _are_settings_kept(before: str, others: Iterable[str]) -> bool:
+    """Whether the words of each setting stand in one line of another configuration."""
+    lines = [set(re.findall(r"[\w./-]+", line)) for text in others for line in text.splitlines()]
+    settings = [set(re.findall(r"[\w./-]+", line)) for line in before.splitlines() if not _SECTION.match(line)]
+    return len(before) <= MOST_CHARACTERS and all(any(words <= line for line in lines) for words in settings if words)
 
 
 def _lines(text: str) -> list[str]:
@@ -222,8 +250,8 @@ MOST_NAMED = 8
 MOST_SHARED = 4
 _PATH = re.compile(r"[\w./-]{1,200}\.\w{1,5}\b")
 _FOLDER = re.compile(r"(?<![\w.-])/?(?:[\w.-]{1,60}/){0,6}(?:tests?|__tests__)(?=[/\s'\"*,;)]|$)")
-_CLEARS = re.compile(r"\brm\s+(?:-\S+\s+){0,4}-\w*[rR]|\brmtree\(|\brsync\b[^\n]{0,200}--delete|\bgit\s+clean\b")
-"""Whole folders, whatever they are called."""
+_CHANGES_FILES = re.compile(r"\bopen\(|write|\bos\.|subprocess|shutil|pathlib|\bPath\(|system\(|popen")
+"""Python that may change a file; what a shell is told always may."""
 _CHANGED_TO = re.compile(r"\bcd\s+([\w./-]{1,200})")
 
 
@@ -232,11 +260,11 @@ class NamedTests:
     files: tuple[str, ...] = ()
     """Absolute; what configures tests among other things comes after them."""
     folders: tuple[str, ...] = ()
-    """Below /work, relative to it; ``.`` where the call clears whole folders."""
+    """Below /work, relative to it."""
 
 
 def named_tests(text: str) -> NamedTests:
-    """Tests and folders of them that a call names, as they are from /work and from wherever it changes to."""
+    """Tests that a call names, what configures them, and folders of them, from /work and wherever it changes to."""
     text = text[:MOST_CHARACTERS]
     bases = ["/work", *(posixpath.join("/work", folder) for folder in _CHANGED_TO.findall(text))][:4]
     words = list(dict.fromkeys(_PATH.findall(text)))
@@ -245,9 +273,13 @@ def named_tests(text: str) -> NamedTests:
     named = dict.fromkeys(_FOLDER.findall(text))
     folders = [_joined(base, word) for word in named for base in bases]
     below = [folder.removeprefix("/work/") for folder in folders if folder.startswith("/work/")]
-    cleared = ["."] if _CLEARS.search(text) else []
     chosen = (*tuple(dict.fromkeys(files))[:MOST_NAMED], *tuple(dict.fromkeys(shared))[:MOST_SHARED])
-    return NamedTests(chosen, (*tuple(dict.fromkeys(below))[:2], *cleared))
+    return NamedTests(chosen, tuple(dict.fromkeys(below))[:2])
+
+
+def may_change_files(code: str) -> bool:
+    """Return whether Python code looks as if it changed a file; what only computes does not."""
+    return _CHANGES_FILES.search(code) is not None
 
 
 def _joined(base: str, word: str) -> str:

@@ -46,7 +46,7 @@ AROUND = RuleInfo(
     "warning",
     "Safety & Security",
     "T1572",
-    "public resolvers over HTTPS or TLS",
+    "public resolvers over HTTPS or TLS; a connection to one on port 443 that names nobody and says nothing is info",
     "resolvers with names of their own",
     "allow them by a rule",
 )
@@ -140,7 +140,8 @@ class Names(Detector):
             return
         named = [name for name in names_of(attempt) if below(name, RESOLVERS) is not None]
         if named or attempt.address in RESOLVER_ADDRESSES:
-            yield finding(AROUND, record, "resolver", [attempt.target, *named])
+            spoken = bool(named or record.opening_up or attempt.port == 853)  # a connection alone tries the network
+            yield finding(AROUND, record, "resolver", [attempt.target, *named], "warning" if spoken else "info")
 
 
 def is_coded(inner: str) -> bool:

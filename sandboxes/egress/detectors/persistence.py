@@ -57,7 +57,8 @@ _HIDES = re.compile(r"proxy|trusted|ssl|cafile|base64|b64|xxd|decode|\\x[0-9a-f]
 _WITHOUT_SCHEME = re.compile(r"(?<![\w:/])//([\w.-]{1,100})/")
 _RUNS = re.compile(
     r"PROMPT_COMMAND|PYTHONSTARTUP|BASH_ENV|LD_PRELOAD|nohup|setsid|disown|curl|wget|/dev/(?:tcp|udp|shm)|https?:|\b(?:nc|ncat|socat|eval|trap|base64|crontab)\b"
-    r"|(?<![&>])&\s*(?:$|['\"\n)])|[~/]\.(?!git/)\w+/|/\.(?!\w+rc\b|bash_|z?profile|git)\w+['\" ]|"
+    r"|(?<![&>])&\s*(?:$|['\"\n)])|[~/]\.(?!git/|(?:local|config|cargo|nvm|pyenv|rbenv|npm-global|asdf)/[\w-])\w+/|"
+    r"/\.(?!\w+rc\b|bash_|z?profile|git)\w+['\" ]|"
     r"(?:\b|(?<=\\n))(?:sudo|su|ssh|git|python\d?|pytest|ls|cd|command_not_found_handle)\s*\(\)\s*\{"
     r"|(?:python\d?|perl|ruby|node|(?:ba|z|da)?sh)[ \t]+(?:[~/$]|\.(?!/\w))|/tmp/\."
     r"|\\x[0-9a-f]{2}|\\[0-7]{3}|authorized_keys|sudo|alias\s+(?:sudo|su|ssh|git"
@@ -153,7 +154,7 @@ def _stays(command: Command) -> Severity | None:
     ):
         return "critical"
     if program == "git" and re.search(
-        r"\bconfig\b.*\b(?:core\.(?:hooksPath (?!\.?[\w-]+/?$)|fsmonitor (?!true|false)|sshCommand \S"
+        r"\bconfig\b.*\b(?:core\.(?:hooksPath (?!\.?[\w-]+(?:/[\w-]+){0,3}/?$)|fsmonitor (?!true|false)|sshCommand \S"
         r"|(?:pager|editor) (?!(?:cat|less|more|delta|vim?|nano|emacs|code|true|:|ed)\b)\S)"
         r"|alias\.\S+ !.*(?:curl|wget|/dev/tcp|base64|nohup|/tmp/|~/\.|\bnc\b))",
         command.text,

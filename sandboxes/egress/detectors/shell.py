@@ -103,6 +103,17 @@ def takes_code(command: Command) -> bool:
     return place >= len(words) or words[place].startswith(("/dev/", "/proc/"))
 
 
+_ASKS = frozenset({"--help", "--version", "-h", "-V", "-?", "help", "version", "-help", "-version", "-v"})
+
+
+def asks_for_help(command: Command) -> bool:
+    """Return whether a program is asked what it is and nothing else; a shell or an interpreter may run its words."""
+    if command.program in SHELLS or re.match(r"python|pypy|perl|ruby|node|php|lua|tclsh", command.program):
+        return False
+    words = command.arguments
+    return (len(words) == 1 and words[0] in _ASKS) or (len(words) == 2 and words[1] in {"--help", "--version"})
+
+
 def command_of(words: list[str], *, piped: bool = False, documents: dict[str, str] | None = None) -> Command | None:
     """One command from its words: assignments and wrappers skipped, redirections taken out."""
     kept, writes, reads, stdin = _redirected(words, documents or {})

@@ -56,7 +56,7 @@ async def test_a_step_is_played_and_learned_from_the_answers_of_the_list(spec: R
         await workers.sync_weights(0)
         groups = grouped((await workers.collect(requests_of(spec, 1))).trajectories)
         await workers.credit(groups, (), step=1)
-        report = await workers.update(UpdateRequest.of(1, groups, (), credited=True))
+        report = (await workers.update(UpdateRequest.of(1, groups, (), credited=True))).metrics
     finally:
         await workers.close()
     turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]

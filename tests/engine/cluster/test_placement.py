@@ -80,6 +80,24 @@ def test_gpus_that_are_not_there_are_counted_in_the_refusal() -> None:
     assert misfit(plan(device="cuda", trainer_ranks=8), [Bundle(8)]) is None
 
 
+def test_servers_have_gpus_of_their_own_on_one_node_whatever_the_placement_says() -> None:
+    sglang = {"generator": "sglang", "device": "cuda", "trainer_ranks": 4}
+    servers = plan(**sglang, sglang={"servers": 2, "tensor_parallel": 2})
+    assert servers.seat("generator") == Seat("generator", 0, gpus=4)
+    assert servers.seat("learner") == Seat("trainer", 0, gpus=1)
+    assert misfit(servers, [Bundle(4), Bundle(4)]) is None
+    reported = misfit(servers, [Bundle(4), Bundle(2), Bundle(2)])
+    assert reported is not None
+    assert "trainer 4 GPUs on one node, generator 4 GPUs on one node" in reported
+    assert misfit(servers, [Bundle(6)]) == (
+        "resources.sglang.servers = 2 of 2 GPUs: needs 4 + 4 GPUs (trainer + generator); the cluster has 6: "
+        "use fewer servers, those of urls, or resources.trainer_ranks of at most 2"
+    )
+    given = plan(**sglang, sglang={"urls": ["http://10.0.0.1:30000"], "weights": "tensor"})
+    assert given.seat("generator") == Seat(None)
+    assert misfit(given, [Bundle(4)]) is None
+
+
 def test_ranks_are_on_one_machine() -> None:
     reported = misfit(plan(device="cuda", trainer_ranks=3), [Bundle(2), Bundle(2)])
     assert reported is not None

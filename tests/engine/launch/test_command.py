@@ -112,6 +112,32 @@ def test_a_good_spec_is_reported_in_a_line(run_toml: Path) -> None:
     assert "small: 200 supervised steps, then 5 steps of 6 x 4 rollouts" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (None, "recipe.stages.0.data.file = 'chat.jsonl': there is no such file in"),
+        ('{"messages": [{"role": "robot", "content": "x"}]}\n', "chat.jsonl: line 1"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["check", "train"])
+def test_the_files_of_stages_are_read_through_before_a_start(
+    tmp_path: Path, verb: str, lines: str | None, words: str
+) -> None:
+    (tmp_path / "run.toml").write_text('name = "x"\n[recipe]\npreset = "sft-chat"\n')
+    if lines is not None:
+        (tmp_path / "chat.jsonl").write_text(lines)
+    done = engine(verb, "run.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_run_without_rl_is_reported_by_its_supervised_steps_alone(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}))
+    (tmp_path / "run.toml").write_text('name = "x"\n[recipe]\npreset = "sft-chat"\n')
+    assert engine("check", "run.toml", cwd=tmp_path).stdout == "run.toml: fine. x: 600 supervised steps\n"
+
+
 def test_the_schema_describes_every_field() -> None:
     schema = json.loads(engine("schema").stdout)
     assert schema["$defs"]["Schedule"]["properties"]["group_size"]["description"] == "Rollouts per prompt."

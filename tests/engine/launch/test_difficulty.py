@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engine.launch.job import launch_from_file
-from engine.launch.pinned_files import FileFolder, with_pinned_files
 from engine.launch.preflight import BadSpec
+from engine.launch.run_files import FileFolder, with_pinned_files
 from engine.spec.launch import Launch
 from engine.spec.run import RunSpec
 from tests.engine.dying import dying

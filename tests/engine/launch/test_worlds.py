@@ -34,7 +34,7 @@ async def test_on_policy_the_engines_agree_and_ratios_are_1_wherever_log_probs_a
         collected = await workers.collect(requests_of(spec, 1))
         groups = grouped(collected.trajectories)
         await workers.credit(groups, (), step=1)
-        report = await workers.update(UpdateRequest.of(1, groups, (), credited=True))
+        report = (await workers.update(UpdateRequest.of(1, groups, (), credited=True))).metrics
     finally:
         await workers.close()
     assert (report["ratio_max"], report["kl_to_old"], report["kl_to_reference"]) == (1, 0, 0)
@@ -76,6 +76,6 @@ async def test_a_crew_learns_and_plays_in_it_and_no_sandbox_is_made(environment,
         assert {call.error_class for call in calls} == {None, "illegal"}
         groups = grouped(collected.trajectories)
         await workers.credit(groups, (), step=1)
-        assert (await workers.update(UpdateRequest.of(1, groups, (), credited=True)))["tokens"] > 0
+        assert (await workers.update(UpdateRequest.of(1, groups, (), credited=True))).metrics["tokens"] > 0
     finally:
         await workers.close()

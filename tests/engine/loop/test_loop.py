@@ -17,7 +17,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
-from engine.training.columns import UpdateRequest
+from engine.training.columns import Updated, UpdateRequest
 from tests.engine.rigs import Rig, entered
 
 
@@ -165,7 +165,7 @@ def test_a_step_without_any_episode_fails_the_run_for_good(rig: Callable[..., Ri
 
 
 class Dying(InProcessWorkers):
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> Updated:
         raise ActorLost("learner died: of old age")
 
 
@@ -232,7 +232,8 @@ TRAIN_KEYS = {
     "train/response_tokens", "train/truncated", "train/entropy", "train/loss", "train/grad_norm",
     "train/clip_fraction", "train/ratio_max",
     "train/mismatch_kl", "train/lr", "train/staleness_mean", "train/staleness_max", "train/discarded",
-    "perf/tokens_per_s", "perf/step_seconds", "perf/collect_seconds", "perf/update_seconds", "perf/rss_mib",
+    "perf/tokens_per_s", "perf/step_seconds", "perf/eta_seconds", "perf/collect_seconds", "perf/update_seconds",
+    "perf/rss_mib",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
-from engine.training.columns import CreditColumns, UpdateRequest
+from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.recordings import BadRecording
 from tests.engine.rigs import Rig, entered
 
@@ -233,7 +233,7 @@ class Untrainable(InProcessWorkers):
     async def supervised(self, number: int, first: int, last: int) -> dict[str, float]:
         raise AssertionError("a supervised step")
 
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> Updated:
         raise AssertionError("an update")
 
     async def save(self, folder: Path) -> None:
@@ -285,8 +285,8 @@ def test_the_loops_own_process_needs_no_torch() -> None:
 
 
 class Forgetful(InProcessWorkers):
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
-        return {"updates": 0.0, "sil/expired": 3.0, "sil/buffer": 40.0}
+    async def update(self, request: UpdateRequest) -> Updated:
+        return Updated({"updates": 0.0, "sil/expired": 3.0, "sil/buffer": 40.0})
 
 
 def test_a_replay_buffer_that_loses_trajectories_before_it_is_full_is_reported_once(rig: Made, service: Any) -> None:
@@ -328,7 +328,7 @@ def test_self_imitation_goes_on_in_steps_whose_rollouts_are_all_masked(rig: Made
 
 
 class Diverging(InProcessWorkers):
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> Updated:
         raise NonFiniteGradient("the gradient of the policy has the norm nan")
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from engine.launch import model_check
 from engine.loop import model_requirements
 from engine.loop.requirements import lacking
 from engine.models.folder import opened_folder
@@ -158,3 +160,40 @@ def test_the_estimate_says_on_how_many_gpus_or_processes(folder: Path, device: s
     assert where in words
     document["resources"]["trainer_ranks"] = 1
     assert "each" not in str(model_requirements.memory_in_words(*parts_of(document)))
+
+
+def rewritten(file: Path, **changes: Any) -> None:
+    """``changes`` are what becomes of tensors by their names; None removes one."""
+    tensors = load_file(file)
+    for name, change_of in changes.items():
+        if change_of is None:
+            del tensors[name]
+        else:
+            tensors[name] = change_of(tensors[name])
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("becomes", "reason"),
+    [(None, f"lack {UP}"), (lambda held: held[:-8].contiguous(), f"{UP} has the shape [40, 32], and")],
+)
+def test_weights_that_are_not_those_of_the_config_are_refused_by_name(folder: Path, becomes: Any, reason: str) -> None:
+    rewritten(folder / "model.safetensors", **{UP: becomes})
+    found = problem(spec_of(folder))
+    assert (found.field, found.value) == ("model.path", str(folder))
+    assert reason in found.message
+    assert "same model" in found.remedy
+    report = model_check.checked(folder)
+    assert report.problem is not None
+    assert reason in report.problem.message
+
+
+def test_a_context_beyond_the_window_that_a_layer_looks_back_on_is_refused(folder: Path) -> None:
+    change(folder / "config.json", model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=128)
+    found = problem(spec_of(folder))
+    assert (found.field, found.value) == ("model.context_tokens", 512)
+    assert "128 tokens alone (sliding_window)" in found.message
+    assert model_requirements.lacking_in_model(spec_of(folder, context_tokens=128)) == []

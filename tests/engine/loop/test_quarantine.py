@@ -29,7 +29,7 @@ from engine.spec.rollout_group import GroupPlan, RolloutGroup, rollouts_in
 from engine.spec.run import RunSpec
 from engine.spec.security import Origin, ReviewDecision
 from engine.spec.trajectory import Trajectory
-from engine.training.columns import CreditColumns, UpdateRequest, with_columns
+from engine.training.columns import CreditColumns, Updated, UpdateRequest, with_columns
 from sandboxes.egress.detectors.finding import Finding
 from tests.engine.conftest import rollout
 from tests.engine.groups import grouped
@@ -83,7 +83,7 @@ class Suspicious(InProcessWorkers):
         }
         return columns
 
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> Updated:
         self.batches.append(
             [
                 self.credited[decision.trajectory].model_copy(update={"masked_because": decision.masked_because})
@@ -136,7 +136,7 @@ def test_without_a_review_decision_it_is_in_no_update_and_not_in_the_comparison(
 class Awaiting(Suspicious):
     """The first update is over only when the review decision has arrived, so that the second step knows it."""
 
-    async def update(self, request: UpdateRequest) -> dict[str, float]:
+    async def update(self, request: UpdateRequest) -> Updated:
         learned = await super().update(request)
         if len(self.batches) == 1:
             await asyncio.to_thread(self.rule)
@@ -255,7 +255,7 @@ def test_an_alert_that_comes_between_score_and_update_masks_it_all_the_same(
                 running.quarantine.alerted(alert())
             return await super().credit(groups, released, step=step)
 
-        async def update(self, request: UpdateRequest) -> dict[str, float]:
+        async def update(self, request: UpdateRequest) -> Updated:
             learned.append([decision.trajectory for decision in request.rollouts if decision.masked_because is None])
             return await super().update(request)
 
@@ -489,3 +489,16 @@ def test_a_held_group_of_neither_form_is_refused(changed: dict[str, Any], fields
     assert [".".join(map(str, error["loc"])) for error in refused.value.errors()] == [
         f"held.0.{field}" for field in fields
     ]
+
+
+def test_an_alert_outlives_its_attempt_and_a_line_cut_short_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "alerts.txt"
+    waiting, other = rollout(prompt=4, member=1), rollout(prompt=4, member=2)
+    Quarantine(file).alerted(alert(waiting.id, number=1))
+    with file.open("a") as cut_short:
+        cut_short.write(f"\n{other.id} sand")
+    Quarantine(file).alerted(alert(waiting.id, number=2))
+    restored = Quarantine(file).marked_before([waiting, other])
+    assert [trajectory.alerts for trajectory in restored] == [["sandbox/1", "sandbox/2"], []]
+    [marked, unmarked] = Quarantine(file).marked(restored, QuarantineState())
+    assert (is_out(marked), is_out(unmarked)) == (True, False)

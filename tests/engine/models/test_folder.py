@@ -126,6 +126,13 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
         "w is I8",
     ),
     "a shard is missing": (lambda folder: index(folder, w="model-1-of-2.safetensors"), "is named by .* and missing"),
+    "a shard without what it should hold": (
+        lambda folder: (
+            (folder / "model.safetensors").rename(folder / "model-1-of-1.safetensors"),
+            index(folder, w="model-1-of-1.safetensors"),
+        )[0],
+        "model-1-of-1.safetensors: lacks w, which",
+    ),
     "a shard outside": (lambda folder: index(folder, w="../other/model.safetensors"), "outside of the folder"),
     "an index without a map": (
         lambda folder: (index(folder), (folder / "model.safetensors.index.json").write_text("{}"))[0],
@@ -160,6 +167,8 @@ def test_shards_are_read_as_one_model(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     index(folder, **{name: file for file, held in parts.items() for name in held})
     assert opened_folder(folder).parameters == opened_folder(folder_of("qwen3")).parameters
+    index(folder, **{name: file for file, held in parts.items() for name in held if name != names[0]})
+    assert names[0] not in opened_folder(folder).tensors, "nothing loads what the index leaves out"
 
 
 def test_what_is_looked_at_is_what_is_loaded(folder: Path) -> None:

@@ -157,6 +157,8 @@ def marks_as_words(folder: Path) -> None:
         (lambda folder: edit(folder / "tokenizer.json", added_tokens=[{"id": 3}]), "missing field"),
         (lambda folder: edit(folder / "tokenizer.json", added_tokens="x"), "expected a sequence"),
         (lambda folder: edit(folder / "generation_config.json", eos_token_id=10**6), "does not have"),
+        (lambda folder: edit(folder / "generation_config.json", eos_token_id="</s>"), "neither an id nor"),
+        (lambda folder: edit(folder / "generation_config.json", eos_token_id=[True]), "neither an id nor"),
         (lambda folder: edit(folder / "tokenizer.json", normalizer=PANIC), "cannot be read"),
         (no_end, "no end token"),
         (marks_as_words, "could forge it"),

@@ -16,7 +16,7 @@ WANTED = {
     "grpo", "dr-grpo", "dapo", "rloo", "reinforce-pp", "ppo", "gspo", "cispo", "topr", "gigpo",
     "dr-bot-grpo", "dr-bot-gigpo", "spear-grpo", "spear-gigpo", "spear-dr-bot-grpo", "spear-dr-bot-gigpo",
     "cleaner", "cleaner-7b", "agentevolver-attributing", "agentevolver-navigating",
-    "ipa", "ipa-sequential", "sft", "sft-error-masked", "sft-chat", "sft-two-stage", "cpt",
+    "ipa", "ipa-sequential", "sft", "sft-error-masked", "sft-chat", "sft-two-stage", "cpt", "cpt-two-stage",
     "dpo-tool-calls", "cleaner-dpo", "evaluate",
 }  # fmt: skip
 

@@ -144,3 +144,39 @@ def test_a_spec_that_names_no_vocabulary_gets_the_one_that_suits_its_environment
     named = RunSpec.model_validate(document | {"model": context | {"vocabulary": "sokoban"}})
     assert named.model.vocabulary == "sokoban"
     assert RunSpec.model_validate_json(named.model_dump_json()) == named
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recipe", "field", "remedy"),
+    [
+        (
+            {"async_ratio": 1},
+            {"preset": "ipa", "expert_starts": {"how": {"kind": "sequential"}}},
+            "schedule.async_ratio",
+            'use async_ratio = 0, or recipe.expert_starts.how.kind = "parallel"',
+        ),
+        (
+            {"async_ratio": 4},
+            {"preset": "spear-grpo", "self_imitation": {"max_age_steps": 3}},
+            "recipe.self_imitation.max_age_steps",
+            "use a max_age_steps of at least 4, or a smaller async_ratio",
+        ),
+        ({"redundant_groups": 33}, {"preset": "grpo"}, "schedule.redundant_groups", "use at most 32"),
+        (
+            {"async_ratio": 16, "prompts_per_step": 10_000, "minibatch_trajectories": 8},
+            {"preset": "grpo"},
+            "schedule.async_ratio",
+            "use a smaller async_ratio, prompts_per_step or redundancy",
+        ),
+    ],
+)
+def test_a_ratio_that_a_recipe_or_a_machine_cannot_have_is_refused_with_its_remedy(
+    schedule: dict[str, Any], recipe: dict[str, Any], field: str, remedy: str
+) -> None:
+    document = {"name": "x", "environment": {"id": "household"}, "schedule": schedule, "recipe": recipe}
+    with pytest.raises(ValidationError) as refused:
+        RunSpec.model_validate(document)
+    [problem] = problems_in(refused.value, RunSpec)
+    assert (problem.field, problem.remedy) == (field, remedy)
+    fits = schedule | {"async_ratio": 0, "redundant_groups": 0}
+    RunSpec.model_validate(document | {"schedule": fits})

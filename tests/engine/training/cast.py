@@ -151,7 +151,7 @@ def credited(
 
 def updated(learner: Learner, groups: Sequence[RolloutGroup], released: Sequence[Trajectory] = ()) -> dict[str, float]:
     """The update of a step whose groups were credited, by what is decided about their rollouts now."""
-    return learner.update(UpdateRequest.of(groups[0].plan.step, groups, released, credited=True))
+    return learner.update(UpdateRequest.of(groups[0].plan.step, groups, released, credited=True)).metrics
 
 
 def learned(learner: Learner, groups: Sequence[RolloutGroup]) -> dict[str, float]:

@@ -74,7 +74,7 @@ def test_equal_rewards_below_0_a_group_of_one_a_masked_and_a_released_rollout(mo
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", catch)
-        report = learner.update(UpdateRequest.of(2, groups, again, credited=True))
+        report = learner.update(UpdateRequest.of(2, groups, again, credited=True)).metrics
     assert (report["updates"], report["dpo/pairs"], report["dpo/margin"]) == (1, len(learned), 0)
     assert len({len(rollout.turns) for rollout in learned}) > 1
     for ours, theirs in zip(caught, expected, strict=True):

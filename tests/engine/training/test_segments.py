@@ -204,7 +204,7 @@ def test_a_masked_trajectory_trains_on_none_of_its_segments() -> None:
         RolloutDecision(decision.trajectory, None if decision.trajectory == kept else "x")
         for decision in request.rollouts
     ]
-    report = learner.update(replace(request, rollouts=tuple(decisions)))
+    report = learner.update(replace(request, rollouts=tuple(decisions))).metrics
     assert report.get("tokens", 0) == played[0].sampled_tokens
 
 

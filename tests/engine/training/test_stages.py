@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from engine.cluster.members import learner_for, trainer_for
@@ -361,11 +362,28 @@ def test_text_and_chat_lower_their_loss_one_after_the_other(tmp_path: Path, kind
     assert 0 < chat.loss_mask.sum() < len(chat) - 2
 
 
-@pytest.mark.parametrize("name", ["sft-chat", "sft-two-stage", "cpt"])
+def test_annealed_weight_decay_falls_on_a_line_to_the_last_step(tmp_path: Path) -> None:
+    """A token that nothing shows has no gradient at the input of an untied model: decay alone moves its embedding."""
+    file = lines_in(tmp_path, [{"text": "aaaa bbbb"}] * 8, "text.jsonl")
+    stage = stage_of(file, "text", learning_rate=0.1, warmup=0.0, decay="constant")
+    stage |= {"weight_decay": 0.1, "final_weight_decay": 0.01}
+    model = {"kind": "pretrained", "path": str(folder_of("qwen3")), "context_tokens": 64}
+    learner = learner_for(run_spec({"stages": [stage]}, model=model), tmp_path)
+    learner.stages.read()
+    shown = {number for sample in learner.stages.batches(0).samples(0) for number in sample.token_ids.tolist()}
+    unseen = min(set(range(300)) - shown)
+    before = learner.weights()["model.embed_tokens.weight"][unseen]
+    learner.supervised(0, 1, 3)
+    after = learner.weights()["model.embed_tokens.weight"][unseen]
+    torch.testing.assert_close(after, before * (1 - 0.01) * (1 - 0.0055) * (1 - 0.001), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", ["sft-chat", "sft-two-stage", "cpt", "cpt-two-stage"])
 def test_the_presets_learn_their_data(tmp_path: Path, name: str) -> None:
     """With fewer steps, smaller batches and fewer demonstrations; the rest is theirs."""
     lines_in(tmp_path, CHATS, "chat.jsonl")
     lines_in(tmp_path, [{"text": text} for text in TEXTS], "text.jsonl")
+    lines_in(tmp_path, [{"text": text} for text in TEXTS], "trajectories.jsonl")
     recipe = Recipe.model_validate({"preset": name}).model_dump(mode="json")
     for stage in recipe["stages"]:
         stage |= {"steps": 2, "batch_size": 8, "batch_tokens": min(stage["batch_tokens"], 128)}

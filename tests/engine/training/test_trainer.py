@@ -384,6 +384,24 @@ def test_a_cold_start_in_slices_equals_one_in_a_piece(tmp_path):
     assert same_weights(whole, second_part)
 
 
+ANNEALED = Stage(steps=3, learning_rate=0.1, warmup=0.0, decay="constant", weight_decay=0.1, final_weight_decay=0.01)
+
+
+def test_a_stage_that_anneals_goes_on_to_the_same_bits(tmp_path):
+    whole, first_part, second_part = (trainer_for(run_spec()) for _ in range(3))
+    whole.supervised(first_stage(demonstrations(), ANNEALED), steps=3, first_step=0)
+    first_part.supervised(first_stage(demonstrations(), ANNEALED), steps=1, first_step=0)
+    first_part.save(tmp_path / "at-1")
+    second_part.load(tmp_path / "at-1")
+    second_part.supervised(first_stage(demonstrations(), ANNEALED), steps=2, first_step=1)
+    assert same_weights(whole, second_part)
+
+
+def test_a_stage_of_one_step_keeps_the_weight_decay_that_it_begins_with():
+    assert first_stage(demonstrations(), ANNEALED.model_copy(update={"steps": 1})).weight_decay(0) == 0.1
+    assert first_stage(demonstrations()).weight_decay(0) is None
+
+
 def test_a_cold_start_after_reinforcement_is_refused():
     trainer = trainer_for(run_spec())
     trainer.update(with_old_logprobs(trainer, rollouts()))

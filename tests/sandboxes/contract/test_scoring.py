@@ -99,6 +99,20 @@ async def test_what_is_not_copied_is_refused_with_its_path(sandbox):
         await sandbox.reset()
 
 
+async def test_a_partial_tree_leaves_out_what_is_not_copied_and_what_tools_fill(sandbox):
+    await python(sandbox, """
+        import os
+        for folder in ("src", "node_modules", ".git", "src/__pycache__"): os.makedirs(folder)
+        for path in ("src/a.py", "b.py", "node_modules/c.js", ".git/config", "src/__pycache__/a.pyc", ".coveragerc"):
+            open(path, "w").write(path)
+        os.symlink("b.py", "link"); os.mkfifo("fifo"); open("large", "w").write("x" * 70_000)
+    """)  # fmt: skip
+    tree = await sandbox.read_tree(["missing", "."], TreeLimits(entries=100, size_bytes=10_000, partial=True))
+    assert tree.files == {path: path.encode() for path in ("src/a.py", "b.py", ".coveragerc")}
+    for limits in (TreeLimits(entries=3, partial=True), TreeLimits(size_bytes=5, partial=True)):
+        assert len((await sandbox.read_tree(["."], limits)).files) < 3
+
+
 async def test_a_path_out_of_work_is_the_callers_mistake(sandbox):
     for path in (
         "../etc/passwd",

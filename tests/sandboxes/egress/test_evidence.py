@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.rollout.sandbox_monitor import _asks
+from engine.rollout.compared_tests import lines_kept
 from sandboxes.egress.connection_attempt import ConnectionAttempt
 from sandboxes.egress.decision import EgressDecision
 from sandboxes.egress.detectors.exec_event import ExecEvent
@@ -142,9 +142,13 @@ def test_installers_may_be_told_to_ask_oneself_or_the_usual_registries(line, lou
 def test_a_list_of_scores_is_no_verdict():
     for name in ("scores.txt", "grades.json", "decisions.json"):
         assert alarms(file("write", f"/work/{name}", by="/usr/bin/bash", found=False)) == set(), name
-    for name in ("reward.txt", "rewards.json", "score.json"):
+    for name in ("reward.txt", "rewards.json"):
         forged = file("write", f"/work/{name}", by="/usr/bin/bash", found=False)
         assert alarms(forged) == {("tamper-judgement", "warning")}, name
+    score = file("write", "/work/score.json", by="/usr/bin/bash", found=False)
+    assert alarms(shell_call("python3 measure.py > score.json"), score) == set()
+    for marks in ("echo '{\"score\": 1.0}' > score.json", "echo 100 > score.json"):
+        assert alarms(shell_call(marks), score) == {("tamper-judgement", "warning")}, marks
     assert alarms(file("write", "/work/scores.txt")) == {("tamper-judgement", "critical")}, "it was there before"
 
 
@@ -249,8 +253,8 @@ def test_configuration_that_a_call_names_is_read_beside_the_tests_that_it_names(
 
 
 def test_configuration_that_is_written_whole_is_compared_too():
-    assert _asks("/work/setup.cfg", SETUP.encode(), SETUP.encode() + b"x = 1\n") == "the same"
-    assert _asks("/work/setup.cfg", SETUP.encode(), b"") == "less"
+    assert lines_kept("/work/setup.cfg", SETUP, SETUP + "x = 1\n") == "the same"
+    assert lines_kept("/work/setup.cfg", SETUP, "") == "less"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
    All cards of the same x axis share the pointer (a line that names its step, with the values there in each legend)
    and the steps that the reader zoomed to. */
 
+import { AgeChart } from "./agechart.js";
 import { CurveChart } from "./curvechart.js";
+import { LaneChart } from "./lanechart.js";
 import { TimeChart } from "./timechart.js";
 
 const REDRAW_MS = 400;
@@ -12,17 +14,20 @@ const soon = (work) => (window.requestIdleCallback ? requestIdleCallback(work, {
 
 export class ChartGrid {
   /** `onPick(step, purpose)`: a point was clicked.  `onZoomed(isZoomed)`: some steps are looked at, or all again. */
-  constructor(root, { charts, phases, glossary, zoomed }, store, seconds, { onPick, onZoomed }) {
-    Object.assign(this, { root, store, onZoomed });
+  constructor(root, page, store, { seconds, lanes }, { onPick, onZoomed }) {
+    const { charts, phases, glossary, zoomed } = page;
+    Object.assign(this, { root, store, onZoomed, ages: page.ages });
     const onPoints = (chart, atOnce) => { this.stale.add(chart); if (atOnce) this.redraw(); else this.schedule(); };
     this.options = {
       smoothing: 0.5, log: false, zoomed, ranges: {}, onPoints, onPick,
       onHover: (source, x) => this.hover(source, x), onZoom: (source, range) => this.zoom(source.definition.x, range),
     };
-    const card = (id) => root.querySelector(`[data-chart="${id}"]`);
+    const card = (id) => document.querySelector(`#charts > [data-chart="${id}"], #timeline [data-chart="${id}"]`);
     this.curves = charts.map((definition) => new CurveChart(card(definition.id), definition, store, this.options));
     this.charts = [...this.curves];
     this.charts.push(new TimeChart(card("time"), { phases, glossary }, seconds, this.options));
+    this.charts.push(new LaneChart(card("lanes"), { names: page.lane_names, url: page.lanes }, lanes, this.options));
+    this.charts.push(new AgeChart(card("ages"), page.ages, store, this.options));
     this.stale = new Set(this.charts);
     this.owed = new Set();
     this.inSight = new Set();
@@ -58,7 +63,8 @@ export class ChartGrid {
     for (const { definition, card, curves } of this.curves) {
       if (definition.is_optional && card.hidden) card.hidden = !curves.some((curve) => this.owns(definition, curve.key));
     }
-    const others = this.store.keys().filter((key) => !this.shown.has(key)).sort();
+    for (const { card, isOptional, hasValues } of this.charts) if (isOptional && hasValues && card.hidden) card.hidden = false;
+    const others = this.store.keys().filter((key) => !this.shown.has(key) && !key.startsWith(this.ages)).sort();
     for (const key of others) this.addOther(key);
     if (others.length) this.countOthers();
   }

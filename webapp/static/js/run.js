@@ -2,8 +2,10 @@
 
 import { Arrivals, sampledForStep } from "./arrivals.js";
 import { ChartGrid } from "./charts.js";
+import { tellWhatCame } from "./estimate.js";
 import { explainTerms } from "./glossary.js";
 import { onKey } from "./keys.js";
+import { LaneStore } from "./lanes.js";
 import { LiveRun } from "./live.js";
 import { LogTail } from "./loglines.js";
 import { SecurityTab } from "./securitytab.js";
@@ -24,8 +26,9 @@ const page = JSON.parse(element("page-data").textContent);
 const root = element("run");
 const store = new SeriesStore();
 const seconds = new Map(); // step -> phase -> seconds
+const lanes = new LaneStore();
 const onZoomed = (isZoomed) => { element("reset-zoom").hidden = !isZoomed; };
-const grid = new ChartGrid(element("charts"), page, store, seconds, { onPick: showTrajectories, onZoomed });
+const grid = new ChartGrid(element("charts"), page, store, { seconds, lanes }, { onPick: showTrajectories, onZoomed });
 const log = new LogTail(element("log"), element("follow"));
 const arrivals = new Arrivals(element("trajectories"));
 const security = new SecurityTab(element("security"));
@@ -47,7 +50,10 @@ function showRun(run) {
   element("failure").hidden = !run.failure_reason;
   write("failure-reason", run.failure_reason);
   root.dataset.state = run.state;
-  if (!isFirst && ENDED.includes(run.state)) grid.end();
+  if (!isFirst && ENDED.includes(run.state)) {
+    tellWhatCame(store, true);
+    grid.end();
+  }
   if (moved && !isFirst) htmx.trigger(document.body, "run-moved");
   tick();
 }
@@ -112,6 +118,7 @@ function addPhase(step, phase, took) {
 function rewind({ from_step: fromStep, from_cold_start_step: coldStart }) {
   store.rewind(fromStep, coldStart);
   grid.rewind(fromStep, coldStart);
+  lanes.rewind(fromStep);
   arrivals.rewind(fromStep);
   for (const step of [...seconds.keys()]) if (step > fromStep) seconds.delete(step);
 }
@@ -124,6 +131,7 @@ function apply(events) {
       store.add(event.step, event.values);
       grid.add(event.seq, event.step, event.values);
     } else if (event.kind === "phase") addPhase(event.step, event.phase, event.seconds);
+    else if (event.kind === "lanes") lanes.add(event.step, event.spans);
     else if (event.kind === "log") logs.push(event);
     else if (event.kind === "trajectory" && event.trajectory) trajectories.push({ ...event.trajectory, seq: event.seq });
     else if (event.kind === "egress" || event.kind === "settled") security.changed();
@@ -140,12 +148,24 @@ function apply(events) {
   count("logs", log.count);
   count("trajectories", stored);
   count("security", alerts);
-  if (events.some((event) => ["metric", "phase", "started"].includes(event.kind))) {
+  tellWhatCame(store, ENDED.includes(shown.state));
+  if (events.some((event) => ["metric", "phase", "lanes", "started"].includes(event.kind))) {
     grid.changed();
     showFigures();
   }
+  if (events.some((event) => event.kind === "metric" && "perf/step_seconds" in event.values)) stepIsOver();
 }
 
+/* The words about waiting are fetched again: once for all steps of a second. */
+function stepIsOver() {
+  telling ??= setTimeout(() => {
+    telling = null;
+    htmx.trigger(document.body, "run-step");
+  }, TELL_MS);
+}
+
+const TELL_MS = 1000;
+let telling = null;
 let stored = 0;
 let alerts = 0;
 
@@ -167,7 +187,9 @@ async function begin() {
     return setTimeout(begin, 2000);
   }
   store.load(first.series);
+  tellWhatCame(store, ENDED.includes(first.run.state));
   for (const [step, phase, took] of first.phases) addPhase(step, phase, took);
+  for (const { step, spans } of first.lanes) lanes.add(step, spans);
   stored = first.trajectories;
   alerts = first.alerts;
   log.add(first.logs);
@@ -201,7 +223,7 @@ function openTab(name) {
   if (name === "trajectories") arrivals.open();
   if (name === "security") security.open();
   if (name === "logs") log.follow();
-  if (name === "curves") {
+  if (name === "curves" || name === "timeline") {
     dispatchEvent(new Event("resize")); // Plotly measures what was hidden
     grid.schedule();
   }

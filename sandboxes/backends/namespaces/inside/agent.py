@@ -208,7 +208,7 @@ class Agent:
         self.start_interpreter()
         self.answer(number, frames.DATA)
 
-    def do_take(self, number: int, paths: list[str], limits: tuple[int, int], alone: bool) -> None:
+    def do_take(self, number: int, paths: list[str], limits: tuple[int, int, bool], alone: bool) -> None:
         """Answer with chosen files of /work; ``alone``: everything is dead before they are read."""
         if alone:
             self.end_everybody(ENDED_FOR_ALONE)

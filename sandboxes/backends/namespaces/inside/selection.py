@@ -15,6 +15,9 @@ from sandboxes.backends.namespaces.inside.trees import OPEN_FOLDER
 
 DEEPEST = 64
 LONGEST_PATH_BYTES = 1024
+LARGEST_TEXT = 64 * 1024
+FILLED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "target"})
+"""Folders that tools fill."""
 Taken = dict[str, "tuple[int, bytes]"]
 
 
@@ -42,14 +45,38 @@ class Allowance:
             raise Refused("too large", path)
 
 
+class Partial(Allowance):
+    """What may still be looked at of a project: text that people write."""
+
+    def leaves_out(self, path: str, size_bytes: int) -> bool:
+        """Whether this name is passed over; it counts all the same, so that the work is bounded."""
+        self.entries -= 1
+        name = path.rsplit("/", 1)[-1]
+        too_much = self.entries < 0 or size_bytes > min(LARGEST_TEXT, self.bytes)
+        return too_much or (size_bytes < 0 and (name.startswith(".") or name in FILLED))
+
+    def take(self, path: str, size_bytes: int) -> None:
+        self.bytes -= size_bytes
+        if self.bytes < 0:
+            raise Refused("too large", path)
+
+
 # -- reading --------------------------------------------------------------------------------------
 
 
-def taken(paths: list[str], most_entries: int, most_bytes: int) -> bytes:
-    """All of ``paths`` (relative to /work, "" is all of it), packed.  Raises ``Refused`` and then has read nothing."""
-    allowance, found = Allowance(most_entries, most_bytes), Taken()
+def taken(paths: list[str], most_entries: int, most_bytes: int, partial: bool = False) -> bytes:
+    """All of ``paths`` (relative to /work, "" is all of it), packed.  Raises ``Refused`` and then has read nothing.
+
+    ``partial``: what would be refused is left out, and so is what tools fill; at most ``most_entries`` names are
+    looked at.
+    """
+    allowance, found = (Partial if partial else Allowance)(most_entries, most_bytes), Taken()
     for path in paths:
-        _choose(path, allowance, found)
+        try:
+            _choose(path, allowance, found)
+        except Refused:
+            if not partial:
+                raise
     return b"".join(frames.pack_entry(path, kind, content) for path, (kind, content) in sorted(found.items()))
 
 
@@ -117,17 +144,32 @@ def _take_below(folder: int, prefix: str, allowance: Allowance, found: Taken, de
     """Closes ``folder``."""
     try:
         names = os.listdir(folder)
-        if len(names) > allowance.entries:
+        if len(names) > allowance.entries and not isinstance(allowance, Partial):
             raise Refused("too many", prefix)
         for name in names:
             try:
-                _take(folder, name, prefix + name, allowance, found, depth)
+                if isinstance(allowance, Partial):
+                    _take_some(folder, name, prefix + name, allowance, found, depth)
+                else:
+                    _take(folder, name, prefix + name, allowance, found, depth)
             except FileNotFoundError:
                 continue  # somebody else removed it meanwhile
     except PermissionError:
         raise Refused("closed", prefix) from None
     finally:
         os.close(folder)
+
+
+def _take_some(parent: int, name: str, path: str, allowance: Partial, found: Taken, depth: int) -> None:
+    if allowance.entries < 0:
+        return
+    status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if allowance.leaves_out(path, -1 if stat.S_ISDIR(status.st_mode) else status.st_size):
+        return
+    try:
+        _take(parent, name, path, allowance, found, depth)
+    except Refused:
+        return
 
 
 def _file(parent: int, name: str, path: str, allowance: Allowance) -> "tuple[int, bytes]":

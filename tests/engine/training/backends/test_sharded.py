@@ -35,7 +35,7 @@ from engine.training.backends.interface import TrainerBackend
 from engine.training.backends.ranks import Leader
 from engine.training.backends.registry import trainer_backend
 from engine.training.backends.sharded import ShardedBackend
-from engine.training.backends.sharding import refuse_missing_shards
+from engine.training.backends.sharded_rank import refuse_missing_shards
 from engine.training.backends.torch import TorchBackend
 from engine.training.batch import Sample, by_trajectory, sample_of
 from engine.training.examples import HeldExamples
@@ -220,6 +220,7 @@ def test_a_checkpoint_goes_on_from_one_rank_from_two_and_opens_in_transformers(
             made.freeze_reference()
             step(made)
             made.renew_optimizer(weight_decay=0.1)
+            made.set_weight_decay(0.5)
         assert compared(two.backend) == pytest.approx(compared(one), rel=1e-4)
 
         two.backend.save(Path("of-two"), {"beside": torch.ones(2)})

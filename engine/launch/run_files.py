@@ -1,6 +1,8 @@
-"""Files that a run reads beside its spec, found and pinned to their content before it starts.
+"""This module finds the files that a run reads beside its spec, and looks at them before it starts.
 
-A resumed run reads what its first attempt read: its checkpoint holds the digest, and another content is refused.
+Tables of difficulty and teachers' trajectories are pinned to their content: a resumed run reads what its first attempt
+read, because its checkpoint holds the digest, and another content is refused.  The files of supervised stages, which
+may be large, are read through line by line; the run itself keeps their digests (``loop/state.py``).
 """
 
 from dataclasses import dataclass
@@ -12,12 +14,17 @@ from pydantic import BaseModel
 from engine.launch.preflight import BadSpec
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.loop.difficulty import file_sha256
+from engine.rollout.stage_documents import check_line
+from engine.spec.model import Model
 from engine.spec.pinned_file import PinnedFile
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
+from engine.spec.supervised import Chat, Recordings, Stage, Text
+from engine.training.examples import MOST_LINE_BYTES
+from engine.training.recordings import BadRecording, check_digest, file_below, recorded_trajectories
 
-FIELDS = ("recipe.selection.difficulty.measured", "recipe.expert_starts.teacher")
-"""Where a spec names such files."""
+PINNED_FIELDS = ("recipe.selection.difficulty.measured", "recipe.expert_starts.teacher")
+"""The fields where a spec names files that are pinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +55,55 @@ def with_pinned_files(spec: RunSpec, run_dir: Path | None, files: FileFolder) ->
 
     Raises BadSpec.
     """
-    named = {field: value for field in FIELDS if isinstance(value := _at(spec, field), PinnedFile)}
+    named = {field: value for field in PINNED_FIELDS if isinstance(value := _at(spec, field), PinnedFile)}
     before = _spec_before(run_dir) if named else None
     for field, file in named.items():
         spec = _with(spec, field.split("."), _pinned(field, file, _at(before, field), files))
     return spec
+
+
+def check_stage_files(spec: RunSpec, folder: Path) -> None:
+    """Read the files of supervised stages through: every line has the form that its stage says.
+
+    One line is held at a time; the files lie below ``folder``.  Whether a document fits into the model's context is
+    found out by the run itself.  Raises BadSpec, which names file, line and field.
+    """
+    try:
+        for number, stage in enumerate(spec.recipe.stages):
+            _check_stage(number, stage, spec.model, folder)
+    except BadRecording as error:
+        raise BadSpec([str(error)]) from error
+
+
+def _check_stage(number: int, stage: Stage, model: Model, folder: Path) -> None:
+    if isinstance(stage.data, Recordings):
+        recorded_trajectories(stage.data, model, folder)
+    if isinstance(stage.data, Chat | Text):
+        _check_lines(stage.data, folder, f"recipe.stages.{number}.data.file")
+
+
+def _check_lines(data: Chat | Text, folder: Path, field: str) -> None:
+    path = file_below(folder, data.file, field)
+    check_digest(path, data.sha256, field)
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
+                _check_line(data, line, f"{path}", number)
+    except OSError as error:
+        raise BadRecording(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _check_line(data: Chat | Text, line: bytes, path: str, number: int) -> None:
+    if not line.strip():
+        return
+    if len(line) > MOST_LINE_BYTES:
+        raise BadRecording(f"{path}, line {number}: is longer than {MOST_LINE_BYTES} bytes: one document a line")
+    try:
+        check_line(data, line.decode().rstrip("\r\n"), number)
+    except UnicodeDecodeError as error:
+        raise BadRecording(f"{path}, line {number}: is no UTF-8: {error.reason}") from error
+    except ValueError as error:
+        raise BadRecording(f"{path}: {error}") from error
 
 
 def _pinned(field: str, named: PinnedFile, before: Any, files: FileFolder) -> PinnedFile:

@@ -1,0 +1,1 @@
+"""In the place of vllm, whose CUDA kernels SGLang names and a CPU never calls."""

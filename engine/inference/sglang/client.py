@@ -1,0 +1,191 @@
+"""One SGLang server over HTTP: token ids in, token ids with log-probs and versions out.
+
+Two things can go wrong, and callers choose between them: the server is gone (``ServerGone``: ask another one), or it
+answered that it will not (``ServerRefused``: asking again would not help).
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+CONNECTIONS = 4096
+"""More than a server runs at once; what is beyond waits in the server, not here."""
+CALL_S = 30.0
+"""For calls that take no model pass."""
+PROBE_S = 120.0
+"""For a first pass."""
+LOAD_S = 1800.0
+"""For new weights."""
+
+
+class ServerGone(Exception):
+    """The server does not answer any more, or not yet."""
+
+
+class ServerRefused(RuntimeError):
+    """The server answered, and the answer is no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request sampled, in order; ``versions`` are the server's names of the weights, one for each token."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[str]
+    finish: str
+    """``stop``, ``length`` or ``abort``."""
+    message: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class SglangClient:
+    """Calls of one server.  Every method raises ServerGone and ServerRefused."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
+        # trust_env: a proxy of the environment is for the internet, not for a server next door.
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=CALL_S, trust_env=False)
+        self.url = url
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def model_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = await self._call("GET", "/model_info")
+        return info
+
+    async def server_info(self) -> dict[str, Any]:
+        """It asks the scheduler, which answers after what it was told before."""
+        info: dict[str, Any] = await self._call("GET", "/server_info")
+        return info
+
+    async def generate(
+        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], *, behaviour_logprobs: bool
+    ) -> Answer:
+        """Sample after ``ids``.  There is no time limit: a paused server answers when it goes on.
+
+        ``behaviour_logprobs`` are those of the very distribution that is drawn from, after every truncation.
+        """
+        body = {
+            "rid": request_id,
+            "input_ids": list(ids),
+            "sampling_params": dict(sampling),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+        }
+        if behaviour_logprobs:
+            body |= {"return_sampling_mask": True, "sampling_logprobs_mode": "selected"}
+        reply = await self._call("POST", "/generate", body, timeout_s=None)
+        return _answer(reply["meta_info"], behaviour_logprobs=behaviour_logprobs)
+
+    async def score(self, request_id: str, ids: Sequence[int], begin: int) -> Answer:
+        """The log-prob of each of ``ids[begin:]`` after what stands before it, at temperature 1; ``begin`` >= 1."""
+        body = {
+            "rid": request_id,
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+            "return_logprob": True,
+            "logprob_start_len": begin - 1,
+        }
+        reply = await self._call("POST", "/generate", body, timeout_s=None)
+        meta = reply["meta_info"]
+        scored = meta["input_token_logprobs"][1:]
+        token_ids, logprobs = [entry[1] for entry in scored], [entry[0] for entry in scored]
+        finish = meta["finish_reason"]
+        versions = [meta["weight_version"]] * len(scored)
+        return Answer(
+            token_ids,
+            logprobs,
+            versions,
+            finish["type"],
+            finish.get("message", ""),
+            meta["prompt_tokens"],
+            meta["cached_tokens"],
+        )
+
+    async def abort(self, request_id: str) -> None:
+        await self._call("POST", "/abort_request", {"rid": request_id})
+
+    async def pause(self) -> None:
+        """When this returns the last token has been sampled.  Requests keep theirs and are read again later."""
+        await self._call("POST", "/pause_generation", {"mode": "retract"})
+        await self.server_info()
+
+    async def proceed(self) -> None:
+        await self._call("POST", "/continue_generation", {})
+
+    async def load_folder(self, folder: str, version: int) -> None:
+        """Safetensors by their Hugging Face names, from a folder that the server sees."""
+        body = {"model_path": folder, "weight_version": str(version), "flush_cache": True}
+        await self._call("POST", "/update_weights_from_disk", body, timeout_s=LOAD_S)
+
+    @asynccontextmanager
+    async def weight_update(self) -> AsyncIterator[None]:
+        """Within it, weights come by ``load_tensors``."""
+        await self._call("POST", "/begin_weight_update", {})
+        yield
+        await self._call("POST", "/end_weight_update", {}, timeout_s=LOAD_S)
+
+    async def load_tensors(self, serialized: str, ranks: int, version: int) -> None:
+        """A part of the weights, serialised for each of the server's ``ranks`` alike."""
+        body = {"serialized_named_tensors": [serialized] * ranks, "weight_version": str(version), "flush_cache": True}
+        await self._call("POST", "/update_weights_from_tensor", body, timeout_s=LOAD_S)
+
+    async def knows_token(self, token: int) -> bool:
+        """Whether the token is of the server's vocabulary.  (A prompt that holds one which is not ends the server.)"""
+        sampling = {"max_new_tokens": 1, "temperature": 0, "logit_bias": {str(token): 0.0}}
+        try:
+            await self._call("POST", "/generate", {"input_ids": [0], "sampling_params": sampling}, timeout_s=PROBE_S)
+        except ServerRefused as error:
+            if "logit_bias" in str(error):
+                return False
+            raise
+        return True
+
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = CALL_S
+    ) -> Any:
+        timeout = httpx.Timeout(timeout_s, connect=CALL_S)
+        try:
+            response = await self._http.request(method, path, json=body, timeout=timeout)
+        except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
+            raise ServerGone(f"{self.url}{path}: {error or type(error).__name__}") from error
+        if response.status_code >= 500:
+            raise ServerGone(f"{self.url}{path} answered {response.status_code}: {response.text[:300]}")
+        if response.status_code >= 400:
+            raise ServerRefused(f"{self.url}{path} answered {response.status_code}: {response.text[:600]}")
+        return response.json() if response.content else None
+
+
+def _answer(meta: Mapping[str, Any], *, behaviour_logprobs: bool) -> Answer:
+    sampled = meta["output_token_logprobs"]
+    token_ids, logprobs = [entry[1] for entry in sampled], [entry[0] for entry in sampled]
+    if behaviour_logprobs and sampled:
+        logprobs = list(meta["output_token_sampling_logprobs"])
+    finish = meta["finish_reason"]
+    return Answer(
+        token_ids,
+        logprobs,
+        _versions(meta, len(sampled)),
+        finish["type"],
+        str(finish.get("message", "")),
+        meta["prompt_tokens"],
+        meta.get("cached_tokens", 0),
+    )
+
+
+def _versions(meta: Mapping[str, Any], tokens: int) -> list[str]:
+    """By the spans of the answer; a server that tells none has one version for all of it."""
+    spans = meta.get("weight_versions")
+    if not spans:
+        return [str(meta["weight_version"])] * tokens
+    versions = [str(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+    if len(versions) != tokens:
+        raise ServerRefused(f"the weight versions {spans} do not cover the {tokens} tokens of the answer")
+    return versions

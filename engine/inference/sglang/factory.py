@@ -1,0 +1,104 @@
+"""The SGLang generator of a run: what the spec says becomes servers, an exchange of weights, and a generator."""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.durable import read_back
+from engine.inference.sglang.client import SglangClient
+from engine.inference.sglang.generator import SglangGenerator
+from engine.inference.sglang.identity import Expected
+from engine.inference.sglang.process import ServerProcess, launch_command, launch_environment
+from engine.inference.sglang.servers import Fleet, Server, Timings
+from engine.inference.sglang.weights import Exchange, FolderExchange, TensorExchange
+from engine.models.origin import ModelOrigin, model_origin
+from engine.spec.model import Model, PretrainedModel
+from engine.spec.run import Resources
+from engine.spec.sglang import Sglang
+
+PYTHON = "PALESTRA_SGLANG_PYTHON"
+"""The interpreter of an environment that has SGLang; absent: this one."""
+KEYS = "PALESTRA_SGLANG_KEYS"
+"""Keys of servers given by URL, as ``URL=KEY`` with spaces between: no key is sent to a server that it is not of."""
+
+
+def sglang_generator(model: Model, resources: Resources, *, seed: int) -> SglangGenerator:
+    """Servers are started by the first call.  ``seed`` is a built-in model's, of which no server can be made."""
+    origin, settings = model_origin(model), resources.sglang
+    pretrained, folder = origin.model, origin.weights
+    assert isinstance(pretrained, PretrainedModel)  # the spec refuses all others
+    assert folder is not None
+    config = config_of(folder)
+    scratch = Path(tempfile.mkdtemp(prefix="palestra-sglang-"))
+    exchange = _exchange(settings, scratch, pretrained)
+    expected = Expected(config, int(config["vocab_size"]), origin.context_tokens, settings.logprobs_at)
+    timings = Timings(settings.start_timeout_s, settings.health_every_s, settings.health_misses, settings.restarts)
+
+    def fleet() -> Fleet:
+        servers = _given(settings) if settings.urls else _own(origin, folder, resources, scratch)
+        return Fleet(servers, exchange, expected, timings)
+
+    return SglangGenerator(
+        fleet,
+        exchange,
+        scratch=scratch,
+        vocab_size=expected.vocab_size,
+        context_tokens=origin.context_tokens,
+        logprobs_at=settings.logprobs_at,
+    )
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Raises DamagedFile."""
+    path = folder / "config.json"
+    with read_back(path):
+        config: dict[str, Any] = json.loads(path.read_text())
+    return config
+
+
+def interpreter() -> str:
+    return os.environ.get(PYTHON) or sys.executable
+
+
+def _exchange(settings: Sglang, scratch: Path, model: PretrainedModel) -> Exchange:
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    if settings.weights == "tensor":
+        return TensorExchange(dtype, ranks=settings.tensor_parallel)
+    if settings.exchange_folder is None:
+        return FolderExchange(scratch / "weights", dtype)
+    return FolderExchange(Path(settings.exchange_folder) / scratch.name, dtype)
+
+
+def _given(settings: Sglang) -> list[Server]:
+    keys = dict(pair.rsplit("=", 1) for pair in os.environ.get(KEYS, "").split())
+    return [Server(number, None, SglangClient(url, api_key=keys.get(url))) for number, url in enumerate(settings.urls)]
+
+
+def _own(origin: ModelOrigin, folder: Path, resources: Resources, scratch: Path) -> list[Server]:
+    processes = [_process(number, origin, folder, resources, scratch) for number in range(resources.sglang.servers)]
+    return [Server(number, process, SglangClient(process.url)) for number, process in enumerate(processes)]
+
+
+def _process(number: int, origin: ModelOrigin, folder: Path, resources: Resources, scratch: Path) -> ServerProcess:
+    settings, model = resources.sglang, origin.model
+    assert isinstance(model, PretrainedModel)
+    if resources.device == "cpu":
+        # The cache is the machine's own memory there: as much as the torch generator would take for its slots.
+        room = {
+            "max-total-tokens": str(resources.kv_slots * origin.context_tokens),
+            "max-running-requests": str(resources.kv_slots),
+        }
+        settings = settings.model_copy(update={"flags": room | settings.flags})
+    environment = launch_environment(settings, number, threads=resources.threads, device=resources.device)
+    return ServerProcess(
+        lambda port, api_key: launch_command(
+            interpreter(), folder, settings, device=resources.device, dtype=model.dtype, port=port, api_key=api_key
+        ),
+        environment,
+        scratch / f"server-{number}.log",
+    )

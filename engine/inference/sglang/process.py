@@ -1,0 +1,152 @@
+"""One ``sglang.launch_server`` as a process: its command, its port, its log, its end."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.spec.sglang import Sglang
+
+KEEPER = Path(__file__).with_name("keeper.py")
+LOG_TAIL_BYTES = 1500
+STOP_S = 10.0
+CPU_FLAGS = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "sampling-backend": "pytorch",
+    "disable-cuda-graph": "",
+}
+"""Where there are no CUDA kernels."""
+PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "NCCL_", "CUDA_", "SGLANG_")
+"""What of the environment a server gets, by name or by how it begins; secrets of the engine are not among it."""
+
+
+class ServerFailed(Exception):
+    """The process ended, or never answered."""
+
+
+@dataclass
+class ServerProcess:
+    """``command`` is told the port and the key; ``log`` is written anew with each start."""
+
+    command: Callable[[int, str], Sequence[str]]
+    environment: Mapping[str, str]
+    log: Path
+    api_key: str = ""
+    port: int = 0
+    _keeper: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that keeps the server; its child leads the server's process group."""
+        return None if self._keeper is None else self._keeper.pid
+
+    def start(self) -> None:
+        """On a free port of loopback, with a new key: others on this machine may neither sample nor load weights."""
+        self.stop()
+        self.port, self.api_key = _free_port(), secrets.token_urlsafe(24)
+        with self.log.open("wb") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, str(KEEPER), *self.command(self.port, self.api_key)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(self.environment),
+                start_new_session=True,
+            )
+
+    def has_ended(self) -> bool:
+        return self._keeper is None or self._keeper.poll() is not None
+
+    def check(self) -> None:
+        """Raises ServerFailed with the end of the log where the process has ended."""
+        if self._keeper is not None and (code := self._keeper.poll()) is not None:
+            tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+            raise ServerFailed(f"its process ended with code {code}; {self.log} ends with:\n{tail}")
+
+    def stop(self) -> None:
+        """End the server and its children.  Twice is fine."""
+        if self._keeper is None:
+            return
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        try:
+            self._keeper.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()  # the kernel then ends the server, which asked for that
+            self._keeper.wait()
+        self._keeper = None
+
+
+def launch_command(
+    python: str, folder: Path, settings: Sglang, *, device: str, dtype: str, port: int, api_key: str
+) -> list[str]:
+    """What starts one server of the model in ``folder``, whose weights are policy version 0."""
+    flags: dict[str, Any] = {
+        "model-path": folder,
+        "host": "127.0.0.1",
+        "port": port,
+        "api-key": api_key,
+        "dtype": dtype,
+        "tp-size": settings.tensor_parallel,
+        "mem-fraction-static": settings.memory_fraction,
+        "weight-version": 0,
+        "log-level": "warning",
+        "grammar-backend": "none",
+        "skip-tokenizer-init": "",
+        "skip-server-warmup": "",
+    }
+    if device == "cpu":
+        flags |= CPU_FLAGS
+    flags |= settings.flags
+    words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value)) if word]
+    return [python, "-m", "sglang.launch_server", *words]
+
+
+def launch_environment(settings: Sglang, number: int, *, threads: int, device: str) -> dict[str, str]:
+    """The server's own GPUs, of those that this process sees, and where log-probs are taken."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if any(name == passed or (passed.endswith("_") and name.startswith(passed)) for passed in PASSED_ON)
+    }
+    environment |= {
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "1" if settings.logprobs_at == "one" else "0",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if device == "cpu":
+        return environment | {"OMP_NUM_THREADS": str(threads)}
+    return environment | {"CUDA_VISIBLE_DEVICES": devices_of(number, settings, os.environ.get("CUDA_VISIBLE_DEVICES"))}
+
+
+def devices_of(number: int, settings: Sglang, visible: str | None) -> str:
+    """The GPUs of server ``number``: as many as it splits the model over, none shared with another server.
+
+    Raises ServerFailed where this process sees too few.
+    """
+    needed = settings.servers * settings.tensor_parallel
+    devices = [str(device) for device in range(needed)] if visible is None else visible.split(",")
+    if len(devices) < needed:
+        raise ServerFailed(
+            f"resources.sglang.servers = {settings.servers}: each takes {settings.tensor_parallel} GPUs "
+            f"(tensor_parallel), and this process sees {len(devices)}; use fewer, or give it more"
+        )
+    first = number * settings.tensor_parallel
+    return ",".join(devices[first : first + settings.tensor_parallel])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

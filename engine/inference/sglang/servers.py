@@ -1,0 +1,240 @@
+"""The servers of a run: started, watched, restarted, ended.
+
+One task tends each server:
+
+    started -> ready -> has the newest weights -> up ... dead -> (back-off) -> started
+
+Servers given by URL are not started or ended, else it is the same.  Whoever wants one waits in ``up`` until there is
+one.  A server that fails before it was ever up would fail again, and so does one that serves another model: that ends
+the fleet, with the reason (``ServersLost``).
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.inference.interface import Level
+from engine.inference.sglang.client import ServerGone, SglangClient
+from engine.inference.sglang.identity import Expected
+from engine.inference.sglang.process import ServerFailed, ServerProcess
+from engine.inference.sglang.weights import Exchange
+
+LOG = logging.getLogger(__name__)
+LONGEST_BACKOFF_S = 60.0
+READY_LOOK_S = 0.25
+
+
+class ServersLost(RuntimeError):
+    """There is no server left, and none will come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    start_timeout_s: float
+    health_every_s: float
+    health_misses: int
+    restarts: int
+    backoff_s: float = 1.0
+    """Before the first restart; doubled with each."""
+
+
+@dataclass
+class Server:
+    """One server.  ``process`` is None where it is given by URL."""
+
+    number: int
+    process: ServerProcess | None
+    client: SglangClient
+    is_up: bool = False
+    was_up: bool = False
+    is_given_up: bool = False
+    reason: Exception | None = None
+    """Why it is not up any more."""
+    version: int = 0
+    restarts: int = 0
+    in_hand: int = 0
+    """Requests that it has not answered yet."""
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    busy_seconds: float = 0.0
+    """In which it had something in hand."""
+    busy_since: float = 0.0
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by whoever finds out."""
+
+    def began(self, now: float) -> None:
+        """A request of it begins; ``now`` in seconds, as for ``ended``."""
+        if not self.in_hand:
+            self.busy_since = now
+        self.in_hand += 1
+
+    def ended(self, now: float) -> None:
+        self.in_hand -= 1
+        if not self.in_hand:
+            self.busy_seconds += now - self.busy_since
+
+    @property
+    def name(self) -> str:
+        return f"SGLang server {self.number} ({self.client.url})"
+
+
+class Fleet:
+    """All servers of a generator.  Made and used on one event loop."""
+
+    def __init__(self, servers: Sequence[Server], exchange: Exchange, expected: Expected, timings: Timings) -> None:
+        self.servers = list(servers)
+        self._exchange, self._expected, self._timings = exchange, expected, timings
+        self._changed = asyncio.Condition()
+        self.weights = asyncio.Lock()
+        """Held while weights are exchanged, so that a server which comes up has them or is not counted yet."""
+        self._failure: Exception | None = None
+        self._tending = {server.number: asyncio.create_task(self._tend(server)) for server in self.servers}
+        self._reports: list[tuple[Level, str]] = []
+
+    async def up(self) -> list[Server]:
+        """Those that answer, at least one.  Raises ServersLost, or what made the fleet end."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure or any(server.is_up for server in self.servers))
+        if self._failure is not None:
+            raise self._failure
+        return [server for server in self.servers if server.is_up]
+
+    async def all_started(self) -> None:
+        """Wait until no server is still on its way for the first time."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure or all(server.was_up for server in self.servers))
+        if self._failure is not None:
+            raise self._failure
+
+    def lost(self, server: Server, error: Exception) -> None:
+        """A request found out that the server is gone."""
+        if server.is_up:
+            server.is_up, server.reason = False, error
+            self._report("warning", f"{server.name} is gone: {error}")
+            server.dead.set()
+
+    async def load_weights(self) -> None:
+        """Bring the exchange's newest weights to all that are up; who comes up later gets them then."""
+        async with self.weights:
+            await asyncio.gather(*(self._bring_weights(server) for server in self.servers if server.is_up))
+
+    def reports(self) -> list[tuple[Level, str]]:
+        """What happened to the servers since the last call, for the run's log."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def close(self) -> None:
+        """End what was started.  Twice is fine."""
+        for task in self._tending.values():
+            task.cancel()
+        for server in self.servers:
+            server.is_up = False
+            if server.process is not None:
+                server.process.stop()
+
+    async def _bring_weights(self, server: Server) -> None:
+        try:
+            await self._exchange.give(server.client)
+        except ServerGone as error:
+            self.lost(server, error)
+        else:
+            assert self._exchange.version is not None
+            server.version = self._exchange.version
+
+    async def _tend(self, server: Server) -> None:
+        try:
+            while (reason := await self._life(server)) and server.restarts < self._timings.restarts:
+                server.restarts += 1
+                await asyncio.sleep(min(self._timings.backoff_s * 2 ** (server.restarts - 1), LONGEST_BACKOFF_S))
+            self._give_up(server, reason)
+        except Exception as error:  # nobody awaits this task: whoever wants a server is told
+            self._failure = error
+        await self._tell()
+
+    async def _life(self, server: Server) -> Exception:
+        """From its start to its death, of which the reason is returned.  Raises what would come again."""
+        try:
+            await self._bring_up(server)
+        except (ServerGone, ServerFailed) as error:
+            if not server.was_up:
+                raise ServersLost(f"{server.name} did not start: {error}") from error
+            self._report("warning", f"{server.name} did not come back: {error}")
+            return error
+        return await self._watch(server)
+
+    def _give_up(self, server: Server, reason: Exception) -> None:
+        server.is_given_up = True
+        self._report("warning", f"{server.name} is given up after {server.restarts} restarts")
+        if all(other.is_given_up for other in self.servers):
+            self._failure = ServersLost(
+                f"all SGLang servers are lost, the last one for this: {reason}; raise resources.sglang.restarts, or "
+                "lower resources.sglang.memory_fraction if they ran out of memory"
+            )
+            self._failure.__cause__ = reason
+
+    async def _bring_up(self, server: Server) -> None:
+        server.dead.clear()
+        if server.process is not None:
+            server.process.start()
+            await server.client.close()
+            server.client = SglangClient(server.process.url, api_key=server.process.api_key)
+        await self._ready(server)
+        await self._expected.check(server.client)
+        async with self.weights:
+            if self._exchange.version is not None:
+                await self._exchange.give(server.client)
+                server.version = self._exchange.version
+            server.is_up = server.was_up = True
+        again = f" again (restart {server.restarts})" if server.restarts else ""
+        process = f" as process {server.process.pid}" if server.process is not None else ""
+        self._report("info", f"{server.name} is up{again}{process}")
+        await self._tell()
+
+    async def _ready(self, server: Server) -> None:
+        deadline = asyncio.get_running_loop().time() + self._timings.start_timeout_s
+        while True:
+            if server.process is not None:
+                server.process.check()
+            try:
+                await server.client.server_info()
+                return
+            except ServerGone as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    took = f"{self._timings.start_timeout_s:.0f} s (resources.sglang.start_timeout_s)"
+                    raise ServerFailed(f"{server.name} does not answer after {took}: {error}") from error
+            await asyncio.sleep(READY_LOOK_S)
+
+    async def _watch(self, server: Server) -> Exception:
+        """Return when the server is dead, and why."""
+        misses = 0
+        while not server.dead.is_set():
+            try:
+                async with asyncio.timeout(self._timings.health_every_s):
+                    await server.dead.wait()
+            except TimeoutError:
+                misses = 0 if await self._answers(server) else misses + 1
+            if misses >= self._timings.health_misses:
+                self.lost(server, ServerGone(f"no answer to {misses} looks"))
+        if server.process is not None:
+            server.process.stop()
+        assert server.reason is not None  # ``lost`` says it before it sets ``dead``
+        return server.reason
+
+    async def _answers(self, server: Server) -> bool:
+        if server.process is not None and server.process.has_ended():
+            self.lost(server, ServerGone("its process has ended"))
+        try:
+            await server.client.model_info()
+        except ServerGone:
+            return False
+        return True
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _report(self, level: Level, message: str) -> None:
+        LOG.log(logging.WARNING if level == "warning" else logging.INFO, message)
+        self._reports.append((level, message))

@@ -1,0 +1,107 @@
+"""How a run's SGLang servers are started or found, and how they come to new weights (docs/backends.md).
+
+The interpreter that has SGLang is the operator's to choose (``PALESTRA_SGLANG_PYTHON``), never a spec's: whoever names
+an interpreter runs code.  For the same reason ``flags`` takes the names of ``FLAGS`` alone.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from engine.spec.impossible import impossible
+from engine.spec.strict import Strict
+
+ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+$", max_length=300)]
+FlagValue = Annotated[str, StringConstraints(pattern=r"^[\w.,:+-]*$", max_length=200)]
+
+FLAGS = frozenset(
+    {
+        "attention-backend",
+        "chunked-prefill-size",
+        "cuda-graph-max-bs",
+        "disable-cuda-graph",
+        "disable-overlap-schedule",
+        "disable-radix-cache",
+        "enable-deterministic-inference",
+        "enable-torch-compile",
+        "kv-cache-dtype",
+        "max-prefill-tokens",
+        "max-running-requests",
+        "max-total-tokens",
+        "page-size",
+        "quantization",
+        "sampling-backend",
+        "sampling-mask-max-tokens",
+        "schedule-conservativeness",
+        "schedule-policy",
+        "watchdog-timeout",
+    }
+)
+"""What a spec may say to ``sglang.launch_server``, without the dashes; none of them names a file or code."""
+
+
+class Sglang(Strict):
+    """The servers of ``resources.generator = "sglang"``: started by the engine, or given by ``urls``."""
+
+    servers: int = Field(default=1, ge=1, le=64)
+    """How many are started; episodes are spread over them, and all turns of one go to the same."""
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """GPUs over which each server splits the model; must divide its attention heads."""
+    urls: list[ServerUrl] = Field(default=[], max_length=64)
+    """Servers that run already, e.g. ``http://127.0.0.1:30000``; then none is started, stopped or restarted."""
+    flags: dict[str, FlagValue] = {}
+    """Further arguments of ``sglang.launch_server``, e.g. ``max-running-requests = "256"``; "" for a plain switch."""
+    memory_fraction: float = Field(default=0.85, gt=0, le=0.98)
+    """Share of a GPU's memory (on the CPU: of the machine's) that a server may take for weights and KV cache."""
+    weights: Literal["disk", "tensor"] = "disk"
+    """How new weights travel: by safetensors in a folder that engine and servers both see, or within the requests."""
+    exchange_folder: str | None = Field(default=None, min_length=1, max_length=1000)
+    """Where these safetensors stand for as long as they are needed; absent: a folder of the temporary ones.  Servers
+    given by ``urls`` have to see it under the same path."""
+    logprobs_at: Literal["one", "sampling"] = "one"
+    """Of which distribution the servers report log-probs: the model's own, or at each request's temperature.  Set it
+    to ``sampling`` with ``schedule.logprobs_at = "sampling"`` at a temperature other than 1.  Started servers are
+    started so; those given by ``urls`` are asked to prove it."""
+    start_timeout_s: float = Field(default=600.0, gt=0, le=7200)
+    """A server that does not answer by then has failed."""
+    health_every_s: float = Field(default=5.0, gt=0, le=600)
+    """Between two looks at each server."""
+    health_misses: int = Field(default=3, ge=1, le=100)
+    """So many looks without an answer in a row, and a server counts as dead."""
+    restarts: int = Field(default=5, ge=0, le=1000)
+    """How often each server is started again in one attempt, after 1, 2, 4 .. 60 s."""
+
+    @field_validator("flags")
+    @classmethod
+    def _flags_are_known(cls, flags: dict[str, str]) -> dict[str, str]:
+        if unknown := sorted(flags.keys() - FLAGS):
+            raise impossible(
+                unknown[0],
+                flags[unknown[0]],
+                "is not a flag that a run may set",
+                f"use some of: {', '.join(sorted(FLAGS))}",
+            )
+        return flags
+
+    @model_validator(mode="after")
+    def _urls_stand_for_themselves(self) -> Self:
+        if not self.urls:
+            return self
+        if len(set(self.urls)) < len(self.urls):
+            raise impossible("urls", self.urls, "a server is named twice", "name each once")
+        for field in ("servers", "tensor_parallel", "flags"):
+            if field in self.model_fields_set:
+                raise impossible(
+                    field,
+                    getattr(self, field),
+                    "servers given by urls are not started by the engine",
+                    f"remove {field}, or urls",
+                )
+        if self.weights == "disk" and self.exchange_folder is None:
+            raise impossible(
+                "exchange_folder",
+                None,
+                "servers given by urls read new weights from a shared folder",
+                'give a folder that they see under the same path, or use weights = "tensor"',
+            )
+        return self

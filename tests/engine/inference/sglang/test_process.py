@@ -1,0 +1,109 @@
+"""How a server is started, and that it ends with whoever started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.inference.sglang.process import ServerFailed, ServerProcess, devices_of, launch_command, launch_environment
+from engine.spec.sglang import Sglang
+
+SERVER = "import subprocess, sys, time; subprocess.Popen(['sleep', '300']); print('up', flush=True); time.sleep(300)"
+"""It has a child, as SGLang's servers have several."""
+
+
+def process(tmp_path: Path, code: str = SERVER) -> ServerProcess:
+    return ServerProcess(lambda port, api_key: [sys.executable, "-c", code], os.environ, tmp_path / "log")
+
+
+def family(started: ServerProcess) -> list[psutil.Process]:
+    """The keeper, the server and the server's child, once all of them are there."""
+    assert started.pid is not None
+    keeper = psutil.Process(started.pid)
+    return [keeper, *until(lambda: found if len(found := keeper.children(recursive=True)) == 2 else [])]
+
+
+def until(condition, timeout_s: float = 20.0):
+    deadline = time.monotonic() + timeout_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return result
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+
+def test_a_server_is_stopped_with_its_children(tmp_path: Path) -> None:
+    started = process(tmp_path)
+    started.start()
+    family_of_it = family(started)
+    started.check()
+    started.stop()
+    until(lambda: all_gone(family_of_it))
+    assert started.has_ended()
+    started.stop()
+
+
+def test_a_server_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path; from engine.inference.sglang.process import ServerProcess;"
+        f"log = Path({str(tmp_path / 'log')!r}); server = [sys.executable, '-c', {SERVER!r}];"
+        "p = ServerProcess(lambda *_: server, os.environ, log);"
+        "p.start(); print(p.pid, flush=True); time.sleep(300)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    keeper = psutil.Process(int(starter.stdout.readline()))
+    processes = [keeper, *until(lambda: found if len(found := keeper.children(recursive=True)) == 2 else [])]
+    starter.send_signal(signal.SIGKILL)
+    starter.wait()
+    until(lambda: all_gone(processes))
+
+
+def test_a_server_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
+    started = process(tmp_path)
+    started.start()
+    keeper, server, _child = family(started)
+    keeper.kill()
+    until(lambda: all_gone([server]))
+    _child.kill()  # SGLang's own children ask the kernel to end with it; this one did not
+    started.stop()
+
+
+def test_a_server_that_ends_says_with_what_its_log_ended(tmp_path: Path) -> None:
+    started = process(tmp_path, "raise SystemExit('no such model')")
+    started.start()
+    until(started.has_ended)
+    with pytest.raises(ServerFailed, match="code 1.*no such model".replace(".*", r"[\s\S]*")):
+        started.check()
+
+
+def test_flags_of_the_spec_come_last_and_a_cpu_gets_what_it_needs() -> None:
+    settings = Sglang(tensor_parallel=2, flags={"attention-backend": "triton", "disable-radix-cache": ""})
+    command = launch_command("py", Path("/m"), settings, device="cpu", dtype="float32", port=7, api_key="k")
+    assert command[:3] == ["py", "-m", "sglang.launch_server"]
+    assert command[command.index("--attention-backend") + 1] == "triton"
+    assert "--disable-cuda-graph" in command
+    assert command[command.index("--tp-size") + 1] == "2"
+    assert command[-1] == "--disable-radix-cache"
+    on_gpu = launch_command("py", Path("/m"), Sglang(), device="cuda", dtype="bfloat16", port=7, api_key="k")
+    assert "--attention-backend" not in on_gpu
+
+
+def test_servers_share_no_gpu_and_get_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Sglang(servers=2, tensor_parallel=2)
+    assert [devices_of(number, settings, "4,5,6,7") for number in (0, 1)] == ["4,5", "6,7"]
+    assert devices_of(1, settings, None) == "2,3"
+    with pytest.raises(ServerFailed, match=r"resources\.sglang\.servers = 2.*sees 3"):
+        devices_of(0, settings, "0,1,2")
+    monkeypatch.setenv("PALESTRA_JUDGE_KEY", "secret")
+    environment = launch_environment(settings, 0, threads=3, device="cpu")
+    assert "PALESTRA_JUDGE_KEY" not in environment
+    assert (environment["OMP_NUM_THREADS"], environment["SGLANG_RETURN_ORIGINAL_LOGPROB"]) == ("3", "1")
