@@ -219,8 +219,10 @@ class Simulation:
         self._cores, self._actor, self._driver = Servers(machine.cores), Servers(1), Servers(1)
         self._version = self._begun = self._steps = self._in_flight = 0
         self._ready: list[Episode] = []
-        self._playing: dict[int, int] = {}
+        self._playing: Counter[int] = Counter()
         """By version of its beginning: how many are in play."""
+        self._ready_of: Counter[int] = Counter()
+        """The same of those that are ready."""
         self._training = False
         self._totals = Totals()
 
@@ -256,7 +258,7 @@ class Simulation:
             self._begun += 1
             episode = self._workload.drawn(self._random)
             episode.version = self._version
-            self._playing[self._version] = self._playing.get(self._version, 0) + 1
+            self._playing[self._version] += 1
             self._in_flight += 1
             made_s = self._cores.done_at(self._now_s, self._machine.sandbox_cpu_s)
             self._later(made_s, lambda episode=episode: self._turn(episode))  # type: ignore[misc]
@@ -280,6 +282,7 @@ class Simulation:
         self._driver.done_at(self._now_s, self._machine.event_cpu_s)
         self._in_flight -= 1
         self._playing[episode.version] -= 1
+        self._ready_of[episode.version] += 1
         self._ready.append(episode)
         self._look()
 
@@ -292,12 +295,12 @@ class Simulation:
 
     def _may_train(self) -> bool:
         """Whether what is left after a step can be trained on in time: at most k batches within its next k steps."""
-        rest = sorted(episode.version for episode in self._ready)[self._plan.batch :]
-        left = Counter(rest) + Counter(self._playing)
-        due = 0
+        oldest = self._version - self._plan.async_ratio
+        ready = playing = 0
         for steps in range(self._plan.async_ratio):
-            due += left[self._version - self._plan.async_ratio + steps]
-            if due > steps * self._plan.batch:
+            ready += self._ready_of[oldest + steps]
+            playing += self._playing[oldest + steps]
+            if max(0, ready - self._plan.batch) + playing > steps * self._plan.batch:
                 return False
         return True
 
@@ -316,6 +319,7 @@ class Simulation:
     def _train(self) -> None:
         self._ready.sort(key=lambda episode: episode.version)
         taken, self._ready = self._ready[: self._plan.batch], self._ready[self._plan.batch :]
+        self._ready_of -= Counter(episode.version for episode in taken)
         ages = [self._version - episode.version for episode in taken]
         if max(ages) > self._plan.async_ratio:
             raise RuntimeError(f"a trajectory is {max(ages)} versions old, above {self._plan.async_ratio}")
@@ -346,7 +350,6 @@ class Simulation:
         self._version += 1
         self._steps += 1
         self._totals.trained += self._plan.batch
-        self._playing = {version: playing for version, playing in self._playing.items() if playing}
         self._begin_episodes()
         self._look()
 

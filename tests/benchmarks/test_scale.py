@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scale import headlines_of, simulated
-from benchmarks.scale_constants import cluster, constants
+from benchmarks.scale_constants import COMPLETIONS, cluster, constants, this_machine
 from benchmarks.scale_simulation import Layout, Machine, Outcome, Plan, Simulation, Workload
 from devtools.home import ROOT
 
@@ -149,3 +149,9 @@ def test_the_page_names_every_constant_with_its_value() -> None:
         name for name, one in constants().items() if f"| `{name}` | {one.value:.3g} {one.unit}".rstrip() not in page
     ]
     assert missing == []
+
+
+def test_this_machine_is_as_fast_as_it_was_measured_to_be() -> None:
+    """233 trajectories a second (docs/benchmarks.md, completions): what was taken apart adds up again."""
+    outcome = ran(Plan("colocated", 0, 256), COMPLETIONS, this_machine(constants()))
+    assert outcome.trajectories_per_s == pytest.approx(233, rel=0.02)
