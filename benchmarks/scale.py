@@ -27,7 +27,7 @@ from benchmarks.scale_constants import (
     this_machine,
 )
 from benchmarks.scale_measured import measured
-from benchmarks.scale_simulation import Outcome, Plan, Simulation
+from benchmarks.scale_simulation import Plan, SimulatedRun, Simulation
 
 BATCH_PER_GPU = 32
 """Trajectories of a step: 2,048 at 64 GPUs, so that ratio 4 has 10,240 places."""
@@ -39,7 +39,7 @@ RATIOS = (1, 4)
 @dataclass(frozen=True)
 class Case:
     scale: str
-    outcome: Outcome
+    outcome: SimulatedRun
 
 
 def main() -> int:
@@ -81,12 +81,12 @@ def _synchronous(batch: int) -> Plan:
     return Plan("colocated", 0, batch)
 
 
-def _run(known: dict[str, Constant], gpus: int, plan: Plan, steps: int, seed: int) -> Outcome:
+def _run(known: dict[str, Constant], gpus: int, plan: Plan, steps: int, seed: int) -> SimulatedRun:
     print(f"{gpus} GPUs: {plan.layout}, ratio {plan.async_ratio}, trainer {plan.trainer_gpus}", file=sys.stderr)
     return Simulation(cluster(known, gpus=gpus), AGENTIC, plan, seed=seed).run(steps, warm_up=plan.async_ratio + 1)
 
 
-def _fastest(scale: str, outcomes: Sequence[Outcome]) -> Case:
+def _fastest(scale: str, outcomes: Sequence[SimulatedRun]) -> Case:
     return Case(scale, max(outcomes, key=lambda outcome: outcome.steps_per_hour))
 
 

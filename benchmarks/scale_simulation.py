@@ -98,7 +98,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedRun:
     plan: Plan
     steps_per_hour: float
     trajectories_per_s: float
@@ -226,7 +226,7 @@ class Simulation:
         self._training = False
         self._totals = Totals()
 
-    def run(self, steps: int, *, warm_up: int) -> Outcome:
+    def run(self, steps: int, *, warm_up: int) -> SimulatedRun:
         """The first ``warm_up`` steps are played and not counted."""
         self._begin_episodes()
         while self._steps < warm_up + steps:
@@ -359,7 +359,7 @@ class Simulation:
             servers.busy_s = 0.0
         self._decoder.busy_gpu_s = self._decoder.tokens = self._decoder.capacity_tokens = 0.0
 
-    def _outcome(self, steps: int) -> Outcome:
+    def _outcome(self, steps: int) -> SimulatedRun:
         totals, passed_s = self._totals, self._now_s - self._totals.since_s
         gpu_s = passed_s * self._machine.gpus
         used_gpu_s = self._decoder.busy_gpu_s + totals.train_gpu_s + totals.weights_gpu_s
@@ -370,7 +370,7 @@ class Simulation:
             "generator's actor": self._actor.busy_s / passed_s,
             "event log": self._driver.busy_s / passed_s,
         }
-        return Outcome(
+        return SimulatedRun(
             plan=self._plan,
             steps_per_hour=steps * 3600 / passed_s,
             trajectories_per_s=totals.trained / passed_s,

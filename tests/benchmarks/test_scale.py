@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.scale import headlines_of, simulated
 from benchmarks.scale_constants import COMPLETIONS, cluster, constants, this_machine
-from benchmarks.scale_simulation import Layout, Machine, Outcome, Plan, Simulation, Workload
+from benchmarks.scale_simulation import Layout, Machine, Plan, SimulatedRun, Simulation, Workload
 from devtools.home import ROOT
 
 ALIKE = Workload(1, 1, 100, 0.0, 0, 50, 1.5, (0.0, 0.0))
@@ -30,7 +30,7 @@ MACHINE = Machine(
 )
 
 
-def ran(plan: Plan, workload: Workload = ALIKE, machine: Machine = MACHINE, *, steps: int = 3) -> Outcome:
+def ran(plan: Plan, workload: Workload = ALIKE, machine: Machine = MACHINE, *, steps: int = 3) -> SimulatedRun:
     return Simulation(machine, workload, plan).run(steps, warm_up=plan.async_ratio + 1)
 
 
