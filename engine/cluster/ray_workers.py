@@ -1,4 +1,4 @@
-"""The workers as Ray actors.  The only file of the engine that imports Ray.
+"""The workers as Ray actors.  Beside ray_placement.py the only file of the engine that imports Ray.
 
 Every actor wraps a plain class and adds nothing but the way there.  A dead rollout or generator
 actor is replaced and what it had in hand is asked for again: requests carry their seeds, so the
@@ -25,7 +25,6 @@ from typing import Any
 import psutil
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from engine.cluster.generator_client import (
     GeneratorCall,
@@ -34,14 +33,14 @@ from engine.cluster.generator_client import (
     GeneratorReply,
     GeneratorServer,
 )
+from engine.cluster.ray_placement import RayPlacement
 from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.workers import ActorLost, Waiting
-from engine.failures import too_few_gpus
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest, shares
 from engine.rollout.worker import Collected, GroupKey, RolloutWorker, group_key
 from engine.spec.rollout_group import RolloutGroup
-from engine.spec.run import Resources, RunSpec
+from engine.spec.run import RunSpec
 from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
@@ -184,31 +183,6 @@ async def _awaited(reference: Any) -> Any:
     return await reference
 
 
-def shares_gpu(resources: Resources) -> bool:
-    """Whether learner and generator have one GPU together: servers of a generator have their own."""
-    return bool(resources.generator != "sglang")
-
-
-def generator_gpus(resources: Resources) -> float:
-    """What Ray reserves for the generator's actor; its servers share these out among them.  Those by URL take none."""
-    if resources.device != "cuda":
-        return 0
-    if shares_gpu(resources):
-        return 0.5
-    servers = resources.sglang
-    return 0 if servers.urls else servers.servers * servers.tensor_parallel
-
-
-def _roomiest_node() -> tuple[str, int]:
-    """The node with most GPUs, and how many these are."""
-    nodes = [(node["NodeID"], int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]]
-    return max(nodes, key=lambda node: node[1])
-
-
-def _on(node: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-
-
 class _RayConnection:
     """A ``GeneratorConnection`` over an actor's handle."""
 
@@ -261,6 +235,7 @@ class RayWorkers:
         self._report = report
         self._open = ExitStack()
         self._waiting = Waiting()
+        self._placement = RayPlacement(spec.resources)
         self._actors: dict[str, Any] = {}
         self._version: int | None = None
         self._loaded: int | None = None
@@ -286,21 +261,14 @@ class RayWorkers:
     async def start(self) -> None:
         with self._waiting.on("ray"):
             self._open.enter_context(self._connection)
-        self._refuse_too_few_gpus()
+        with self._waiting.on("placement"):
+            await self._placement.reserve()
         for name in ("learner", "generator", *self._rollouts):
             self._actors[name] = self._made(name)
         if self._spec.resources.has_leader:
             await self._start_ranks()
         for name in self._actors:
             await self._settle_in(name)
-
-    def _refuse_too_few_gpus(self) -> None:
-        """Actors that ask for one that is not there would be waited for until the run stalls."""
-        resources = self._spec.resources
-        if resources.device != "cuda":
-            return
-        if (gpus := _roomiest_node()[1]) < resources.trainer_ranks:
-            raise too_few_gpus(resources.trainer_ranks, gpus)
 
     async def _start_ranks(self) -> None:
         """On the learner's node."""
@@ -458,6 +426,7 @@ class RayWorkers:
         for following in self._following.values():
             following.cancel()
         self._actors.clear()
+        self._placement.release()
         self._open.close()
 
     @property
@@ -466,9 +435,9 @@ class RayWorkers:
 
     def _made(self, name: str) -> Any:
         options: dict[str, Any] = {
-            "num_cpus": 0,
             "max_restarts": 0,
             "name": f"{self._name}-{name}-{uuid.uuid4().hex[:8]}",
+            **self._placement.options(name, ranks_node=self._ranks_node),
         }
         if name.startswith("rollout"):
             return (
@@ -476,20 +445,10 @@ class RayWorkers:
                 .options(**options, max_concurrency=CALLS_AT_ONCE)
                 .remote(self._spec, self._security_log)
             )
-        on_gpu = self._spec.resources.device == "cuda"
         if name.startswith("rank"):
-            placed = _on(self._ranks_node)
-            return (
-                ray.remote(RankActor)
-                .options(**options, num_gpus=int(on_gpu), max_concurrency=2, scheduling_strategy=placed)
-                .remote()
-            )
-        options["num_gpus"] = (0.5 if shares_gpu(self._spec.resources) else 1) if on_gpu else 0
+            return ray.remote(RankActor).options(**options, max_concurrency=2).remote()
         if name == "generator":
-            options["num_gpus"] = generator_gpus(self._spec.resources)
             return ray.remote(GeneratorActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
-        if on_gpu and self._spec.resources.trainer_ranks > 1:
-            options["scheduling_strategy"] = _on(_roomiest_node()[0])
         return ray.remote(LearnerActor).options(**options).remote(self._spec, self._recordings)
 
     async def _settle_in(self, name: str) -> None:

@@ -16,6 +16,10 @@ from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 
 
+MAY_CHANGE = ("resources.trainer_ranks", "resources.megatron.", "resources.placement.")
+"""The fields in which a run that goes on may differ from its checkpoint: on what it runs, not what it does."""
+
+
 class BadSpec(Exception):
     """One line per problem, each naming field, value and remedy."""
 
@@ -73,12 +77,12 @@ def _model_before(run_dir: Path) -> Model | None:
 
 
 def differing_fields(old: RunSpec, new: RunSpec) -> list[Problem]:
-    """Return why ``new`` cannot go on from a checkpoint of ``old``: it is the same run, on whatever ranks."""
+    """Return why ``new`` cannot go on from a checkpoint of ``old``: it is the same run, on whatever ranks and nodes."""
     remedy = "give the old value, or start afresh in another --run-dir"
     return [
         Problem(field, after, f"the checkpoint was made with {before!r}", remedy)
         for field, before, after in _differences(old.model_dump(), new.model_dump(), "")
-        if field != "resources.trainer_ranks" and not field.startswith("resources.megatron.")
+        if not field.startswith(MAY_CHANGE)
     ]
 
 

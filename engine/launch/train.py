@@ -65,6 +65,9 @@ def carry_out(
     spec = with_pinned_files(spec, folder, FileFolder(file.parent, anywhere=True))
     if problems := lacking(spec):
         raise BadSpec([f"{file}: {problem}" for problem in problems])
+    if in_process and spec.resources.placement.needs_ray:
+        remedy = "leave out --in-process, or the table"
+        raise BadSpec([f"{file}: resources.placement: one process has no cluster to be placed on; {remedy}"])
     check_stage_files(spec, file.parent)
     _refuse_unwritable(json_file)
     checkpoints = _checkpoints_for(spec, folder, resume=resume)

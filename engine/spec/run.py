@@ -15,6 +15,7 @@ from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
 from engine.spec.impossible import impossible
 from engine.spec.megatron import Megatron
 from engine.spec.model import BuiltinModel, Model
+from engine.spec.placement import Placement
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import refusals_beside
 from engine.spec.sglang import Sglang
@@ -57,6 +58,7 @@ class Resources(Strict):
     """Episodes that the generator keeps in its KV cache at once."""
     sandboxes: int = Field(default=64, ge=1, le=4096)
     """Sandboxes per rollout worker."""
+    placement: Placement = Placement()
     sglang: Sglang = Sglang()
     """Of ``generator = "sglang"`` alone."""
 

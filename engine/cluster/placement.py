@@ -1,0 +1,258 @@
+"""Who stands where: the roles of a run, what each reserves, and whether a cluster has that.  Arithmetic without Ray.
+
+    resources --plan_for--> Plan: groups of bundles --misfit(nodes)--> None, or why not, in numbers
+                                  └── engine/cluster/ray_placement.py makes Ray's placement groups of it
+
+A *bundle* is what must come from one node; a *group* is reserved as a whole.  There are up to three:
+
+    trainer    one bundle for each rank, all on one node; colocated, the generator stands in that of rank 0
+    generator  one bundle, where it is apart; servers of its own are always, and share the bundle's GPUs out among them
+    rollouts   one bundle for each rollout worker, spread over the nodes
+
+A group whose bundles hold nothing is not reserved.  Which fields say so: engine/spec/placement.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.failures import NO_GPU, too_few_gpus
+from engine.spec.run import Resources
+
+GIB = 2**30
+SHARE = 0.5
+"""Of a GPU, for each of the two that share one."""
+
+GroupName = Literal["trainer", "generator", "rollouts"]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    gpus: int = 0
+    cpus: float = 0.0
+    memory_bytes: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.gpus or self.cpus or self.memory_bytes)
+
+    def __add__(self, other: "Bundle") -> "Bundle":
+        return Bundle(self.gpus + other.gpus, self.cpus + other.cpus, self.memory_bytes + other.memory_bytes)
+
+    def __sub__(self, other: "Bundle") -> "Bundle":
+        return Bundle(self.gpus - other.gpus, self.cpus - other.cpus, self.memory_bytes - other.memory_bytes)
+
+    def holds(self, other: "Bundle") -> bool:
+        return self.gpus >= other.gpus and self.cpus >= other.cpus and self.memory_bytes >= other.memory_bytes
+
+
+@dataclass(frozen=True)
+class Group:
+    name: GroupName
+    bundles: tuple[Bundle, ...]
+    on_one_node: bool
+    """Else the bundles are spread over as many nodes as there are."""
+
+    @property
+    def total(self) -> Bundle:
+        return sum(self.bundles, Bundle())
+
+
+@dataclass(frozen=True)
+class Seat:
+    """An actor's place: a bundle of a group, and what it takes of it.  Without a group it reserves nothing."""
+
+    group: GroupName | None
+    bundle: int = 0
+    gpus: float = 0.0
+    cpus: float = 0.0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    resources: Resources
+    groups: tuple[Group, ...]
+    """Those that reserve something."""
+
+    def group(self, name: GroupName) -> Group | None:
+        return next((group for group in self.groups if group.name == name), None)
+
+    def seat(self, actor: str) -> Seat:
+        """``actor`` is ``learner``, ``generator``, ``rank-1`` and up, or ``rollout-0`` and up."""
+        role, _, number = actor.partition("-")
+        if role == "rollout":
+            return self._seat("rollouts", int(number))
+        if role == "rank":
+            return self._seat("trainer", int(number))
+        if role == "generator" and stands_apart(self.resources):
+            return self._seat("generator", 0)
+        return self._shared_seat()
+
+    def _seat(self, name: GroupName, number: int) -> Seat:
+        group = self.group(name)
+        if group is None:
+            return Seat(None)
+        bundle = group.bundles[number]
+        return Seat(name, number, bundle.gpus, bundle.cpus, bundle.memory_bytes)
+
+    def _shared_seat(self) -> Seat:
+        """The bundle of rank 0, which learner and generator divide where they are colocated."""
+        seat = self._seat("trainer", 0)
+        if stands_apart(self.resources):
+            return seat
+        return Seat(seat.group, seat.bundle, seat.gpus * SHARE, seat.cpus * SHARE, seat.memory_bytes // 2)
+
+
+def stands_apart(resources: Resources) -> bool:
+    """Whether the generator has a bundle of its own."""
+    return resources.placement.generator == "apart" or resources.generator == "sglang"
+
+
+def generator_gpus(resources: Resources) -> int:
+    """What it needs where it stands apart, all on one node.  Servers that are given by URL need none of the cluster."""
+    if resources.device != "cuda":
+        return 0
+    if resources.generator != "sglang":
+        return 1
+    servers = resources.sglang
+    return 0 if servers.urls else servers.servers * servers.tensor_parallel
+
+
+def plan_for(resources: Resources) -> Plan:
+    placement, gpu = resources.placement, int(resources.device == "cuda")
+    threads = float(resources.threads) if placement.reserve_threads else 0.0
+    rank = Bundle(gpu, threads)
+    apart = stands_apart(resources)
+    # Both keep their threads where they share a bundle: with overlapping phases both work at once.
+    first = rank if apart else Bundle(gpu, 2 * threads)
+    rollout = Bundle(0, placement.rollout_cpus, round(placement.rollout_memory_gib * GIB))
+    groups = (
+        Group("trainer", (first, *[rank] * (resources.trainer_ranks - 1)), on_one_node=True),
+        Group("generator", (Bundle(generator_gpus(resources), threads),) if apart else (), on_one_node=True),
+        Group("rollouts", (rollout,) * resources.rollout_workers, on_one_node=False),
+    )
+    return Plan(resources, tuple(group for group in groups if group.total))
+
+
+def misfit(plan: Plan, nodes: Sequence[Bundle]) -> str | None:
+    """Say why nodes of such sizes can never hold the plan: field, value, arithmetic, remedy.  None: they can."""
+    if plan.resources.device == "cuda" and not any(node.gpus for node in nodes):
+        return NO_GPU
+    return next(_misfits(plan, nodes), None)
+
+
+def _misfits(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
+    yield from _too_few_gpus(plan, nodes)
+    yield from _too_few_cpus(plan, nodes)
+    yield from _too_little_memory(plan, nodes)
+    if not _assignable(plan, nodes):
+        yield (
+            f"resources.placement: {_in_words(plan)}: the cluster has enough in all, but its nodes have it in pieces "
+            f"({', '.join(_sizes(node) for node in nodes)}); reserve less per role, or use larger nodes"
+        )
+
+
+def _too_few_gpus(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
+    trainer, generator = _gpus(plan, "trainer"), _gpus(plan, "generator")
+    roomiest, total = max(node.gpus for node in nodes), sum(node.gpus for node in nodes)
+    if trainer > roomiest:
+        yield str(too_few_gpus(trainer, roomiest))
+    if trainer + generator > total:
+        ranks = f", or resources.trainer_ranks of at most {total - generator}" if total > generator else ""
+        field, remedy = _why_apart(plan.resources)
+        yield (
+            f"{field}: needs {trainer} + {generator} GPUs (trainer + generator); the cluster has {total}: "
+            f"{remedy}{ranks}"
+        )
+
+
+def _why_apart(resources: Resources) -> tuple[str, str]:
+    """The field and its value, and what to use in its place."""
+    if resources.generator != "sglang":
+        return "resources.placement.generator = 'apart'", "use 'colocated'"
+    servers = resources.sglang
+    each = f" of {servers.tensor_parallel} GPUs" if servers.tensor_parallel > 1 else ""
+    return f"resources.sglang.servers = {servers.servers}{each}", "use fewer servers, those of urls"
+
+
+def _too_few_cpus(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
+    total, needed = sum(node.cpus for node in nodes), sum(group.total.cpus for group in plan.groups)
+    if needed <= total:
+        return
+    rollouts = plan.group("rollouts")
+    others = needed - (rollouts.total.cpus if rollouts else 0.0)
+    if rollouts and rollouts.total.cpus:
+        each, workers = rollouts.bundles[0].cpus, len(rollouts.bundles)
+        room = int(max(0.0, total - others) / each)
+        fewer = f"use at most {room} resources.rollout_workers, or fewer CPUs for each" if room else "reserve fewer"
+        yield (
+            f"resources.placement.rollout_cpus = {each:g}: needs {workers} x {each:g} + {others:g} CPUs (rollout "
+            f"workers + the rest); the cluster has {total:g}: {fewer}"
+        )
+    else:
+        yield (
+            f"resources.placement.reserve_threads = True: needs {needed:g} CPUs at resources.threads = "
+            f"{plan.resources.threads}; the cluster has {total:g}: use fewer threads, or False"
+        )
+
+
+def _too_little_memory(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
+    rollouts, total = plan.group("rollouts"), sum(node.memory_bytes for node in nodes)
+    if rollouts is None or rollouts.total.memory_bytes <= total:
+        return
+    each, workers = rollouts.bundles[0].memory_bytes, len(rollouts.bundles)
+    room = total // each
+    fewer = f"use at most {room} resources.rollout_workers, or less for each" if room else "reserve less"
+    yield (
+        f"resources.placement.rollout_memory_gib = {each / GIB:g}: needs {workers} x {each / GIB:g} GiB; the cluster "
+        f"has {total / GIB:.1f} GiB: {fewer}"
+    )
+
+
+def _assignable(plan: Plan, nodes: Sequence[Bundle]) -> bool:
+    """Whether some choice of nodes holds everything: every pair of nodes is tried, so the answer is exact."""
+    whole = [group.total for group in plan.groups if group.on_one_node]
+    rollouts = plan.group("rollouts")
+    return any(_rollouts_fit(rollouts, left) for left in _leftovers(whole, list(nodes)))
+
+
+def _leftovers(wanted: list[Bundle], nodes: list[Bundle]) -> Iterator[list[Bundle]]:
+    """What the nodes have left for each way of giving every wanted bundle to one of them."""
+    if not wanted:
+        yield nodes
+        return
+    for number, node in enumerate(nodes):
+        if node.holds(wanted[0]):
+            yield from _leftovers(wanted[1:], [*nodes[:number], node - wanted[0], *nodes[number + 1 :]])
+
+
+def _rollouts_fit(rollouts: Group | None, nodes: Sequence[Bundle]) -> bool:
+    """All bundles of the group are alike."""
+    return rollouts is None or sum(_times(node, rollouts.bundles[0]) for node in nodes) >= len(rollouts.bundles)
+
+
+def _times(node: Bundle, bundle: Bundle) -> int:
+    by_cpus = [int(node.cpus / bundle.cpus)] if bundle.cpus else []
+    by_memory = [node.memory_bytes // bundle.memory_bytes] if bundle.memory_bytes else []
+    return min(by_cpus + by_memory)
+
+
+def _gpus(plan: Plan, name: GroupName) -> int:
+    group = plan.group(name)
+    return group.total.gpus if group else 0
+
+
+def _in_words(plan: Plan) -> str:
+    return ", ".join(f"{group.name} {_wanted(group)}" for group in plan.groups)
+
+
+def _wanted(group: Group) -> str:
+    if group.on_one_node:
+        return f"{_sizes(group.total)} on one node"
+    return f"{len(group.bundles)} x {_sizes(group.bundles[0])}"
+
+
+def _sizes(bundle: Bundle) -> str:
+    parts = [f"{bundle.gpus} GPUs" if bundle.gpus else "", f"{bundle.cpus:g} CPUs" if bundle.cpus else ""]
+    memory = f"{bundle.memory_bytes / GIB:.1f} GiB" if bundle.memory_bytes else ""
+    return " + ".join(filter(None, [*parts, memory])) or "nothing"
