@@ -32,10 +32,10 @@ BANNED = {
 }
 """Part of an identifier -> what to say in its place."""
 MEANT_OTHERWISE = {
-    "box": ("tests/browser/", "engine/environments/sokoban"),
+    "box": ("tests/browser/", "engine/environments/sokoban", "devtools/sglang_stubs/"),
     "boxes": ("engine/environments/sokoban", "tests/engine/environments/test_sokoban.py"),
 }
-"""Rectangles of a page, and the crates of a world."""
+"""Rectangles of a page, the crates of a world, and how pictures are scaled."""
 OF_0_2 = ("migrations/", "engine/spec/files_of_0_2.py", "tests/stored_runs/")
 
 

@@ -53,7 +53,7 @@ class ComparedTests:
         """Yield the tests that are there; afterwards tell what became of them, if the call changed any file."""
         named = named_tests(text)
         project = await self._survey(named)
-        before = {path: content for path, content in project.items() if _is_told(path, named)}
+        before = {path: content for path, content in project.items() if _is_reported(path, named)}
         yield frozenset(before)
         if not before:
             return
@@ -172,6 +172,6 @@ def lines_kept(path: str, before: str, after: str) -> Kept:
     return kept(before, after, path=path) if is_compared(path) else "less"
 
 
-def _is_told(path: str, named: NamedTests) -> bool:
+def _is_reported(path: str, named: NamedTests) -> bool:
     """What configures tests among other things is compared where the call names it."""
     return is_compared(path) or (path in named.files and SHARED.search(path) is not None)

@@ -12,7 +12,7 @@ from engine.spec.impossible import impossible
 from engine.spec.strict import Strict
 
 ServerUrl = Annotated[str, StringConstraints(pattern=r"^https?://[A-Za-z0-9._\-\[\]:]+$", max_length=300)]
-FlagValue = Annotated[str, StringConstraints(pattern=r"^[\w.,:+-]*$", max_length=200)]
+Flag = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]*(=[\w.,:+-]+)?$", max_length=200)]
 
 FLAGS = frozenset(
     {
@@ -49,8 +49,8 @@ class Sglang(Strict):
     """GPUs over which each server splits the model; must divide its attention heads."""
     urls: list[ServerUrl] = Field(default=[], max_length=64)
     """Servers that run already, e.g. ``http://127.0.0.1:30000``; then none is started, stopped or restarted."""
-    flags: dict[str, FlagValue] = {}
-    """Further arguments of ``sglang.launch_server``, e.g. ``max-running-requests = "256"``; "" for a plain switch."""
+    flags: list[Flag] = Field(default=[], max_length=len(FLAGS))
+    """Further arguments of ``sglang.launch_server``, e.g. ``max-running-requests=256``; a switch by its name alone."""
     memory_fraction: float = Field(default=0.85, gt=0, le=0.98)
     """Share of a GPU's memory (on the CPU: of the machine's) that a server may take for weights and KV cache."""
     weights: Literal["disk", "tensor"] = "disk"
@@ -73,15 +73,18 @@ class Sglang(Strict):
 
     @field_validator("flags")
     @classmethod
-    def _flags_are_known(cls, flags: dict[str, str]) -> dict[str, str]:
-        if unknown := sorted(flags.keys() - FLAGS):
-            raise impossible(
-                unknown[0],
-                flags[unknown[0]],
-                "is not a flag that a run may set",
-                f"use some of: {', '.join(sorted(FLAGS))}",
-            )
+    def _flags_are_known(cls, flags: list[str]) -> list[str]:
+        for number, flag in enumerate(flags):
+            if flag.partition("=")[0] not in FLAGS:
+                raise impossible(
+                    str(number), flag, "is not a flag that a run may set", f"use some of: {', '.join(sorted(FLAGS))}"
+                )
         return flags
+
+    @property
+    def launch_flags(self) -> dict[str, str]:
+        """``flags`` by their names; a switch has the value "".  Of two of one name the later counts."""
+        return {name: value for name, _, value in (flag.partition("=") for flag in self.flags)}
 
     @model_validator(mode="after")
     def _urls_stand_for_themselves(self) -> Self:

@@ -26,21 +26,24 @@ def refusals_of_sglang(run: Any) -> Iterator[PydanticCustomError]:
 
 def _log_probs(run: Any) -> Iterator[PydanticCustomError]:
     """Servers tell log-probs at one temperature, and those of forced tokens at 1."""
-    schedule, told_at = run.schedule, run.resources.sglang.logprobs_at
-    if schedule.logprobs_at == "one" and told_at == "sampling" and schedule.temperature != 1:
+    schedule, exact_temperature = run.schedule, run.resources.sglang.logprobs_at
+    if schedule.logprobs_at == "one" and exact_temperature == "sampling" and schedule.temperature != 1:
         yield impossible(
-            "resources.sglang.logprobs_at", told_at, "schedule.logprobs_at asks for the model's own", 'use "one"'
+            "resources.sglang.logprobs_at",
+            exact_temperature,
+            "schedule.logprobs_at asks for the model's own",
+            'use "one"',
         )
     if schedule.logprob_temperature == 1 and not schedule.logprobs_truncated:
         return
-    if schedule.logprobs_at == "sampling" and told_at == "one":
+    if schedule.logprobs_at == "sampling" and exact_temperature == "one":
         yield impossible(
             "resources.sglang.logprobs_at",
-            told_at,
+            exact_temperature,
             f'schedule.logprobs_at = "sampling" asks for log-probs at {schedule.temperature:g}',
             'use "sampling"',
         )
-    if told_at == "sampling" and run.evaluation.temperature != 1:
+    if exact_temperature == "sampling" and run.evaluation.temperature != 1:
         yield impossible(
             "evaluation.temperature",
             run.evaluation.temperature,

@@ -30,7 +30,7 @@ class ServerRefused(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerReply:
     """What one request sampled, in order; ``versions`` are the server's names of the weights, one for each token."""
 
     token_ids: list[int]
@@ -67,7 +67,7 @@ class SglangClient:
 
     async def generate(
         self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], *, behaviour_logprobs: bool
-    ) -> Answer:
+    ) -> ServerReply:
         """Sample after ``ids``.  There is no time limit: a paused server answers when it goes on.
 
         ``behaviour_logprobs`` are those of the very distribution that is drawn from, after every truncation.
@@ -84,7 +84,7 @@ class SglangClient:
         reply = await self._call("POST", "/generate", body, timeout_s=None)
         return _answer(reply["meta_info"], behaviour_logprobs=behaviour_logprobs)
 
-    async def score(self, request_id: str, ids: Sequence[int], begin: int) -> Answer:
+    async def score(self, request_id: str, ids: Sequence[int], begin: int) -> ServerReply:
         """The log-prob of each of ``ids[begin:]`` after what stands before it, at temperature 1; ``begin`` >= 1."""
         body = {
             "rid": request_id,
@@ -99,7 +99,7 @@ class SglangClient:
         token_ids, logprobs = [entry[1] for entry in scored], [entry[0] for entry in scored]
         finish = meta["finish_reason"]
         versions = [meta["weight_version"]] * len(scored)
-        return Answer(
+        return ServerReply(
             token_ids,
             logprobs,
             versions,
@@ -163,13 +163,13 @@ class SglangClient:
         return response.json() if response.content else None
 
 
-def _answer(meta: Mapping[str, Any], *, behaviour_logprobs: bool) -> Answer:
+def _answer(meta: Mapping[str, Any], *, behaviour_logprobs: bool) -> ServerReply:
     sampled = meta["output_token_logprobs"]
     token_ids, logprobs = [entry[1] for entry in sampled], [entry[0] for entry in sampled]
     if behaviour_logprobs and sampled:
         logprobs = list(meta["output_token_sampling_logprobs"])
     finish = meta["finish_reason"]
-    return Answer(
+    return ServerReply(
         token_ids,
         logprobs,
         _versions(meta, len(sampled)),

@@ -89,11 +89,11 @@ def _process(number: int, origin: ModelOrigin, folder: Path, resources: Resource
     assert isinstance(model, PretrainedModel)
     if resources.device == "cpu":
         # The cache is the machine's own memory there: as much as the torch generator would take for its slots.
-        room = {
-            "max-total-tokens": str(resources.kv_slots * origin.context_tokens),
-            "max-running-requests": str(resources.kv_slots),
-        }
-        settings = settings.model_copy(update={"flags": room | settings.flags})
+        room = [
+            f"max-total-tokens={resources.kv_slots * origin.context_tokens}",
+            f"max-running-requests={resources.kv_slots}",
+        ]
+        settings = settings.model_copy(update={"flags": [*room, *settings.flags]})
     environment = launch_environment(settings, number, threads=resources.threads, device=resources.device)
     return ServerProcess(
         lambda port, api_key: launch_command(

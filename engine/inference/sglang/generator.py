@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.inference.interface import GenerationAborted, Level
-from engine.inference.sglang.client import Answer, ServerGone, ServerRefused
+from engine.inference.sglang.client import ServerGone, ServerRefused, ServerReply
 from engine.inference.sglang.routing import Prompt, Router
 from engine.inference.sglang.servers import Fleet, Server
 from engine.inference.sglang.weights import Exchange
@@ -30,7 +30,7 @@ from engine.spec.generation import Generated, GenerateRequest
 ABORTED_AGAIN = 3
 """So many answers without a token in a row, and the turn is given up with the server's message."""
 
-Ask = Callable[[Server, str], Awaitable[Answer]]
+Ask = Callable[[Server, str], Awaitable[ServerReply]]
 """One request of a server, which is to be called by a name."""
 StoppedBy = Literal["stop", "length", "context"]
 
@@ -54,7 +54,7 @@ class Sampled:
     versions: list[int] = field(default_factory=list)
     barren: int = 0
 
-    def add(self, answer: Answer, server_version: int) -> None:
+    def add(self, answer: ServerReply, server_version: int) -> None:
         self.token_ids += answer.token_ids
         self.logprobs += answer.logprobs
         self.versions += [int(name) if name.isdigit() else server_version for name in answer.versions]
@@ -234,7 +234,7 @@ class SglangGenerator:
             # Else a stop id of the model's own, which is none of the request's, or an abort: the turn goes on.
         return sampled.generated(stopped_by)
 
-    async def _asked(self, session: Session, sampled: Sampled, ask: Ask) -> Answer:
+    async def _asked(self, session: Session, sampled: Sampled, ask: Ask) -> ServerReply:
         """One answer; from another server when one dies over it."""
         while True:
             await self._running.wait()
@@ -254,7 +254,7 @@ class SglangGenerator:
                 raise ServerRefused(f"{server.name} aborts session {session.name!r}: {answer.message or 'no reason'}")
             return answer
 
-    async def _answer_of(self, server: Server, ask: Ask) -> Answer:
+    async def _answer_of(self, server: Server, ask: Ask) -> ServerReply:
         name, began = uuid.uuid4().hex, time.perf_counter()
         server.began(began)
         try:
@@ -281,13 +281,13 @@ class SglangGenerator:
     async def _of_each(self, call: Callable[[Server], Awaitable[None]]) -> None:
         fleet = self._started()
 
-        async def told(server: Server) -> None:
+        async def notified(server: Server) -> None:
             try:
                 await call(server)
             except ServerGone as error:
                 fleet.lost(server, error)
 
-        await asyncio.gather(*(told(server) for server in fleet.servers if server.is_up))
+        await asyncio.gather(*(notified(server) for server in fleet.servers if server.is_up))
 
     def _aside(self, call: Coroutine[Any, Any, None]) -> None:
         """Make a call that nobody waits for; a server that is gone has nothing left to abort."""
@@ -325,8 +325,11 @@ class SglangGenerator:
         elif request.logprobs_truncated:
             can, given = wanted == request.temperature, "of what is sampled at the temperature of the sampling"
         else:
-            told_at = 1.0 if self._logprobs_at == "one" else request.temperature or 1.0
-            can, given = wanted == told_at, f'at {told_at:g} (resources.sglang.logprobs_at = "{self._logprobs_at}")'
+            exact_temperature = 1.0 if self._logprobs_at == "one" else request.temperature or 1.0
+            can, given = (
+                wanted == exact_temperature,
+                f'at {exact_temperature:g} (resources.sglang.logprobs_at = "{self._logprobs_at}")',
+            )
         if not can:
             raise ValueError(
                 f"logprob_temperature = {wanted:g}, logprobs_truncated = {request.logprobs_truncated}: SGLang tells "

@@ -107,7 +107,7 @@ def launch_command(
     }
     if device == "cpu":
         flags |= CPU_FLAGS
-    flags |= settings.flags
+    flags |= settings.launch_flags
     words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value)) if word]
     return [python, "-m", "sglang.launch_server", *words]
 

@@ -20,15 +20,15 @@ def document(sglang: dict[str, Any], **tables: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("given", "field", "said"),
+    ("given", "field", "remedy"),
     [
         (document({}, model={"kind": "builtin"}), "resources.generator", "pretrained"),
         (document({"urls": ["file:///etc"], "weights": "tensor"}), "resources.sglang.urls.0", ""),
         (document({"urls": [URL, URL], "weights": "tensor"}), "resources.sglang.urls", "each once"),
         (document({"urls": [URL]}), "resources.sglang.exchange_folder", "tensor"),
         (document({"urls": [URL], "servers": 2}), "resources.sglang.servers", "remove servers"),
-        (document({"flags": {"trust-remote-code": ""}}), "resources.sglang.flags.trust-remote-code", "use some of"),
-        (document({"flags": {"page-size": "1; rm -rf"}}), "resources.sglang.flags.page-size", ""),
+        (document({"flags": ["page-size=16", "trust-remote-code"]}), "resources.sglang.flags.1", "use some of"),
+        (document({"flags": ["page-size=1; rm -rf"]}), "resources.sglang.flags.0", ""),
         (document({"python": "/bin/sh"}), "resources.sglang.python", ""),
         (document({"weights": "pigeon"}), "resources.sglang.weights", "disk"),
         (
@@ -52,17 +52,17 @@ def document(sglang: dict[str, Any], **tables: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_servers_cannot_do_is_refused_with_the_remedy(given: dict[str, Any], field: str, said: str) -> None:
+def test_what_servers_cannot_do_is_refused_with_the_remedy(given: dict[str, Any], field: str, remedy: str) -> None:
     with pytest.raises(ValidationError) as refused:
         RunSpec.model_validate(given)
     [problem] = problems_in(refused.value, RunSpec)
     assert problem.field == field
-    assert said in problem.remedy
+    assert remedy in problem.remedy
     assert problem.remedy
 
 
 def test_what_they_can_do_is_taken() -> None:
-    RunSpec.model_validate(document({"servers": 4, "tensor_parallel": 2, "flags": {"page-size": "16"}}))
+    RunSpec.model_validate(document({"servers": 4, "tensor_parallel": 2, "flags": ["page-size=16"]}))
     RunSpec.model_validate(document({"urls": [URL], "exchange_folder": "/shared"}))
     RunSpec.model_validate(
         document({"logprobs_at": "sampling"}, schedule={"logprobs_at": "sampling", "temperature": 0.5})

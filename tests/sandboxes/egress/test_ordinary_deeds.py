@@ -64,8 +64,8 @@ def test_a_connection_to_a_resolver_that_says_nothing_tries_the_network():
 def test_a_test_that_was_run_again_and_again_may_be_mended():
     def mends(runs):
         again = [program("python3", "-m", "unittest", "-q", "test_cache", pid=20 + n) for n in range(runs)]
-        told = call_text("import x\n", label="t#1", writes="/work/test_cache.py", found=True)
-        return alarms(*again, told)
+        edited = call_text("import x\n", label="t#1", writes="/work/test_cache.py", found=True)
+        return alarms(*again, edited)
 
     assert mends(3) == set()
     assert mends(2) == {("tamper-tests", "warning")}
@@ -91,14 +91,14 @@ def test_what_git_takes_away_is_judged_by_what_becomes_of_it():
     begun = call_text("edit()", compares=frozenset({path}))
     removed = program("git", "rm", "-q", "legacy", "tests/test_fax.py")
 
-    def told(**what):
+    def changed(**what):
         return call_text("", writes=path, found=True, **what)
 
-    assert alarms(begun, removed, told(gone=True, adds=True), call_text(compared=True)) == set()
-    assert alarms(begun, removed, told(gone=True), call_text(compared=True)) == {("tamper-tests", "warning")}
+    assert alarms(begun, removed, changed(gone=True, adds=True), call_text(compared=True)) == set()
+    assert alarms(begun, removed, changed(gone=True), call_text(compared=True)) == {("tamper-tests", "warning")}
     restored = program("git", "restore", "--source=HEAD~1", "tests/test_fax.py")
-    assert alarms(begun, restored, told(adds=True), call_text(compared=True)) == set()
-    assert alarms(begun, restored, told(), call_text(compared=True)) == {("tamper-tests", "warning")}
+    assert alarms(begun, restored, changed(adds=True), call_text(compared=True)) == set()
+    assert alarms(begun, restored, changed(), call_text(compared=True)) == {("tamper-tests", "warning")}
     assert alarms(restored) == {("tamper-tests", "warning")}, "nobody compares"
 
 

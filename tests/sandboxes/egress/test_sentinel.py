@@ -21,19 +21,19 @@ def event() -> ExecEvent:
 
 def test_whoever_waits_after_the_thread_is_done_still_gets_what_it_sent_to_the_event_loop() -> None:
     async def found() -> list[str]:
-        loop, told, heard, delivered = asyncio.get_running_loop(), threading.Event(), [], []
+        loop, reported, heard, delivered = asyncio.get_running_loop(), threading.Event(), [], []
 
         def on_finding(finding: Finding) -> None:
             loop.call_soon_threadsafe(delivered.append, finding.rule)
             heard.append(finding.rule)
             if len(heard) == 2:
-                told.set()
+                reported.set()
 
         sentinel = Sentinel(Blind, on_finding)  # type: ignore[arg-type]
         try:
             sentinel.feed(event())
             sentinel.feed(event())
-            told.wait()  # the loop stands still: nothing that was sent to it has run
+            reported.wait()  # the loop stands still: nothing that was sent to it has run
             assert delivered == []
             await sentinel.settled()
             assert delivered == [DETECTOR_FAILED.id] * 2

@@ -44,8 +44,10 @@ def test_a_run_that_takes_turns_waits_by_its_phases() -> None:
 
 def test_the_estimate_stands_beside_what_came() -> None:
     """Ten of twenty steps are done; after step 5 the 15 others were to take 30 s, so the next five 10 s."""
-    told = values(10, perf__step_seconds=3.0) | {"perf/eta_seconds": {step: 2.0 * (20 - step) for step in range(1, 11)}}
-    assert sentences_of(told, total_steps=20, overlaps=False)[-1] == (
+    metrics = values(10, perf__step_seconds=3.0) | {
+        "perf/eta_seconds": {step: 2.0 * (20 - step) for step in range(1, 11)}
+    }
+    assert sentences_of(metrics, total_steps=20, overlaps=False)[-1] == (
         "After step 5 the run expected 10 s for the next 5 steps; they took 15 s."
     )
     assert (

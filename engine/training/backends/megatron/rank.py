@@ -46,7 +46,7 @@ __all__ = ["MegatronRank"]
 
 OWNED, REFERENCE = "owned", "reference"
 """Of a checkpoint's shards: what the optimiser moves, and what it does not."""
-Said = Callable[[int, Tensor, Tensor], tuple[Tensor, Any]]
+Report = Callable[[int, Tensor, Tensor], tuple[Tensor, Any]]
 """Of a micro-batch's number, its log-probs [B, T] and entropies: the loss, and what is answered of it."""
 
 
@@ -180,7 +180,9 @@ class MegatronRank:
         finally:
             _exchange(self._held(), self._reference)
 
-    def _passed(self, batches: Sequence[MicroBatch], distribution: Distribution, said: Said, learns: bool) -> list[Any]:
+    def _passed(
+        self, batches: Sequence[MicroBatch], distribution: Distribution, report: Report, learns: bool
+    ) -> list[Any]:
         """Send the micro-batches through the pipeline; what is answered of each, on the last stage.
 
         With ``learns`` the gradient of each loss is added to the buffers.
@@ -197,7 +199,7 @@ class MegatronRank:
 
             def loss(hidden_SRD: Tensor) -> tuple[Tensor, Tensor, Any]:
                 logp_BT, entropy_N = scored(self.network, hidden_SRD, rows[number], distribution)
-                total, answer = said(number, logp_BT, entropy_N)
+                total, answer = report(number, logp_BT, entropy_N)
                 return total, torch.zeros((), dtype=torch.int, device=total.device), answer
 
             return output, loss
@@ -316,10 +318,10 @@ def _loss_of(
     terms: Sequence[LossTerm[PolicyOutputs]],
     references: Sequence[Tensor | None],
     weight: float,
-) -> Said:
+) -> Report:
     """The loss of a micro-batch over the weight of the whole batch; answered are that and what terms observed."""
 
-    def said(number: int, logp_BT: Tensor, entropy_N: Tensor) -> tuple[Tensor, tuple[float, list[Any]]]:
+    def report(number: int, logp_BT: Tensor, entropy_N: Tensor) -> tuple[Tensor, tuple[float, list[Any]]]:
         batch = batches[number]
         if not batch.rows:
             return logp_BT.sum() * 0.0, (0.0, [])
@@ -329,7 +331,7 @@ def _loss_of(
             loss = sum((term.loss(batch, outputs) for term in terms[1:]), terms[0].loss(batch, outputs)) / weight
         return loss, (loss.item(), [term.observed(batch, outputs) for term in terms])
 
-    return said
+    return report
 
 
 @torch.no_grad()

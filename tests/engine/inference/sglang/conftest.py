@@ -18,7 +18,7 @@ from engine.spec.model import PretrainedModel
 from engine.spec.run import Resources
 
 CONTEXT = 256
-FLAGS = {"max-total-tokens": "8192"}
+FLAGS = ["max-total-tokens=8192"]
 
 
 @pytest.fixture(scope="session")

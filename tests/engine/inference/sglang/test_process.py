@@ -86,7 +86,7 @@ def test_a_server_that_ends_says_with_what_its_log_ended(tmp_path: Path) -> None
 
 
 def test_flags_of_the_spec_come_last_and_a_cpu_gets_what_it_needs() -> None:
-    settings = Sglang(tensor_parallel=2, flags={"attention-backend": "triton", "disable-radix-cache": ""})
+    settings = Sglang(tensor_parallel=2, flags=["attention-backend=triton", "disable-radix-cache"])
     command = launch_command("py", Path("/m"), settings, device="cpu", dtype="float32", port=7, api_key="k")
     assert command[:3] == ["py", "-m", "sglang.launch_server"]
     assert command[command.index("--attention-backend") + 1] == "triton"

@@ -56,7 +56,7 @@ async def updated(generator: SglangGenerator | TorchGenerator, weights: StateDic
 async def test_log_probs_are_those_of_the_torch_generator_before_and_after_an_update(
     generator: SglangGenerator, torch_generator: TorchGenerator, other_weights: StateDict
 ) -> None:
-    said = {}
+    logprobs = {}
     for version, temperature in ((0, 0.0), (0, 1.0), (0, 2.0), (7, 1.0)):
         if version:
             await updated(generator, other_weights, version)
@@ -66,8 +66,8 @@ async def test_log_probs_are_those_of_the_torch_generator_before_and_after_an_up
         reference = await forced_like(torch_generator, request, sampled.token_ids)
         assert sampled.logprobs == pytest.approx(reference.logprobs, abs=CLOSE)
         assert sampled.policy_versions == (version,) * 12
-        said[version] = sampled.logprobs
-    assert abs(said[0][0] - said[7][0]) > 0.01
+        logprobs[version] = sampled.logprobs
+    assert abs(logprobs[0][0] - logprobs[7][0]) > 0.01
 
 
 async def test_greedy_turns_of_a_session_go_on_as_the_torch_generators_do(
@@ -220,7 +220,7 @@ async def test_servers_of_another_model_are_refused_and_live_on(
     generator: SglangGenerator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given = given_by_url(generator, monkeypatch, tmp_path / "exchange")
-    for name, vocabulary, shape, said in (
+    for name, vocabulary, shape, reason in (
         ("wider", 1024, SHAPE | {"hidden_size": 256}, "hidden_size = 192"),
         ("smaller", 512, SHAPE, "vocab_size"),
     ):
@@ -229,7 +229,7 @@ async def test_servers_of_another_model_are_refused_and_live_on(
         )
         other = PretrainedModel(path=str(tmp_path / name), context_tokens=CONTEXT)
         refused = sglang_generator(other, resources(**given), seed=0)
-        with pytest.raises(WrongServer, match=said):
+        with pytest.raises(WrongServer, match=reason):
             await refused.suspend()
         refused.close()
     config = tmp_path / "smaller" / "config.json"
@@ -323,9 +323,9 @@ async def test_a_killed_server_costs_no_turn_and_comes_back_with_the_newest_weig
     async with fleet._changed:
         await fleet._changed.wait_for(lambda: fleet.servers[0].is_up)
     assert fleet.servers[0].version == 5
-    said = [message for _, message in generator.reports()]
-    assert any("is gone" in message for message in said)
-    assert any("is up again (restart 1)" in message for message in said)
+    messages = [message for _, message in generator.reports()]
+    assert any("is gone" in message for message in messages)
+    assert any("is up again (restart 1)" in message for message in messages)
     fleet.servers[1].is_up = False  # so that the one which came back is asked
     again = await generator.generate(turn("again", ids=(5, 0), tokens=60))
     fleet.servers[1].is_up = True

@@ -79,8 +79,8 @@ def problems_of(family: str, megatron: dict[str, Any], ranks: int, **model: Any)
 def test_a_model_that_does_not_divide_is_refused_with_field_and_remedy(
     family: str, megatron: dict[str, Any], ranks: int, names: list[str]
 ) -> None:
-    said = " | ".join(problems_of(family, megatron, ranks))
-    assert all(name in said for name in names), said
+    problems = " | ".join(problems_of(family, megatron, ranks))
+    assert all(name in problems for name in names), problems
     assert problems_of("qwen3", {"tensor": 2, "pipeline": 2}, 4) == []
 
 
@@ -89,8 +89,8 @@ def test_a_model_that_does_not_divide_is_refused_with_field_and_remedy(
     [({"lora": {"rank": 4}}, "model.lora"), ({"dtype": "float16"}, "model.dtype")],
 )
 def test_what_it_cannot_train_is_refused_by_name(model: dict[str, Any], named: str) -> None:
-    (said,) = problems_of("qwen3", {}, 1, **model)
-    assert said.startswith(named)
+    (problems,) = problems_of("qwen3", {}, 1, **model)
+    assert problems.startswith(named)
 
 
 def test_another_family_is_refused_with_the_trainer_that_has_it() -> None:
