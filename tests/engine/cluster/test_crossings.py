@@ -52,7 +52,7 @@ async def play(workers):
         request = UpdateRequest.of(step, groups, (), credited=True)
         before = went.total()
         sizes.append(len(pickle.dumps(request)))
-        assert (await workers.update(request))["tokens"] > 0
+        assert (await workers.update(request)).metrics["tokens"] > 0
         assert went.total() == before
         assert len(columns) == 8
     return sizes

@@ -292,14 +292,14 @@ def test_pairs_begin_with_what_the_policy_had_in_that_segment() -> None:
     assert pair.chosen.token_ids.tolist() == [1, 2, 21]
 
 
-def test_the_step_that_trains_is_handed_in_and_not_read_off_the_version() -> None:
-    """Rollouts of version 0 that step 5 trains on: their age in the buffer counts from step 5."""
+def test_what_is_kept_for_replay_is_as_old_as_its_sampling() -> None:
+    """Rollouts of version 0, the first step that could train on which is 1: step 5 does, and their age counts from 1."""
     learner = learner_for(run_spec({"self_imitation": {"replay_buffer": 4, "max_age_steps": 1, "warmup_steps": 1}}))
     groups = grouped(rollouts(1))
     learner.credit(groups, step=5)
     report = updated(learner, groups)
     assert report["sil/expired"] == 0
-    assert {entry["step"] for entry in learner._imitator.state()["entries"]} == {5}
+    assert {entry["step"] for entry in learner._imitator.state()["entries"]} == {1}
 
 
 def test_an_attribution_weight_is_that_of_the_step_that_trains() -> None:
