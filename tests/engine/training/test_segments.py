@@ -293,7 +293,7 @@ def test_pairs_begin_with_what_the_policy_had_in_that_segment() -> None:
 
 
 def test_what_is_kept_for_replay_is_as_old_as_its_sampling() -> None:
-    """Rollouts of version 0, the first step that could train on which is 1: step 5 does, and their age counts from 1."""
+    """Rollouts of version 0, on which step 1 could train first: step 5 does, and their age counts from 1."""
     learner = learner_for(run_spec({"self_imitation": {"replay_buffer": 4, "max_age_steps": 1, "warmup_steps": 1}}))
     groups = grouped(rollouts(1))
     learner.credit(groups, step=5)
