@@ -94,7 +94,7 @@ def headlines_of(cases: Sequence[Case]) -> list[Headline]:
     """By scale: what each plan gains over the synchronous one, and what of the GPUs it leaves idle."""
     found = []
     for case in cases:
-        synchronous = next(one for one in cases if one.scale.split(",")[0] == case.scale.split(",")[0]).outcome
+        synchronous = next(other for other in cases if other.scale.split(",")[0] == case.scale.split(",")[0]).outcome
         plan = case.outcome.plan
         name = f"{case.scale}, {plan.layout}, ratio {plan.async_ratio}"
         found.append(figure(f"{name}: steps per hour", case.outcome.steps_per_hour))

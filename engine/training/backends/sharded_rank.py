@@ -91,7 +91,7 @@ class ShardedRank:
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Every rank writes its part of what it holds.  Raises OSError, on every rank if on one."""
-    with _as_os_error(folder):
+    with as_os_error(folder):
         save_sharded(dict(tensors), storage_writer=FileSystemWriter(folder, sync_files=False))
 
 
@@ -108,7 +108,7 @@ def read_shards(folder: Path, held: Callable[[str], Tensor], rank: Rank) -> dict
 
     Raises DamagedFile.
     """
-    with read_back(folder), _as_os_error(folder):
+    with read_back(folder), as_os_error(folder):
         reader = FileSystemReader(folder)
         tensors = {name: torch.zeros_like(held(name)) for name in reader.read_metadata().state_dict_metadata}
         load_sharded(tensors, storage_reader=reader, no_dist=rank.size == 1)
@@ -116,7 +116,7 @@ def read_shards(folder: Path, held: Callable[[str], Tensor], rank: Rank) -> dict
 
 
 @contextmanager
-def _as_os_error(folder: Path) -> Iterator[None]:
+def as_os_error(folder: Path) -> Iterator[None]:
     """torch collects what went wrong on each rank in a class that is no Exception."""
     try:
         yield

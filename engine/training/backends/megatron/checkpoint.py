@@ -4,8 +4,7 @@ Megatron describes every part by its place in the whole parameter; what is writt
 and the reference under these descriptions, in the form of ``torch.distributed.checkpoint``.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,12 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 from engine.durable import read_back
 from engine.training.backends.megatron.model import HiddenStates
+from engine.training.backends.sharded_rank import as_os_error
 
 __all__ = ["read", "write"]
 
@@ -36,13 +35,13 @@ Parts = Mapping[str, Mapping[str, Tensor]]
 def write(folder: Path, model: HiddenStates, parts: Parts, *, divided: bool) -> None:
     """Every rank writes its part.  ``divided``: of copies, only the rank that holds one writes it.  Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _as_os_error(folder):
+    with as_os_error(folder):
         dist_checkpointing.save(_described(model, parts, divided=divided), str(folder), _InThisProcess("torch_dist", 1))
 
 
 def read(folder: Path, model: HiddenStates, parts: Parts, *, divided: bool) -> dict[str, dict[str, Tensor]]:
     """What ``write`` wrote in whatever layout, of the shapes and names of ``parts``.  Raises DamagedFile."""
-    with read_back(folder), _as_os_error(folder):
+    with read_back(folder), as_os_error(folder):
         loaded: dict[str, Any] = dist_checkpointing.load(_described(model, parts, divided=divided), str(folder))
     return {what: {name: loaded[f"{what}/{name}"] for name in of} for what, of in parts.items()}
 
@@ -74,13 +73,3 @@ class _InThisProcess(TorchDistSaveShardedStrategy):  # type: ignore[misc]
             storage_writer=FileSystemWriter(checkpoint_dir, sync_files=False),
             planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
         )
-
-
-@contextmanager
-def _as_os_error(folder: Path) -> Iterator[None]:
-    """torch collects what went wrong on each rank in a class that is no Exception."""
-    try:
-        yield
-    except CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
-        raise OSError(f"{folder}: {type(first).__name__}: {first}") from error

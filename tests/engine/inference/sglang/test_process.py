@@ -37,7 +37,7 @@ def until(condition, timeout_s: float = 20.0):
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
-    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
 def test_a_server_is_stopped_with_its_children(tmp_path: Path) -> None:
