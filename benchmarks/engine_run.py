@@ -108,7 +108,7 @@ class Engine:
         played.add(plans, await self._worker.collect(self._planner.requests(plans)))
         if played.discarded:
             raise RuntimeError(f"episodes were lost, so the batch is not whole: {dict(played.discarded)}")
-        if self._workload.setting == "tool-use":
+        if self._workload.setting != "completions":
             return played.groups
         return [group.with_rollouts(map(self._paid_by_digits, group.rollouts)) for group in played.groups]
 

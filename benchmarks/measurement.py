@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.workload import Setting
+
 PHASES = ("rollout", "score", "update")
 
 
@@ -87,7 +89,7 @@ class Run:
 class Comparison:
     """All pairs of one setting.  ``ours[i]`` and ``theirs[i]`` ran one after the other."""
 
-    setting: str
+    setting: Setting
     ours: list[Run]
     theirs: list[Run]
     set_aside: list[tuple[Run, Run]] = field(default_factory=list)

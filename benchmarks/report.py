@@ -9,20 +9,25 @@ from rich.table import Table
 from benchmarks.distribution import Distribution
 from benchmarks.headline import Headline, at_least
 from benchmarks.measurement import PHASES, Comparison, Run, seconds_per_trajectory
+from benchmarks.workload import TARGETS
 
 
-def headlines(comparisons: Sequence[Comparison], target: float) -> list[Headline]:
+def headlines(comparisons: Sequence[Comparison]) -> list[Headline]:
     return [
-        at_least(f"{comparison.setting}: trajectories/s over TRL's", Distribution.of(comparison.ratios()), target)
+        at_least(
+            f"{comparison.setting}: trajectories/s over TRL's",
+            Distribution.of(comparison.ratios()),
+            TARGETS[comparison.setting],
+        )
         for comparison in comparisons
     ]
 
 
-def as_json(comparisons: Sequence[Comparison], *, machine: dict[str, Any], target: float) -> dict[str, Any]:
+def as_json(comparisons: Sequence[Comparison], *, machine: dict[str, Any]) -> dict[str, Any]:
     return {
         "benchmark": "throughput",
         "peer": "trl",
-        "target_ratio": target,
+        "target_ratios": TARGETS,
         "machine": machine,
         "settings": {comparison.setting: _setting_as_json(comparison) for comparison in comparisons},
     }

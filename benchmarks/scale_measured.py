@@ -28,7 +28,7 @@ def _of_ray() -> dict[str, float]:
     import numpy as np
     import ray
 
-    from engine.cluster.ray_workers import private_ray
+    from engine.cluster.ray_connection import private_ray
 
     class Server:
         async def call(self, request: object) -> object:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from random import Random
 
 from engine.environments.contract import JudgeVerdict, Manner, Observation, Sandboxes
-from engine.environments.simulated import ActionResult, SimulatedEnvironment, SimulatedSession, Simulation
+from engine.environments.simulated import SimulatedEnvironment, Simulation
+from engine.environments.tool_world import ActionResult, SimulatedSession
 from engine.spec.message import AssistantMessage, ToolSchema
 from engine.spec.run import Dataset
 from engine.spec.trajectory import Split, Task
@@ -32,6 +33,8 @@ def pareto_seconds(uniform: float) -> float:
 class Pages(Simulation[int]):
     """The state is how many pages were fetched; they have to be fetched in their order."""
 
+    tool = FETCH
+
     @property
     def question(self) -> str:
         return PAGES
@@ -42,7 +45,7 @@ class Pages(Simulation[int]):
 
     def act(self, state: int, command: str) -> ActionResult[int]:
         if command != PAGES[state]:
-            return ActionResult(state, "no", legal=command in PAGES)
+            return ActionResult(state, "no", error_class=None if command in PAGES else "illegal")
         done = state + 1 == len(PAGES)
         return ActionResult(state + 1, "ok", done=done, success=done)
 
@@ -65,7 +68,7 @@ class Pages(Simulation[int]):
 class SlowSession(SimulatedSession[int]):
     def __init__(self, simulation: Pages, sleeps: Random | None) -> None:
         """``sleeps`` draws how long each turn takes; None: it takes no time."""
-        super().__init__(FETCH, simulation)
+        super().__init__(simulation)
         self._sleeps = sleeps
 
     async def act(self, message: AssistantMessage) -> Observation:

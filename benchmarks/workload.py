@@ -1,12 +1,13 @@
 """The work that both sides do, step by step: the same spec, prompts, token format, start weights and sizes.
 
-Two settings:
+Three settings:
 
 ``completions``  One turn per rollout, no tool, exactly ``max_turn_tokens`` sampled tokens: stop
     tokens do not stop.  Every trajectory costs both sides the same number of tokens, so this
     compares the machinery alone, and gives continuous batching nothing to gain.
 ``tool-use``  Whole episodes of python-math from a policy that has been taught to call its tool:
     several turns, each ended by its own stop token, with a sandbox behind the calls.
+``slow-tools``  The same with calls that take 50 to 500 ms longer (``benchmarks/slow_python.py``).
 
 Both sides import this module, so it must not import torch.
 """
@@ -20,8 +21,14 @@ from typing import Any, Literal
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 
-Setting = Literal["completions", "tool-use"]
-SETTINGS: tuple[Setting, ...] = ("completions", "tool-use")
+Setting = Literal["completions", "tool-use", "slow-tools"]
+TARGETS: dict[Setting, float] = {"completions": 1.2, "tool-use": 1.5, "slow-tools": 3.0}
+"""Trajectories per second over the peer's that are to be reached."""
+SETTINGS: tuple[Setting, ...] = tuple(TARGETS)
+ASYNC_RATIO = 1
+"""Of ``slow-tools``, on our side."""
+ROLLOUTS = 256
+"""Of a step, all of which have a place in the generator and a sandbox at once, on both sides."""
 
 LEARNING_RATE = 1e-6
 """So small that the policies of both sides stay what they were, and lengths do not drift apart during a run.
@@ -55,20 +62,39 @@ class Workload:
 
 
 def spec_for(setting: Setting, *, steps: int, threads: int) -> RunSpec:
-    """Palestra's default model, group size, batch and recipe."""
+    """Palestra's default model, group size, batch and recipe, with the resources that are fastest here."""
     return RunSpec.model_validate(
         {
             "name": f"benchmark {setting}",
-            "environment": {
-                "max_turns": 1 if setting == "completions" else 5,
-                "max_turn_tokens": 32,
-                "sandbox": {"reuse": "reset"},  # what is compared are trainers, not the making of sandboxes
-            },
+            "environment": _environment(setting),
             "recipe": {"stages": [], "optimizer": {"learning_rate": LEARNING_RATE}},
-            "resources": {"threads": threads, "sandboxes": 64 if setting == "tool-use" else 1},
-            "schedule": {"steps": steps},
+            "resources": {
+                "threads": threads,
+                "kv_slots": ROLLOUTS,
+                "share_prefixes": True,
+                "sandboxes": 1 if setting == "completions" else ROLLOUTS,
+            },
+            "schedule": _schedule(setting, steps),
+            "evaluation": {"every": 1000, "tasks": 8, "interim_tasks": 8},
         }
     )
+
+
+def _schedule(setting: Setting, steps: int) -> dict[str, Any]:
+    """Generation beside training where tools are slow; TRL's trainer that does so wants servers of vLLM."""
+    overlapping = {"async_ratio": ASYNC_RATIO, "checkpoint_every": 1000} if setting == "slow-tools" else {}
+    return {"steps": steps} | overlapping
+
+
+def _environment(setting: Setting) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "max_turns": 1 if setting == "completions" else 5,
+        "max_turn_tokens": 32,
+        "sandbox": {"reuse": "reset"},  # what is compared are trainers, not the making of sandboxes
+    }
+    if setting == "slow-tools":
+        described |= {"id": "import", "path": "benchmarks.slow_python:SlowPython"}
+    return described
 
 
 def digit_share(pieces: Sequence[str]) -> float:

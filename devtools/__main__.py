@@ -59,7 +59,7 @@ def _parser() -> tuple[Parser, list[str]]:
     logs.add_argument("-f", "--follow", action="store_true")
     logs.add_argument("-n", "--lines", type=int, default=100)
     add("exec", verbs.run_command, "CMD: a command in the project's environment")
-    add("test", testing.test, "[quick|soak|verl] [pytest's arguments]: lint, types, import contracts, tests")
+    add("test", testing.test, "[quick|soak|verl|protocols] [pytest's arguments]: lint, types, import contracts, tests")
     add("bench", benching.bench, "[NAME] [--json FILE]: run a benchmark; without a name: which there are")
     add("lock", _lock, "write the lock files from pyproject.toml and what is installed")
     return parser, list(verb_parsers.choices)

@@ -2,8 +2,8 @@
 
     ruff -> formatting -> types -> import contracts -> migrations -> pytest
 
-All of them run even if one fails; the exit code is non-zero if any did.  ``./dev test quick``, ``soak``, ``verl`` and
-``backends`` choose other tests; what else is given goes to pytest.
+All of them run even if one fails; the exit code is non-zero if any did.  ``./dev test quick``, ``soak``, ``verl``,
+``protocols`` and ``backends`` choose other tests; what else is given goes to pytest.
 """
 
 import argparse
@@ -12,15 +12,16 @@ import subprocess
 import sys
 import time
 
-from devtools import verl_venv
+from devtools import protocol_venvs, verl_venv
 from devtools.home import ROOT, Home
 from devtools.venvs import BACKENDS, Backend
 
 SELECTIONS = {
-    "quick": "not slow and not browser and not stack and not soak and not verl and not backends",
-    "everything": "not soak and not verl and not backends",
+    "quick": "not slow and not browser and not stack and not soak and not verl and not protocols and not backends",
+    "everything": "not soak and not verl and not protocols and not backends",
     "soak": "soak",
     "verl": "verl",
+    "protocols": "protocols",
     "backends": "backends",
 }
 
@@ -56,13 +57,17 @@ def _checks() -> dict[str, list[str]]:
 def _pytest_commands(selection: str, passed_on: list[str]) -> list[list[str]]:
     """Most tests in two processes; then, one after the other, those that share a stack or drive a browser.
 
-    Those beside verl and those of backends need environments of their own, and run only when they are asked for.
+    Those beside verl, protocols and backends need environments of their own, and run only when they are asked for.
     """
     if selection == "backends":
         return [_backend_command(backend, passed_on) for backend in BACKENDS]
     if selection == "verl":
         python = verl_venv.python_of(Home.from_environment().folder)
         return [[str(python), "-m", "pytest", "-q", "-m", "verl", "tests/engine/algorithms", *passed_on]]
+    if selection == "protocols":
+        folders = protocol_venvs.made_in(Home.from_environment().folder)
+        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "protocols", *passed_on]
+        return [["/usr/bin/env", *(f"{name}={folder}" for name, folder in folders.items()), *pytest]]
     pytest, chosen = [sys.executable, "-m", "pytest", "-q"], SELECTIONS[selection]
     alone = [*pytest, "-m", f"({chosen}) and (stack or browser)", *passed_on]
     together = [*pytest, "-n", "2", "-m", f"({chosen}) and not stack and not browser", *passed_on]

@@ -1,4 +1,4 @@
-"""``python -m engine``: train, measure tasks, do service jobs, talk with a model, check a spec, list recipes."""
+"""``python -m engine``: train, measure and check tasks, do service jobs, talk with models, check specs and recipes."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from engine.launch.pinned_dataset import with_pinned_dataset
 from engine.launch.preflight import BadSpec, spec_from_file, with_pinned_model
 from engine.launch.run_files import FileFolder, check_stage_files, with_pinned_files
 from engine.loop.model_requirements import memory_in_words
@@ -90,6 +91,24 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--seconds", type=_number(1), default=300, help="of one answer at most (default: 300)")
     chat.add_argument("--json", action="store_true", help="JSON lines in and out (engine/spec/chat.py)")
     chat.set_defaults(run=_chat)
+    tasks = commands.add_parser(
+        "tasks", help="check, make, convert or build terminal tasks", add_help=False, prefix_chars="\0"
+    )  # it reads no option itself: engine/launch/task_commands.py does
+    tasks.add_argument("arguments", nargs=argparse.REMAINDER)
+    tasks.set_defaults(run=_tasks)
+    environment = commands.add_parser(
+        "environment", help="begin or check an environment package", add_help=False, prefix_chars="\0"
+    )  # engine/launch/environment_commands.py reads its options
+    environment.add_argument("arguments", nargs=argparse.REMAINDER)
+    environment.set_defaults(run=_environment)
+    serving = commands.add_parser(
+        "serve-environments",
+        help="environments for other trainers, over GEM and OpenEnv",
+        add_help=False,
+        prefix_chars="\0",
+    )  # engine/serving/command.py reads its options
+    serving.add_argument("arguments", nargs=argparse.REMAINDER)
+    serving.set_defaults(run=_serve_environments)
     schema = commands.add_parser("schema", help="print the JSON schema of a run")
     schema.set_defaults(run=_schema)
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
@@ -135,6 +154,7 @@ def _job(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     spec = with_pinned_model(spec_from_file(options.file), None, named_in=options.file, anywhere=True)
+    spec = with_pinned_dataset(spec, named_in=options.file, anywhere=True)
     spec = with_pinned_files(spec, None, FileFolder(options.file.parent, anywhere=True))
     if problems := lacking(spec):
         raise BadSpec([f"{options.file}: {problem}" for problem in problems])
@@ -213,6 +233,30 @@ def _chat(options: argparse.Namespace) -> int:
             as_json=options.json,
         )
     )
+
+
+def _tasks(options: argparse.Namespace) -> int:
+    from engine.launch.task_commands import parser
+
+    chosen = parser().parse_args(options.arguments)
+    status: int = chosen.run(chosen)
+    return status
+
+
+def _environment(options: argparse.Namespace) -> int:
+    from engine.launch.environment_commands import parser
+
+    chosen = parser().parse_args(options.arguments)
+    status: int = chosen.run(chosen)
+    return status
+
+
+def _serve_environments(options: argparse.Namespace) -> int:
+    from engine.serving.command import parser
+
+    chosen = parser().parse_args(options.arguments)
+    status: int = chosen.run(chosen)
+    return status
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ whatever goes wrong with the sandbox itself is ``SandboxLost``, which is never s
 never scored.
 """
 
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -197,6 +198,14 @@ class Sandbox(Protocol):
 
     async def settled(self) -> None:
         """Return when ``on_action`` has got everything that the sandbox's processes did until now."""
+        ...
+
+    async def listen(self, port: int) -> socket.socket:
+        """A TCP socket outside that listens on the sandbox's own loopback: programs in it reach a server of ours there.
+
+        It is the caller's to close, and reachable from this sandbox alone.  Raises SandboxUnavailable where that
+        cannot be done: a port that is taken, a sandbox of a service, not enough rights.
+        """
         ...
 
     async def egress(self, after: int = 0, *, limit: int = 1000) -> list[EgressRecord]:

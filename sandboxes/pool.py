@@ -125,9 +125,23 @@ class Pool:
         Users who wait get sandboxes in turn, however often each of them asks; the calls of one user in their order.
         Raises ``SandboxUnavailable`` if a new sandbox is needed and cannot be made, ``PoolClosed`` after ``close``.
         """
+        async with self._held(user, None) as sandbox:
+            yield sandbox
+
+    @asynccontextmanager
+    async def acquire_of(self, spec: SandboxSpec, user: str = "") -> AsyncIterator[Sandbox]:
+        """A fresh sandbox of another spec, which takes a place of the pool and is closed when the user leaves.
+
+        Of the pool's own spec it is what ``acquire`` gives.  Users wait and raise as there.
+        """
+        async with self._held(user, None if spec == self.spec else spec) as sandbox:
+            yield sandbox
+
+    @asynccontextmanager
+    async def _held(self, user: str, other: SandboxSpec | None) -> AsyncIterator[Sandbox]:
         await self._permit(user)
         try:
-            sandbox = await self._take()
+            sandbox = await (self._take() if other is None else self._made_of(other))
         except BaseException:
             self._permits.release()
             raise
@@ -137,7 +151,7 @@ class Pool:
             yield sandbox
         finally:
             self._busy.discard(sandbox)
-            self._in_background(self._clean(sandbox))
+            self._in_background(self._clean(sandbox, reusable=other is None))
 
     def stats(self) -> PoolStats:
         return PoolStats(
@@ -199,18 +213,28 @@ class Pool:
                 await completed(sandbox.close())
         return await self._open()
 
-    async def _open(self) -> Sandbox:
-        sandbox = await open_sandbox(self.spec, self._on_record, self._upstream, self._on_action, self._zygotes)
+    async def _made_of(self, spec: SandboxSpec) -> Sandbox:
+        """In the place of one that is idle, so that there are never more than ``size``."""
+        if self._idle:
+            await completed(self._idle.popleft().close())
+        return await self._open(spec)
+
+    async def _open(self, other: SandboxSpec | None = None) -> Sandbox:
+        spec, zygotes = (self.spec, self._zygotes) if other is None else (other, None)
+        sandbox = await open_sandbox(spec, self._on_record, self._upstream, self._on_action, zygotes)
         self._started += 1
         if self._closed:
             await completed(sandbox.close())
             raise PoolClosed("the pool was closed while a sandbox was made")
         return sandbox
 
-    async def _clean(self, sandbox: Sandbox) -> None:
-        """Make a used sandbox fit for the next user, or replace it; then free its place, whatever happens."""
+    async def _clean(self, sandbox: Sandbox, *, reusable: bool) -> None:
+        """Make a used sandbox fit for the next user, or replace it; then free its place, whatever happens.
+
+        One that is not ``reusable`` is of another spec: it is closed, or kept if it is frozen, and not replaced.
+        """
         try:
-            if not await self._fit_again(sandbox) and not self._closed:
+            if not await self._fit_again(sandbox, reusable) and reusable and not self._closed:
                 await self._replace()
         except Exception:
             log.exception("a sandbox could not be cleaned up, and is not used any more")
@@ -220,9 +244,9 @@ class Pool:
             while self._idle:
                 await self._idle.popleft().close()
 
-    async def _fit_again(self, sandbox: Sandbox) -> bool:
+    async def _fit_again(self, sandbox: Sandbox, reusable: bool) -> bool:
         """Whether the next user may have it; otherwise it is gone, or kept."""
-        if self.spec.reuse == "never" and sandbox.frozen is None:
+        if (self.spec.reuse == "never" or not reusable) and sandbox.frozen is None:
             if sandbox.alive:
                 await sandbox.close()
             else:

@@ -48,6 +48,9 @@ class SandboxSpec(BaseModel):
     and packet numbers."""
     snapshots: bool = True
     """Whether the sandbox can be set back to an earlier moment.  False saves the memory that this needs."""
+    terminal: bool = False
+    """Whether it has terminals (/dev/ptmx) and the folders of a terminal task: /tests, /solution and /logs, which begin
+    empty, and in namespaces /app, which is /work."""
 
     @model_validator(mode="after")
     def _image_is_pinned(self) -> Self:

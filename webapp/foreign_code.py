@@ -1,8 +1,9 @@
 """What a spec may not name in the service: code to be imported, and any folder of the server by its absolute path."""
 
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from engine.spec.environment import Environment, Imported
+from engine.spec.environment import FOREIGN_CODE, Agent, Environment, Imported, Terminal
 from engine.spec.model import CheckpointModel, Model, PretrainedModel
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
@@ -10,17 +11,37 @@ from webapp.refusals import Invalid
 
 
 def code_to_import(environment: Environment) -> list[Problem]:
-    """Return why this environment is refused; empty for a built-in one."""
-    if not isinstance(environment, Imported):
-        return []
-    return [
-        Problem(
-            "environment.id",
-            environment.id,
-            "importing an environment would run its author's code in the service's engine",
-            "use a built-in environment here, or train it with: python -m engine train",
-        )
-    ]
+    """Return why this environment is refused; empty for one of the service's own and for tasks of the catalog."""
+    match environment:
+        case Imported():
+            message = "importing an environment would run its author's code in the service's engine"
+            remedy = "use a built-in environment here, or train it with: python -m engine train"
+            return [Problem("environment.id", environment.id, message, remedy)]
+        case environment if isinstance(environment, FOREIGN_CODE):
+            message = "the service runs no environment that its catalog does not hold"
+            remedy = "use a built-in environment here, or train it with: python -m engine train"
+            return [Problem("environment.id", environment.id, message, remedy)]
+        case Terminal():
+            return list(_folder_of_tasks("environment", environment))
+        case Agent():
+            return list(_folders_of(environment))
+        case _:
+            return []
+
+
+def _folders_of(agent: Agent) -> Iterator[Problem]:
+    if isinstance(agent.tasks, Terminal):
+        yield from _folder_of_tasks("environment.tasks", agent.tasks)
+    if agent.agent.folder is not None:
+        message, remedy = "a folder of the server's own choosing is not read here", "give environment.agent.files"
+        yield Problem("environment.agent.folder.path", agent.agent.folder.path, message, remedy)
+
+
+def _folder_of_tasks(field: str, terminal: Terminal) -> Iterator[Problem]:
+    if terminal.tasks is not None:
+        message = "a folder of the server's own choosing is not read here"
+        remedy = f'set {field}.catalog = "name@version", or train it with: python -m engine train'
+        yield Problem(f"{field}.tasks", terminal.tasks, message, remedy)
 
 
 def refuse_code_to_import(environment: Environment) -> None:
@@ -51,9 +72,16 @@ def folders_of_the_server(model: Model) -> list[Problem]:
     ]
 
 
+def _folder_of_rows(spec: RunSpec) -> list[Problem]:
+    if spec.dataset.folder is None:
+        return []
+    remedy = 'upload the files, and set dataset.catalog = "name@version"'
+    return [Problem("dataset.folder", spec.dataset.folder, "the service reads datasets of its catalog alone", remedy)]
+
+
 def foreign_in(spec: RunSpec) -> list[Problem]:
     """Return why the service refuses the spec, although an engine of one's own would take it."""
-    return [*code_to_import(spec.environment), *folders_of_the_server(spec.model)]
+    return [*code_to_import(spec.environment), *folders_of_the_server(spec.model), *_folder_of_rows(spec)]
 
 
 def refuse_foreign(spec: RunSpec) -> None:

@@ -18,7 +18,15 @@ RECONCILE = "runs.reconcile"
 TIDY = "accounts.tidy"
 STORE_MODEL = "catalog.store"
 REMOVE_MODEL = "catalog.remove"
-TASKS = (LAUNCH, RECONCILE, TIDY, STORE_MODEL, REMOVE_MODEL)
+STORE_DATASET = "datasets.store"
+REMOVE_DATASET = "datasets.remove"
+MEASURE_DATASET = "datasets.measure"
+STORE_TASKS = "tasks.store"
+REMOVE_TASKS = "tasks.remove"
+TASKS = (
+    LAUNCH, RECONCILE, TIDY, STORE_MODEL, REMOVE_MODEL, STORE_DATASET, REMOVE_DATASET, MEASURE_DATASET, STORE_TASKS,
+    REMOVE_TASKS,
+)  # fmt: skip
 """Every name that is ever sent, by us or by the schedule; a test asserts that the workers know them."""
 
 _ONE_MORE_TRY = {"max_retries": 1, "interval_start": 0}

@@ -17,12 +17,15 @@ from webapp.api.problems import problem
 from webapp.api.requests import StorableParser
 from webapp.catalog.api import router as catalog
 from webapp.conversations.api import router as conversations
+from webapp.datasets.api import router as datasets
 from webapp.editor.recipes_api import router as recipes
+from webapp.egress.api import router as egress
 from webapp.experiments.api import router as experiments
 from webapp.library.api import router as models
 from webapp.refusals import Invalid, Refused
 from webapp.runs.api import router as runs
 from webapp.security.api import router as security
+from webapp.task_sets.api import router as task_sets
 from webapp.trajectories.api import router as trajectories
 
 
@@ -93,6 +96,9 @@ api.add_router("", experiments)
 api.add_router("", catalog)
 api.add_router("", recipes)
 api.add_router("", models)
+api.add_router("", datasets)
+api.add_router("", task_sets)
+api.add_router("", egress)
 api.add_decorator(known_queries_only, mode="view")
 
 

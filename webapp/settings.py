@@ -18,8 +18,10 @@ PALESTRA_HOME = Path(env.str("PALESTRA_HOME", default=str(ROOT / ".palestra"))).
 PALESTRA_RUNS = Path(env.str("PALESTRA_RUNS", default=str(PALESTRA_HOME / "runs"))).resolve()
 PALESTRA_MODELS = Path(env.str("PALESTRA_MODELS", default=str(PALESTRA_HOME / "models"))).resolve()
 """Model folders that a run may name; versions of teams' models lie in its ``catalog``."""
+PALESTRA_DATASETS = Path(env.str("PALESTRA_DATASETS", default=str(PALESTRA_HOME / "datasets"))).resolve()
+"""Versions of teams' datasets lie in its ``catalog``."""
 PALESTRA_IMPORTS = Path(env.str("PALESTRA_IMPORTS", default=str(PALESTRA_HOME / "imports"))).resolve()
-"""The only folder of this server from which models are imported."""
+"""The only folder of this server from which models and datasets are imported."""
 PALESTRA_MODEL_BYTES_PER_TEAM = env.int("PALESTRA_MODEL_BYTES_PER_TEAM", default=500 * 2**30)
 """Versions and uploads of one team may take as much of the disk."""
 PALESTRA_BASE_URL = env.str("PALESTRA_BASE_URL", default="http://127.0.0.1:8700").rstrip("/")
@@ -66,6 +68,9 @@ INSTALLED_APPS = [
     "webapp.editor",
     "webapp.environments",
     "webapp.library",
+    "webapp.datasets",
+    "webapp.task_sets",
+    "webapp.egress",
     "webapp.audit",
 ]
 OUR_APPS = ("accounts", "catalog", "experiments", "runs", "trajectories", "security", "conversations")

@@ -24,7 +24,16 @@ RECONCILE_EVERY_S = 5.0
 app = Celery(
     "palestra",
     broker=queue.broker_url(settings.REDIS_URL),
-    include=["workers.launch", "workers.reconcile", "workers.model_store", "workers.model_tidy", "workers.tidy"],
+    include=[
+        "workers.launch",
+        "workers.reconcile",
+        "workers.model_store",
+        "workers.dataset_store",
+        "workers.dataset_measurements",
+        "workers.task_store",
+        "workers.model_tidy",
+        "workers.tidy",
+    ],
 )
 app.conf.update(
     # Acknowledged when done, so a killed worker's task is given to another one.

@@ -9,8 +9,6 @@ What a kill -9 leaves behind, and who mends it:
 """
 
 import os
-import shlex
-import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -25,15 +23,13 @@ from webapp.runs.models import Desired, Run, RunStatus
 from webapp.runs.tokens import attempt_token
 from workers import ray_jobs
 from workers.app import app
-from workers.ray_jobs import Jobs, RayUnreachable
+from workers.ray_jobs import Jobs, RayUnreachable, engine_command
 
 START_LEASE = timedelta(seconds=120)
 """How long an attempt may take to say its first word: Ray starts its processes and torch is imported."""
 BACKOFF_S = (0, 0, 0, 5, 10, 20, 40, 60)
 """Waits before the 1st, 2nd ... attempt; the last one goes on.  A killed process is made good at once; what kills every
 attempt, e.g. a full disk, gets some minutes to pass before all are used up."""
-_NOT_FOR_THE_ENGINE = ("PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL")
-"""The cluster may have inherited them; code near a sandbox must not."""
 
 log = structlog.get_logger(__name__)
 
@@ -89,9 +85,7 @@ def start_attempt(run: Run, jobs: Jobs) -> bool:
 def submit(run: Run, jobs: Jobs) -> None:
     """Submit the run's current attempt; the second time changes nothing.  Raises RayUnreachable."""
     file = _write_launch_file(run)
-    without = " ".join(f"-u {name}" for name in _NOT_FOR_THE_ENGINE)
-    python = f"{shlex.quote(sys.executable)} -m engine job {shlex.quote(str(file))}"
-    jobs.submit(run.submission_id, f"cd {shlex.quote(str(settings.ROOT))} && exec env {without} {python}")
+    jobs.submit(run.submission_id, engine_command("job", str(file)))
     log.info("attempt submitted", run=str(run.id), attempt=run.attempt)
 
 
@@ -107,6 +101,8 @@ def _write_launch_file(run: Run) -> Path:
         token=attempt_token(run.id, run.attempt),
         run_dir=str(folder),
         catalog=None if run.model_version is None else run.model_version.pinned,
+        dataset=None if run.dataset_version is None else run.dataset_version.pinned,
+        tasks=None if run.task_version is None else run.task_version.pinned,
     )
     path = folder / f"attempt-{run.attempt}.json"
     unfinished = path.with_suffix(f".{os.getpid()}")

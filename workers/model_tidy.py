@@ -1,4 +1,4 @@
-"""Removes files of models that no row has any more: at once after a version was deleted, and hourly what was left.
+"""Removes files of models, datasets and tasks that no row has any more: at once after a deletion, hourly what was left.
 
 A folder without a row is removed only when it is old: a worker makes the folder before the row says so.
 """
@@ -10,12 +10,14 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 from django.db import transaction
+from django.utils import timezone
 
 from webapp import queue
 from webapp.accounts.models import Team
-from webapp.catalog.models import UNFINISHED, ModelVersion, Upload, VersionState
-from webapp.catalog.storage import catalog_root, content_folder, uploads_root
-from webapp.catalog.uploads import forget_old_uploads
+from webapp.catalog.models import DatasetState, DatasetVersion, ModelVersion, TaskSetVersion, Upload
+from webapp.catalog.storage import uploads_root
+from webapp.catalog.uploads import KEPT_FOR, forget_old_uploads
+from webapp.catalog.version_models import StoredVersion
 from workers.app import app
 
 OLD_S = 3600.0
@@ -24,21 +26,43 @@ OLD_S = 3600.0
 @app.task(name=queue.REMOVE_MODEL)
 def remove_model(team_id: str, sha256: str) -> None:
     """Remove the files of a content that no version of the team has."""
+    _remove(ModelVersion, int(team_id), sha256)
+
+
+@app.task(name=queue.REMOVE_DATASET)
+def remove_dataset(team_id: str, sha256: str, version_id: str) -> None:
+    """Remove the files of a deleted version: those that it was made of, and its content, if no other has it."""
+    _remove_version(DatasetVersion, int(team_id), sha256, int(version_id))
+
+
+@app.task(name=queue.REMOVE_TASKS)
+def remove_tasks(team_id: str, sha256: str, version_id: str) -> None:
+    """Remove the files of a deleted version, as those of a dataset."""
+    _remove_version(TaskSetVersion, int(team_id), sha256, int(version_id))
+
+
+def _remove_version(kind: type[StoredVersion], team_id: int, sha256: str, version_id: int) -> None:
+    shutil.rmtree(kind.storage.partial_folder(team_id, version_id), ignore_errors=True)
+    if sha256:
+        _remove(kind, team_id, sha256)
+
+
+def _remove(kind: type[StoredVersion], team_id: int, sha256: str) -> None:
     with transaction.atomic():
         # Under the lock under which versions become ready, so that none takes the folder over in between.
-        Team.objects.select_for_update().filter(id=int(team_id)).first()
-        if _is_needed(int(team_id), sha256):
+        Team.objects.select_for_update().filter(id=team_id).first()
+        if _is_needed(kind, team_id, sha256):
             return
-        folder = content_folder(int(team_id), sha256)
+        folder = kind.storage.content_folder(team_id, sha256)
         removed = folder.with_name(f".removed-{uuid4()}")
         if folder.is_dir():
             folder.rename(removed)
     shutil.rmtree(removed, ignore_errors=True)
 
 
-def _is_needed(team_id: int, sha256: str) -> bool:
-    states = UNFINISHED | {VersionState.READY}
-    return ModelVersion.objects.filter(model__team=team_id, sha256=sha256, state__in=states).exists()
+def _is_needed(kind: type[StoredVersion], team_id: int, sha256: str) -> bool:
+    wanted = {"state__in": kind.keeps_content, f"{kind.of_family}__team": team_id}
+    return kind._default_manager.filter(sha256=sha256, **wanted).exists()
 
 
 def tidy_models() -> None:
@@ -47,9 +71,22 @@ def tidy_models() -> None:
     for folder in _old_in(uploads_root()):
         if not _is_wanted_upload(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
-    for team in _folders_in(catalog_root()):
-        for folder in _old_in(team):
-            _tidy(team.name, folder)
+    give_up_old_sources()
+    kinds: tuple[type[StoredVersion], ...] = (ModelVersion, DatasetVersion, TaskSetVersion)
+    for kind in kinds:
+        for team in _folders_in(kind.storage.root):
+            for folder in _old_in(team):
+                _tidy(kind, team.name, folder)
+
+
+def give_up_old_sources() -> None:
+    """Files of datasets that have waited for a mapping, or for another one, as long as an upload is kept."""
+    waiting = DatasetVersion.objects.filter(state__in=[DatasetState.MAPPING, DatasetState.FAILED])
+    for version in waiting.filter(state_since__lt=timezone.now() - KEPT_FOR).exclude(source_report__isnull=True):
+        given_up = DatasetVersion.objects.filter(id=version.id, state=version.state, state_since=version.state_since)
+        state = DatasetState.CANCELLED if version.state == DatasetState.MAPPING else version.state
+        if given_up.update(source_report=None, state=state):
+            shutil.rmtree(version.partial_folder, ignore_errors=True)
 
 
 def _folders_in(root: Path) -> Iterator[Path]:
@@ -63,18 +100,26 @@ def _old_in(root: Path) -> Iterator[Path]:
 
 def _is_wanted_upload(name: str) -> bool:
     try:
-        upload = Upload.objects.select_related("version").filter(id=UUID(name)).first()
+        upload = (
+            Upload.objects.select_related("version", "dataset_version", "task_version").filter(id=UUID(name)).first()
+        )
     except ValueError:
         return False
-    return upload is not None and (upload.version is None or upload.version.is_unfinished)
+    return upload is not None and (upload.completed_to is None or upload.completed_to.is_unfinished)
 
 
-def _tidy(team: str, folder: Path) -> None:
-    kind, _, name = folder.name.rpartition("-")
-    if kind == ".partial":
-        if not (name.isdecimal() and ModelVersion.objects.filter(id=int(name), state__in=UNFINISHED).exists()):
+def _tidy(kind: type[StoredVersion], team: str, folder: Path) -> None:
+    state, _, name = folder.name.rpartition("-")
+    if state == ".partial":
+        if not (name.isdecimal() and _keeps_partial_files(kind, int(name))):
             shutil.rmtree(folder, ignore_errors=True)
     elif folder.name.startswith(".removed-"):
         shutil.rmtree(folder, ignore_errors=True)
     elif team.isdecimal():
-        remove_model(team, folder.name)
+        _remove(kind, int(team), folder.name)
+
+
+def _keeps_partial_files(kind: type[StoredVersion], version_id: int) -> bool:
+    version = kind._default_manager.filter(pk=version_id).first()
+    waits = isinstance(version, DatasetVersion) and version.may_be_prepared
+    return version is not None and (version.is_unfinished or waits)

@@ -5,6 +5,8 @@ once.  The token that Ray's client sends is the one of ``RAY_AUTH_TOKEN_PATH``.
 """
 
 import re
+import shlex
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -14,6 +16,8 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 REQUEST_TIMEOUT_S = 15.0
+_NOT_FOR_THE_ENGINE = ("PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL")
+"""The cluster may have inherited them; code near a sandbox must not."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 JobState = Literal["alive", "succeeded", "failed"]
 
@@ -100,6 +104,13 @@ def _job(details: Any) -> Job:
             )
         case _:
             return Job("alive")
+
+
+def engine_command(*arguments: str) -> str:
+    """The entrypoint of a job that runs ``python -m engine`` with these arguments, without our secrets."""
+    without = " ".join(f"-u {name}" for name in _NOT_FOR_THE_ENGINE)
+    command = shlex.join([sys.executable, "-m", "engine", *arguments])
+    return f"cd {shlex.quote(str(settings.ROOT))} && exec env {without} {command}"
 
 
 def connect() -> Jobs:

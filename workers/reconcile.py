@@ -1,7 +1,8 @@
 """Every few seconds: compare each run's row with its Ray job and its heartbeat, and mend what does not fit.
 
     queued, wanted             -> the launch message is sent again
-    model being stored, silent -> its message is sent again
+    model being stored, silent -> its message is sent again; datasets and task sets likewise
+    task set being checked     -> its job is followed (``task_checks.py``)
     launching, no job          -> submitted again under the same id
     job dead, run not finished -> next attempt from the last checkpoint, or failed with the reason
     silent or stalled          -> job stopped, then the same
@@ -28,12 +29,14 @@ from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from webapp import queue
-from webapp.catalog.models import UNFINISHED, ModelVersion
+from webapp.catalog.models import DatasetVersion, Measurement, ModelVersion, TaskSetVersion
+from webapp.catalog.version_models import StoredVersion
 from webapp.runs.models import ENDED, LIVE, Desired, Run, RunStatus
 from workers import ray_jobs
 from workers.app import app
 from workers.launch import is_over, submit
 from workers.ray_jobs import Job, Jobs, RayUnreachable
+from workers.task_checks import follow_checks
 
 RESEND_AFTER = timedelta(seconds=4)
 RESEND_STORE_AFTER = timedelta(seconds=60)
@@ -57,8 +60,12 @@ def reconcile() -> None:
         if alone:
             resend_lost_messages()
             resend_lost_messages_about_models()
+            resend_lost_messages_about_datasets()
+            resend_lost_messages_about_tasks()
             try:
-                follow_jobs(ray_jobs.connect())
+                jobs = ray_jobs.connect()
+                follow_jobs(jobs)
+                follow_checks(jobs)
             except RayUnreachable as error:
                 log.warning("Ray cannot be reached; runs are left as they are", error=str(error))
 
@@ -86,11 +93,26 @@ def resend_lost_messages() -> None:
 
 def resend_lost_messages_about_models() -> None:
     """A version for which nobody has done anything for a while gets its message again; the task drops what is late."""
-    unfinished = ModelVersion.objects.filter(state__in=UNFINISHED).order_by("id")
-    for version in unfinished:
+    _resend(ModelVersion)
+
+
+def resend_lost_messages_about_datasets() -> None:
+    _resend(DatasetVersion)
+    for measurement in Measurement.objects.filter(report__isnull=True, problem__isnull=True).order_by("id"):
+        if is_over(measurement.heartbeat_at, RESEND_STORE_AFTER):
+            Measurement.objects.filter(id=measurement.id).update(heartbeat_at=timezone.now())
+            queue.send(queue.MEASURE_DATASET, str(measurement.id))
+
+
+def resend_lost_messages_about_tasks() -> None:
+    _resend(TaskSetVersion)
+
+
+def _resend(kind: type[StoredVersion]) -> None:
+    for version in kind._default_manager.filter(state__in=kind.unfinished).order_by("id"):
         if is_over(version.heartbeat_at, RESEND_STORE_AFTER):
-            ModelVersion.objects.filter(id=version.id).update(heartbeat_at=timezone.now())
-            queue.send(queue.STORE_MODEL, str(version.id), version.progress_mark)
+            kind._default_manager.filter(pk=version.pk).update(heartbeat_at=timezone.now())
+            queue.send(kind.store_message, str(version.pk), version.progress_mark)
 
 
 def follow_jobs(jobs: Jobs) -> None:

@@ -19,3 +19,11 @@ def attribution_weight(step: int, decay_steps: int | None, *, alpha: float = 0.1
     The paper (5.3) suggests a decrease and gives no form.
     """
     return alpha if decay_steps is None else alpha * tool_call_weight(step, decay_steps)
+
+
+def linear_weight(step: int, first_step: int, last_step: int, *, first_weight: float, last_weight: float) -> float:
+    """From one weight to another on a straight line between two steps, constant before and behind."""
+    if step >= last_step:
+        return last_weight
+    share = (step - first_step) / (last_step - first_step) if step > first_step else 0.0
+    return first_weight + share * (last_weight - first_weight)

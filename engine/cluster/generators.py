@@ -7,6 +7,7 @@ from engine.models.weights import WeightSource
 from engine.spec.backends import GENERATORS
 from engine.spec.model import Model
 from engine.spec.run import Resources
+from engine.spec.usage import ServerReading
 
 
 def generator_for(model: Model, resources: Resources, *, seed: int) -> Generator:
@@ -24,10 +25,18 @@ def reports_of(generator: Generator) -> list[tuple[Level, str]]:
     return generator.reports() if isinstance(generator, ReportingGenerator) else []
 
 
-async def hand_over_weights(generator: Generator, source: WeightSource, version: int) -> None:
-    """Between two tokens of whatever is being sampled."""
+async def servers_of(generator: Generator) -> list[ServerReading]:
+    """How a generator's servers fare; nothing where it has none."""
+    return await generator.servers() if isinstance(generator, ReportingGenerator) else []
+
+
+async def hand_over_weights(
+    generator: Generator, source: WeightSource, version: int, *, stays_suspended: bool = False
+) -> None:
+    """Between two tokens of whatever is being sampled.  ``stays_suspended``: somebody else will resume it."""
     await generator.suspend()
     try:
         await generator.load_weights(source, version)
     finally:
-        await generator.resume()
+        if not stays_suspended:
+            await generator.resume()

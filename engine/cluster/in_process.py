@@ -7,18 +7,17 @@ thread; the episodes run on the loop's event loop.
 """
 
 import asyncio
-import contextlib
 import gc
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
-from engine.cluster.generators import generator_for, hand_over_weights, reports_of
+from engine.cluster.generators import generator_for, hand_over_weights, reports_of, servers_of
 from engine.cluster.members import learner_for
+from engine.cluster.process_meter import ProcessMeter, server_readings, tree_reading
 from engine.cluster.rank_processes import RankProcesses, rank_processes_for
 from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.sandboxes import opened_sandboxes
@@ -28,6 +27,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, GroupKey
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
+from engine.spec.usage import UsageReading
 from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
@@ -59,6 +59,8 @@ class InProcessWorkers:
         self._open = AsyncExitStack()
         self._version: int | None = None
         self._ranks: RankProcesses | None = None
+        self._meter = ProcessMeter("run", "all", has_gpus=spec.resources.device == "cuda")
+        self._suspended = False
 
     @property
     def waiting_for(self) -> str | None:
@@ -95,11 +97,19 @@ class InProcessWorkers:
                 if self._spec.schedule.weight_exchange == "episode-borders":
                     await self._worker.hold()
                 try:
-                    await hand_over_weights(self._generator, weights, version)
+                    await hand_over_weights(self._generator, weights, version, stays_suspended=self._suspended)
                 finally:
                     self._worker.go_on()
             self._version = version
             self._pass_on_reports()
+
+    async def suspend(self) -> None:
+        self._suspended = True
+        await self._generator.suspend()
+
+    async def resume(self) -> None:
+        self._suspended = False
+        await self._generator.resume()
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         try:
@@ -129,12 +139,13 @@ class InProcessWorkers:
         await self._learning(lambda: self._learner.load(folder))
         self._version = None
 
-    async def rss_bytes(self) -> int:
-        total: int = psutil.Process().memory_info().rss
-        for pid in [] if self._ranks is None else self._ranks.pids():
-            with contextlib.suppress(psutil.NoSuchProcess):  # whoever needs it next says so
-                total += psutil.Process(pid).memory_info().rss
-        return total
+    async def usage(self) -> UsageReading:
+        own = await asyncio.to_thread(self._meter.reading)
+        pids = [] if self._ranks is None else self._ranks.pids()
+        ranks = [tree_reading(f"rank-{number}", "rank", pid) for number, pid in enumerate(pids, start=1)]
+        servers = await servers_of(self._generator)
+        processes = [own, *(rank for rank in ranks if rank is not None), *server_readings(servers)]
+        return UsageReading(time.time(), tuple(processes), tuple(servers))
 
     async def close(self) -> None:
         """Work in the learner's thread goes on to its end, but nobody waits for it."""

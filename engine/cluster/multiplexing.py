@@ -14,6 +14,9 @@ What it promises, while it is asked at least every ``t`` seconds (tests/engine/c
 * a batch that is ready waits for GPUs at most ``hold_s + t``;
 * GPUs of an idle trainer without a batch play again after at most ``max(hold_s, patience_s) + t``;
 * ``total - trainer`` GPUs play at any time.
+
+Where all of them change sides (``trainer = total``) nobody plays while they train, so an idle trainer has nothing to be
+patient for: ``patience_s`` must be 0.
 """
 
 from dataclasses import dataclass
@@ -55,10 +58,11 @@ class Multiplexing:
     """It keeps them so long, and no longer."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.trainer < self.total:
+        most = self.total if self.patience_s == 0 else self.total - 1
+        if not 0 < self.trainer <= most:
             raise ValueError(
-                f"trainer = {self.trainer} of {self.total} GPUs: at least one must train and one play; "
-                f"use 1 to {self.total - 1}, or placement.generator = 'colocated'"
+                f"trainer = {self.trainer} of {self.total} GPUs: at least one must train, and one play while a trainer"
+                f" is idle for patience_s = {self.patience_s}; use 1 to {most}, or patience_s = 0"
             )
         if self.batch < 1:
             raise ValueError(f"batch = {self.batch}: a step trains on something; use at least 1")
@@ -105,6 +109,11 @@ class Multiplexer:
         if self._shrunk and self._is_wanted_back(demand):
             return self._moved("expand", demand)
         return None
+
+    def expand_now(self, at_s: float) -> None:
+        """Rollouts take their GPUs back, whatever the policy would say: an evaluation must play."""
+        if self._shrunk:
+            self._shrunk, self._moved_s, self._idle_since_s = False, at_s, None
 
     def _note_idleness(self, demand: Demand) -> None:
         is_idle = self._shrunk and not demand.training and not self._batch_is_ready(demand)

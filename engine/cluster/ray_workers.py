@@ -1,46 +1,38 @@
-"""The workers as Ray actors.  Beside ray_placement.py the only file of the engine that imports Ray.
+"""A run's members as Ray actors (ray_actors.py): made, watched, asked, replaced.
 
-Every actor wraps a plain class and adds nothing but the way there.  A dead rollout or generator
-actor is replaced and what it had in hand is asked for again: requests carry their seeds, so the
-answer is the same under the same weights.  Many calls may find a death at once; the first one repairs.
+A dead rollout or generator actor is replaced and what it had in hand is asked for again: requests carry their seeds, so
+the answer is the same under the same weights.  Many calls may find a death at once; the first one repairs.
 A dead learner, or another rank of its trainer, took weights with it: ``ActorLost``, and the next attempt
 goes on from the checkpoint.  Actors are not detached: all of them end with the driver.
 
-Actors import what they need in their own process only; a rollout worker never loads torch.
+Ray is imported by the files called ray_* of this folder alone.
 """
 
 import asyncio
 import contextlib
-import gc
-import os
 import shutil
-import tempfile
+import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
-from engine.cluster.generator_client import (
-    GeneratorCall,
-    GeneratorClient,
-    GeneratorLost,
-    GeneratorReply,
-    GeneratorServer,
-)
+from engine.cluster.generator_client import GeneratorLost
+from engine.cluster.process_meter import ProcessMeter
+from engine.cluster.ray_actors import GeneratorActor, LearnerActor, RankActor, RolloutActor
 from engine.cluster.ray_placement import RayPlacement
-from engine.cluster.rollout_members import rollout_worker_for
 from engine.cluster.workers import ActorLost, Waiting
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest, shares
-from engine.rollout.worker import Collected, GroupKey, RolloutWorker, group_key
+from engine.rollout.worker import Collected, GroupKey, group_key
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
+from engine.spec.usage import ProcessReading, UsageReading
 from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
@@ -50,164 +42,12 @@ CALLS_AT_ONCE = 1000
 """An asyncio actor takes so many calls at once."""
 REASON_S = 10.0
 """How long the learner may take to say why a rank of its trainer died."""
+READING_S = 5.0
+"""How long a member may take to say what it takes of its machine."""
 CLOSING_S = 2.0
 """How long rollout workers may take to close their sandboxes."""
-OBJECT_STORE_BYTES = 100 * 2**20
 
 Report = Callable[[Level, str], None]
-
-
-class LearnerActor:
-    def __init__(self, spec: RunSpec, recordings: Path | None) -> None:
-        self._spec, self._recordings = spec, recordings
-        self._learner: Any = None
-        self._leader: Any = None
-
-    def lead(self) -> tuple[str, Path]:
-        """The node, and the folder there in which the trainer's other ranks find their leader."""
-        from engine.cluster.members import leader_for
-
-        self._leader = leader_for(self._spec)
-        return ray.get_runtime_context().get_node_id(), self._leader.folder
-
-    def start(self) -> None:
-        """Apart from the constructor, whose errors would arrive as the death of the actor."""
-        from engine.cluster.members import learner_for
-
-        self._learner = learner_for(self._spec, self._recordings, self._leader)
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        return getattr(self._learner, method)(*arguments, **named)
-
-    def process(self) -> tuple[int, int]:
-        return _process()
-
-
-class RankActor:
-    """A rank of the trainer that is not the learner's.  It answers ``process`` while it follows."""
-
-    def follow(self, folder: Path, number: int) -> None:
-        """Never returns."""
-        from engine.training.backends.ranks import follow
-
-        follow(folder, number)
-
-    def process(self) -> tuple[int, int]:
-        return _process()
-
-
-class GeneratorActor:
-    def __init__(self, spec: RunSpec) -> None:
-        from engine.cluster.generators import generator_for
-
-        self._generator = generator_for(spec.model, spec.resources, seed=spec.seed)
-        self._server = GeneratorServer(self._generator)
-
-    async def load_weights(self, source: Any, version: int) -> None:
-        from engine.cluster.generators import hand_over_weights
-
-        await hand_over_weights(self._generator, source, version)
-
-    async def submit(self, caller: str, requests: Sequence[GeneratorCall], released: Sequence[str]) -> None:
-        await self._server.submit(caller, requests, released)
-
-    async def replies(self, caller: str) -> list[GeneratorReply]:
-        return await self._server.replies(caller)
-
-    async def disconnect(self, caller: str) -> None:
-        await self._server.disconnect(caller)
-
-    async def reports(self) -> Sequence[tuple[Level, str]]:
-        from engine.cluster.generators import reports_of
-
-        return reports_of(self._generator)
-
-    async def process(self) -> tuple[int, int]:
-        return _process()
-
-
-class RolloutActor:
-    def __init__(self, spec: RunSpec, security_log: Path) -> None:
-        self._spec, self._security_log = spec, security_log
-        self._open = AsyncExitStack()
-        self._sandboxes: Any = None
-        self._caller = ""
-        """The name under which this actor is known to the generator that ``_worker`` asks."""
-        self._worker: RolloutWorker | None = None
-        """It plays all groups; the generator that replaces a dead one gets another."""
-
-    async def start(self) -> None:
-        from engine.cluster.sandboxes import opened_sandboxes
-
-        self._sandboxes = await self._open.enter_async_context(
-            opened_sandboxes(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
-        )
-        gc.freeze()  # what is there now stays: a full collection need not look at it again
-
-    async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
-        """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""
-        async with _connected(_RayConnection(generator, caller)) as client:
-            worker = rollout_worker_for(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor)
-            return await worker.collect(requests)
-
-    async def collect_group(
-        self, requests: Sequence[EpisodeRequest], generator: Any, caller: str, enough: int, fewest: int
-    ) -> Collected:
-        """Raises GeneratorLost as soon as the generator is gone.  All groups of one ``caller`` share a client."""
-        if self._worker is None or self._caller != caller:
-            client = GeneratorClient(_RayConnection(generator, caller))
-            self._worker = rollout_worker_for(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor)
-            self._caller = caller
-        return await self._worker.collect_group(requests, enough=enough, fewest=fewest)
-
-    async def abort_group(self, key: GroupKey) -> None:
-        if self._worker is not None:
-            self._worker.abort_group(key)
-
-    async def hold(self) -> None:
-        if self._worker is not None:
-            await self._worker.hold()
-
-    async def go_on(self) -> None:
-        if self._worker is not None:
-            self._worker.go_on()
-
-    async def close(self) -> None:
-        await self._open.aclose()
-
-    async def process(self) -> tuple[int, int]:
-        return _process()
-
-
-async def _awaited(reference: Any) -> Any:
-    return await reference
-
-
-class _RayConnection:
-    """A ``GeneratorConnection`` over an actor's handle."""
-
-    def __init__(self, generator: Any, caller: str) -> None:
-        self._generator = generator
-        self._caller = caller
-
-    async def submit(self, requests: Sequence[GeneratorCall], released: Sequence[str]) -> None:
-        await self._generator.submit.remote(self._caller, requests, released)
-
-    async def replies(self) -> list[GeneratorReply]:
-        replies: list[GeneratorReply] = await self._generator.replies.remote(self._caller)
-        return replies
-
-    async def disconnect(self) -> None:
-        await self._generator.disconnect.remote(self._caller)
-
-
-@asynccontextmanager
-async def _connected(connection: _RayConnection) -> AsyncIterator[GeneratorClient]:
-    client = GeneratorClient(connection)
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 class RayWorkers:
@@ -242,6 +82,9 @@ class RayWorkers:
         """The policy version that the present generator has."""
         self._weights: Any = None
         """A reference to the weights of ``_version``, where the learner may have others when a generator dies."""
+        self._meter = ProcessMeter("loop", "loop")
+        self._suspended = False
+        """Whether the generator, and one that replaces it, has to sample nothing."""
         self._replaced = 0
         self._mending = asyncio.Lock()
         self._repairs = 0
@@ -249,6 +92,8 @@ class RayWorkers:
         """Who plays each group that is under way; an aborted one is not in it."""
         self._callers: dict[str, str] = {}
         """By rollout worker, its name to the present generator: a new one for each pair of them."""
+        self._learner_node = ""
+        """For people: who reads why an attempt ended looks there."""
         self._ranks_node = ""
         """The node of the trainer's ranks, once the learner has said which it is."""
         self._following: dict[str, asyncio.Future[Any]] = {}
@@ -304,6 +149,16 @@ class RayWorkers:
                 await self._check_learner(death)
                 await self._repaired_since(repairs)
         await self._pass_on_reports()
+
+    async def suspend(self) -> None:
+        self._suspended = True
+        with contextlib.suppress(RayActorError):  # the one that replaces it begins so
+            await self._actors["generator"].suspend.remote()
+
+    async def resume(self) -> None:
+        self._suspended = False
+        with contextlib.suppress(RayActorError):  # the one that replaces it begins so
+            await self._actors["generator"].resume.remote()
 
     async def _load_weights(self) -> None:
         """From then on the generator has ``_version``; one that replaces it while the learner goes on gets the same."""
@@ -407,12 +262,23 @@ class RayWorkers:
         await self._learn("load", folder)
         self._loaded = self._weights = None
 
-    async def rss_bytes(self) -> int:
-        total: int = psutil.Process().memory_info().rss
-        for actor in self._actors.values():
-            with contextlib.suppress(RayActorError):  # replaced when it is next needed
-                total += (await actor.process.remote())[1]
-        return total
+    async def usage(self) -> UsageReading:
+        others = [self._answer_of(actor.reading) for name, actor in self._actors.items() if name != "generator"]
+        *found, generating = await asyncio.gather(*others, self._answer_of(self._actors["generator"].readings))
+        processes, servers = generating or ([], [])
+        readings = [self._meter.reading(), *(reading for reading in found if reading is not None), *processes]
+        return UsageReading(time.time(), tuple(readings), tuple(servers))
+
+    async def _answer_of(self, method: Any) -> Any:
+        """None from an actor that is dead, or busy for too long: whoever needs it next finds out."""
+        answering = asyncio.ensure_future(_awaited(method.remote()))
+        await asyncio.wait({answering}, timeout=READING_S)
+        if not answering.done():
+            answering.cancel()
+            return None
+        with contextlib.suppress(RayActorError):
+            return answering.result()
+        return None
 
     async def close(self) -> None:
         """The sandboxes are closed first, so that what they tried last is written down."""
@@ -443,26 +309,30 @@ class RayWorkers:
             return (
                 ray.remote(RolloutActor)
                 .options(**options, max_concurrency=CALLS_AT_ONCE)
-                .remote(self._spec, self._security_log)
+                .remote(name, self._spec, self._security_log)
             )
         if name.startswith("rank"):
-            return ray.remote(RankActor).options(**options, max_concurrency=2).remote()
+            has_gpus = self._spec.resources.device == "cuda"
+            return ray.remote(RankActor).options(**options, max_concurrency=2).remote(name, has_gpus=has_gpus)
         if name == "generator":
             return ray.remote(GeneratorActor).options(**options, max_concurrency=CALLS_AT_ONCE).remote(self._spec)
-        return ray.remote(LearnerActor).options(**options).remote(self._spec, self._recordings)
+        with_groups: Any = ray.remote  # whose types know no groups
+        learner = with_groups(concurrency_groups={"meter": 1})(LearnerActor)
+        return learner.options(**options).remote(self._spec, self._recordings)
 
     async def _settle_in(self, name: str) -> None:
         """Wait until the actor lives; what goes wrong on the way is raised here."""
-        with self._waiting.on(name), _loss_of(name):
+        with self._waiting.on(name), _loss_of(name, self._learner_node if name == "learner" else ""):
             if name == "learner":
+                self._learner_node = await self._actors[name].node.remote()
                 await self._unless_a_rank_dies(self._actors[name].start.remote())
             elif name.startswith("rollout"):
                 await self._actors[name].start.remote()
-            pid, _ = await self._actors[name].process.remote()
-        self._report("info", f"{name} is process {pid}")
+            reading: ProcessReading = await self._actors[name].reading.remote()
+        self._report("info", f"{name} is process {reading.pid}")
 
     async def _learn(self, method: str, *arguments: Any, **named: Any) -> Any:
-        with self._waiting.on("learner"), _loss_of("learner"):
+        with self._waiting.on("learner"), _loss_of("learner", self._learner_node):
             return await self._unless_a_rank_dies(self._actors["learner"].call.remote(method, *arguments, **named))
 
     async def _unless_a_rank_dies(self, reply: Any) -> Any:
@@ -528,7 +398,8 @@ class RayWorkers:
     async def _check_learner(self, death: RayActorError) -> None:
         """Whoever asks the generator for weights may learn of the death of the learner, which has them."""
         if not await self._alive("learner"):
-            raise ActorLost(f"learner died: nobody has the weights of version {self._version}") from death
+            where = _at(self._learner_node)
+            raise ActorLost(f"learner died{where}: nobody has the weights of version {self._version}") from death
 
     async def _dead(self) -> list[str]:
         """Those of whom another can take the place."""
@@ -537,7 +408,7 @@ class RayWorkers:
     async def _alive(self, name: str) -> bool:
         while True:
             try:
-                await self._actors[name].process.remote()
+                await self._actors[name].reading.remote()
                 return True
             except ActorUnavailableError:  # neither dead nor reachable: ask again
                 await asyncio.sleep(0.1)
@@ -553,6 +424,8 @@ class RayWorkers:
         if name == "generator":
             self._loaded = None
         await self._settle_in(name)
+        if name == "generator" and self._suspended:
+            await self.suspend()
 
     async def _forget_callers(self, name: str) -> None:
         """A dead worker's sessions are ended, so that others get their slots.  A dead generator knows no names."""
@@ -564,46 +437,18 @@ class RayWorkers:
 
 
 @contextmanager
-def _loss_of(name: str) -> Iterator[None]:
+def _loss_of(name: str, node: str = "") -> Iterator[None]:
     try:
         yield
     except RayActorError as error:
-        raise ActorLost(f"{name} died: {error}") from error
+        raise ActorLost(f"{name} died{_at(node)}: {error}") from error
     except RayTaskError as error:  # what the plain class raised, without Ray's frame around it
         raise error.cause from error
 
 
-def _process() -> tuple[int, int]:
-    """Process id and resident bytes."""
-    return os.getpid(), psutil.Process().memory_info().rss
+async def _awaited(reference: Any) -> Any:
+    return await reference
 
 
-@contextmanager
-def private_ray() -> Iterator[None]:
-    """A Ray of this process's own, which ends with it (``ray_token.use_private_token`` first).
-
-    Its sockets are in a short path under /tmp: a socket's path holds 107 characters.
-    """
-    os.environ.pop("RAY_ADDRESS", None)
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as sockets:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            _temp_dir=sockets,
-        )
-        try:
-            yield
-        finally:
-            ray.shutdown()
-
-
-@contextmanager
-def cluster_ray(namespace: str) -> Iterator[None]:
-    """The cluster that this job belongs to (RAY_ADDRESS is set by Ray's job server)."""
-    ray.init(namespace=namespace, log_to_driver=False)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+def _at(node: str) -> str:
+    return f" on node {node}" if node else ""

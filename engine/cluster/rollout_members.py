@@ -10,6 +10,7 @@ from engine.rollout.episode import Arena
 from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.sandbox_monitor import SandboxMonitor
 from engine.rollout.worker import RolloutWorker
+from engine.spec.environment import Agent
 from engine.spec.generation import TextGenerator
 from engine.spec.run import RunSpec
 
@@ -29,5 +30,6 @@ def rollout_worker_for(
         context_tokens=model_origin(spec.model).context_tokens,
         purification=spec.recipe.purification,
         monitor=monitor,
+        agent=spec.environment.agent if isinstance(spec.environment, Agent) else None,
     )
     return RolloutWorker(arena, spec.recipe.selection.resampling, kv_slots=spec.resources.kv_slots)

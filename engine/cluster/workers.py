@@ -21,6 +21,7 @@ from typing import Protocol
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, GroupKey
 from engine.spec.rollout_group import RolloutGroup
+from engine.spec.usage import UsageReading
 from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
@@ -61,6 +62,12 @@ class WorkerGroup(Protocol):
         """
         ...
 
+    async def suspend(self) -> None:
+        """The generator samples nothing more until ``resume``, new weights or not; what is pending waits."""
+        ...
+
+    async def resume(self) -> None: ...
+
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         """Play all of them."""
         ...
@@ -92,8 +99,8 @@ class WorkerGroup(Protocol):
 
     async def load(self, folder: Path) -> None: ...
 
-    async def rss_bytes(self) -> int:
-        """Resident memory of the loop's own process and all members."""
+    async def usage(self) -> UsageReading:
+        """What the loop's own process, all members and the generator's servers take; silent ones are left out."""
         ...
 
     async def close(self) -> None:

@@ -10,6 +10,10 @@ environment lacks is refused before it starts (``engine/loop/requirements.py``).
     Restorable      a session can be set back to an earlier moment     tool-call repair (SAAR)
     Demonstrator    the environment can play its tasks by itself       cold start, expert starts
     Oracle          the environment knows which turns helped           the judge ``rules``
+    AgentSession    its sandbox can be worked in by a program          agents (``environment.id = "agent"``)
+
+What sandboxes can do for an environment beside ``acquire`` is asked for in the same way: ``SandboxesOfSpecs``,
+``AlarmReceiver``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +24,9 @@ from typing import Literal, Protocol, Self, runtime_checkable
 
 from engine.spec.message import AssistantMessage, Message, ToolSchema
 from engine.spec.trajectory import Split, Task, ToolCall
+from sandboxes.egress.detectors.finding import RuleInfo
 from sandboxes.interface import Sandbox
+from sandboxes.spec import SandboxSpec
 
 Manner = Literal["guess", "solve", "repair"]
 """How a demonstrator goes about a task: answers without looking; uses the tool; breaks a call and repairs it."""
@@ -34,6 +40,40 @@ class Sandboxes(Protocol):
     def acquire(self) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox as new, given back at the end of the block.  Raises SandboxUnavailable and PoolClosed."""
         ...
+
+
+@runtime_checkable
+class SandboxesOfSpecs(Protocol):
+    """Sandboxes that may differ from task to task."""
+
+    def acquire_of(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox of this spec, made for this user and closed at the end of the block.  Raises as ``acquire``."""
+        ...
+
+
+@runtime_checkable
+class AlarmReceiver(Protocol):
+    """Takes what an environment itself finds in a sandbox of its episode, and makes an alert of it."""
+
+    def alarm(self, sandbox: Sandbox, rule: RuleInfo, subject: str, evidence: Sequence[str]) -> None:
+        """The rule's severity decides what follows: a critical one freezes the sandbox, and the episode is kept out of
+        training until a reviewer has decided."""
+        ...
+
+
+class VerifierFailed(Exception):
+    """What scores an episode did not come to a reward: it hung, crashed, or wrote none that can be read.
+
+    The fault is the verifier's and not the policy's: the episode is discarded and counted, never paid and never
+    punished.
+    """
+
+
+class EnvironmentProcessLost(Exception):
+    """The process that an environment runs in crashed, hung, or answered what is no answer; the message says which.
+
+    Its episodes are discarded and counted; the process is started again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +143,18 @@ class Environment(Protocol):
 
     def session(self, task: Task, sandboxes: Sandboxes) -> AbstractAsyncContextManager[Session]:
         """The task as it is before the first turn.  At the end of the block all that it holds is given back."""
+        ...
+
+
+@runtime_checkable
+class AgentSession(Protocol):
+    """A session in whose sandbox a program may work, in place of the tool calls of the policy.
+
+    Its answer, if the task asks for one, comes as a message to ``act``; then the session is scored as any other.
+    """
+
+    async def prepared(self) -> Sandbox:
+        """Take the sandbox, with the task's files in it.  Raises as ``act``."""
         ...
 
 

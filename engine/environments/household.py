@@ -20,7 +20,8 @@ from engine.environments.household_world import (
     first_state,
     reached,
 )
-from engine.environments.simulated import GIVES_UP_AT_ONCE, ActionResult, SimulatedEnvironment, Simulation
+from engine.environments.simulated import SimulatedEnvironment, Simulation
+from engine.environments.tool_world import GIVES_UP_AT_ONCE, ActionResult
 from engine.spec.environment import Household
 from engine.spec.message import ToolSchema
 from engine.spec.run import Dataset
@@ -30,8 +31,11 @@ LONGEST_WANDER = 3
 """A demonstrator that guesses does at most this much before it gives up."""
 
 
+ACT = ToolSchema.of_text("act", "command", "Does something in the house, e.g. go to fridge 1.")
+
+
 class HouseholdEnvironment(SimulatedEnvironment[HouseholdState]):
-    tool = ToolSchema.of_text("act", "command", "Does something in the house, e.g. go to fridge 1.")
+    tool = ACT
 
     def __init__(self, environment: Household, dataset: Dataset) -> None:
         super().__init__(environment.levels, dataset)
@@ -45,6 +49,8 @@ _world = lru_cache(maxsize=1024)(world_of)
 
 
 class HouseholdSimulation(Simulation[HouseholdState]):
+    tool = ACT
+
     def __init__(self, world: World) -> None:
         self.world = world
 
@@ -59,7 +65,7 @@ class HouseholdSimulation(Simulation[HouseholdState]):
     def act(self, state: HouseholdState, command: str) -> ActionResult[HouseholdState]:
         found = acted(self.world, state, command)
         if found is None:
-            return ActionResult(state, NOTHING_HAPPENS, legal=False)
+            return ActionResult(state, NOTHING_HAPPENS, error_class="illegal")
         after, output = found
         goal = reached(self.world, after)
         return ActionResult(after, output, done=goal, success=goal)
@@ -77,7 +83,7 @@ class HouseholdSimulation(Simulation[HouseholdState]):
         """Good: the goal comes nearer, or the agent looks where it had to look.  Everything else is bad."""
         state, seen, verdicts = self.first, frozenset[int](), list[JudgeVerdict]()
         for command in commands:
-            outcome = ActionResult(state, "", legal=False) if command is None else self.act(state, command)
+            outcome = ActionResult(state, "", error_class="illegal") if command is None else self.act(state, command)
             verdicts.append("good" if self._helped(state, outcome, seen) else "bad")
             state = outcome.state
             seen |= seen_now(self.world, state)

@@ -1,12 +1,35 @@
 """From what a spec says about its environment to the environment itself."""
 
+from engine.environments.apps.environment import AppsEnvironment
 from engine.environments.contract import Environment
 from engine.environments.household import HouseholdEnvironment
 from engine.environments.imported import imported
+from engine.environments.openenv import OpenEnvEnvironment
+from engine.environments.process.libraries import gem_environment, taskset_environment
+from engine.environments.process.package import package_environment
 from engine.environments.python_math import PythonMathEnvironment
+from engine.environments.qa.environment import QaEnvironment
+from engine.environments.search_qa.environment import SearchQaEnvironment
 from engine.environments.sokoban import SokobanEnvironment
+from engine.environments.terminal.environment import TerminalEnvironment
+from engine.environments.webshop.environment import WebshopEnvironment
 from engine.spec import environment as environments
-from engine.spec.environment import Household, Imported, PythonMath, Sokoban
+from engine.spec.environment import (
+    Agent,
+    Apps,
+    Gem,
+    Household,
+    Imported,
+    OpenEnv,
+    Package,
+    PythonMath,
+    Qa,
+    SearchQa,
+    Sokoban,
+    Terminal,
+    VerifiersTaskset,
+    Webshop,
+)
 from engine.spec.run import Dataset
 
 
@@ -19,5 +42,25 @@ def environment_for(environment: environments.Environment, dataset: Dataset) -> 
             return HouseholdEnvironment(household, dataset)
         case Sokoban() as sokoban:
             return SokobanEnvironment(sokoban, dataset)
+        case Webshop() as webshop:
+            return WebshopEnvironment(webshop, dataset)
+        case SearchQa() as search_qa:
+            return SearchQaEnvironment(search_qa, dataset)
+        case Apps() as apps:
+            return AppsEnvironment(apps, dataset)
+        case Terminal() as terminal:
+            return TerminalEnvironment(terminal, dataset)
+        case Qa() as qa:
+            return QaEnvironment(qa, dataset)
+        case Agent() as agent:
+            return environment_for(agent.tasks, dataset)
         case Imported() as described:
             return imported(described)
+        case Package() as package:
+            return package_environment(package)
+        case Gem() as gem:
+            return gem_environment(gem, dataset)
+        case VerifiersTaskset() as taskset:
+            return taskset_environment(taskset)
+        case OpenEnv() as openenv:
+            return OpenEnvEnvironment(openenv, dataset)

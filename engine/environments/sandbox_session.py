@@ -45,10 +45,14 @@ class SandboxSession:
         if message.answers:
             self._answer = message.content
             return Observation(done=True)
+        sandbox = await self.prepared()
+        return Observation.of([await self._run(request, sandbox) for request in message.requests])
+
+    async def prepared(self) -> Sandbox:
         if self._sandbox is None:
             self._sandbox = await self._exits.enter_async_context(self._sandboxes.acquire())
             await self._prepare(self._sandbox)
-        return Observation.of([await self._run(request, self._sandbox) for request in message.requests])
+        return self._sandbox
 
     async def score(self) -> Rewards:
         return Rewards(success=self._answer is not None and self._is_right(self._answer))

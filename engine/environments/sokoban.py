@@ -5,9 +5,10 @@ from functools import lru_cache
 from random import Random
 
 from engine.environments.contract import JudgeVerdict, Manner
-from engine.environments.simulated import GIVES_UP_AT_ONCE, ActionResult, SimulatedEnvironment, Simulation
+from engine.environments.simulated import SimulatedEnvironment, Simulation
 from engine.environments.sokoban_tasks import grid_of
 from engine.environments.sokoban_world import STEP, Room, SokobanState, distances, drawn, pushed, shortest, solved
+from engine.environments.tool_world import GIVES_UP_AT_ONCE, ActionResult
 from engine.spec.environment import Sokoban
 from engine.spec.message import ToolSchema
 from engine.spec.run import Dataset
@@ -18,8 +19,11 @@ LONGEST_WANDER = 3
 """A demonstrator that guesses makes at most this many moves before it gives up."""
 
 
+MOVE = ToolSchema.of_text("move", "direction", "Moves the player: up, down, left or right.")
+
+
 class SokobanEnvironment(SimulatedEnvironment[SokobanState]):
-    tool = ToolSchema.of_text("move", "direction", "Moves the player: up, down, left or right.")
+    tool = MOVE
 
     def __init__(self, environment: Sokoban, dataset: Dataset) -> None:
         super().__init__(environment.levels, dataset)
@@ -33,6 +37,8 @@ _grid = lru_cache(maxsize=4096)(grid_of)
 
 
 class SokobanSimulation(Simulation[SokobanState]):
+    tool = MOVE
+
     def __init__(self, room: Room, first: SokobanState) -> None:
         self.room, self._first = room, first
 
@@ -47,7 +53,7 @@ class SokobanSimulation(Simulation[SokobanState]):
     def act(self, state: SokobanState, command: str) -> ActionResult[SokobanState]:
         after = pushed(self.room, state, command)
         if after is None:
-            return ActionResult(state, NOTHING_HAPPENS, legal=False)
+            return ActionResult(state, NOTHING_HAPPENS, error_class="illegal")
         success, lost = solved(self.room, after), after not in distances(self.room)
         return ActionResult(after, drawn(self.room, after), done=success or lost, success=success)
 

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from engine.models.weights import WeightSource
 from engine.spec.generation import TextGenerator
+from engine.spec.usage import ServerReading
 
 
 class GenerationAborted(RuntimeError):
@@ -28,6 +29,10 @@ class ReportingGenerator(Protocol):
 
     def reports(self) -> list[tuple[Level, str]]:
         """What happened since the last call."""
+        ...
+
+    async def servers(self) -> list[ServerReading]:
+        """How its servers fare."""
         ...
 
 

@@ -16,6 +16,7 @@ from engine.cluster.sandboxes import probe
 from engine.cluster.workers import WorkerGroup
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
+from engine.launch.pinned_dataset import with_pinned_dataset
 from engine.launch.preflight import BadSpec, differing_fields, spec_from_file, with_pinned_model
 from engine.launch.run_files import FileFolder, check_stage_files, with_pinned_files
 from engine.loop.checkpoint import CheckpointError, Checkpoints
@@ -62,6 +63,7 @@ def carry_out(
     Returns the exit code.  Raises BadSpec before anything is started or written.
     """
     spec = with_pinned_model(spec, folder, named_in=file, anywhere=True)
+    spec = with_pinned_dataset(spec, named_in=file, anywhere=True)
     spec = with_pinned_files(spec, folder, FileFolder(file.parent, anywhere=True))
     if problems := lacking(spec):
         raise BadSpec([f"{file}: {problem}" for problem in problems])
@@ -144,7 +146,8 @@ def _workers(spec: RunSpec, folder: Path, events: EventWriter, *, in_process: bo
             report=lambda level, message: events.log(level, "workers", message),
         )
     use_private_token(folder / "ray_token")
-    from engine.cluster.ray_workers import RayWorkers, private_ray
+    from engine.cluster.ray_connection import private_ray
+    from engine.cluster.ray_workers import RayWorkers
 
     return RayWorkers(
         spec,

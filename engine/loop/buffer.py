@@ -131,6 +131,11 @@ class GroupBuffer:
         entry = self._running.get(prompt)
         return entry is not None and entry.plan.version == version
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether ``take`` would give one."""
+        return self._chosen() is not None
+
     # ---- a group's way ----
 
     def plan(self, plans: Iterable[GroupPlan]) -> None:

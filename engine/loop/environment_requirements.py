@@ -5,6 +5,7 @@ split.  What turns out to be longer later is not refused any more: an episode wi
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
@@ -14,15 +15,24 @@ from typing import get_args
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
-from engine.environments.contract import Demonstrator, Environment, Manner, Oracle, RestorableSessions
+from engine.environments.contract import (
+    Demonstrator,
+    Environment,
+    EnvironmentProcessLost,
+    Manner,
+    Oracle,
+    RestorableSessions,
+)
 from engine.environments.imported import UnusableEnvironment
 from engine.environments.registry import environment_for
 from engine.loop.judge_phase import attribution_in
 from engine.models.origin import model_origin
+from engine.rollout.agents.program import lacking
 from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.registry import renderer_for
 from engine.seeds import derived_seed
+from engine.spec.environment import Agent
 from engine.spec.exploration import Experience
 from engine.spec.judge import LlmJudge
 from engine.spec.message import ToolSchema
@@ -38,18 +48,25 @@ SCANNED_TASKS = 60
 """Tasks of a split that are looked at."""
 TASKS_PER_LEVEL = 12
 """Of those, the first so many of each level are measured."""
+ATTEMPTS = 3
+"""How often a prompt is measured whose environment's process is lost, the first time included."""
 SPLITS: tuple[Split, ...] = get_args(Split)
+log = logging.getLogger(__name__)
 
 
 def lacking_in_environment(spec: RunSpec) -> list[Problem]:
-    """Return what the environment is not, or has no room for.  Runs the environment's code, but no sandbox."""
+    """Return what the environment is not, or has no room for.  Runs the environment's code, and of sandboxes only
+    the one in which an environment may list the tools of its servers."""
     try:
         environment = environment_for(spec.environment, spec.dataset)
     except UnusableEnvironment as unusable:
         return [unusable.problem]
     renderer, environment_id = renderer_for(spec.model, spec.environment), spec.environment.id
-    missing = _missing_capabilities(spec.recipe, environment, append_only=renderer.append_only)
-    if problems := [*missing, *_missing_tasks(spec.dataset, environment, environment_id)]:
+    missing = _missing_capabilities(
+        spec.recipe, environment, append_only=renderer.append_only, has_agent=environment_id == "agent"
+    )
+    of_agent = lacking(spec.environment.agent, spec.environment.sandbox) if isinstance(spec.environment, Agent) else []
+    if problems := [*missing, *of_agent, *_missing_tasks(spec.dataset, environment, environment_id)]:
         return problems
     context_tokens, turn = model_origin(spec.model).context_tokens, spec.environment.max_turn_tokens
     try:
@@ -65,8 +82,10 @@ def lacking_in_environment(spec: RunSpec) -> list[Problem]:
         return [_raised(environment_id, error)]
 
 
-def _missing_capabilities(recipe: Recipe, environment: Environment, *, append_only: bool) -> Iterator[Problem]:
-    """``append_only``: so is the run's renderer."""
+def _missing_capabilities(
+    recipe: Recipe, environment: Environment, *, append_only: bool, has_agent: bool
+) -> Iterator[Problem]:
+    """``append_only``: so is the run's renderer.  ``has_agent``: an agent plays, whose program is not the engine's."""
     attribution, kind = attribution_in(recipe), type(environment).__name__
     restorable = isinstance(environment, RestorableSessions) and environment.restorable
     if recipe.purification is not None and not restorable:
@@ -99,7 +118,8 @@ def _missing_capabilities(recipe: Recipe, environment: Environment, *, append_on
                 f"{kind} has no demonstrator (a method `script`)",
                 "set recipe.expert_starts.demonstrations = false: the policy's own successes serve then",
             )
-    if attribution is not None and not isinstance(attribution.judge, LlmJudge) and not isinstance(environment, Oracle):
+    is_oracle = isinstance(environment, Oracle) and not has_agent
+    if attribution is not None and not isinstance(attribution.judge, LlmJudge) and not is_oracle:
         yield Problem(
             "recipe.credit.judge.kind",
             attribution.judge.kind,
@@ -190,8 +210,17 @@ def _longest_prompt(environment: Environment, renderer: Renderer) -> int:
         async with environment.session(task, _NoSandboxes()) as session:
             return len(renderer.prompt(await session.reset(), environment.tools(task)))
 
+    async def length_in_the_end(task: Task) -> int:
+        """A process that is lost now and then keeps no run from its start; one that is lost every time does."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await length(task)
+            except EnvironmentProcessLost as lost:
+                log.warning("a prompt is measured again: %s", lost)
+        return await length(task)
+
     async def lengths() -> list[int]:
-        return [await length(task) for task in tasks]
+        return [await length_in_the_end(task) for task in tasks]
 
     with ThreadPoolExecutor(1) as thread:  # a loop may be running in this one
         return max(thread.submit(lambda: asyncio.run(lengths())).result(), default=0)

@@ -143,6 +143,6 @@ def _as_expert_turn(turn: Turn) -> Turn:
             "imitated": False,
             "masked_because": None,
             "verdict": None,
-            "tool_calls": [call.model_copy(update={"seconds": 0.0}) for call in turn.tool_calls],
+            "tool_calls": [call.model_copy(update={"seconds": 0.0, "began_at": None}) for call in turn.tool_calls],
         }
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from engine.cluster.workers import WorkerGroup
 from engine.loop.buffer import Batch, GivenUp, GroupBuffer, GroupStatus, ReadyGroup, check_staleness
+from engine.loop.device_turns import DeviceTurns, Groups
 from engine.loop.group_filters import comparable, fewest_compared, informative
 from engine.loop.judge_phase import Judging
 from engine.loop.phases import Phases
@@ -93,6 +94,12 @@ class GenerationLane:
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._step_waits = False
+        self._turns: DeviceTurns | None = None
+        if schedule.multiplexing:
+            self._turns = DeviceTurns(
+                workers, phases.spans, self._groups, batch=schedule.prompts_per_step,
+                hold_s=schedule.multiplexing_hold_s,
+            )  # fmt: skip
         self._costs = Costs()
         self._idle_since: float | None = None
         self._last_batch_at = time.monotonic()
@@ -101,6 +108,8 @@ class GenerationLane:
 
     async def exchanged(self, version: int) -> None:
         await self._end(self._buffer.advance(version))
+        if self._turns is not None:
+            await self._turns.give_back()
         self._fill()
 
     async def next(self, step: int) -> Played:
@@ -108,7 +117,14 @@ class GenerationLane:
         began = time.monotonic()
         batch, occupancy = await self._batch()
         check_staleness(batch, version=step - 1, ratio=self._schedule.async_ratio)
+        if self._turns is not None:
+            with self._phases.progress.waiting_on("devices"):
+                await self._turns.for_training()
         return self._as_played(batch, occupancy, waited_s=time.monotonic() - began)
+
+    async def before_evaluation(self) -> None:
+        if self._turns is not None:
+            await self._turns.for_evaluation()
 
     def trained(self, played: Played) -> None:
         self._buffer.trained()
@@ -145,9 +161,20 @@ class GenerationLane:
                     return batch, occupancy
                 self._changed.clear()
                 with self._phases.progress.waiting_on("generation"):
-                    await self._changed.wait()
+                    await self._changing()
         finally:
             self._step_waits = False
+
+    async def _changing(self) -> None:
+        if self._turns is None:
+            await self._changed.wait()
+        else:
+            await self._turns.change(self._changed)
+
+    def _groups(self) -> Groups:
+        counts = self._buffer.counts
+        may_train = bool(counts["taken"]) or self._buffer.has_batch
+        return Groups(counts["ready"] + counts["taken"], counts["running"], may_train)
 
     def _as_played(self, batch: Batch, occupancy: dict[str, float], *, waited_s: float) -> Played:
         now, costs = time.monotonic(), self._costs
@@ -164,6 +191,8 @@ class GenerationLane:
             "redundancy/unused_rollouts": float(costs.unused_rollouts),
             "redundancy/unused_tokens": float(costs.unused_tokens),
         }
+        if self._turns is not None:
+            played.metrics |= self._turns.metrics()
         self._costs, self._last_batch_at = Costs(), now
         return played
 
@@ -218,6 +247,7 @@ class GenerationLane:
             requests, enough=self._schedule.group_size, fewest=fewest_compared(self._recipe.credit)
         )
         self._phases.spans.add("generation", f"prompt {plan.prompt}", time.monotonic() - began)
+        self._phases.spans.add_tools(collected.trajectories)
         self._costs.unused_rollouts += collected.unused_rollouts
         self._costs.unused_tokens += collected.unused_tokens
         group = await self._judged(RolloutGroup(plan, tuple(collected.trajectories)))

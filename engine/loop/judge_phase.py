@@ -17,7 +17,8 @@ from statistics import fmean
 from engine.algorithms.curriculum import attribution_weight
 from engine.environments.contract import JudgeVerdict, Oracle
 from engine.environments.registry import environment_for
-from engine.rollout.judge import EnvironmentJudge, Judge, JudgeCounts, JudgeFailed
+from engine.judge_endpoint import JudgeCounts, JudgeFailed
+from engine.rollout.judge import EnvironmentJudge, Judge
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution
 from engine.spec.environment import Environment
@@ -64,6 +65,7 @@ class Judging:
             for group in groups
             if any(rollout.masked_because is None for rollout in group.rollouts)
             for rollout in group.rollouts
+            if rollout.turns
         ]
         answers = dict(zip([rollout.id for rollout in asked], await self._answers(asked, alive), strict=True))
         self._received |= answers

@@ -39,11 +39,12 @@ from engine.loop.rounds import GroupSource, Rounds
 from engine.loop.run_control import RunControl
 from engine.loop.run_log import RunLog
 from engine.loop.state import RunState
-from engine.loop.step import StepRunner, measured_rss_mib
+from engine.loop.step import StepRunner
 from engine.loop.summary import summary_of
 from engine.loop.supervised import StageRunner
 from engine.loop.task_filter import TaskFilter
 from engine.loop.teacher import Teacher, teacher_of
+from engine.loop.usage import UsageLog
 from engine.reporting.event_writer import EventWriter
 from engine.reporting.security_events import SecurityEvents
 from engine.spec import event
@@ -84,6 +85,9 @@ class Loop:
         self._source: GroupSource | None = None
         self._state = RunState(spec=spec)
         self.progress = Progress(spec.rl_steps, workers)
+        self._usage = UsageLog(
+            workers, events, self._state, self.progress, stall_timeout_s=spec.schedule.stall_timeout_s
+        )
         self._phases = Phases(
             self._state,
             events,
@@ -146,6 +150,8 @@ class Loop:
         while True:
             if self._spec.schedule.overlaps:  # before an evaluation: what is played beside it needs slots
                 await steps.exchange_weights(self._state.finished_steps + 1)
+            if self._milestones.evaluation_due:
+                await self._source.before_evaluation()
             await self._milestones.evaluate_if_due()
             await self._milestones.checkpoint_if_due()
             if self._state.finished_steps == self._spec.rl_steps:
@@ -172,6 +178,7 @@ class Loop:
             self._teacher = teacher_of(self._spec)
             self._run_log.teacher(self._teacher)
             await self._start_workers()
+            self._usage.begin()
             self.progress.decided_through = self._state.quarantine.decided_through
             if found.state is not None:
                 await self._milestones.resume(found)
@@ -227,6 +234,7 @@ class Loop:
             self._run_log,
             self._quarantine,
             self._judging,
+            self._usage,
             recipe=self._spec.recipe,
             environment=self._spec.environment,
             model=self._spec.model,
@@ -235,7 +243,7 @@ class Loop:
 
     async def _finish(self) -> None:
         async with self._phases.phase("finish", self._state.finished_steps):
-            await measured_rss_mib(self._workers, self._state)
+            await self._usage.measure()
 
     def _summary(self) -> dict[str, Any]:
         return summary_of(self._state, self._spec.recipe, rl_steps=self._spec.rl_steps)
@@ -249,3 +257,4 @@ class Loop:
                 closing.push_async_callback(self._judging.close)
             if self._source is not None:
                 closing.push_async_callback(self._source.close)
+            closing.push_async_callback(self._usage.close)

@@ -4,11 +4,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import get_args
 
 from engine.loop.group_filters import DROPPED, LOW_VARIANCE, Selected
 from engine.loop.planner import Played
 from engine.loop.quarantine import Release, is_out
 from engine.rollout.evaluation import success_rate, tool_error_rate
+from engine.rollout.worker import ENVIRONMENT_ATTEMPTS
+from engine.spec.agent import ExitClass
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import rollouts_in
 from engine.spec.selection import Selection
@@ -45,6 +48,9 @@ def step_metrics(facts: StepFacts) -> dict[str, float]:
         values["train/resampled"] = _replaced(everyone)
     if recipe.expert_starts is not None:
         values |= _start_metrics(facts.played)
+    if lost := facts.played.discarded["environment-lost"] * ENVIRONMENT_ATTEMPTS + _losses(everyone):
+        values["train/environment_lost"] = lost
+    values |= agent_metrics(everyone)
     return values
 
 
@@ -87,6 +93,24 @@ def rollout_metrics(trajectories: Sequence[Trajectory], *, discarded: int, polic
         "train/discarded": discarded,
         "train/staleness_mean": fmean(staleness) if staleness else 0.0,
         "train/staleness_max": max(staleness, default=0),
+    }
+
+
+def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """How many agents ended in which way, and what came of their requests; nothing where none played."""
+    records = [trajectory.agent for trajectory in trajectories if trajectory.agent is not None]
+    if not records:
+        return {}
+    exits = Counter(record.exit for record in records)
+    refused = Counter[str]()
+    for record in records:
+        refused.update({calls.kind: calls.number for calls in record.refused})
+    return {
+        **{f"agents/{exit}": exits[exit] for exit in get_args(ExitClass)},
+        **{f"agents/refused/{kind}": number for kind, number in sorted(refused.items())},
+        "agents/unfinished_calls": sum(record.unfinished for record in records),
+        "agents/dropped_tokens": sum(record.dropped_tokens for record in records),
+        "agents/segments": fmean(len(trajectory.segments) for trajectory in trajectories if trajectory.agent),
     }
 
 
@@ -133,6 +157,12 @@ def _repair_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             change.kind == "purification-failed" for trajectory in trajectories for change in trajectory.changes
         ),
     }
+
+
+def _losses(trajectories: Sequence[Trajectory]) -> int:
+    """How often these were begun in a process of their environment that was lost."""
+    changes = [change for trajectory in trajectories for change in trajectory.changes]
+    return sum(int(change.details.get("environment-lost", 0)) for change in changes if change.kind == "resampled")
 
 
 def _replaced(trajectories: Sequence[Trajectory]) -> int:

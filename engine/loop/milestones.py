@@ -84,7 +84,7 @@ class Milestones:
 
     async def evaluate_if_due(self) -> None:
         done = self._state.finished_steps
-        if not self._evaluation_due():
+        if not self.evaluation_due:
             return
         async with self._phases.phase("evaluate", done):
             await self._workers.sync_weights(done)
@@ -120,7 +120,8 @@ class Milestones:
     def _at_an_end(self) -> bool:
         return self._state.finished_steps in (0, self._rl_steps)
 
-    def _evaluation_due(self) -> bool:
+    @property
+    def evaluation_due(self) -> bool:
         every, done = self._evaluation.every, self._state.finished_steps
         due = self._at_an_end() or (every > 0 and done % every == 0)
         return due and done not in self._state.evaluations

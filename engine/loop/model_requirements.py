@@ -9,7 +9,14 @@ from importlib.util import find_spec
 from engine.loop.generator_requirements import free_memory
 from engine.models.described_weights import REMEDY, weights_problem
 from engine.models.folder import ModelFolder, opened_folder
-from engine.models.memory import TrainerMemory, adaptable_modules, adapted_modules, in_gib, is_named, trainer_memory
+from engine.models.memory import (
+    TrainerMemory,
+    adaptable_modules,
+    adapted_modules,
+    is_named,
+    readable_bytes,
+    trainer_memory,
+)
 from engine.models.origin import ModelOrigin, model_origin
 from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
@@ -59,13 +66,13 @@ def estimate(memory: TrainerMemory, model: PretrainedModel, *, device: str) -> s
     place = loading = ""
     if memory.ranks > 1:
         place = f" on each of {memory.ranks} GPUs" if device == "cuda" else f" in each of {memory.ranks} processes"
-        loading = f"; while it loads, each takes {in_gib(memory.loading)} of the machine's own memory"
+        loading = f"; while it loads, each takes {readable_bytes(memory.loading)} of the machine's own memory"
     how = "all weights" if model.lora is None else f"LoRA {model.lora.rank}"
     how = how if memory.trained else "none trained"
-    parts = " + ".join(f"{name} {in_gib(size)}" for name, size in memory.parts.items())
+    parts = " + ".join(f"{name} {readable_bytes(size)}" for name, size in memory.parts.items())
     return (
         f"{_billions(memory.parameters)} parameters, {how}, {model.dtype}, {model.context_tokens} tokens of context: "
-        f"{in_gib(memory.total)}{place} ({parts}){loading}"
+        f"{readable_bytes(memory.total)}{place} ({parts}){loading}"
     )
 
 
@@ -168,7 +175,7 @@ def _room(
             yield Problem(
                 "model.context_tokens",
                 model.context_tokens,
-                f"sampling takes {in_gib(generator_bytes)}; this machine has {in_gib(available)}",
+                f"sampling takes {readable_bytes(generator_bytes)}; this machine has {readable_bytes(available)}",
                 "use a shorter context, a smaller model, or more memory",
             )
         return
@@ -177,8 +184,8 @@ def _room(
         yield Problem(
             "model.path",
             str(folder.path),
-            f"{estimate(memory, model, device='cpu')}, and {in_gib(generator_bytes)} for the generator's "
-            f"{resources.kv_slots} slots; this machine has {in_gib(available)}",
+            f"{estimate(memory, model, device='cpu')}, and {readable_bytes(generator_bytes)} for the generator's "
+            f"{resources.kv_slots} slots; this machine has {readable_bytes(available)}",
             "use model.lora, model.gradient_checkpointing, a smaller model.context_tokens, model.microbatch_tokens or "
             "resources.kv_slots, or more memory",
         )

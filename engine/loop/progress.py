@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from engine.cluster.workers import WorkerGroup
 from engine.spec.event import Heartbeat, Phase
+from engine.spec.usage import Usage
 
 
 class Progress:
@@ -18,6 +19,8 @@ class Progress:
         self.since = time.time()
         self.decided_through: int | None = None
         """As in ``Heartbeat``: known once the attempt knows from which state it goes on."""
+        self.usage: Usage | None = None
+        """As in ``Heartbeat``: the newest measurement."""
         self._workers = workers
         self._waiting_on: str | None = None
         self._alive = time.monotonic()
@@ -68,4 +71,5 @@ class Progress:
             waiting_for=self.waiting_for,
             eta_s=self.eta_s,
             decided_through=self.decided_through,
+            usage=self.usage,
         )

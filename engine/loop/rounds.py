@@ -25,6 +25,10 @@ class GroupSource(Protocol):
         """The groups of ``step``; the phase ``collect`` lasts so long."""
         ...
 
+    async def before_evaluation(self) -> None:
+        """An evaluation is about to play, and the loop waits for it."""
+        ...
+
     def trained(self, played: Played) -> None:
         """The step is done, whatever was learned in it."""
         ...
@@ -64,6 +68,9 @@ class Rounds:
                 break
         played.seconds = time.monotonic() - began
         return played
+
+    async def before_evaluation(self) -> None:
+        """Nothing is under way."""
 
     def trained(self, played: Played) -> None:
         self._state.tasks_taken = played.tasks_taken

@@ -35,6 +35,7 @@ from engine.loop.rounds import GroupSource
 from engine.loop.run_log import RunLog
 from engine.loop.settlement import settlements, trained_on
 from engine.loop.state import RunState
+from engine.loop.usage import UsageLog
 from engine.models.vocabulary import tokens_of
 from engine.reporting.event_writer import EventWriter
 from engine.spec import event
@@ -60,6 +61,7 @@ class StepRunner:
         run_log: RunLog,
         quarantine: Quarantine,
         judging: Judging | None,
+        usage: UsageLog,
         *,
         recipe: Recipe,
         environment: Environment,
@@ -78,6 +80,7 @@ class StepRunner:
         self._run_log = run_log
         self._quarantine = quarantine
         self._judging = judging
+        self._usage = usage
         self._exchanged: int | None = None
         """The version that the generator was last given."""
 
@@ -107,8 +110,8 @@ class StepRunner:
                 "perf/eta_seconds": self._phases.progress.eta_s or 0.0,
                 "perf/collect_seconds": played.seconds,
                 "perf/update_seconds": update_s,
-                "perf/rss_mib": await measured_rss_mib(self._workers, self._state),
-            },
+            }
+            | await self._usage.step_metrics(),
         )
         if self._schedule.async_ratio:
             self._events.emit(event.LaneSpans, step=step, spans=self._phases.spans.taken())
@@ -283,10 +286,3 @@ class StepRunner:
 def _scored(rollout: Trajectory, old_logprobs: Mapping[str, np.ndarray]) -> Trajectory:
     """With the old log-probs that its update gave, or as credit left it."""
     return with_old_logprobs(rollout, old_logprobs[rollout.id]) if rollout.id in old_logprobs else rollout
-
-
-async def measured_rss_mib(workers: WorkerGroup, state: RunState) -> float:
-    """The memory of all workers in MiB now; its highest value stays in ``state``."""
-    mib = await workers.rss_bytes() / 2**20
-    state.peak_rss_mib = max(state.peak_rss_mib, mib)
-    return mib

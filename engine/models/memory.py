@@ -144,5 +144,6 @@ def _whole(config: Mapping[str, object], name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def in_gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"
+def readable_bytes(size: int) -> str:
+    """A size for people: GiB, and MiB below a tenth of one."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"

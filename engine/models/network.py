@@ -59,10 +59,13 @@ class PolicyNetwork(Protocol):
         """What matrices are multiplied in; None: what they are held in."""
         ...
 
-    def hidden(self, token_ids_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, token_ids_BT: Tensor, positions_BT: Tensor | None = None, seen_B1TT: Tensor | None = None
+    ) -> Tensor:
         """Final hidden states [B, T, D], from which ``logits`` may be taken at chosen positions only.
 
-        ``positions_BT`` is given for rows of several sequences, each of which begins at 0 and sees no other.
+        ``positions_BT`` is given for rows of several sequences, each of which begins at 0 and sees no other; or, with
+        ``seen_B1TT``, each of whose tokens sees those that this says.
         """
         ...
 

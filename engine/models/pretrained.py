@@ -67,8 +67,8 @@ class PretrainedNetwork(nn.Module):
         super().__init__()
         self.spec, self.lm = model, lm
         self._source, self._lora = source, lora
-        self._packs = False
-        """Whether packed rows are known to be computed as their parts alone."""
+        self._packs = self._shares = False
+        """Whether packed rows, and such with a common beginning, are known to be computed as their parts alone."""
 
     @classmethod
     def loaded(cls, origin: ModelOrigin, *, seed: int, device: torch.device) -> "PretrainedNetwork":
@@ -132,11 +132,16 @@ class PretrainedNetwork(nn.Module):
         weight: Any = self._head.weight
         return torch.as_tensor(weight)
 
-    def hidden(self, token_ids_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, token_ids_BT: Tensor, positions_BT: Tensor | None = None, seen_B1TT: Tensor | None = None
+    ) -> Tensor:
         body = self.lm.base_model
         if positions_BT is None:
             hidden_BTD: Tensor = body(input_ids=token_ids_BT, use_cache=False, return_dict=True).last_hidden_state
             return hidden_BTD
+        if seen_B1TT is not None:
+            self._check_sharing()
+            return self._seeing(token_ids_BT, positions_BT, seen_B1TT)
         self._check_packing()
         packed_BTD: Tensor = body(
             input_ids=token_ids_BT, position_ids=positions_BT, use_cache=False, return_dict=True
@@ -163,6 +168,55 @@ class PretrainedNetwork(nn.Module):
         if self.computed_in is None:
             return nullcontext()
         return torch.autocast(self._head_weight.device.type, self.computed_in)
+
+    def _seeing(self, token_ids_BT: Tensor, positions_BT: Tensor, seen_B1TT: Tensor) -> Tensor:
+        dtype = self.computed_in or self._head_weight.dtype
+        none = torch.zeros((), dtype=dtype, device=seen_B1TT.device)
+        hidden_BTD: Tensor = self.lm.base_model(
+            input_ids=token_ids_BT,
+            position_ids=positions_BT,
+            attention_mask=torch.where(seen_B1TT, none, torch.finfo(dtype).min),
+            use_cache=False,
+            return_dict=True,
+        ).last_hidden_state
+        return hidden_BTD
+
+    @torch.no_grad()
+    def _check_sharing(self) -> None:
+        """Two rows that begin alike are computed from one beginning as they are alone: no family on a guess.  Asked
+        once.  Raises RunFailed.
+        """
+        if self._shares:
+            return
+        if self.spec.attention == "flash":
+            raise self._cannot_share("its flash attention takes no mask")
+        window = getattr(self.lm.config.get_text_config(), "sliding_window", None)
+        if isinstance(window, int) and window < self.spec.context_tokens:
+            raise self._cannot_share(f"it sees {window} tokens of a context of {self.spec.context_tokens}")
+        was_training = self.training
+        self.eval()
+        device = self._head_weight.device
+        ids_BT = torch.arange(7, device=device).unsqueeze(0) % self.vocab_size
+        places_BT = torch.tensor([[0, 1, 2, 3, 4, 3, 4]], device=device)
+        parts_T = torch.tensor([0, 0, 0, 1, 1, 2, 2], device=device)
+        own_TT = (parts_T.unsqueeze(1) == parts_T) | (parts_T == 0)
+        seen_B1TT = own_TT.tril().unsqueeze(0).unsqueeze(0)
+        try:
+            together_TD = self._seeing(ids_BT, places_BT, seen_B1TT)[0].float()
+            first_TD, second_TD = (
+                self.hidden(ids_BT[:, kept])[0].float() for kept in ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
+            )
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise self._cannot_share(f"its attention takes no such mask ({error})") from error
+        finally:
+            self.train(was_training)
+        apart = (together_TD - torch.cat([first_TD, second_TD[3:]])).abs().max() / first_TD.abs().max()
+        if not apart.item() <= (HEAD_TOLERANCE if self.spec.dtype == "float32" else HALF_TOLERANCE):
+            raise self._cannot_share("it computes rows that share a beginning otherwise than alone")
+        self._shares = True
+
+    def _cannot_share(self, why: str) -> RunFailed:
+        return RunFailed(f"resources.share_prefixes = true: {self._family}: {why}; set it to false")
 
     @torch.no_grad()
     def _check_packing(self) -> None:

@@ -50,17 +50,21 @@ class Qwen3(nn.Module):
         """Logits [B, T, V]; those at position t predict token t + 1."""
         return self.logits(self.hidden(token_ids_BT))
 
-    def hidden(self, token_ids_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, token_ids_BT: Tensor, positions_BT: Tensor | None = None, seen_B1TT: Tensor | None = None
+    ) -> Tensor:
         """Final hidden states [B, T, D], from which ``logits`` may be taken at chosen positions only.
 
-        Rows with ``positions_BT`` hold several sequences, each of which begins at 0 and sees no other.
+        Rows with ``positions_BT`` hold several sequences, each of which begins at 0 and sees no other, unless
+        ``seen_B1TT`` (bool) says what each token sees.
         """
         if positions_BT is None:
             tokens = token_ids_BT.shape[1]
             hidden_BTD: Tensor = self.model(token_ids_BT, self.cos_TE[:tokens], self.sin_TE[:tokens])
             return hidden_BTD
         turns_B1TE = (table[positions_BT].unsqueeze(1) for table in (self.cos_TE, self.sin_TE))
-        packed_BTD: Tensor = self.model(token_ids_BT, *turns_B1TE, seen_within_parts(positions_BT))
+        seen_B1TT = seen_within_parts(positions_BT) if seen_B1TT is None else seen_B1TT
+        packed_BTD: Tensor = self.model(token_ids_BT, *turns_B1TE, seen_B1TT)
         return packed_BTD
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ error, which the policy reads as it reads the error of a tool that ran.  Of seve
 answered by itself: the session does those that fit.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -40,9 +41,12 @@ class CheckedSession:
         if message.requests and len(refused) == len(message.requests):
             return Observation.of([refused[request.id] for request in message.requests])
         fitting = tuple(request for request in message.requests if request.id not in refused)
+        began_at = time.time()
         with named_as_environment_fault():
             observation = await self._session.act(replace(message, requests=fitting))
             _check(observation, fitting)
+        begun = tuple(call.model_copy(update={"began_at": began_at}) for call in observation.calls)
+        observation = replace(observation, calls=begun)
         return _with_refusals(observation, message.requests, refused) if refused else observation
 
     async def score(self) -> Rewards:

@@ -12,44 +12,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from engine.environments.contract import Environment, Observation, Rewards, Sandboxes
+from engine.environments.contract import Observation, Rewards
+from engine.rollout.agents.episode import run_agent_episode
+from engine.rollout.arena import Arena
 from engine.rollout.checked_session import CheckedSession
 from engine.rollout.faults import EnvironmentFailed, named_as_environment_fault
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.purification import Purifier
 from engine.rollout.reexecution import ReplayDiverged, check_is_call, compare
-from engine.rollout.renderers.contract import Parsed, Renderer
+from engine.rollout.renderers.contract import Parsed
 from engine.rollout.requests import EpisodeRequest
-from engine.rollout.sandbox_monitor import EpisodeMonitor, SandboxMonitor
+from engine.rollout.sandbox_monitor import EpisodeMonitor
 from engine.rollout.scoring import rewards_of
 from engine.rollout.transcript import Transcript
-from engine.spec.exploration import Purification
-from engine.spec.generation import Generated, TextGenerator
+from engine.spec.generation import Generated
 from engine.spec.message import AssistantMessage, ToolSchema
-from engine.spec.recipe import Reward
 from engine.spec.security import QUARANTINED
 from engine.spec.trajectory import Change, Segment, Start, StopReason, Task, ToolCall, Trajectory, Turn
 from sandboxes.interface import SandboxFrozen
 
 __all__ = ["Arena", "EnvironmentFailed", "ReplayDiverged", "run_episode"]
-
-
-@dataclass(frozen=True, slots=True)
-class Arena:
-    """What the episodes of a worker share."""
-
-    environment: Environment
-    renderer: Renderer
-    generator: TextGenerator
-    sandboxes: Sandboxes
-    reward: Reward
-    max_turns: int
-    max_turn_tokens: int
-    context_tokens: int
-    purification: Purification | None = None
-    """How the episodes that ask for it are purified."""
-    monitor: SandboxMonitor | None = None
-    """It watches the sandboxes; None: nobody does."""
 
 
 @dataclass(slots=True)
@@ -64,20 +46,12 @@ class _Ending:
 
 async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
     """Raises SandboxLost, EnvironmentFailed, ReplayDiverged, and whatever the generator raises."""
+    if arena.agent is not None:
+        return await run_agent_episode(request, arena, arena.agent)
     with named_as_environment_fault():
         task = arena.environment.tasks(request.split)[request.task]
         tools = arena.environment.tools(task)
-    policy_session = PolicySession(
-        arena.generator,
-        request.id,
-        stop_ids=arena.renderer.stop_ids,
-        max_turn_tokens=arena.max_turn_tokens,
-        context_tokens=arena.context_tokens,
-        temperature=request.temperature,
-        logprob_temperature=request.logprob_temperature,
-        truncation=request.truncation,
-        logprobs_truncated=request.logprobs_truncated,
-    )
+    policy_session = arena.policy_session(request)
     watch = None if arena.monitor is None else arena.monitor.episode(arena.sandboxes, request.id)
     try:
         async with AsyncExitStack() as held:
@@ -85,7 +59,10 @@ async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
                 session = await held.enter_async_context(arena.environment.session(task, watch or arena.sandboxes))
             checked = CheckedSession(session, tools)
             ending = await _Episode(request, arena, tools, checked, policy_session, watch).play()
-            return _trajectory(request, arena, task, ending, await _rewards(checked, ending))
+            earned = await _rewards(checked, ending)
+            if watch is not None and watch.alarmed:
+                await watch.settled()
+            return _trajectory(request, arena, task, ending, earned)
     finally:
         if watch is not None:
             watch.over()

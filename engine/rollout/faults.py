@@ -3,21 +3,35 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from engine.environments.contract import EnvironmentProcessLost, VerifierFailed
 from sandboxes.interface import PoolClosed, SandboxFrozen, SandboxLost, SandboxUnavailable, SnapshotUnavailable
 
-_NOT_THE_ENVIRONMENT = (SandboxLost, SandboxFrozen, SandboxUnavailable, SnapshotUnavailable, PoolClosed)
+_WITH_A_NAME_OF_ITS_OWN = (
+    SandboxLost,
+    SandboxFrozen,
+    SandboxUnavailable,
+    SnapshotUnavailable,
+    PoolClosed,
+    VerifierFailed,
+)
 
 
 class EnvironmentFailed(Exception):
     """The environment's own code raised, or broke its contract: the episode is discarded and counted."""
 
 
+class EnvironmentLost(EnvironmentFailed):
+    """The process that the environment runs in was lost: counted by itself, because others' episodes end with it."""
+
+
 @contextmanager
 def named_as_environment_fault() -> Iterator[None]:
-    """What comes of the sandboxes passes through; every other exception becomes EnvironmentFailed, with its cause."""
+    """What comes of sandboxes and of a verifier passes through; all else becomes EnvironmentFailed, with its cause."""
     try:
         yield
-    except (*_NOT_THE_ENVIRONMENT, EnvironmentFailed):
+    except (*_WITH_A_NAME_OF_ITS_OWN, EnvironmentFailed):
         raise
+    except EnvironmentProcessLost as lost:
+        raise EnvironmentLost(str(lost)) from lost
     except Exception as error:
         raise EnvironmentFailed(f"{type(error).__name__}: {error}") from error

@@ -1,53 +1,14 @@
 """Who says of each turn of a trajectory whether it helped, and how that can fail.
 
-A judge answers for whole trajectories.  What a failure costs is decided by who asked: here it only
-gets a name.
+A judge answers for whole trajectories.  What a failure (``JudgeFailed``) costs is decided by who asked.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from engine.environments.contract import JudgeVerdict, Oracle
+from engine.judge_endpoint import JudgeCounts
 from engine.spec.trajectory import Trajectory
-
-
-class JudgeFailed(Exception):
-    """No verdict on this trajectory; the class says why."""
-
-    def __init__(self, message: str = "", *, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-        """The server asks not to be asked again before."""
-
-
-class JudgeTimeout(JudgeFailed):
-    """No whole answer within the time-out."""
-
-
-class JudgeUnavailable(JudgeFailed):
-    """The judge was not reachable, the connection was lost, or the server says that it cannot answer now (5xx, 408,
-    429)."""
-
-
-class JudgeUnparseable(JudgeFailed):
-    """It answered, and not with exactly one verdict for each turn."""
-
-
-class JudgeRefused(JudgeFailed):
-    """The server does not take the question (4xx, or a redirection): asking again would not help."""
-
-
-@dataclass(slots=True)
-class JudgeCounts:
-    """What judging has cost since the counts were last taken."""
-
-    calls: int = 0
-    """Requests that were sent, repeated ones included."""
-    cached: int = 0
-    """Trajectories that were answered without a request of their own."""
-    failed: int = 0
-    """Trajectories without a verdict after the last try."""
 
 
 class Judge(Protocol):

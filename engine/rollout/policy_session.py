@@ -43,25 +43,26 @@ class PolicySession:
         """Return whether ``turn``, or a sampled one of at least one token, fits in the context after ``history``."""
         return len(history) + max(1, len(turn)) <= self._context_tokens
 
-    async def sample(self, history: Sequence[int], *, seed: int) -> Generated:
-        """Return what the policy says after ``history``, which leaves room for it."""
-        return await self._next(history, (), seed)
+    async def sample(self, history: Sequence[int], *, seed: int, most_tokens: int | None = None) -> Generated:
+        """Return what the policy says after ``history``, which leaves room for it.  ``most_tokens``: None is as many as
+        a turn may have."""
+        return await self._next(history, (), seed, self._max_turn_tokens if most_tokens is None else most_tokens)
 
     async def force(self, history: Sequence[int], turn: Sequence[int]) -> Generated:
         """``turn`` as if the policy had said it after ``history``, with the log-probs that it has there."""
-        return await self._next(history, tuple(turn), 0)
+        return await self._next(history, tuple(turn), 0, self._max_turn_tokens)
 
     async def release(self) -> None:
         # Shielded: a second cancellation must not leave the session's KV slot taken.
         await asyncio.shield(self._generator.release(self._session))
 
-    async def _next(self, history: Sequence[int], forced: tuple[int, ...], seed: int) -> Generated:
+    async def _next(self, history: Sequence[int], forced: tuple[int, ...], seed: int, most_tokens: int) -> Generated:
         unread = await self._back_to(history)
         generated = await self._generator.generate(
             GenerateRequest(
                 session=self._session,
                 new_ids=unread,
-                max_new_tokens=self._max_turn_tokens,
+                max_new_tokens=most_tokens,
                 stop_ids=self._stop_ids,
                 temperature=self._temperature,
                 seed=seed,

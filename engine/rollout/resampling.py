@@ -11,8 +11,8 @@ from typing import Literal
 from engine.spec.selection import Resampling
 from engine.spec.trajectory import Change, Trajectory
 
-Barren = Literal["repeated-errors", "lost"]
-"""Failed tool calls in a row; no trajectory at all, because its sandbox was lost."""
+Barren = Literal["repeated-errors", "lost", "environment-lost"]
+"""Failed tool calls in a row; no trajectory at all, because its sandbox was lost, or the process of its environment."""
 
 
 def barren(trajectory: Trajectory, resampling: Resampling) -> Barren | None:

@@ -19,14 +19,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from engine.environments.contract import Sandboxes
+from engine.environments.contract import Sandboxes, SandboxesOfSpecs
 from engine.rollout.alerted_turns import AlertedTurns
 from engine.rollout.compared_tests import ComparedTests, lines_kept
 from engine.rollout.security_log import AlertEntry, RecordEntry, SecurityLog, label_of, origin_of
 from engine.spec.security import Origin, Response, TurnText
 from engine.spec.trajectory import ToolCall
+from sandboxes.egress.connection_attempt import printable
 from sandboxes.egress.detectors.exec_event import ExecEvent
-from sandboxes.egress.detectors.finding import Finding, Severity
+from sandboxes.egress.detectors.finding import EVIDENCE_CHARACTERS, EVIDENCE_LINES, Finding, RuleInfo, Severity
 from sandboxes.egress.detectors.judged_paths import PROTECTED, judges
 from sandboxes.egress.detectors.kept_questions import Kept
 from sandboxes.egress.detectors.kept_tests import may_change_files
@@ -35,7 +36,8 @@ from sandboxes.egress.detectors.suite import Suite
 from sandboxes.egress.policy import EgressPolicy
 from sandboxes.egress.record import EgressRecord
 from sandboxes.egress.sentinel import MOST_SANDBOXES, Sentinel
-from sandboxes.interface import ExecResult, Sandbox, SandboxLost
+from sandboxes.interface import ExecResult, Sandbox, SandboxLost, SandboxUnavailable
+from sandboxes.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,8 @@ class SandboxMonitor:
     ) -> None:
         self._response = response
         self._policy = policy or EgressPolicy()
+        self.without = frozenset(response.without)
+        """Ids of rules that the environment does not want."""
         self._security_log = security_log
         self._on_alert = on_alert
         self._loop = asyncio.get_running_loop()
@@ -71,7 +75,7 @@ class SandboxMonitor:
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
         self._numbers = itertools.count(1)
         self.turns = AlertedTurns(security_log)
-        self._sentinel = Sentinel(self._suite, self._found)
+        self._sentinel = Sentinel(self._suite, self.found)
 
     def episode(self, sandboxes: Sandboxes, trajectory: str) -> "EpisodeMonitor":
         """``sandboxes`` as this episode sees them."""
@@ -144,13 +148,13 @@ class SandboxMonitor:
         response = self._response
         return Suite(
             self._policy,
-            without=frozenset(response.without),
+            without=self.without,
             uploads=tuple(response.uploads),
             protected=(*PROTECTED, *response.protected),
         )
 
-    def _found(self, finding: Finding) -> None:
-        """Take a finding; runs in the detectors' thread."""
+    def found(self, finding: Finding) -> None:
+        """Take a finding; any thread may call it, the detectors' does."""
         threshold = self._response.quarantine
         alarming = threshold != "never" and _RANK[finding.severity] >= _RANK[threshold]
         alert = AlertEntry(
@@ -200,6 +204,8 @@ class EpisodeMonitor:
         self.turn = 0
         """The tool call of this turn runs next."""
         self.alerts: list[str] = []
+        self.alarmed = False
+        """Whether the environment itself found something; ``settled`` is then needed once more after its score."""
 
     @property
     def origin(self) -> Origin:
@@ -227,6 +233,33 @@ class EpisodeMonitor:
     async def acquire(self) -> AsyncIterator[Sandbox]:
         async with self._sandboxes.acquire() as sandbox, self._monitor.holding(sandbox, self):
             yield MonitoredSandbox(sandbox, self._monitor, self)
+
+    @asynccontextmanager
+    async def acquire_of(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        if not isinstance(self._sandboxes, SandboxesOfSpecs):
+            raise SandboxUnavailable(f"sandboxes of a {type(self._sandboxes).__name__} are all of one spec")
+        async with self._sandboxes.acquire_of(spec) as sandbox, self._monitor.holding(sandbox, self):
+            yield MonitoredSandbox(sandbox, self._monitor, self)
+
+    def alarm(self, sandbox: Sandbox, rule: RuleInfo, subject: str, evidence: Sequence[str]) -> None:
+        """Take what the environment found in a sandbox of this episode as the detectors' findings are taken."""
+        if rule.id in self._monitor.without:
+            return
+        self.alarmed = True
+        self._monitor.found(
+            Finding(
+                rule=rule.id,
+                severity=rule.severity,
+                category=rule.category,
+                attack=rule.attack,
+                title=rule.title,
+                sandbox=sandbox.name,
+                at=time.time(),
+                label=label_of(self.origin),
+                subject=subject,
+                evidence=tuple(printable(line, EVIDENCE_CHARACTERS) for line in evidence[:EVIDENCE_LINES]),
+            )
+        )
 
     async def settled(self) -> None:
         """Whatever the episode did so far is judged: ``alerts`` is complete."""

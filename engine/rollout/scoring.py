@@ -6,8 +6,8 @@ What an expert did in turns that were prefilled is neither paid nor charged.
 from collections.abc import Mapping, Sequence
 
 from engine.algorithms.call_rewards import ENOUGH_TOOL_CALLS
-from engine.algorithms.curriculum import tool_call_weight
-from engine.spec.recipe import Reward
+from engine.algorithms.curriculum import linear_weight, tool_call_weight
+from engine.spec.recipe import ComponentSchedule, Reward
 from engine.spec.trajectory import Turn
 
 RECIPE_COMPONENTS = frozenset({"outcome", "tool_errors", "tool_calls", "well_formed"})
@@ -38,7 +38,19 @@ def rewards_of(
     if reward.well_formed:
         well_formed = bool(own) and all(turn.tool_calls or turn.answered for turn in own)
         paid["well_formed"] = reward.well_formed if well_formed else 0.0
-    return paid | dict(components or {})
+    return paid | _scheduled(components or {}, reward, step)
+
+
+def _scheduled(components: Mapping[str, float], reward: Reward, step: int) -> dict[str, float]:
+    weights = {schedule.component: _weight(schedule, step) for schedule in reward.schedules}
+    return {name: weights[name] * paid if name in weights else paid for name, paid in components.items()}
+
+
+def _weight(schedule: ComponentSchedule, step: int) -> float:
+    return linear_weight(
+        step, schedule.first_step, schedule.last_step,
+        first_weight=schedule.first_weight, last_weight=schedule.last_weight,
+    )  # fmt: skip
 
 
 def _tool_calls_weight(reward: Reward, step: int) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer, Rewritten
+from engine.rollout.shared_prefix import shared_prefix
 from engine.spec.message import Message, ToolSchema
 from engine.spec.trajectory import Segment, SharedPrefix, Turn
 
@@ -109,10 +110,15 @@ class Transcript:
         ids = list(rewritten.token_ids)
         shared = [_common(ids, earlier) for earlier in self._ids]
         longest = max(shared)
-        self._prefix = SharedPrefix(segment=shared.index(longest), tokens=longest) if longest else None
+        self._prefix = self._shared(shared.index(longest), longest) if longest else None
         self._context, self._begins_segment = ids[longest:], True
         self._observed_text = self._renderer.text(ids[rewritten.observed :])
         self._experience_span = _behind(rewritten.experience_span, longest)
+
+    def _shared(self, number: int, tokens: int) -> SharedPrefix:
+        segment = self._segments[number]
+        inherited = 0 if segment.prefix is None else segment.prefix.tokens
+        return shared_prefix(number, tokens, inherited=inherited, turns=segment.turns, renderer=self._renderer)
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

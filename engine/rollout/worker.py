@@ -18,8 +18,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.environments.contract import VerifierFailed
 from engine.rollout.episode import Arena, run_episode
-from engine.rollout.faults import EnvironmentFailed
+from engine.rollout.faults import EnvironmentFailed, EnvironmentLost
 from engine.rollout.reexecution import ReplayDiverged
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.resampling import Barren, barren, marked
@@ -34,6 +35,9 @@ IN_FLIGHT_PER_SLOT = 2
 ATTEMPTS = 2
 """How often an episode whose sandbox is lost is played, the first time included."""
 
+ENVIRONMENT_ATTEMPTS = 3
+"""How often one is played whose environment's process is lost, be it by itself or by an episode beside it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +46,8 @@ class Collected:
     trajectories: list[Trajectory] = field(default_factory=list)
     """They stand in the order of their requests."""
     discarded: Counter[str] = field(default_factory=Counter)
-    """Episodes without a trajectory, by reason: ``sandbox-lost``, ``environment-failed``, ``replay-diverged``."""
+    """Episodes without a trajectory, by reason: ``sandbox-lost``, ``environment-failed``, ``environment-lost``,
+    ``verifier-failed``, ``replay-diverged``."""
     resampled: int = 0
     """Rollouts in whose place another was played."""
     unused_rollouts: int = 0
@@ -83,8 +88,8 @@ class RolloutWorker:
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         """Play them all.
 
-        A lost sandbox, a failing environment or a replay that diverges costs its own episode only, which is
-        counted.  What the generator raises ends the collection: the other episodes are cancelled, their
+        A lost sandbox, a failing environment or verifier, or a replay that diverges costs its own episode only, which
+        is counted.  What the generator raises ends the collection: the other episodes are cancelled, their
         sandboxes and sessions given back, and it is raised here.  The same holds for cancellation.
         """
         collected = Collected()
@@ -156,6 +161,12 @@ class RolloutWorker:
         except ReplayDiverged as difference:
             log.warning("%s discarded: its replay diverged: %s", request.id, difference)
             collected.discarded["replay-diverged"] += 1
+        except VerifierFailed as failure:
+            log.warning("%s discarded: its verifier failed: %s", request.id, failure)
+            collected.discarded["verifier-failed"] += 1
+        except EnvironmentLost as loss:
+            log.warning("%s discarded: its environment was lost %d times: %s", request.id, ENVIRONMENT_ATTEMPTS, loss)
+            collected.discarded["environment-lost"] += 1
         except EnvironmentFailed:
             log.exception("%s discarded: its environment failed", request.id)
             collected.discarded["environment-failed"] += 1
@@ -184,6 +195,18 @@ class RolloutWorker:
         return marked(await self._played_again_when_lost(request.try_number(len(reasons)), arena), reasons)
 
     async def _played_again_when_lost(self, request: EpisodeRequest, arena: Arena) -> Trajectory:
+        """A rollout whose environment was lost meanwhile says so: most of those that end with it have no part in it."""
+        losses: list[Barren] = []
+        while True:
+            try:
+                return marked(await self._played_again_without_sandbox(request, arena), losses)
+            except EnvironmentLost as loss:
+                losses.append("environment-lost")
+                if len(losses) == ENVIRONMENT_ATTEMPTS:
+                    raise
+                log.warning("%s is played again: %s", request.id, loss)
+
+    async def _played_again_without_sandbox(self, request: EpisodeRequest, arena: Arena) -> Trajectory:
         for _ in range(ATTEMPTS - 1):
             try:
                 return await run_episode(request, arena)

@@ -1,18 +1,22 @@
 """Environments: what a policy can be trained in, and what each of them offers to a recipe."""
 
+import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from engine.spec.agent import AgentProgram
 from engine.spec.impossible import impossible
+from engine.spec.qa_tools import McpServer, SandboxFile, Search
 from engine.spec.security import Response
-from engine.spec.strict import Strict
+from engine.spec.strict import LARGEST_NUMBER, MOST_THINGS, Strict
+from engine.spec.verifier import Component, ExactText, Verifier, partial_component
 from sandboxes.spec import SandboxSpec
 
 ImportPath = Annotated[
     str, StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*$", max_length=300)
 ]
-Vocabulary = Literal["characters", "household", "sokoban"]
+Vocabulary = Literal["characters", "household", "sokoban", "webshop", "search-qa", "apps"]
 """The built-in word lists of ``engine/models/words.py``; each holds all characters."""
 
 
@@ -57,17 +61,12 @@ class PythonMath(Strict):
         return self.sandbox.snapshots
 
 
-class _Simulated(Strict):
+class _WithoutSandbox(Strict):
     """A world that runs inside the rollout worker."""
 
     @property
     def sandbox(self) -> None:
         return None
-
-    @property
-    def reasoning(self) -> bool:
-        """A turn is a command or an answer and nothing else."""
-        return False
 
     @property
     def response(self) -> Response:
@@ -78,6 +77,15 @@ class _Simulated(Strict):
     def can_be_restored(self) -> bool:
         """Whether an episode can be set back to an earlier moment."""
         return True
+
+
+class _Simulated(_WithoutSandbox):
+    """One whose turns are commands."""
+
+    @property
+    def reasoning(self) -> bool:
+        """A turn is a command or an answer and nothing else."""
+        return False
 
 
 class Household(_Simulated):
@@ -113,6 +121,250 @@ class Sokoban(_Simulated):
     """Sampled tokens per policy call."""
 
 
+class Webshop(_WithoutSandbox):
+    """Buy what an instruction describes, in a shop of 2,000 products (after WebShop).
+
+    Level 1 names a kind of product, its attributes and a price; level 2 options too, some of which cost more; at
+    level 3 an attribute stands on a product's page alone, and what fits may be on the second page of results.  The
+    first result never fits.  A purchase ends the episode; an answer gives up.
+    """
+
+    id: Literal["webshop"] = "webshop"
+    levels: list[Annotated[int, Field(ge=1, le=3)]] = Field(default=[1, 2], min_length=1)
+    """The difficulty levels that tasks are drawn from, evenly."""
+    max_turns: int = Field(default=14, ge=1, le=64)
+    """Policy calls per episode."""
+    max_turn_tokens: int = Field(default=24, ge=4, le=2**20)
+    """Sampled tokens per policy call."""
+    reasoning: bool = False
+    """Whether a turn may begin with plain text of its own, before the tool calls or the answer."""
+    partial_credit: bool = True
+    """Whether a purchase that is not right is paid, as the component ``match``, the share of what was asked that
+    fits."""
+
+
+class SearchQa(_WithoutSandbox):
+    """Questions over some hundred documents of an invented world, which have to be searched and read.
+
+    Level 1 has two hops, as from a book by its author to the author's city; level 2 three, or compares two documents;
+    level 3 four, or compares what two chains lead to.  A right answer whose documents were not opened is no success.
+    """
+
+    id: Literal["search-qa"] = "search-qa"
+    levels: list[Annotated[int, Field(ge=1, le=3)]] = Field(default=[1], min_length=1)
+    """The difficulty levels that tasks are drawn from, evenly."""
+    max_turns: int = Field(default=12, ge=1, le=64)
+    """Policy calls per episode, the answer included."""
+    max_turn_tokens: int = Field(default=24, ge=4, le=2**20)
+    """Sampled tokens per policy call."""
+    reasoning: bool = False
+    """Whether a turn may begin with plain text of its own, before the tool calls or the answer."""
+    partial_credit: bool = False
+    """Whether an answer that is not right is paid, as the component ``f1``, for the words that it shares with the right
+    one, where the documents were opened."""
+    evidence_reward: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)
+    """Paid, as the component ``evidence``, in proportion to the share of the question's documents that were opened
+    before an answer."""
+
+
+class Apps(_WithoutSandbox):
+    """Errands in six apps with documented functions: contacts, calendar, mail, files, payments and notes (after
+    AppWorld and BFCL).
+
+    Level 1 needs one app, level 2 two, level 3 three or four.  At the end what had to change must have changed, and
+    nothing else.  An answer ends the episode.
+    """
+
+    id: Literal["apps"] = "apps"
+    levels: list[Annotated[int, Field(ge=1, le=3)]] = Field(default=[1], min_length=1)
+    """The difficulty levels that tasks are drawn from, evenly."""
+    max_turns: int = Field(default=16, ge=1, le=64)
+    """Policy calls per episode, the answer included."""
+    max_turn_tokens: int = Field(default=48, ge=4, le=2**20)
+    """Sampled tokens per policy call."""
+    reasoning: bool = False
+    """Whether a turn may begin with plain text of its own, before the tool calls or the answer."""
+    partial_credit: bool = False
+    """Whether an episode that does not succeed is paid, as the component ``checks``, the share of its checks that pass;
+    nothing where something else was changed."""
+
+
+TaskSetVersion = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*@\w[\w.-]*$", max_length=200)]
+TERMINAL_SANDBOX = SandboxSpec(
+    network="watched", memory_mib=1024, disk_mib=64, processes=64, timeout_s=60, output_bytes=2**16, snapshots=False,
+    terminal=True,
+)  # fmt: skip
+"""Of terminal tasks, unless a spec says otherwise."""
+
+
+class Terminal(Strict):
+    """Tasks in a terminal, of the Harbor form: a shell that goes on between calls, and tools for files.
+
+    An answer says that the task is done.  Then the task's tests run in a sandbox of their own, with what was handed in.
+    """
+
+    id: Literal["terminal"] = "terminal"
+    catalog: TaskSetVersion | None = None
+    """A published version of the team's task sets, ``name@number``.  The service takes no other tasks."""
+    tasks: str | None = Field(default=None, min_length=1, max_length=4096)
+    """On the command line: a folder of which each subfolder with a ``task.toml`` is a task."""
+    digest: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
+    """What the folder must be (``python -m engine tasks check`` prints it).  A folder that is another one is
+    refused."""
+    heldout_share: float = Field(default=0.2, ge=0, le=1)
+    """The share of the tasks that are held out.  Which ones follows from their names and ``dataset.seed``."""
+    max_turns: int = Field(default=24, ge=1, le=512)
+    """Policy calls per episode, the answer included."""
+    max_turn_tokens: int = Field(default=512, ge=4, le=2**20)
+    """Sampled tokens per policy call."""
+    reasoning: bool = True
+    """Whether a turn may begin with plain text of its own, before the tool calls or the answer."""
+    command_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """Wall-clock limit of one command, in seconds.  What runs longer is interrupted, and the policy reads so."""
+    output_bytes: int = Field(default=4096, ge=64, le=2**20)
+    """What a tool call shows at most: of a longer output its beginning and its end."""
+    public_network: Literal["refuse", "none"] = "refuse"
+    """Tasks that ask for a network without bounds: refused, or run without any."""
+    partial_credit: bool = False
+    """Whether an episode that does not pass is paid what its tests gave, as the component ``tests``."""
+    sandbox: SandboxSpec = TERMINAL_SANDBOX
+    """What the policy's sandboxes and those of the tests may use.  A task that asks for more is refused."""
+    response: Response = Response()
+
+    @model_validator(mode="after")
+    def _tasks_come_from_one_place(self) -> Self:
+        if self.catalog is None and self.tasks is None:
+            problem = "the environment terminal plays tasks of a set, and none is named"
+            remedy = 'set it to "name@version"; on the command line environment.tasks may name a folder instead'
+            raise impossible("catalog", None, problem, remedy)
+        if self.catalog is not None and (self.tasks is not None or self.digest is not None):
+            field = "tasks" if self.tasks is not None else "digest"
+            problem, remedy = "environment.catalog names the tasks already", "leave one of the two out"
+            raise impossible(field, getattr(self, field), problem, remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _sandbox_has_a_watched_terminal(self) -> Self:
+        if not self.sandbox.terminal:
+            problem = "the shell of a terminal task needs a terminal"
+            raise impossible("sandbox.terminal", False, problem, "set sandbox.terminal = true")
+        if self.sandbox.network != "watched":
+            problem = "what a policy does in a shell is seen in a watched sandbox only"
+            raise impossible("sandbox.network", self.sandbox.network, problem, 'set sandbox.network = "watched"')
+        return self
+
+    @model_validator(mode="after")
+    def _output_passes(self) -> Self:
+        if self.sandbox.output_bytes < self.output_bytes + 1024:
+            problem = f"an output of {self.output_bytes} bytes and a line about it do not pass"
+            remedy = f"use at least {self.output_bytes + 1024}, or a smaller environment.output_bytes"
+            raise impossible("sandbox.output_bytes", self.sandbox.output_bytes, problem, remedy)
+        return self
+
+    @property
+    def can_be_restored(self) -> bool:
+        """A shell's processes do not come back."""
+        return False
+
+
+FORMAT, LENGTH = "format", "length"
+"""Components of the reward of ``Qa``."""
+
+
+class Qa(Strict):
+    """Questions of a team's own dataset, whose answers a verifier checks.
+
+    A row's prompt or messages open the episode; calls of tools may follow, and an answer ends it.
+    """
+
+    takes_dataset: ClassVar[bool] = True
+    """Its tasks are the rows of ``dataset.catalog`` or ``dataset.folder``."""
+
+    id: Literal["qa"] = "qa"
+    system_prompt: str = Field(default="", max_length=2**16)
+    """What the policy reads before the question; a row's own system message follows in the same message."""
+    max_turns: int = Field(default=4, ge=1, le=512)
+    """Policy calls per episode, the answer included."""
+    max_turn_tokens: int = Field(default=256, ge=4, le=2**20)
+    """Sampled tokens per policy call."""
+    reasoning: bool = False
+    """Whether a turn may begin with plain text of its own, before the tool call or the answer."""
+    tools: list[Literal["python", "shell", "files"]] = Field(default=[], max_length=3)
+    """What the policy may use of one sandbox, which lives until the episode ends.  ``python``: an interpreter that
+    keeps its variables; ``shell``: a shell on a terminal, which goes on between calls; ``files``: read, write and edit
+    files.  An episode that calls none of them takes no sandbox."""
+    search: Search | None = None
+    """The tool ``search`` over texts of the team's own; none where it is left out."""
+    mcp: list[McpServer] = Field(default=[], max_length=4)
+    """Servers of the Model Context Protocol, whose tools the policy may call."""
+    files: list[SandboxFile] = Field(default=[], max_length=16)
+    """What lies in the episode's sandbox before the first call."""
+    output_characters: int = Field(default=1000, ge=16, le=2**16)
+    """What a tool call shows to the policy is cut here; of the shell and of files it is bytes."""
+    verifier: Verifier = ExactText()
+    """What decides whether an answer is right."""
+    components: list[Component] = Field(default=[], max_length=8)
+    """What an answer is paid beside that, each by a verifier of its own."""
+    format_reward: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)
+    """Paid, as the component ``format``, to an answer in which the verifier finds a result, right or wrong."""
+    longest_answer_characters: int = Field(default=2**16, ge=1, le=2**16)
+    """An answer that is longer is wrong, and no verifier reads it."""
+    length_penalty: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)
+    """Taken from an answer, as the component ``length``, in proportion to its share of that length; an answer that is
+    longer loses all of it."""
+    sandbox: SandboxSpec = SandboxSpec(snapshots=False)
+    """Of the tools' sandboxes, and, without a network, of those in which verifiers run code.  Its ``timeout_s`` bounds
+    one call."""
+    response: Response = Response()
+
+    @property
+    def reward_components(self) -> set[str]:
+        """The names of what an episode may be paid beside the recipe's own components."""
+        of_form = [(FORMAT, self.format_reward), (LENGTH, self.length_penalty)]
+        named = {component.name for component in self.components} | {name for name, reward in of_form if reward}
+        partial = partial_component(self.verifier)
+        return named if partial is None else named | {partial}
+
+    @model_validator(mode="after")
+    def _components_have_names_of_their_own(self) -> Self:
+        names = [component.name for component in self.components]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                problem = "another component has this name"
+                raise impossible(f"components.{number}.name", name, problem, "give it another name")
+        return self
+
+    @model_validator(mode="after")
+    def _tools_stand_once(self) -> Self:
+        if len(set(self.tools)) < len(self.tools):
+            raise impossible("tools", self.tools, "a tool stands in it twice", "name each tool once")
+        names = [server.name for server in self.mcp]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise impossible(f"mcp.{number}.name", name, "another server has this name", "give it another name")
+        return self
+
+    @model_validator(mode="after")
+    def _shell_has_a_watched_terminal(self) -> Self:
+        if "shell" not in self.tools:
+            return self
+        if not self.sandbox.terminal:
+            raise impossible("sandbox.terminal", False, "a shell needs a terminal", "set sandbox.terminal = true")
+        if self.sandbox.network != "watched":
+            problem = "what a policy does in a shell is seen in a watched sandbox only"
+            raise impossible("sandbox.network", self.sandbox.network, problem, 'set sandbox.network = "watched"')
+        if self.sandbox.output_bytes < self.output_characters + 1024:
+            problem = f"an output of {self.output_characters} bytes and a line about it do not pass"
+            remedy = f"use at least {self.output_characters + 1024}, or fewer environment.output_characters"
+            raise impossible("sandbox.output_bytes", self.sandbox.output_bytes, problem, remedy)
+        return self
+
+    @property
+    def can_be_restored(self) -> bool:
+        """An episode keeps no snapshots."""
+        return False
+
+
 class Imported(Strict):
     """An environment of your own, by its import path.  ``python -m engine train`` alone takes it: it runs your code."""
 
@@ -140,7 +392,269 @@ class Imported(Strict):
         return True
 
 
-Environment = PythonMath | Household | Sokoban | Imported
+class ProcessLimits(Strict):
+    """What the process of an environment may take of its machine, and how long it may take to answer.
 
-SUITED_VOCABULARY: dict[str, Vocabulary] = {"household": "household", "sokoban": "sokoban"}
+    It has no network, and reads the system's folders and its own package alone (docs/security.md).
+    """
+
+    memory_mib: int = Field(default=512, ge=64, le=65536)
+    """Address space of each of its processes, in MiB; where cgroups can be made, also what all of them may use
+    together."""
+    disk_mib: int = Field(default=64, ge=1, le=65536)
+    """Size of each of its two writable file systems, /work and /tmp, in MiB.  Both begin empty."""
+    processes: int = Field(default=64, ge=1, le=4096)
+    """Processes and threads at once."""
+    start_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """How long it may take to import its modules and make the environment, in seconds."""
+    call_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """How long one answer may take, in seconds.  A process that takes longer is ended, and all of its episodes with
+    it."""
+
+    @property
+    def sandbox(self) -> SandboxSpec:
+        return SandboxSpec(
+            memory_mib=self.memory_mib, disk_mib=self.disk_mib, processes=self.processes, snapshots=False
+        )
+
+
+def _json_object(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise impossible("options", text, f"no JSON: {error}", 'give a JSON object, e.g. {"digits": 4}') from None
+    if not isinstance(value, dict):
+        raise impossible("options", text, "no JSON object", 'give a JSON object, e.g. {"digits": 4}')
+    return text
+
+
+class _InProcess(Strict):
+    """An environment whose code runs in a process of its own, with nothing of the engine's."""
+
+    command_line_only: ClassVar[bool] = True
+    """The service takes no folder of its server, and starts no code that stands in no catalog."""
+
+    max_turns: int = Field(default=8, ge=1, le=512)
+    """Policy calls per episode."""
+    max_turn_tokens: int = Field(default=32, ge=4, le=2**20)
+    """Sampled tokens per policy call."""
+    reasoning: bool = False
+    """Whether a turn may begin with plain text of its own, before the tool call or the answer."""
+    process: ProcessLimits = ProcessLimits()
+
+    @property
+    def sandbox(self) -> None:
+        """Its sessions take no sandbox: the process is in one."""
+        return None
+
+    @property
+    def response(self) -> Response:
+        """The policy runs nothing that could alarm anybody."""
+        return Response()
+
+
+class Package(_InProcess):
+    """An environment package of your own: a folder with a ``pyproject.toml``, or a wheel.
+
+    It is installed into a virtual environment of its own and runs as a process of its own.
+    """
+
+    id: Literal["package"] = "package"
+    path: str = Field(min_length=1, max_length=4096)
+    """The folder (``pyproject.toml`` and ``src/``), or the wheel."""
+    digest: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
+    """What the package must be (``python -m engine environment check`` prints it).  Another one is refused."""
+    entry: ImportPath | None = None
+    """``package.module:Name``, which gives the environment when it is called.  By default the package's only entry
+    point of the group ``palestra.environments``."""
+    options: Annotated[str, StringConstraints(max_length=2**16), AfterValidator(_json_object)] = "{}"
+    """What it is called with, as a JSON object."""
+    python: str | None = Field(default=None, min_length=1, max_length=4096)
+    """The interpreter that runs it, 3.10 or later; by default the system's."""
+
+    @property
+    def can_be_restored(self) -> bool:
+        """Only the environment itself knows, which is asked before the run starts."""
+        return True
+
+
+class _OtherLibrary(_InProcess):
+    """An environment of another library, which a virtual environment of its own has."""
+
+    python: str = Field(min_length=1, max_length=4096)
+    """The interpreter of a virtual environment in which the library is installed."""
+    success_at: float = Field(default=1.0, ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
+    """An episode whose total reward is at least this is a success.  Success and the component ``environment`` together
+    are the total."""
+
+    @property
+    def can_be_restored(self) -> bool:
+        """Other libraries keep no snapshots."""
+        return False
+
+
+class Gem(_OtherLibrary):
+    """An environment of the library ``gem-llm``, in a process of its own.  A task is a seed."""
+
+    id: Literal["gem"] = "gem"
+    env_id: str = Field(min_length=1, max_length=300)
+    """As the library registers it, e.g. ``game:GuessTheNumber-v0-easy``."""
+    arguments: Annotated[str, StringConstraints(max_length=2**16), AfterValidator(_json_object)] = "{}"
+    """What ``gem.make`` is given beside it, as a JSON object."""
+
+
+class VerifiersTaskset(_OtherLibrary):
+    """A taskset of the library ``verifiers`` (v1), in a process of its own: a prompt, an answer, its own scoring."""
+
+    id: Literal["verifiers"] = "verifiers"
+    taskset: ImportPath
+    """``package.module:Class`` of that virtual environment."""
+    config: Annotated[str, StringConstraints(max_length=2**16), AfterValidator(_json_object)] = "{}"
+    """The fields of its configuration, as a JSON object."""
+    heldout_share: float = Field(default=0.2, ge=0, le=1)
+    """The share of its tasks, the last ones, that is held out."""
+    most_tasks: int = Field(default=10_000, ge=1, le=MOST_THINGS)
+    """No more of its tasks are read."""
+
+
+class OpenEnv(Strict):
+    """An environment that an OpenEnv server serves.  A task is a seed; the policy's answers are the actions."""
+
+    command_line_only: ClassVar[bool] = True
+    """The service asks no address that somebody wrote into a spec."""
+
+    id: Literal["openenv"] = "openenv"
+    url: str = Field(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", max_length=1000)
+    """Where the server is, e.g. ``http://127.0.0.1:8000``."""
+    action_field: str = Field(default="message", min_length=1, max_length=100)
+    """The field of an action that takes the policy's text."""
+    observation_field: str | None = Field(default=None, min_length=1, max_length=100)
+    """The field of an observation that the policy reads; by default it reads all of it, as JSON."""
+    timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """How long one answer of the server may take, in seconds."""
+    success_at: float = Field(default=1.0, ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
+    """An episode whose total reward is at least this is a success.  Success and the component ``environment`` together
+    are the total."""
+    max_turns: int = Field(default=8, ge=1, le=512)
+    """Policy calls per episode."""
+    max_turn_tokens: int = Field(default=32, ge=4, le=2**20)
+    """Sampled tokens per policy call."""
+    reasoning: bool = False
+    """Whether a turn may begin with plain text of its own, before the answer."""
+
+    @property
+    def sandbox(self) -> None:
+        """What the policy does happens at the server."""
+        return None
+
+    @property
+    def response(self) -> Response:
+        """The policy runs nothing here that could alarm anybody."""
+        return Response()
+
+    @property
+    def can_be_restored(self) -> bool:
+        """The protocol knows no snapshots."""
+        return False
+
+
+class Agent(Strict):
+    """Tasks that an agent works on in place of the policy's own turns: a program in the task's sandbox, unchanged.
+
+    It calls an OpenAI- or Anthropic-shaped endpoint that is the policy.  Each call is a turn, calls that extend one
+    another are a segment, and all of them are trained.
+    """
+
+    id: Literal["agent"] = "agent"
+    tasks: Annotated[PythonMath | Terminal, Field(discriminator="id")] = PythonMath(
+        levels=[1, 2],
+        sandbox=SandboxSpec(
+            network="watched", memory_mib=1024, disk_mib=64, processes=64, timeout_s=60, snapshots=False
+        ),
+    )
+    """What it works on; its own fields for turns are not used."""
+    agent: AgentProgram
+    """The program that works."""
+    max_turns: int = Field(default=32, ge=1, le=512)
+    """Calls of the policy per episode."""
+    max_turn_tokens: int = Field(default=512, ge=4, le=2**20)
+    """Sampled tokens per call; an agent may ask for fewer."""
+
+    @model_validator(mode="after")
+    def _agent_is_watched_on_this_machine(self) -> Self:
+        sandbox = self.tasks.sandbox
+        if sandbox.network != "watched":
+            problem = "what an agent does is seen in a watched sandbox only"
+            raise impossible("tasks.sandbox.network", sandbox.network, problem, 'set network = "watched"')
+        if sandbox.place != "here":
+            problem = "an agent reaches the policy on the machine of its rollout worker"
+            raise impossible("tasks.sandbox.place", sandbox.place, problem, 'set place = "here"')
+        if sandbox.reuse != "never":
+            problem = "an agent's sandbox is its own, and nobody's after it"
+            raise impossible("tasks.sandbox.reuse", sandbox.reuse, problem, 'set reuse = "never"')
+        return self
+
+    @model_validator(mode="after")
+    def _questions_are_in_the_text(self) -> Self:
+        if isinstance(self.tasks, PythonMath) and (hidden := [level for level in self.tasks.levels if level > 2]):
+            problem = "from level 3 on a question is about an interpreter, which an agent does not have"
+            raise impossible("tasks.levels", hidden[0], problem, "use the levels 1 and 2")
+        return self
+
+    @property
+    def reasoning(self) -> bool:
+        return self.tasks.reasoning
+
+    @property
+    def sandbox(self) -> SandboxSpec:
+        return self.tasks.sandbox
+
+    @property
+    def response(self) -> Response:
+        return self.tasks.response
+
+    @property
+    def can_be_restored(self) -> bool:
+        """A program cannot be set back to an earlier call."""
+        return False
+
+
+Environment = (
+    PythonMath
+    | Household
+    | Sokoban
+    | Webshop
+    | SearchQa
+    | Apps
+    | Terminal
+    | Qa
+    | Agent
+    | Imported
+    | Package
+    | Gem
+    | VerifiersTaskset
+    | OpenEnv
+)
+
+SUITED_VOCABULARY: dict[str, Vocabulary] = {
+    "household": "household",
+    "sokoban": "sokoban",
+    "webshop": "webshop",
+    "search-qa": "search-qa",
+    "apps": "apps",
+}
 """By environment, the words that make its texts short; every other environment is read character by character."""
+
+FOREIGN_CODE = (Imported, Package, Gem, VerifiersTaskset, OpenEnv)
+"""Environments that run, or ask, what somebody else wrote and no catalog holds."""
+
+
+def terminal_in(environment: Environment) -> tuple[str, Terminal] | None:
+    """The terminal tasks that a run plays, by itself or by an agent, and the field in which they stand."""
+    match environment:
+        case Terminal():
+            return "environment", environment
+        case Agent(tasks=Terminal() as terminal):
+            return "environment.tasks", terminal
+        case _:
+            return None

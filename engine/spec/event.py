@@ -13,6 +13,7 @@ from engine.spec.evaluation_report import EvaluationReport
 from engine.spec.security import Origin, ReviewDecision, SettledAs, TurnText
 from engine.spec.strict import Strict
 from engine.spec.trajectory import Trajectory
+from engine.spec.usage import Usage
 from sandboxes.egress.detectors.finding import Finding
 from sandboxes.egress.record import EgressRecord
 
@@ -188,7 +189,8 @@ class QuarantineSettled(_Event):
 class LaneSpan(Strict):
     """Somebody was at work from one moment to another."""
 
-    lane: Literal["generation", "environment", "reward", "training", "weights"]
+    lane: Literal["generation", "environment", "reward", "training", "weights", "devices"]
+    """``devices``: who had those that generator and trainer share, with ``schedule.multiplexing``."""
     label: str = Field(max_length=200)
     """What it was, e.g. the id of a trajectory, or the name of a phase."""
     began_at: float
@@ -245,6 +247,8 @@ class Heartbeat(Strict):
     eta_s: float | None = None
     decided_through: int | None = Field(default=None, ge=0)
     """The number of the last review decision that the engine has; None while it does not know its own state yet."""
+    usage: Usage | None = None
+    """What the run took of its machines when that was last measured; None before."""
 
 
 class Batch(Strict):

@@ -54,5 +54,56 @@ EXAMPLE_QUESTIONS: dict[str, dict[int, tuple[str, ...]]] = {
             "######\n#_$_.#\n#__$_#\n#____#\n#_.@_#\n######",
         ),
     },
+    "webshop": {
+        1: (
+            "buy compact kettle, price up to 33.",
+            "buy padded chair, price up to 43.",
+            "buy soft socks, price up to 15.",
+        ),
+        2: (
+            "buy compact nonstick kettle, color black, pack family, price up to 50.",
+            "buy rustproof chair, color white, pack family, price up to 74.",
+            "buy sturdy wooden pot, color black, pack family, price up to 59.",
+        ),
+        3: (
+            "buy handmade foldable pot, color green, pack family, price up to 35.",
+            "buy stackable compact pan, color blue, pack single, price up to 37.",
+            "buy stackable insulated pan, color green, pack single, price up to 54.",
+        ),
+    },
+    "search-qa": {
+        1: (
+            "what is the birthplace of the founder of Norula Works?",
+            "what is the country of the seat of Finbor Lines?",
+            "what is the currency of the country of Kanden?",
+        ),
+        2: (
+            "who was born first, Faye Tormir or Gus Kanston?",
+            "which was founded first, Polmir Works or Torlo Mills?",
+            "what is the capital of the country of the seat of Melnes Lines?",
+        ),
+        3: (
+            "what is the currency of the country of the birthplace of the author of Hollow Harbor?",
+            "which was founded first, the seat of Lesria Mills or the capital of Finmarland?",
+            "which was founded first, the capital of Melmarland or the capital of Rarialand?",
+        ),
+    },
+    "apps": {
+        1: (
+            "password 5706. set the note garden to: all is fine.",
+            "password 4049. set the phone of my dentist to 555-7734.",
+            "password 2008. set the note travel to: pack the tent.",
+        ),
+        2: (
+            "password 5869. mail my landlord, subject thanks: bring the keys.",
+            "password 5016. save the note travel as the file export.txt.",
+            "password 5852. mail Ben Frost, subject invitation: pack the tent.",
+        ),
+        3: (
+            "password 7685. pay what packing.txt says, and mail the payee, subject paid: the purpose.",
+            "password 7719. add the event of recipes.txt, and mail its guest, subject the title: the day.",
+            "password 6098. pay its sender what the mail reminder asks, and note the purpose as garden plan.",
+        ),
+    },
 }
 """Per environment and level, the first training questions of the default dataset, among the default levels or alone."""

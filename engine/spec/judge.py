@@ -19,10 +19,9 @@ class RuleJudge(Strict):
     kind: Literal["rules"] = "rules"
 
 
-class LlmJudge(Strict):
-    """A language model behind any OpenAI-compatible endpoint; one call per trajectory (AgentEvolver, 5.2)."""
+class ChatEndpoint(Strict):
+    """A language model behind any OpenAI-compatible endpoint."""
 
-    kind: Literal["llm"] = "llm"
     endpoint: Annotated[str, StringConstraints(pattern=HTTP_ADDRESS)]
     """Base address, e.g. ``http://127.0.0.1:30000/v1``; without a user, because it is told in messages."""
     model: str = Field(min_length=1)
@@ -34,10 +33,18 @@ class LlmJudge(Strict):
     concurrency: int = Field(default=16, ge=1, le=1024)
     """Requests at once."""
     retries: int = Field(default=3, ge=0, le=20)
-    """Further tries after a failed one, with growing pauses.  After the last one the group's verdicts are neutral."""
+    """Further tries after a failed one, with growing pauses."""
     max_tokens: int = Field(default=1024, ge=16, le=MOST_THINGS)
     """Room for the judge's own words."""
 
+
+class LlmJudge(ChatEndpoint):
+    """A language model behind any OpenAI-compatible endpoint; one call per trajectory (AgentEvolver, 5.2).
+
+    After the last try that fails the group's verdicts are neutral.
+    """
+
+    kind: Literal["llm"] = "llm"
     in_failures: InFailures = "contribution"
     """What earns GOOD in a trajectory whose reward is 0 or less.  ``contribution``: whatever brought the solution
     nearer, as in a success.  ``correction``: only what corrected or mitigated an error (AgentEvolver, figure 8)."""

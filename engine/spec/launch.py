@@ -17,3 +17,7 @@ class Launch(Strict):
     run_dir: str
     catalog: CatalogFolder | None = None
     """What ``spec.model.catalog`` named when the run was submitted; absent where it names nothing."""
+    dataset: CatalogFolder | None = None
+    """What ``spec.dataset.catalog`` named then; its ``sha256`` is that of ``dataset.json``."""
+    tasks: CatalogFolder | None = None
+    """What ``spec.environment.catalog`` named then; its ``sha256`` is that of ``tasks.json``."""

@@ -35,7 +35,7 @@ class ModelManifest(Strict):
 
 
 class CatalogFolder(Strict):
-    """Which files ``model.catalog`` named when a run was submitted."""
+    """Which files ``model.catalog`` or ``dataset.catalog`` named when a run was submitted."""
 
     version: str
     """As the spec names it, ``name@3``."""

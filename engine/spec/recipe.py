@@ -22,6 +22,29 @@ from engine.spec.strict import LARGEST_NUMBER, LONGEST_SCHEDULE, OUT_OF_REACH, S
 from engine.spec.supervised import MOST_STAGES, Stage, check_revisiting
 
 
+class ComponentSchedule(Strict):
+    """The weight of a component of the environment's: constant up to one step, constant from a later one on, and on a
+    straight line between them."""
+
+    component: str = Field(min_length=1, max_length=100)
+    """Its name, as trajectories show it, e.g. ``format``."""
+    first_weight: float = Field(default=1.0, ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
+    """What is paid is multiplied by it up to ``first_step``."""
+    last_weight: float = Field(default=0.0, ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
+    """From ``last_step`` on."""
+    first_step: int = Field(default=0, ge=0, le=LONGEST_SCHEDULE)
+    """The last step with the first weight."""
+    last_step: int = Field(ge=0, le=LONGEST_SCHEDULE)
+    """The first step with the last weight."""
+
+    @model_validator(mode="after")
+    def _steps_are_in_order(self) -> Self:
+        if self.last_step < self.first_step:
+            remedy = f"use at least {self.first_step}"
+            raise impossible("last_step", self.last_step, "it lies before first_step", remedy)
+        return self
+
+
 class Reward(Strict):
     """What an episode earns.  The components are kept apart on the trajectory."""
 
@@ -37,6 +60,18 @@ class Reward(Strict):
     """T_decay: steps over which that weight falls to 0 on half a cosine (SPEAR, eq. 14); 0: it is constant."""
     well_formed: float = Field(default=0.0, ge=0, le=LARGEST_NUMBER)
     """Added where every turn was a tool call or an answer in the right form (SPEAR, eq. 17)."""
+
+    schedules: list[ComponentSchedule] = Field(default=[], max_length=16)
+    """How components that the environment itself pays change over the steps; the others stay as they are."""
+
+    @model_validator(mode="after")
+    def _a_component_has_one_schedule(self) -> Self:
+        names = [schedule.component for schedule in self.schedules]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                problem = "this component has a schedule already"
+                raise impossible(f"schedules.{number}.component", name, problem, "remove one of the two")
+        return self
 
     @model_validator(mode="after")
     def _success_is_paid_best(self) -> Self:

@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from engine.spec.backends import ALWAYS_LED, GENERATORS, SHARDED_TRAINERS, TRAINERS
-from engine.spec.environment import SUITED_VOCABULARY, Environment, PythonMath
+from engine.spec.environment import SUITED_VOCABULARY, Agent, Environment, PythonMath
 from engine.spec.estimator import CriticEstimator
 from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
 from engine.spec.impossible import impossible
 from engine.spec.megatron import Megatron
-from engine.spec.model import BuiltinModel, Model
+from engine.spec.model import BuiltinModel, CatalogVersion, Model
 from engine.spec.placement import Placement
 from engine.spec.recipe import Recipe
-from engine.spec.requirement import refusals_beside
+from engine.spec.requirement import needing_one_segment, refusals_beside
 from engine.spec.sglang import Sglang
 from engine.spec.sglang_requirements import refusals_of_sglang
 from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
@@ -30,12 +30,34 @@ COLDEST = 0.01
 
 
 class Dataset(Strict):
-    """Tasks are generated from their number: the same number is the same task everywhere; splits never overlap."""
+    """Tasks are generated from their number: the same number is the same task everywhere; splits never overlap.
 
+    An environment over a team's own rows reads them from a stored version instead, which ``catalog`` names.
+    """
+
+    catalog: CatalogVersion | None = None
+    """A version of one of the team's datasets, as ``name@version``; for environments that ask what a dataset holds."""
+    folder: Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f]+$")] | None = None
+    """On the command line alone: the folder of a stored version, beside the run's file or anywhere by its absolute
+    path, in place of ``catalog``."""
     train_tasks: int = Field(default=20000, ge=1, le=MOST_TASKS)
     heldout_tasks: int = Field(default=510, ge=1, le=MOST_TASKS)
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Of the task generator; runs with equal dataset seeds see equal tasks."""
+
+    @model_validator(mode="after")
+    def _comes_from_one_place(self) -> Self:
+        if self.catalog is not None and self.folder is not None:
+            raise impossible(
+                "folder", self.folder, "rows come from catalog or from a folder, not from both", "remove it"
+            )
+        return self
+
+    @property
+    def stored(self) -> tuple[str, str] | None:
+        """The field that names rows of the team's own, and its value; None where tasks are made from their numbers."""
+        named = [(name, value) for name in ("catalog", "folder") if (value := getattr(self, name)) is not None]
+        return named[0] if named else None
 
 
 class Resources(Strict):
@@ -53,6 +75,9 @@ class Resources(Strict):
     threads: int = Field(default=2, ge=1, le=1024)
     """CPU threads of each of the trainer's ranks, and of the generator (they take turns).  1 makes a run exactly
     repeatable."""
+    share_prefixes: bool = False
+    """Whether the trainer reads a prompt that several rollouts of a micro-batch begin with once, and not once for each.
+    Log-probs and gradients are the same up to rounding; long prompts with short rollouts gain most."""
     rollout_workers: int = Field(default=1, ge=1, le=256)
     kv_slots: int = Field(default=64, ge=1, le=4096)
     """Episodes that the generator keeps in its KV cache at once."""
@@ -71,6 +96,13 @@ class Resources(Strict):
                 f"the trainer {self.trainer} is one process",
                 f"use 1, or a trainer that can be sharded: {', '.join(SHARDED_TRAINERS)}",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _trainer_can_share_prefixes(self) -> Self:
+        if self.share_prefixes and self.trainer == "megatron":
+            problem = "the trainer megatron computes every row by itself"
+            raise impossible("share_prefixes", True, problem, 'set it to false, or resources.trainer = "torch"')
         return self
 
     @model_validator(mode="after")
@@ -135,6 +167,12 @@ class Schedule(Strict):
     overdue: Literal["wait", "discard"] = "wait"
     """What is done with a group that would be older than ``async_ratio`` at the next step.  ``wait``: the step waits
     for it.  ``discard``: it is ended and its prompt is played again, once; then it is waited for."""
+    multiplexing: bool = False
+    """Above ``async_ratio`` 0, where generator and trainer share their devices: whether one of them at a time has them.
+    While a batch is trained on the generator samples nothing; tools, judges and sandboxes go on.  Else both work at
+    once, each slower."""
+    multiplexing_hold_s: float = Field(default=1.0, ge=0, le=3600)
+    """With ``multiplexing``: the devices change sides at most once in so many seconds."""
     checkpoint_every: int = Field(default=10, ge=1, le=MOST_STEPS)
     """Steps between checkpoints.  The last step always makes one."""
     keep_checkpoints: int = Field(default=3, ge=1, le=MOST_STEPS)
@@ -153,6 +191,21 @@ class Schedule(Strict):
                 "them all once they have to be waited for",
                 f"use at most {self.prompts_per_step}",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _multiplexing_has_something_to_lay_into(self) -> Self:
+        if self.multiplexing and not self.async_ratio:
+            problem = "at schedule.async_ratio = 0 generation and training take turns anyway, step by step"
+            raise impossible("multiplexing", True, problem, "use false, or an async_ratio of at least 1")
+        if self.multiplexing and self.weight_exchange == "episode-borders":
+            problem = (
+                'with schedule.weight_exchange = "episode-borders" new weights wait for episodes that could not go on'
+            )
+            raise impossible("multiplexing", True, problem, 'use weight_exchange = "in-flight", or false')
+        if self.multiplexing and self.multiplexing_hold_s >= self.stall_timeout_s:
+            problem = f"a step that waits so long for devices is a stall (stall_timeout_s = {self.stall_timeout_s:g})"
+            raise impossible("multiplexing_hold_s", self.multiplexing_hold_s, problem, "use less")
         return self
 
     @property
@@ -260,6 +313,9 @@ class RunSpec(Strict):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        self._environment_reads_the_dataset()
+        self._scheduled_components_are_paid()
+        self._agent_can_play()
         for refusal in refusals_beside(self, self.recipe):
             raise refusal
         batch = self.schedule.prompts_per_step * self.schedule.group_size
@@ -272,6 +328,7 @@ class RunSpec(Strict):
                 f"use at most {MOST_THINGS // self.schedule.group_size}",
             )
         self._buffer_fits()
+        self._devices_are_shared()
         if batch % minibatch:
             raise impossible(
                 "schedule.minibatch_trajectories",
@@ -295,6 +352,41 @@ class RunSpec(Strict):
                 )
         return self
 
+    def _agent_can_play(self) -> None:
+        """What sets an episode back, or goes on in its middle, would need the agent's program to do the same."""
+        if not isinstance(self.environment, Agent):
+            return
+        reason = "an agent owns its context, and its program cannot be put into the middle of an episode"
+        if self.recipe.expert_starts is not None:
+            raise impossible("recipe.expert_starts", "set", reason, "remove it, or train without an agent")
+        for path, needed in needing_one_segment(self.recipe):
+            problem = f"{needed}; an agent's calls are a tree of segments"
+            raise impossible(f"recipe.{path}", "set", problem, "remove it, or train without an agent")
+
+    def _environment_reads_the_dataset(self) -> None:
+        takes_dataset = getattr(self.environment, "takes_dataset", False)
+        if self.dataset.stored is None and takes_dataset:
+            problem = f"the tasks of the environment {self.environment.id} are rows of a dataset, and none is named"
+            remedy = 'set it to "name@version"; on the command line dataset.folder may name a folder instead'
+            raise impossible("dataset.catalog", None, problem, remedy)
+        if self.dataset.stored is not None and not takes_dataset:
+            field, value = self.dataset.stored
+            raise impossible(
+                f"dataset.{field}",
+                value,
+                f"the environment {self.environment.id} makes its tasks from their numbers, and reads no rows",
+                "remove it, or choose an environment that asks what a dataset holds",
+            )
+
+    def _scheduled_components_are_paid(self) -> None:
+        """Of an environment that knows what it pays; another one's components are known when they are paid."""
+        paid: set[str] | None = getattr(self.environment, "reward_components", None)
+        for number, schedule in enumerate(self.recipe.reward.schedules):
+            if paid is not None and schedule.component not in paid:
+                problem = f"the environment pays no such component; it pays {', '.join(sorted(paid)) or 'none'}"
+                field = f"recipe.reward.schedules.{number}.component"
+                raise impossible(field, schedule.component, problem, "name one of those, or remove the schedule")
+
     def _buffer_fits(self) -> None:
         """A buffer is memory, and part of every checkpoint."""
         schedule = self.schedule
@@ -305,6 +397,18 @@ class RunSpec(Strict):
                 schedule.async_ratio,
                 f"{schedule.slots * members} rollouts could be in play or wait for training, more than {MOST_THINGS}",
                 "use a smaller async_ratio, prompts_per_step or redundancy",
+            )
+
+    def _devices_are_shared(self) -> None:
+        resources = self.resources
+        is_apart = resources.device == "cuda" and resources.placement.generator == "apart"
+        if self.schedule.multiplexing and (resources.generator == "sglang" or is_apart):
+            whose = "the servers of sglang have" if resources.generator == "sglang" else "a generator apart has"
+            raise impossible(
+                "schedule.multiplexing",
+                True,
+                f"{whose} GPUs that the trainer cannot use: there is nothing to share",
+                'use false, or resources.generator = "torch" with resources.placement.generator = "colocated"',
             )
 
     def _log_probs_can_be_taken(self) -> None:

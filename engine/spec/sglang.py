@@ -53,8 +53,9 @@ class Sglang(Strict):
     """Further arguments of ``sglang.launch_server``, e.g. ``max-running-requests=256``; a switch by its name alone."""
     memory_fraction: float = Field(default=0.85, gt=0, le=0.98)
     """Share of a GPU's memory (on the CPU: of the machine's) that a server may take for weights and KV cache."""
-    weights: Literal["disk", "tensor"] = "disk"
-    """How new weights travel: by safetensors in a folder that engine and servers both see, or within the requests."""
+    weights: Literal["disk", "tensor", "broadcast"] = "disk"
+    """How new weights travel: by safetensors in a folder that engine and servers both see, within the requests, or
+    over a process group (gloo) of the engine and each server's ranks."""
     exchange_folder: str | None = Field(default=None, min_length=1, max_length=1000)
     """Where these safetensors stand for as long as they are needed; absent: a folder of the temporary ones.  Servers
     given by ``urls`` have to see it under the same path."""
@@ -63,7 +64,8 @@ class Sglang(Strict):
     to ``sampling`` with ``schedule.logprobs_at = "sampling"`` at a temperature other than 1.  Started servers are
     started so; those given by ``urls`` are asked to prove it."""
     start_timeout_s: float = Field(default=600.0, gt=0, le=7200)
-    """A server that does not answer by then has failed."""
+    """A server that does not answer by then has failed.  While turns wait for servers that are on their way,
+    ``schedule.stall_timeout_s`` does not run."""
     health_every_s: float = Field(default=5.0, gt=0, le=600)
     """Between two looks at each server."""
     health_misses: int = Field(default=3, ge=1, le=100)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from engine.spec import files_of_0_2
+from engine.spec.agent import AgentRecord
 from engine.spec.message import ToolRequest, text_of_arguments, unstorable
 from engine.spec.strict import Strict
 
@@ -45,9 +46,12 @@ ErrorClass = Literal[
 """``illegal``: an action that the environment does not admit in its present state; ``unknown-tool``, ``arguments``: a
 call that no tool of the environment takes, which was not made; ``frozen``: stopped by an alert."""
 
-StopReason = Literal["answered", "done", "no-tool-call", "turn-limit", "truncated", "frozen"]
-"""Why the episode ended: an answer; the environment's goal was reached or missed for good; neither an answer nor a
-tool call; too many turns; the context was full; its sandbox was frozen because of an alert."""
+StopReason = Literal[
+    "answered", "done", "no-tool-call", "turn-limit", "truncated", "frozen", "crashed", "silent", "killed"
+]
+"""Why the episode ended: an answer; the environment's goal was reached or missed for good, or an agent ended; neither
+an answer nor a tool call; too many turns, or an agent's budget; the context was full; its sandbox was frozen because of
+an alert; an agent crashed, never asked the policy, was killed by its sandbox."""
 
 ChangeKind = Literal[
     "purified", "purification-failed", "stripped", "prefilled", "turn-masked", "mismatch-masked", "resampled"
@@ -89,6 +93,9 @@ class ToolCall(Strict):
     status: Literal["ok", "error"]
     error_class: ErrorClass | None = None
     seconds: float
+    began_at: float | None = None
+    """When the environment was given the message with this call, in Unix seconds by its worker's clock.  None: it never
+    was, for the call fitted no tool; or an engine wrote this that did not tell."""
 
     @classmethod
     def of(cls, request: ToolRequest, output: str, *, error_class: ErrorClass | None = None, seconds: float) -> Self:
@@ -200,6 +207,9 @@ class SharedPrefix(Strict):
     """Counted as in ``Trajectory.segments``."""
     tokens: int = Field(ge=1)
     """How many of that segment's tokens, from its very first one on, its own shared prefix included."""
+    characters: int | None = Field(default=None, ge=0)
+    """How long the shared part of the context is in which it ends, in characters.  None: it ends elsewhere; or its last
+    token is a part of a letter; or an engine wrote this that did not measure it."""
 
 
 class Segment(Strict):
@@ -241,7 +251,8 @@ class Trajectory(Strict):
     member: int = Field(ge=0)
     """Which rollout of its prompt."""
     sampled_at_version: int = Field(ge=-1)
-    """The policy version that sampled its first token; for evaluations the version evaluated; -1 for demonstrations."""
+    """The policy version that sampled its first token, for an agent, whose calls may overlap, the oldest of all its
+    tokens; for evaluations the version evaluated; -1 for demonstrations."""
     trained_at_step: int | None = Field(default=None, ge=1)
     """The step whose update it was part of.  None: an evaluation, left out, masked, or in quarantine until released."""
     task: Task
@@ -263,6 +274,8 @@ class Trajectory(Strict):
     """Failed tool calls before any repair: with purification, more than ``tool_errors`` counts.  None: the same."""
     alerts: list[str] = []
     """Ids of the alerts that quarantined it."""
+    agent: AgentRecord | None = None
+    """How the agent ended that played it; None where the policy's own turns were played."""
 
     @model_validator(mode="before")
     @classmethod

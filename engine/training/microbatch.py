@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.training.batch import Sample
+from engine.training.prefix_trees import PrefixTrees, prefix_trees, tree_length, trees_of
 
 T = TypeVar("T")
 
@@ -55,6 +56,8 @@ class MicroBatch:
     unscored: list[int] | None = None
     """The numbers of the samples of the rows (``Sample.unscored``), where ``old_logp_BT`` means nothing; None where it
     holds the old log-probs."""
+    trees: PrefixTrees | None = None
+    """How the hidden states of the rows are computed where beginnings are shared; None: row by row."""
 
     @property
     def scored_BT(self) -> Tensor:
@@ -71,12 +74,18 @@ def minibatches(entries: Sequence[T], size: int) -> list[Sequence[T]]:
     return [entries[start:stop] for start, stop in zip(openings, [*openings[1:], len(entries)], strict=False)]
 
 
-def microbatches(batch: Batch, *, device: torch.device, max_tokens: int) -> list[MicroBatch]:
+def microbatches(
+    batch: Batch, *, device: torch.device, max_tokens: int, shares_prefixes: bool = False
+) -> list[MicroBatch]:
     """Entries sorted by length (ties in their given order), cut so that none exceeds ``max_tokens``, padding included.
 
     An entry that is longer than that stands alone.  The gradient does not depend on the cut: losses are sums.
-    Tokens after the last learned one are left off, and entries without a learned token left out.
+    Tokens after the last learned one are left off, and entries without a learned token left out.  With
+    ``shares_prefixes`` samples that begin alike stand together, and what counts is what is computed; samples that a
+    loss compares, and packed ones, never share.
     """
+    if shares_prefixes and (samples := _sharing(batch)):
+        return _of_trees(samples, device, max_tokens)
     lengths = [learned_length(entry) for entry in batch]
     cuts: list[list[int]] = []
     for i in sorted(filter(lengths.__getitem__, range(len(batch))), key=lengths.__getitem__):
@@ -85,6 +94,28 @@ def microbatches(batch: Batch, *, device: torch.device, max_tokens: int) -> list
         else:
             cuts.append([i])
     return [_padded(rows, [batch[i] for i in rows], lengths[rows[-1]], device) for rows in cuts]
+
+
+def _sharing(batch: Batch) -> list[Sample]:
+    """The entries where each is a sample that may share its beginning; nothing where one may not."""
+    samples = [entry for entry in batch if isinstance(entry, Sample) and entry.positions is None]
+    return samples if len(samples) == len(batch) else []
+
+
+def _of_trees(samples: list[Sample], device: torch.device, max_tokens: int) -> list[MicroBatch]:
+    cuts: list[list[list[int]]] = []
+    for tree in trees_of(samples, max_tokens=max_tokens):
+        if cuts and (len(cuts[-1]) + 1) * tree_length([samples[i] for i in tree]) <= max_tokens:
+            cuts[-1].append(tree)
+        else:
+            cuts.append([tree])
+    made = []
+    for cut in cuts:
+        rows = [i for tree in cut for i in tree]
+        length = max(samples[i].learned_length for i in rows)
+        trees = prefix_trees([[samples[i] for i in tree] for tree in cut], length, device)
+        made.append(replace(_padded(rows, [samples[i] for i in rows], length, device), trees=trees))
+    return made
 
 
 def without_rows(device: torch.device) -> MicroBatch:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from engine.algorithms.truncation import lowest_kept, without_the_cut
 from engine.models.network import PolicyNetwork
 from engine.spec.generation import MODELS_OWN, NO_TRUNCATION, Distribution
+from engine.training.prefix_trees import PrefixTrees
 
 CHUNK_LOGITS = 2**24
 """Logits of a chunk, at most: 64 MiB of float32.  A single position with more of them stands alone."""
@@ -27,16 +28,22 @@ def token_logprobs(
     *,
     distribution: Distribution = MODELS_OWN,
     positions_BT: Tensor | None = None,
+    trees: PrefixTrees | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob [B, T] of each masked token given what stands before it, and the entropy [N] there (no gradient).
 
     In float32; 0 outside the mask.  Only masked positions pay for the vocabulary.  ``positions_BT`` are those of packed
-    rows, in which the first token of a part is never masked.
+    rows, in which the first token of a part is never masked; ``trees`` compute what rows have in common once.
     """
     with network.computing():
-        hidden_BTD = network.hidden(token_ids_BT[:, :-1], None if positions_BT is None else positions_BT[:, :-1])
         targets_BT = mask_BT[:, 1:]
-        hidden_ND, targets_N = hidden_BTD[targets_BT], token_ids_BT[:, 1:][targets_BT]
+        targets_N = token_ids_BT[:, 1:][targets_BT]
+        if trees is None:
+            hidden_BTD = network.hidden(token_ids_BT[:, :-1], None if positions_BT is None else positions_BT[:, :-1])
+            hidden_ND = hidden_BTD[targets_BT]
+        else:
+            hidden_RLD = network.hidden(trees.token_ids_RL, trees.positions_RL, trees.seen_R1LL)
+            hidden_ND = hidden_RLD.flatten(0, 1)[trees.places_BT[:, :-1][targets_BT]]
         positions = max(1, CHUNK_LOGITS // network.vocab_size)
         if len(targets_N) <= positions:
             logp_N, entropy_N = _scored(network, hidden_ND, targets_N, distribution)
@@ -75,10 +82,15 @@ class Scoring(nn.Module):
         self._network = (network,)  # in a tuple, or it would be registered a second time
 
     def forward(
-        self, token_ids_BT: Tensor, mask_BT: Tensor, distribution: Distribution, positions_BT: Tensor | None = None
+        self,
+        token_ids_BT: Tensor,
+        mask_BT: Tensor,
+        distribution: Distribution,
+        positions_BT: Tensor | None = None,
+        trees: PrefixTrees | None = None,
     ) -> tuple[Tensor, Tensor]:
         return token_logprobs(
-            self._network[0], token_ids_BT, mask_BT, distribution=distribution, positions_BT=positions_BT
+            self._network[0], token_ids_BT, mask_BT, distribution=distribution, positions_BT=positions_BT, trees=trees
         )
 
 

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
 from sandboxes.backends.remote.wire import Health
-from sandboxes.service import gem, sandbox_routes
+from sandboxes.service import gem, host_routes, sandbox_routes
 from sandboxes.service.doors import PROBLEMS, AllSandboxes, Caller
 from sandboxes.service.hosted_sandboxes import HostedSandboxes
 from sandboxes.service.limits import BodyLimit
@@ -19,8 +19,8 @@ from sandboxes.service.tokens import Tokens
 ABOUT = "Sandboxes in which code runs that nobody trusts, and environments in them."
 
 
-def make_app(settings: Settings) -> FastAPI:
-    """Starts and closes its sandboxes with the ASGI lifespan."""
+def make_app(settings: Settings, tokens: Tokens | None = None) -> FastAPI:
+    """Starts and closes its sandboxes with the ASGI lifespan.  ``tokens``: in place of those of the file."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -39,11 +39,12 @@ def make_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.state.tokens = Tokens(settings.tokens)
+    app.state.tokens = tokens or Tokens(settings.tokens)
     app.add_middleware(BodyLimit, most_bytes=settings.body_bytes)
     add_problems(app)
     app.include_router(sandbox_routes.router)
     app.include_router(gem.router)
+    app.include_router(host_routes.router)
 
     @app.get("/healthz", tags=["service"])
     async def healthz(sandboxes: AllSandboxes) -> Health:

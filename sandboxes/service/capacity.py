@@ -1,6 +1,6 @@
-"""What the host can bear, who has it, and who is next.
+"""What a host can bear, who has it, and who is next; the same for the hosts of an admin (``sandboxes.admin``).
 
-A request that fits the host but not now waits.  Owners take turns, and so do the users of an owner, and
+A request that fits a host but not now waits.  Owners take turns, and so do the users of an owner, and
 whoever was let in longest ago goes first.  The head of the queue is never overtaken: a large sandbox waits
 until there is room for it, and everybody behind it waits as well.
 """
@@ -50,21 +50,62 @@ def _memory_bytes() -> int:
 
 
 @dataclass(eq=False)
+class Room:
+    """What one host can bear, and what was let in there."""
+
+    name: str = "this host"
+    capacity: Capacity | None = None
+    """What it has for those who enter by this gate; None as long as nobody knows."""
+    is_open: bool = True
+    """Whether anybody new may enter."""
+    failures: int = 0
+    """Sandboxes in a row that could not be made there: such a host is chosen last."""
+    sandboxes: int = 0
+    memory_mib: int = 0
+
+    def has_place(self, memory_mib: int) -> bool:
+        return (
+            self.is_open
+            and self.capacity is not None
+            and self.memory_mib + memory_mib <= self.capacity.memory_mib
+            and self.sandboxes < self.capacity.sandboxes
+        )
+
+    def load_with(self, memory_mib: int) -> tuple[int, float, int]:
+        """Order hosts that have a place: the least comes first."""
+        assert self.capacity is not None
+        return self.failures, (self.memory_mib + memory_mib) / self.capacity.memory_mib, self.sandboxes
+
+    def add(self, ticket: "Ticket") -> None:
+        self.sandboxes += 1
+        self.memory_mib += ticket.memory_mib
+
+    def remove(self, ticket: "Ticket") -> None:
+        self.sandboxes -= 1
+        self.memory_mib -= ticket.memory_mib
+
+
+@dataclass(eq=False)
 class Ticket:
     """One sandbox that wants in."""
 
     owner: str
     user: str
     memory_mib: int
-    admitted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    room: Room | None = None
+    """Where it was let in."""
+    admitted: asyncio.Future[Room] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Gate:
-    """Lets sandboxes in, in turn, and never more than the capacity.  Belongs to one event loop."""
+    """Lets sandboxes in, in turn, where the load is least, and never more than a room bears.
 
-    def __init__(self, capacity: Capacity, most_waiting: int) -> None:
-        self.capacity = capacity
-        self.sandboxes = self.memory_mib = 0
+    Belongs to one event loop.  Who changes ``rooms``, or opens one, calls ``let_in``.
+    """
+
+    def __init__(self, capacity: Capacity | None, most_waiting: int) -> None:
+        """``capacity``: of the only room; None for a gate whose rooms are added."""
+        self.rooms = [] if capacity is None else [Room(capacity=capacity)]
         self._most_waiting = most_waiting
         self._waiting: list[Ticket] = []
         self._turns = itertools.count(1)
@@ -74,53 +115,90 @@ class Gate:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def capacity(self) -> Capacity:
+        """Of all rooms together."""
+        known = [room.capacity for room in self.rooms if room.capacity is not None]
+        return Capacity(sum(capacity.sandboxes for capacity in known), sum(capacity.memory_mib for capacity in known))
+
+    @property
+    def sandboxes(self) -> int:
+        return sum(room.sandboxes for room in self.rooms)
+
+    @property
+    def memory_mib(self) -> int:
+        return sum(room.memory_mib for room in self.rooms)
+
     def enter(self, owner: str, user: str, spec: SandboxSpec) -> Ticket:
-        """Get in line.  Raises ``Unusable`` for a sandbox that this host can never bear, ``Busy`` if the line is too
+        """Get in line.  Raises ``Unusable`` for a sandbox that no room can ever bear, ``Busy`` if the line is too
         long.
 
         What was entered has to ``leave``, whether it was let in or not.
         """
-        wanted = demand_mib(spec)
-        if wanted > self.capacity.memory_mib:
-            fault = Fault(
-                field="spec.memory_mib", value=spec.memory_mib,
-                message=f"with its files (disk_mib = {spec.disk_mib}) the sandbox may fill {wanted} MiB, and this host"
-                f" gives sandboxes {self.capacity.memory_mib} MiB in all",
-                remedy="lower memory_mib or disk_mib, or start the service with a larger --memory-mib",
-            )  # fmt: skip
-            raise Unusable("This host can never make such a sandbox", fault)
+        self._refuse_impossible(spec)
         if len(self._waiting) >= self._most_waiting:
             raise Busy(f"{self._most_waiting} sandboxes are waiting already: try again later", retry_after_s=5.0)
-        ticket = Ticket(owner, user, wanted)
+        ticket = Ticket(owner, user, demand_mib(spec))
         self._waiting.append(ticket)
-        self._let_in()
+        self.let_in()
         return ticket
+
+    def occupy(self, room: Room, owner: str, user: str, spec: SandboxSpec) -> Ticket:
+        """Return the ticket of a sandbox that is in ``room`` already, whatever there is room for."""
+        ticket = Ticket(owner, user, demand_mib(spec))
+        self._admit(ticket, room)
+        return ticket
+
+    def wait_again(self, ticket: Ticket) -> None:
+        """Take back what was let in: its room does not have it.  It is first in the line of its user."""
+        assert ticket.room is not None
+        ticket.room.remove(ticket)
+        ticket.room, ticket.admitted = None, asyncio.get_running_loop().create_future()
+        self._last_turn[ticket.owner] = self._last_turn[ticket.owner, ticket.user] = 0
+        self._waiting.insert(0, ticket)
+        self.let_in()
 
     def leave(self, ticket: Ticket) -> None:
         """Make room; twice is fine."""
         if ticket in self._waiting:
             self._waiting.remove(ticket)
-        elif ticket.admitted.done() and not ticket.admitted.cancelled():
-            self.sandboxes -= 1
-            self.memory_mib -= ticket.memory_mib
-            ticket.admitted = asyncio.get_running_loop().create_future()
-            ticket.admitted.cancel()
-        self._let_in()
+        elif ticket.room is not None:
+            ticket.room.remove(ticket)
+            ticket.room = None
+        self.let_in()
 
     def position(self, ticket: Ticket) -> int | None:
         """1 is the next; None if it does not wait."""
         return self._order().index(ticket) + 1 if ticket in self._waiting else None
 
-    def _let_in(self) -> None:
-        for ticket in self._order():
-            fits = self.memory_mib + ticket.memory_mib <= self.capacity.memory_mib
-            if not fits or self.sandboxes >= self.capacity.sandboxes:
+    def let_in(self) -> None:
+        for ticket in self._order() if self._waiting else []:
+            with_place = [room for room in self.rooms if room.has_place(ticket.memory_mib)]
+            if not with_place:
                 return
             self._waiting.remove(ticket)
-            self.sandboxes += 1
-            self.memory_mib += ticket.memory_mib
-            self._last_turn[ticket.owner] = self._last_turn[ticket.owner, ticket.user] = next(self._turns)
-            ticket.admitted.set_result(None)
+            self._admit(ticket, min(with_place, key=lambda room: room.load_with(ticket.memory_mib)))
+
+    def _admit(self, ticket: Ticket, room: Room) -> None:
+        room.add(ticket)
+        self._last_turn[ticket.owner] = self._last_turn[ticket.owner, ticket.user] = next(self._turns)
+        ticket.room = room
+        ticket.admitted.set_result(room)
+
+    def _refuse_impossible(self, spec: SandboxSpec) -> None:
+        wanted = demand_mib(spec)
+        known = [room.capacity for room in self.rooms if room.capacity is not None]
+        largest = max((capacity.memory_mib for capacity in known), default=0)
+        if len(known) < len(self.rooms) or not known or wanted <= largest:
+            return
+        where = "this host gives" if len(known) == 1 else f"the largest of {len(known)} hosts gives"
+        fault = Fault(
+            field="spec.memory_mib", value=spec.memory_mib,
+            message=f"with its files (disk_mib = {spec.disk_mib}) the sandbox may fill {wanted} MiB, and {where}"
+            f" sandboxes {largest} MiB in all",
+            remedy="lower memory_mib or disk_mib, or start the service with a larger --memory-mib",
+        )  # fmt: skip
+        raise Unusable("No host can ever make such a sandbox", fault)
 
     def _order(self) -> list[Ticket]:
         by_owner: dict[str, dict[str, list[Ticket]]] = {}

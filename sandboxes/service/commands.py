@@ -3,13 +3,18 @@
 import argparse
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 from pydantic import ValidationError
 
-from sandboxes.service.tokens import Quota, Token, TokenFault, Tokens
+from sandboxes.service.tokens import Quota, Role, Token, TokenFault, Tokens
+
+if TYPE_CHECKING:
+    from sandboxes.service.registration import Registration
 
 Subcommands = argparse._SubParsersAction
 
@@ -41,6 +46,10 @@ def _add_serve(commands: "Subcommands[argparse.ArgumentParser]") -> None:
     serve.add_argument(
         "--special-egress", action="store_true", help="let rules open loopback, private, metadata ranges"
     )
+    serve.add_argument("--admin", metavar="URL", help="register with this admin of several hosts")
+    serve.add_argument("--admin-token-file", type=Path, help="a file with a token of its, made with --role host")
+    serve.add_argument("--name", default=socket.gethostname(), help="the name to register by (%(default)s)")
+    serve.add_argument("--advertise", help="the address by which the admin reaches this machine (--host)")
     serve.set_defaults(run=_serve)
 
 
@@ -51,6 +60,10 @@ def _add_token(commands: "Subcommands[argparse.ArgumentParser]") -> None:
     create = verbs.add_parser("create", help="make a token; its text is shown once")
     create.add_argument("name")
     create.add_argument("--owner", help="whose sandboxes are reached with it (the name)")
+    create.add_argument(
+        "--role", choices=get_args(Role), default="user",
+        help="user: has sandboxes; admin: asks for others, without quota; host: registers itself (%(default)s)",
+    )  # fmt: skip
     for field, about in Quota.model_fields.items():
         kind = float if about.annotation is float else int
         create.add_argument(f"--{field.replace('_', '-')}", type=kind, default=about.default, help=about.description)
@@ -81,21 +94,38 @@ def _serve(options: argparse.Namespace) -> int:
         special_egress=options.special_egress,
     )
     try:
-        serve(settings)
+        serve(settings, _registration(options))
     except NotStarted as error:
-        return _refused(str(error))
+        return refused(str(error))
     return 0
+
+
+def _registration(options: argparse.Namespace) -> "Registration | None":
+    from sandboxes.service.registration import Registration
+    from sandboxes.service.serving import NotStarted
+
+    if options.admin is None:
+        return None
+    if options.admin_token_file is None:
+        raise NotStarted("--admin needs --admin-token-file: a file with a token of the admin's, made with --role host")
+    try:
+        token = options.admin_token_file.read_text().strip()
+    except OSError as error:
+        raise NotStarted(f"--admin-token-file {options.admin_token_file}: {error.strerror}") from error
+    return Registration(options.admin.rstrip("/"), token, options.name, options.advertise or options.host)
 
 
 def _create_token(options: argparse.Namespace) -> int:
     quota = {field: getattr(options, field) for field in Quota.model_fields}
     try:
-        _, text = Tokens(options.tokens).create(options.name, options.owner or options.name, Quota(**quota))
+        _, text = Tokens(options.tokens).create(
+            options.name, options.owner or options.name, Quota(**quota), options.role
+        )
     except TokenFault as error:
-        return _refused(str(error))
+        return refused(str(error))
     except ValidationError as error:
         first = error.errors()[0]
-        return _refused(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}")
+        return refused(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}")
     print(text)
     print(f"shown once; kept as a hash in {options.tokens}", file=sys.stderr)
     return 0
@@ -110,7 +140,7 @@ def _list_tokens(options: argparse.Namespace) -> int:
         made = time.strftime("%Y-%m-%d", time.gmtime(token.created_at))
         quota = ", ".join(f"{field} {value:g}" for field, value in token.quota.model_dump().items())
         state = "valid" if token.revoked_at is None else "revoked"
-        print(f"{token.name}  owner {token.owner}  {state}  since {made}  {quota}")
+        print(f"{token.name}  {token.role}  owner {token.owner}  {state}  since {made}  {quota}")
     return 0
 
 
@@ -122,7 +152,7 @@ def _revoke_token(options: argparse.Namespace) -> int:
     try:
         Tokens(options.tokens).revoke(options.name)
     except TokenFault as error:
-        return _refused(str(error))
+        return refused(str(error))
     return 0
 
 
@@ -137,6 +167,6 @@ def _sweep(options: argparse.Namespace) -> int:
     return 1 if swept.failed else 0
 
 
-def _refused(message: str) -> int:
+def refused(message: str) -> int:
     print(f"sandboxes: {message}", file=sys.stderr)
     return 2

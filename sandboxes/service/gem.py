@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
 from sandboxes.backends.remote.faults import Fault
-from sandboxes.backends.remote.wire import IDLE_S, MOST_WAIT_S, QUEUE_S, CreateSandbox, Name, Wire
+from sandboxes.backends.remote.wire import IDLE_S, MOST_WAIT_S, QUEUE_S, CreateSandbox, Name, OnBehalf, Wire
 from sandboxes.interface import ExecResult
 from sandboxes.service.doors import PROBLEMS, AllSandboxes, Caller, Key
 from sandboxes.service.hosted import HostedSandbox
@@ -40,6 +40,15 @@ class Make(Wire):
     idle_s: float = Field(default=IDLE_S, gt=0, le=86400)
     queue_s: float = Field(default=MOST_WAIT_S, ge=0, le=min(QUEUE_S, MOST_WAIT_S))
     """How long to wait for room on the host; without any, 503."""
+    on_behalf: OnBehalf | None = None
+    """For whom an admin of several hosts asks; from anybody else it is refused."""
+
+    def sandbox(self) -> CreateSandbox:
+        """Return what its sandbox is asked for with."""
+        return CreateSandbox(
+            spec=self.spec, user=self.user, idle_s=self.idle_s, queue_s=self.queue_s, wait_s=MOST_WAIT_S,
+            on_behalf=self.on_behalf,
+        )  # fmt: skip
 
 
 class Made(Wire):
@@ -106,6 +115,14 @@ class PythonSession:
         return result, self.steps >= self.max_steps
 
 
+def refuse_unknown(env_id: str) -> None:
+    """Raises ``Unusable``."""
+    if env_id not in ENVIRONMENTS:
+        known = ", ".join(sorted(ENVIRONMENTS))
+        fault = Fault(field="env_id", value=env_id, message="not known here", remedy=f"use one of: {known}")
+        raise Unusable("There is no such environment", fault)
+
+
 class Environments:
     """Environments by the ids of their sandboxes.  The object belongs to one event loop."""
 
@@ -114,14 +131,8 @@ class Environments:
         self._sessions: dict[str, PythonSession] = {}
 
     async def make(self, token: Token, wanted: Make, key: str | None) -> HostedSandbox:
-        if wanted.env_id not in ENVIRONMENTS:
-            known = ", ".join(sorted(ENVIRONMENTS))
-            fault = Fault(field="env_id", value=wanted.env_id, message="not known here", remedy=f"use one of: {known}")
-            raise Unusable("There is no such environment", fault)
-        asked = CreateSandbox(
-            spec=wanted.spec, user=wanted.user, idle_s=wanted.idle_s, queue_s=wanted.queue_s, wait_s=MOST_WAIT_S
-        )
-        hosted = await self._sandboxes.create(token, asked, key)
+        refuse_unknown(wanted.env_id)
+        hosted = await self._sandboxes.create(token, wanted.sandbox(), key)
         self._sessions = {
             id_: python for id_, python in self._sessions.items() if python.hosted in self._sandboxes.all()
         }

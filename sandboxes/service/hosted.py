@@ -1,9 +1,4 @@
-"""One sandbox of the service: who has it, what becomes of it, and what is under way in it.
-
-queued ──► starting ──► open ──► frozen
-   │          │          │ └───────┼──► lost
-   └──────────┴──────────┴─────────┴──► closed      each with its reason
-"""
+"""One sandbox of the service: who has it, what becomes of it (``life``), and what is under way in it."""
 
 import asyncio
 import secrets
@@ -11,9 +6,10 @@ import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from sandboxes.backends.remote.wire import LIVING, CreateSandbox, SandboxState, SandboxView
+from sandboxes.backends.remote.wire import CreateSandbox, SandboxView
 from sandboxes.egress.record import EgressRecord
 from sandboxes.interface import ExecResult, Sandbox, SandboxFrozen, SandboxLost
+from sandboxes.service.life import Life
 from sandboxes.service.refusals import Refusal
 from sandboxes.service.relay import Relay
 from sandboxes.service.tokens import Token
@@ -23,6 +19,11 @@ from sandboxes.tree import TreeRefused
 T = TypeVar("T")
 CANCELLED_KEPT = 64
 """Names of calls that were cancelled before they came."""
+
+
+def new_id() -> str:
+    """Return a name that no other sandbox has, at whichever host."""
+    return f"sbx-{secrets.token_hex(8)}"
 
 
 class CallCancelled(Refusal):
@@ -38,24 +39,20 @@ class RaisedBySandbox(Exception):
         self.error = error
 
 
-class HostedSandbox:
+class HostedSandbox(Life):
     """Belongs to one event loop.  ``HostedSandboxes`` decides over its life; here is what one sandbox needs."""
 
     def __init__(self, token: Token, wanted: CreateSandbox) -> None:
-        self.id = f"sbx-{secrets.token_hex(8)}"
+        super().__init__()
+        self.id = new_id() if wanted.on_behalf is None else wanted.on_behalf.id
         self.token = token
         self.owner = token.owner
+        """Who may reach it here; of an admin's sandbox that is the admin."""
         self.user = wanted.user or token.name
         self.wanted = wanted
         self.spec = wanted.spec
-        self.state: SandboxState = "queued"
-        self.reason: str | None = None
-        self.refused: Exception | None = None
-        """Why it never opened."""
         self.relay = Relay() if wanted.stream else None
         self.execs = 0
-        self.created_at = time.time()
-        self.ended_at = 0.0
         self.attempts_denied = 0
         self._counted = ("", 0)
         self._sandbox: Sandbox | None = None
@@ -63,33 +60,12 @@ class HostedSandbox:
         self._under_way = 0
         self._calls: dict[str, asyncio.Task[ExecResult]] = {}
         self._cancelled: dict[str, None] = {}
-        self._changed = asyncio.Event()
 
     # -- its life ----------------------------------------------------------------------------------
-
-    def move(self, state: SandboxState, reason: str | None = None) -> bool:
-        """Into another state, unless it has ended; return whether it moved.  Who waits for a change is told."""
-        if self.state not in LIVING:
-            return False
-        self.state, self.reason = state, reason
-        if state not in LIVING:
-            self.ended_at = time.monotonic()
-        self._changed.set()
-        self._changed = asyncio.Event()
-        return True
 
     def opened(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self.move("open")
-
-    async def settled(self, wait_s: float) -> None:
-        """Wait until it is neither queued nor starting, or the time is over."""
-        try:
-            async with asyncio.timeout(wait_s):
-                while self.state in ("queued", "starting"):
-                    await self._changed.wait()
-        except TimeoutError:
-            return
 
     @property
     def sandbox(self) -> Sandbox:
@@ -133,11 +109,6 @@ class HostedSandbox:
         return self._sandbox is None or self._sandbox.alive
 
     @property
-    def ended_s(self) -> float:
-        """Return for how long it has been over."""
-        return time.monotonic() - self.ended_at
-
-    @property
     def unused_s(self) -> float:
         return 0.0 if self._under_way else time.monotonic() - self._used_at
 
@@ -146,7 +117,8 @@ class HostedSandbox:
 
     def view(self, position: int | None) -> SandboxView:
         return SandboxView(
-            id=self.id, name=None if self._sandbox is None else self._sandbox.name, owner=self.owner, user=self.user,
+            id=self.id, name=None if self._sandbox is None else self._sandbox.name,
+            owner=self.owner if self.wanted.on_behalf is None else self.wanted.on_behalf.owner, user=self.user,
             state=self.state, position=position, reason=self.reason, spec=self.spec, idle_s=self.wanted.idle_s,
             created_at=self.created_at, unused_s=self.unused_s,
         )  # fmt: skip

@@ -3,8 +3,10 @@
 import asyncio
 import hashlib
 import logging
+import secrets
 from collections import Counter
 
+from sandboxes.backends.remote.faults import Fault
 from sandboxes.backends.remote.wire import LIVING, CreateSandbox, SandboxState, SandboxView
 from sandboxes.interface import Sandbox, SandboxLost, SandboxUnavailable
 from sandboxes.opened import open_sandbox
@@ -24,6 +26,20 @@ STARTS_AT_ONCE = 8
 MOST_REMEMBERED = 10_000
 
 
+def fingerprint_of(wanted: CreateSandbox) -> str:
+    """Return what tells requests apart that were sent with one idempotency key."""
+    return hashlib.sha256(wanted.model_dump_json(exclude={"wait_s"}).encode()).hexdigest()
+
+
+def refuse_behalf(token: Token, wanted: CreateSandbox) -> None:
+    """Raises ``Unusable`` for a sandbox on behalf of another, of whoever is no admin."""
+    if wanted.on_behalf is None or token.role == "admin":
+        return
+    message = "only an admin asks on behalf of others"
+    fault = Fault(field="on_behalf", value=wanted.on_behalf.owner, message=message, remedy="leave it out")
+    raise Unusable("The sandbox would be somebody else's", fault)
+
+
 class HostedSandboxes:
     """Belongs to one event loop.  ``close`` ends every sandbox."""
 
@@ -36,6 +52,8 @@ class HostedSandboxes:
         self.execs = self.denied = self.froze = 0
         """Of the sandboxes that were forgotten since; ``froze`` of all."""
         self.draining = False
+        self.instance = secrets.token_hex(8)
+        """Another one after each start: the sandboxes of the one before are gone."""
         self._sandboxes: dict[str, HostedSandbox] = {}
         self._tickets: dict[HostedSandbox, Ticket] = {}
         self._keys: dict[tuple[str, str], tuple[str, str]] = {}
@@ -52,11 +70,12 @@ class HostedSandboxes:
 
         Raises ``TooMuch``, ``Unusable``, ``Busy``; and what kept the sandbox from opening, if that is known in time.
         """
-        fingerprint = hashlib.sha256(wanted.model_dump_json(exclude={"wait_s"}).encode()).hexdigest()
+        fingerprint = fingerprint_of(wanted)
         hosted = self._of_key(token, key, fingerprint) if key else None
         if hosted is None:
             if self.draining:
                 raise Busy("the service is being stopped: try another one, or later")
+            refuse_behalf(token, wanted)
             if not self.settings.special_egress:
                 refuse_neighbours(wanted.spec)
             self.usage.check_sandboxes(token, sum(sandbox.token.id == token.id for sandbox in self.living()))
@@ -87,6 +106,11 @@ class HostedSandboxes:
 
     def all(self) -> list[HostedSandbox]:
         return list(self._sandboxes.values())
+
+    def memory_mib_of(self, hosted: HostedSandbox) -> int:
+        """Return what it was let in with; 0 for what waits or has left."""
+        ticket = self._tickets.get(hosted)
+        return 0 if ticket is None or ticket.room is None else ticket.memory_mib
 
     def view(self, hosted: HostedSandbox) -> SandboxView:
         ticket = self._tickets.get(hosted)

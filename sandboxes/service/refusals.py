@@ -27,6 +27,12 @@ class NoToken(Refusal):
     status = 401
 
 
+class NotAllowed(Refusal):
+    """The token is valid, and not for this."""
+
+    status = 403
+
+
 class NotThere(Refusal):
     """The thing is not there, or is somebody else's."""
 

@@ -26,7 +26,7 @@ def add_problems(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _ours)
     for known in (RaisedBySandbox, SandboxLost, SandboxFrozen, SandboxUnavailable, SnapshotUnavailable):
-        app.add_exception_handler(known, _of_the_sandbox)
+        app.add_exception_handler(known, of_the_sandbox)
 
 
 def _answer(problem: Problem, headers: dict[str, str] | None = None) -> Response:
@@ -44,7 +44,7 @@ def _refusal(_: Request, error: Exception) -> Response:
     return _answer(error.problem(), headers)
 
 
-def _of_the_sandbox(_: Request, error: Exception) -> Response:
+def of_the_sandbox(_: Request, error: Exception) -> Response:
     cause = error.error if isinstance(error, RaisedBySandbox) else error
     problem = problem_of(cause)
     if problem is None:

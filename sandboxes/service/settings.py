@@ -29,9 +29,9 @@ class Settings:
     """Whether rules of its users may open loopback, private and metadata ranges."""
     upstream: Upstream = UPSTREAM
 
-    @property
-    def is_loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

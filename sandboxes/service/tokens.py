@@ -1,25 +1,25 @@
 """Who may use the service.  A token is ``pst_<id>_<secret>``: shown once, kept as a SHA-256, found by its id.
 
 The secret has 256 random bits, so a fast hash is enough.  The file is read again when it has changed, so
-that a revocation needs no restart; it is replaced as a whole, under a lock.
+that a revocation needs no restart (``json_file``).
 """
 
-import fcntl
 import hashlib
 import hmac
-import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sandboxes.backends.remote.wire import Name
+from sandboxes.service.json_file import JsonFile
 
 PREFIX = "pst"
+Role = Literal["user", "admin", "host"]
+"""``user``: has sandboxes.  ``admin``: asks a host for sandboxes on behalf of others, who have quotas there and none
+here.  ``host``: may register itself with an admin, and nothing else."""
 
 
 class TokenFault(Exception):
@@ -54,6 +54,7 @@ class Token(BaseModel):
     name: Name
     owner: Annotated[Name, Field(description="Whose sandboxes are reached with it.")]
     digest: str
+    role: Role = "user"
     quota: Quota
     created_at: float
     revoked_at: float | None = None
@@ -68,9 +69,12 @@ class _File(BaseModel):
 class Tokens:
     """The tokens of one file; a file that is not there has none."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *unwritten: Token) -> None:
+        """``unwritten``: tokens that live as long as this process and stand in no file."""
         self.path = path
-        self._read: tuple[tuple[int, int, int] | None, dict[str, Token]] = (None, {})
+        self._unwritten = {token.id: token for token in unwritten}
+        self._file = JsonFile(path, _File)
+        self._indexed: tuple[_File | None, dict[str, Token]] = (None, {})
 
     def listed(self) -> list[Token]:
         """Revoked ones too, oldest first."""
@@ -84,17 +88,15 @@ class Tokens:
         """The token that was shown as ``text``; None for a revoked one too."""
         prefix, _, rest = text.partition("_")
         id_, _, _ = rest.partition("_")
-        token = self._by_id().get(id_)
+        token = self._unwritten.get(id_) or self._by_id().get(id_)
         if prefix != PREFIX or token is None or token.revoked_at is not None:
             return None
         return token if hmac.compare_digest(token.digest, _digest(text)) else None
 
-    def create(self, name: str, owner: str, quota: Quota) -> tuple[Token, str]:
+    def create(self, name: str, owner: str, quota: Quota, role: Role = "user") -> tuple[Token, str]:
         """A new token and its text, which nobody can show again.  Raises ``TokenFault`` for a name in use."""
-        id_ = secrets.token_hex(4)
-        text = f"{PREFIX}_{id_}_{secrets.token_urlsafe(32)}"
-        made = Token(id=id_, name=name, owner=owner, digest=_digest(text), quota=quota, created_at=time.time())
-        with self._changing() as file:
+        made, text = minted(name, owner, quota, role)
+        with self._file.changing() as file:
             if any(token.name == name and token.revoked_at is None for token in file.tokens):
                 raise TokenFault(f"name = '{name}': a token has this name; choose another, or revoke that one first")
             file.tokens.append(made)
@@ -102,7 +104,7 @@ class Tokens:
 
     def revoke(self, name: str) -> Token:
         """Make it no token from now on.  Raises ``TokenFault`` if none has the name."""
-        with self._changing() as file:
+        with self._file.changing() as file:
             for place, token in enumerate(file.tokens):
                 if token.name == name and token.revoked_at is None:
                     file.tokens[place] = token.model_copy(update={"revoked_at": time.time()})
@@ -111,29 +113,20 @@ class Tokens:
         raise TokenFault(f"name = '{name}': no valid token has this name; there are: {known}")
 
     def _by_id(self) -> dict[str, Token]:
-        try:
-            found = os.stat(self.path)
-        except FileNotFoundError:
-            return {}
-        stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
-        if self._read[0] != stamp:
-            tokens = _File.model_validate_json(self.path.read_bytes()).tokens
-            self._read = (stamp, {token.id: token for token in tokens})
-        return self._read[1]
+        file = self._file.read()
+        if self._indexed[0] is not file:
+            self._indexed = (file, {token.id: token for token in file.tokens})
+        return self._indexed[1]
 
-    @contextmanager
-    def _changing(self) -> Iterator[_File]:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(f"{self.path}.lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            file = _File(tokens=self.listed())
-            yield file
-            new = self.path.with_name(f"{self.path.name}.new")
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as written:
-                written.write(file.model_dump_json(indent=1) + "\n")
-                written.flush()
-                os.fsync(written.fileno())
-            os.replace(new, self.path)
+
+def minted(name: str, owner: str, quota: Quota, role: Role) -> tuple[Token, str]:
+    """Return a token that stands nowhere yet, and its text."""
+    id_ = secrets.token_hex(4)
+    text = f"{PREFIX}_{id_}_{secrets.token_urlsafe(32)}"
+    token = Token(
+        id=id_, name=name, owner=owner, digest=_digest(text), role=role, quota=quota, created_at=time.time()
+    )  # fmt: skip
+    return token, text
 
 
 def _digest(text: str) -> str:

@@ -54,7 +54,7 @@ def test_json_and_table_hold_the_measured_numbers(steps: list[Step]) -> None:
     )
     comparison = Comparison("completions", [mine], [slower])
 
-    document = json.loads(json.dumps(as_json([comparison], machine={"cores": 2}, target=3.0)))
+    document = json.loads(json.dumps(as_json([comparison], machine={"cores": 2})))
     setting = document["settings"]["completions"]
     assert setting["pairs"] == 1
     assert setting["ratio"] == dict.fromkeys(("median", "p10", "p90", "min", "max"), 2.0) | {"n": 1, "of_pairs": [2.0]}

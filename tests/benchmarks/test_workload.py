@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.workload import SETTINGS, Workload, digit_share, spec_for
 
 
-def test_both_settings_train_the_default_model_batch_and_group() -> None:
+def test_every_setting_trains_the_default_model_batch_and_group() -> None:
     for setting in SETTINGS:
         spec = spec_for(setting, steps=3, threads=2)
         default = type(spec)(name="default")

@@ -165,6 +165,7 @@ class Engine:
             "phase": phase,
             "phase_since": time.time(),
             "eta_s": 61.0,
+            "usage": self.story.usage(step),
         }
         body = {"attempt": 1, "first_seq": events[0]["seq"], "heartbeat": heartbeat, "events": events}
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}

@@ -197,6 +197,10 @@ class Story:
             "tool_calls": [call] if call else [], "answered": call is None,
         }  # fmt: skip
 
+    def usage(self, step: int) -> dict[str, Any] | None:
+        """That of a heartbeat; None: nothing was measured."""
+        return None
+
     def ending(self) -> list[Event]:
         before, after = self.skill(0), self.skill(self.steps)
         summary = {"success_sampled": {"before_rl": before, "after": after}, "steps": self.steps}
@@ -204,13 +208,41 @@ class Story:
 
 
 class Overlapping(Story):
-    """The same run with an asynchronous ratio of 2: its steps have lanes, a buffer, and rollouts of several ages."""
+    """The same run with an asynchronous ratio of 2: its steps have lanes, a buffer, and rollouts of several ages.
+
+    It samples from two SGLang servers, the second of which dies at step 5 and is back at step 7.
+    """
 
     def step(self, step: int) -> list[Event]:
         events = super().step(step)
         metrics = next(event for event in events if event["kind"] == "metric" and "train/reward" in event["values"])
         metrics["values"] |= self.buffer_metrics()
-        return [*events, self.event("lanes", step=step, spans=self.spans(self.now - 3.4, step))]
+        metrics["values"] |= {f"perf/cpu_{use['role']}": use["cores"] for use in self.processes()}
+        lanes = self.event("lanes", step=step, spans=self.spans(self.now - 3.4, step))
+        return [*events, lanes]
+
+    def usage(self, step: int) -> dict[str, Any]:
+        return {"at": self.now, "step": step, "processes": self.processes(), "servers": self.servers(step)}
+
+    def processes(self) -> list[dict[str, Any]]:
+        busy = {"loop": 0.2, "learner": 1.7, "generator": 0.3, "rollout": 0.6}
+        return [
+            {"name": role, "role": role, "pid": 4000 + number, "cores": self.dice.uniform(0.8, 1.2) * cores,
+             "memory_bytes": (number + 1) * 300 * 2**20}
+            for number, (role, cores) in enumerate(busy.items())
+        ]  # fmt: skip
+
+    def servers(self, step: int) -> list[dict[str, Any]]:
+        up = {"health": "up", "running": self.dice.randint(4, 12), "queued": self.dice.randint(0, 3), "in_hand": 14,
+              "tokens_per_s": self.dice.uniform(900, 1100), "cache_hit_rate": 0.61, "version": step}  # fmt: skip
+        down = {"health": "down", "reason": "no answer to 3 looks", "running": None, "queued": None, "in_hand": 0,
+                "tokens_per_s": 0.0, "cache_hit_rate": 0.58, "version": 4}  # fmt: skip
+        of_each = (up, down if step in (5, 6) else up)
+        return [
+            {"number": number, "url": f"http://127.0.0.1:{31000 + number}", "restarts": int(number == 1 and step > 6)}
+            | values
+            for number, values in enumerate(of_each)
+        ]
 
     def buffer_metrics(self) -> dict[str, float]:
         fresh, old = self.dice.uniform(0.1, 0.3), self.dice.uniform(0.15, 0.35)

@@ -10,9 +10,11 @@ from engine.spec.run import RunSpec
 from tests.browser.chat_log import READING, answer_with_a_tool, append
 from tests.browser.conftest import ROOT, Engine, Web, sign_in
 from tests.browser.story import Overlapping, Story
+from tests.webapp.datasets import ROWS, ready_dataset, waiting_dataset
 from tests.webapp.models import ready_version
+from tests.webapp.task_sets import published_tasks, stored_tasks
 from tests.webapp.test_pages_run import EVALUATION
-from webapp.catalog.models import Model, ModelVersion
+from webapp.catalog.models import Measurement, Model, ModelVersion, TaskSetVersion
 from webapp.conversations.models import Conversation, State
 from webapp.experiments.sample import Sample
 from webapp.runs.models import Run
@@ -94,6 +96,13 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
         "models": "/models/",
         "model-new": "/models/new",
         "model": f"/models/versions/{tuned_version(done)}/",
+        "datasets": "/datasets/",
+        "dataset-new": "/datasets/new",
+        **dataset_pages(sample),
+        "task-sets": "/task-sets/",
+        "task-set-new": "/task-sets/new",
+        **task_set_pages(sample),
+        "egress": "/egress/",
         "run-measured": f"/runs/{measured_run(web, sample).id}/",
         **conversations_with(done, sample),
         "team": f"/teams/{sample.team.slug}/",
@@ -116,6 +125,50 @@ def tuned_version(run: Run) -> int:
     moving = Model.objects.create(team=run.team, name="llama-3.2-1b")
     ModelVersion.objects.create(model=moving, origin=base.origin, bytes=2_471_645_608, bytes_done=1_200_000_000)
     return tuned.id
+
+
+def dataset_pages(sample: Sample) -> dict[str, str]:
+    """A ready version with its tabs, one that waits for a mapping, and one with faults."""
+    version, earlier = ready_dataset(sample.team, rows=ROWS), ready_dataset(sample.team, rows=ROWS[:20])
+    waiting = waiting_dataset(sample.team)
+    fault = {"file": "questions.jsonl", "line": 11, "column": "prompt", "value": "7",
+             "message": "it is no text but a number", "remedy": "write it as a text"}  # fmt: skip
+    problem = {"field": "files", "value": "7", "message": "the files have 7 faults", "remedy": "mend them"}
+    report = {"faults": 7, "shown_faults": [fault] * 7, "duplicates": {}}
+    faulty = waiting_dataset(sample.team, state="failed", problem=problem, report=report)
+    changed = {"id": "a", "split": "train", "before": {"prompt": "old"}, "after": {"prompt": "new"}}
+    difference = {"added": 10, "removed": 0, "changed": 1, "moved": 0, "same": 19, "samples_added": [changed],
+                  "samples_removed": [], "samples_changed": [changed]}  # fmt: skip
+    Measurement.objects.create(version=version, kind="difference", before=earlier, report=difference)
+    at = f"/datasets/versions/{version.id}/"
+    tabs = {f"dataset-{tab}": f"{at}?tab={tab}" for tab in ("about", "rows", "duplicates", "lengths", "differences")}
+    waits = {
+        f"dataset-{name}": f"/datasets/versions/{row.id}/" for name, row in (("mapping", waiting), ("faults", faulty))
+    }
+    return tabs | waits
+
+
+def task_set_pages(sample: Sample) -> dict[str, str]:
+    """A version that is published, one whose check found faults, one that waits, and one that was not taken."""
+    published = published_tasks(sample.team, "shell-basics")
+    tasks: dict[str, dict[str, list[float | None]]] = {
+        "sum-of-column": {"oracle": [1.0, 1.0], "nop": [0.0, 0.0]},
+        "restart-the-server": {"oracle": [1.0, 0.0], "nop": [0.0, 0.0]},
+        "mend-the-build": {"oracle": [None], "nop": [0.0]},
+    }
+    note = "the tests print: AssertionError: expected 42, found 41 in /work/total.txt"
+    faulty = stored_tasks(sample.team, "shell-basics", tasks, note=note)
+    reason = "the image swe-django cannot be pulled: registry.example does not answer"
+    begun = {"django-1": {"oracle": [], "nop": []}, "django-2": tasks["mend-the-build"]}
+    waiting = stored_tasks(sample.team, "swe", begun, state="checking", waiting_for=reason)
+    fault = {"field": "count-words/environment/passwd", "value": "passwd", "remedy": "put a copy in its place",
+             "message": "a symbolic link, which may lead out of the task"}  # fmt: skip
+    refused = TaskSetVersion.objects.create(
+        task_set=published.task_set, origin=published.origin, state="failed", faults=7, problems=[fault] * 7,
+        problem=fault | {"field": "files"},
+    )  # fmt: skip
+    named = {"task-set": published, "task-set-check": faulty, "task-set-waiting": waiting, "task-set-faults": refused}
+    return {name: f"/task-sets/versions/{version.id}/" for name, version in named.items()}
 
 
 def measured_run(web: Web, sample: Sample) -> Run:

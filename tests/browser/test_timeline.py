@@ -1,5 +1,6 @@
 """The tab that tells who works beside whom, and what everyone waits for."""
 
+import re
 import time
 from collections.abc import Callable
 
@@ -84,12 +85,37 @@ def test_the_words_the_ages_and_the_buffer_stand_beside_the_lanes(
     assert page.locator("#other-charts h2", has_text="staleness/").count() == 0
 
 
+def test_servers_and_processes_are_shown_and_follow_the_run(
+    web: Web, sample: Sample, tab: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = tab()
+    story = Overlapping(steps=60, groups=1, group_size=2, begin_at=time.time() - 90)
+    engine = opened(page, web, sample, story, steps=5)
+    servers = page.get_by_label("Table of servers").locator("tbody tr")
+    expect(servers).to_have_count(2)
+    expect(servers.nth(1)).to_contain_text("Down, will be restarted no answer to 3 looks")
+    expect(servers.nth(1)).to_contain_text("older")
+    roles = page.get_by_label("Table of roles").locator("tbody tr")
+    expect(roles).to_have_text([re.compile(name) for name in ("Loop", "Learner", "Generator", "Rollout workers")])
+    engine.emit(story.step(6), 6)
+    engine.emit(story.step(7), 7)
+    expect(servers.nth(1)).to_contain_text("Up", timeout=PATIENCE_MS)  # the page asks every ten seconds
+    expect(servers.nth(1).locator("td").nth(6)).to_have_text("1")
+    expect(page.locator('[data-chart="processors"].has-data')).to_be_visible(timeout=PATIENCE_MS)
+    term = roles.nth(0).locator("button")
+    term.focus()
+    expect(page.locator("#glossary-tip")).to_contain_text("Decides what happens next")
+    assert complaints == []
+
+
 def test_a_run_that_takes_turns_says_why_it_has_no_lanes(web: Web, sample: Sample, tab: Callable[..., Page]) -> None:
     page = tab()
     opened(page, web, sample, Story(steps=60, groups=1, group_size=2, begin_at=time.time() - 90), steps=3)
     expect(page.locator(".waits")).to_contain_text("take turns in this run")
     expect(page.locator('[data-chart="lanes"]')).to_be_hidden()
     expect(page.locator('[data-chart="ages"]')).to_be_hidden()
+    expect(page.locator(".usage").nth(0)).to_contain_text("Nothing was measured yet")
+    expect(page.locator(".usage").nth(1)).to_contain_text("samples without servers")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -47,6 +47,15 @@ CONTAINER = table(
     name=NAME,
     image=TEXT,
     command=rows(TEXT),
+    args=rows(TEXT),
+    env=rows(
+        table(
+            "name",
+            name=TEXT,
+            value={"type": "string"},
+            valueFrom=table("fieldRef", fieldRef=table("fieldPath", fieldPath=one_of("spec.nodeName", "status.podIP"))),
+        )
+    ),
     envFrom=rows(table("secretRef", secretRef=table("name", name=NAME))),
     ports=rows(table("containerPort", name=NAME | {"maxLength": 15}, containerPort=PORT)),
     readinessProbe=PROBE,
@@ -66,6 +75,7 @@ VOLUME: Schema = table(
     "name",
     name=NAME,
     persistentVolumeClaim=table("claimName", claimName=NAME, readOnly=FLAG),
+    secret=table("secretName", secretName=NAME),
     emptyDir=table(medium=one_of("", "Memory"), sizeLimit=QUANTITY),
     hostPath=table("path", path=TEXT, type=one_of("", "Directory", "DirectoryOrCreate")),
 )
@@ -125,4 +135,31 @@ DAEMON_SET = table(
     kind=one_of("DaemonSet"),
     metadata=METADATA,
     spec=table("selector", "template", selector=table(matchLabels=TEXTS), template=TEMPLATE),
+)
+DEPLOYMENT = table(
+    "apiVersion",
+    "kind",
+    "metadata",
+    "spec",
+    apiVersion=one_of("apps/v1"),
+    kind=one_of("Deployment"),
+    metadata=METADATA,
+    spec=table(
+        "selector",
+        "template",
+        replicas=COUNT,
+        strategy=table("type", type=one_of("Recreate", "RollingUpdate")),
+        selector=table(matchLabels=TEXTS),
+        template=TEMPLATE,
+    ),
+)
+SERVICE = table(
+    "apiVersion",
+    "kind",
+    "metadata",
+    "spec",
+    apiVersion=one_of("v1"),
+    kind=one_of("Service"),
+    metadata=METADATA,
+    spec=table("ports", selector=TEXTS, ports=rows(table("port", name=NAME, port=PORT, targetPort=PORT))),
 )

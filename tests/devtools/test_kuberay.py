@@ -9,11 +9,13 @@ import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
 from devtools.home import ROOT
-from tests.devtools.kubernetes_schema import DAEMON_SET, RAY_CLUSTER
+from sandboxes.__main__ import parser_of
+from tests.devtools.kubernetes_schema import DAEMON_SET, DEPLOYMENT, RAY_CLUSTER, SERVICE
 
 FOLDER = ROOT / "deploy" / "kuberay"
 CLUSTER: dict[str, Any] = yaml.safe_load((FOLDER / "cluster.yaml").read_text())
 SANDBOXES: dict[str, Any] = yaml.safe_load((FOLDER / "sandboxes.yaml").read_text())
+ADMIN, ADMIN_SERVICE = yaml.safe_load_all((FOLDER / "sandbox-admin.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 HEAD = CLUSTER["spec"]["headGroupSpec"]
 GROUPS: dict[str, dict[str, Any]] = {group["groupName"]: group for group in CLUSTER["spec"]["workerGroupSpecs"]}
@@ -21,10 +23,12 @@ PODS: dict[str, dict[str, Any]] = {
     "head": HEAD["template"]["spec"],
     **{name: group["template"]["spec"] for name, group in GROUPS.items()},
     "sandboxes": SANDBOXES["spec"]["template"]["spec"],
+    "admin": ADMIN["spec"]["template"]["spec"],
 }
 WITH_SANDBOXES = ("head", "rollouts", "sandboxes")
 MEANT_FOR = {"head": "ray-head", "trainer": "megatron", "generator": "megatron", "rollouts": "ray-head"} | {
-    "sandboxes": "sandboxes"
+    "sandboxes": "sandboxes",
+    "admin": "sandboxes",
 }
 """The service of compose that each is of a kind with."""
 
@@ -35,9 +39,11 @@ def container(name: str) -> dict[str, Any]:
 
 
 def test_kubernetes_takes_every_field_of_them() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {"cluster.yaml", "sandboxes.yaml"}
+    assert {path.name for path in FOLDER.iterdir()} == {"cluster.yaml", "sandboxes.yaml", "sandbox-admin.yaml"}
     Draft202012Validator(RAY_CLUSTER).validate(CLUSTER)
     Draft202012Validator(DAEMON_SET).validate(SANDBOXES)
+    Draft202012Validator(DEPLOYMENT).validate(ADMIN)
+    Draft202012Validator(SERVICE).validate(ADMIN_SERVICE)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +96,22 @@ def test_the_sandbox_service_has_the_command_and_the_port_of_compose() -> None:
     assert str(only["ports"][0]["containerPort"]) in service["command"]
     assert f":{only['readinessProbe']['httpGet']['port']}/healthz" in service["healthcheck"]["test"][-1]
     assert "envFrom" not in only  # it knows no secret of anybody
+
+
+def test_hosts_register_with_the_admin_where_it_is_and_by_the_token_that_they_have() -> None:
+    host, admin = container("sandboxes"), container("admin")
+    asked = parser_of().parse_args([*host["command"][3:], *host["args"]])
+    (port,) = ADMIN_SERVICE["spec"]["ports"]
+    assert asked.admin == f"http://{ADMIN_SERVICE['metadata']['name']}:{port['port']}"
+    assert ADMIN_SERVICE["spec"]["selector"] == ADMIN["spec"]["template"]["metadata"]["labels"]
+    assert {variable["name"] for variable in host["env"]} == {"NODE_NAME", "POD_IP"}
+    assert (asked.name, asked.advertise) == ("$(NODE_NAME)", "$(POD_IP)")
+    assert str(asked.admin_token_file.parent) in {mount["mountPath"] for mount in host["volumeMounts"]}
+    serves = parser_of().parse_args([*admin["command"][3:], *admin["args"]])
+    assert (serves.port, admin["ports"][0]["containerPort"]) == (port["port"], port["port"])
+    mounted = {mount["mountPath"] for mount in admin["volumeMounts"]}
+    assert {str(serves.tokens.parent), str(serves.hosts_file.parent)} < mounted
+    assert ADMIN["spec"]["replicas"] == 1, "the queue is in its memory"
 
 
 @pytest.mark.parametrize("name", sorted(PODS))

@@ -50,6 +50,10 @@ def follower_pid() -> int:
 def send_when_written(
     wanted: dict[str, Any], number: signal.Signals, *, time: int = 1, to: Callable[[], int] = own_pid
 ) -> None:
+    when_written(wanted, lambda: os.kill(to(), number), time=time)
+
+
+def when_written(wanted: dict[str, Any], act: Callable[[], None], *, time: int = 1) -> None:
     append, seen = Spool.append, 0
 
     def appended(spool: Spool, lines: Sequence[bytes], *, first_seq: int) -> int:
@@ -58,7 +62,7 @@ def send_when_written(
         before = seen
         seen += sum(wanted.items() <= json.loads(line).items() for line in lines)
         if before < time <= seen:
-            os.kill(to(), number)
+            act()
         return last_seq
 
     Spool.append = appended

@@ -407,3 +407,28 @@ async def test_a_machine_without_sandboxes_is_said_to_each_user_and_leaks_no_pla
 def test_a_pool_without_places_is_refused():
     with pytest.raises(ValueError, match="at least one"):
         Pool(SPEC, 0)
+
+
+async def test_a_sandbox_of_another_spec_takes_a_place_and_is_closed_afterwards():
+    async with Pool(SPEC, 1) as pool:
+        async with pool.acquire():
+            pass
+        await settled(pool)
+        other = SPEC.model_copy(update={"memory_mib": 64})
+        async with pool.acquire_of(other) as sandbox:
+            assert sandbox.spec == other
+            stats = pool.stats()
+            assert (stats.idle, stats.busy) == (0, 1)
+        await settled(pool)
+        assert not sandbox.alive
+        async with pool.acquire_of(SPEC) as sandbox:
+            assert sandbox.spec == SPEC
+        assert (await settled(pool)).lost == 0
+
+
+async def test_a_frozen_sandbox_of_another_spec_is_kept():
+    async with Pool(SPEC, 1) as pool:
+        async with pool.acquire_of(SPEC.model_copy(update={"memory_mib": 64})) as sandbox:
+            await sandbox.freeze("looked at")
+        await settled(pool)
+        assert pool.frozen() == [sandbox]

@@ -121,11 +121,24 @@ def test_bad_input_names_field_value_and_remedy_and_creates_nothing(
 
 
 @pytest.mark.parametrize("path", ["/runs", "/experiments"])
-def test_code_to_be_imported_is_refused_and_creates_nothing(api_of, bob, path: str) -> None:
-    answer = api_of(bob).post(path, TINY | {"environment": {"id": "import", "path": "os:system"}})
+@pytest.mark.parametrize(
+    ("environment", "field", "value"),
+    [
+        ({"id": "import", "path": "os:system"}, "environment.id", "import"),
+        ({"id": "package", "path": "/etc"}, "environment.id", "package"),
+        ({"id": "gem", "env_id": "game:x", "python": "/bin/sh"}, "environment.id", "gem"),
+        ({"id": "verifiers", "taskset": "os:system", "python": "/bin/sh"}, "environment.id", "verifiers"),
+        ({"id": "openenv", "url": "http://169.254.169.254"}, "environment.id", "openenv"),
+        ({"id": "terminal", "tasks": "/etc"}, "environment.tasks", "/etc"),
+    ],
+)
+def test_code_to_be_imported_and_folders_of_tasks_are_refused_and_create_nothing(
+    api_of, bob, path: str, environment: dict[str, str], field: str, value: str
+) -> None:
+    answer = api_of(bob).post(path, TINY | {"environment": environment})
     assert answer.status_code == 422
     (problem,) = answer.json()["problems"]
-    assert (problem["field"], problem["value"]) == ("environment.id", "import")
+    assert (problem["field"], problem["value"]) == (field, value)
     assert "python -m engine train" in problem["remedy"]
     assert not Run.objects.exists()
     assert not Experiment.objects.exists()
@@ -370,7 +383,7 @@ def test_a_key_does_no_more_than_its_scopes(api_of, alice, run) -> None:
     assert launcher.get(f"/runs/{run.id}").status_code == 403
 
 
-@pytest.mark.parametrize("path", ["/runs", "/experiments", "/alerts", "/environments", "/datasets"])
+@pytest.mark.parametrize("path", ["/runs", "/experiments", "/alerts", "/environments", "/procedural-datasets"])
 @pytest.mark.parametrize("scope", ["launch", "review"])
 def test_a_key_that_may_not_read_sees_no_list_either(api_of, alice, run, path: str, scope: str) -> None:
     assert api_of(alice, scopes=(scope,)).get(path).status_code == 403
@@ -502,7 +515,7 @@ def test_experiments_come_in_pages_newest_change_first(api_of, bob) -> None:
     assert [row["name"] for page in pages for row in page] == made[::-1]
 
 
-@pytest.mark.parametrize("path", ["/environments", "/datasets"])
+@pytest.mark.parametrize("path", ["/environments", "/procedural-datasets"])
 def test_published_versions_come_in_pages(api_of, bob, team, path: str) -> None:
     for number in range(3):
         if path == "/environments":
@@ -520,7 +533,7 @@ def test_checkpoints_come_in_pages_newest_first(api_of, bob, run) -> None:
     assert [[row["step"] for row in page] for page in pages] == [[30, 20], [10]]
 
 
-@pytest.mark.parametrize("path", ["/experiments", "/environments", "/datasets", "/runs/{run}/checkpoints"])
+@pytest.mark.parametrize("path", ["/experiments", "/environments", "/procedural-datasets", "/runs/{run}/checkpoints"])
 @pytest.mark.parametrize("query", ["limit=0", "limit=201", "cursor=nonsense"])
 def test_pages_refuse_what_they_cannot_read(api_of, bob, run, path: str, query: str) -> None:
     answer = api_of(bob).get(f"{path.format(run=run.id)}?{query}")

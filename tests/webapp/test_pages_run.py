@@ -142,7 +142,7 @@ def test_a_fresh_install_shows_example_questions_of_every_level(client: Client, 
             assert f'<span class="mono">{question}</span>' in html
 
 
-@pytest.mark.parametrize("name", ["python-math", "household", "sokoban"])
+@pytest.mark.parametrize("name", ["python-math", "household", "sokoban", "webshop", "search-qa", "apps"])
 def test_every_built_in_environment_is_shown_with_all_its_levels(client: Client, team: Team, name: str) -> None:
     card = client.get("/environments/").content.decode().split(f'aria-labelledby="{name}"')[1].split("</section>")[0]
     levels = RunSpec.model_json_schema()["$defs"][BUILT_IN[name].__name__]["properties"]["levels"]["items"]["maximum"]

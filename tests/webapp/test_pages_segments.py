@@ -42,7 +42,15 @@ def several(story: Story) -> dict[str, Any]:
 def several_run(launching_run: Run) -> Run:
     story = Story(steps=2, groups=1, group_size=2, begin_at=time.time())
     one = story.trajectory("train", 1, 0, 0) | {"changes": []}
-    other = story.trajectory("train", 1, 0, 1) | {"changes": []} | several(story)
+    agent = {
+        "exit": "crashed",
+        "exit_code": 3,
+        "seconds": 1.5,
+        "log": f"Traceback {EVIL}",
+        "refused": [{"kind": "budget", "number": 2}],
+        "unfinished": 1,
+    }
+    other = story.trajectory("train", 1, 0, 1) | {"changes": [], "agent": agent} | several(story)
     events = [*story.beginning(), story.stored(one), story.stored(other)]
     accept(launching_run.id, Batch.model_validate({"attempt": 1, "first_seq": 1, "events": events}))
     return launching_run
@@ -91,6 +99,15 @@ def test_every_call_of_a_turn_is_shown_with_its_result_and_as_text(several_run: 
     assert EVIL not in page
     calls = re.findall(r'<pre class="call-code">(.*?)</pre><pre class="call-output">(.*?)</pre>', unescape(page), re.S)
     assert calls == [("1", "one"), (f'{{"a": 1, "b": "{EVIL}"}}', "two")]
+
+
+def test_the_page_shows_how_an_agent_ended_and_its_log_beside_its_calls(several_run: Run, client: Client) -> None:
+    page = client.get(f"/runs/{several_run.id}/trajectories/train-0-1/").content.decode()
+    [card] = re.findall(r'<section class="card" [^>]*id="agent">(.*?)</section>', page, re.S)
+    assert EVIL not in card
+    for shown in ("crashed, exit code 3", "2 requests: budget", "1 call", f"Traceback {EVIL}"):
+        assert shown in unescape(card)
+    assert 'id="agent"' not in client.get(f"/runs/{several_run.id}/trajectories/train-0-0/").content.decode()
 
 
 def test_a_conversation_that_only_grew_has_no_sections(several_run: Run, client: Client) -> None:

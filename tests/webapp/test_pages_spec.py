@@ -1,5 +1,6 @@
 """The spec editor: the same spec as a form and as TOML, errors next to their field, nothing lost."""
 
+import re
 import tomllib
 from html import unescape
 from typing import Any
@@ -7,10 +8,13 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from engine.spec.environment import Agent, Terminal
 from engine.spec.presets import preset, preset_names
 from engine.spec.run import RunSpec
 from tests.webapp.forms import posted_by
+from tests.webapp.task_sets import published_tasks
 from webapp.accounts.models import Team, User
+from webapp.accounts.services import create_team
 from webapp.editor.drafts import Draft
 from webapp.editor.fields import cards_of, fields_in, sections_in
 from webapp.experiments.baseline import brief
@@ -115,10 +119,56 @@ def test_saving_the_form_as_it_came_changes_nothing(browser: Client, experiment:
     assert saved(browser, experiment, form_of(browser, experiment)) == before
 
 
-@pytest.mark.parametrize("environment", [{"id": "python-math", "levels": [3], "reasoning": True}, {"id": "sokoban"}])
-def test_an_environment_is_saved_as_it_came(browser: Client, team: Team, alice: User, environment: Any) -> None:
+VERIFIERS: list[dict[str, Any]] = [
+    {"kind": "math-verify", "digits": 3},
+    {"kind": "python-function", "source": "def verify(result, row):\n    return 0.5", "partial_credit": True},
+    {
+        "kind": "rubric",
+        "rubric": "Ten points for courtesy.",
+        "judge": {"endpoint": "http://127.0.0.1:30000/v1", "model": "m", "api_key_variable": "PALESTRA_JUDGE_KEY"},
+    },
+]
+EVERYTHING_OF_QA: dict[str, Any] = {
+    "id": "qa",
+    "tools": ["python", "shell", "files"],
+    "search": {"split": "books", "results": 7},
+    "verifier": VERIFIERS[0],
+    "components": [{"name": f"own-{n}", "reward": 0.25, "verifier": verifier} for n, verifier in enumerate(VERIFIERS)],
+    "mcp": [{"name": "calc", "command": ["python3", "calc.py"]}],
+    "files": [{"path": "calc.py", "content": "import sys\nsys.exit(1)"}],
+    "sandbox": {"terminal": True, "network": "watched"},
+}
+AN_AGENT = {
+    "id": "agent",
+    "tasks": {"id": "python-math", "levels": [2], "sandbox": {"network": "watched", "memory_mib": 512}},
+    "agent": {
+        "command": ["python3", "/tmp/agent/agent.py", "{task}"],
+        "files": [{"path": "agent.py", "content": "import os\n\nprint('é <b>')"}],
+        "variables": [{"name": "MODE", "value": "x y"}],
+        "timeout_s": 20.0,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "dataset"),
+    [
+        ({"id": "python-math", "levels": [3], "reasoning": True}, {}),
+        ({"id": "sokoban"}, {}),
+        ({"id": "webshop", "partial_credit": False}, {}),
+        ({"id": "search-qa", "evidence_reward": 0.2}, {}),
+        ({"id": "apps"}, {}),
+        (AN_AGENT, {}),
+        (EVERYTHING_OF_QA, {"catalog": "sums@1"}),
+        *[({"id": "qa", "verifier": verifier}, {"catalog": "sums@1"}) for verifier in VERIFIERS],
+    ],
+)
+def test_an_environment_is_saved_as_it_came(
+    browser: Client, team: Team, alice: User, environment: Any, dataset: Any
+) -> None:
     room = {"context_tokens": 2048}
-    before = RunSpec.model_validate({"name": "x", "environment": environment, "model": room})
+    document = {"name": "x", "environment": environment, "model": room, "dataset": dataset}
+    before = RunSpec.model_validate(document)
     experiment = create_experiment(team, before, acting_user=alice)
     assert saved(browser, experiment, form_of(browser, experiment)) == before
 
@@ -127,6 +177,7 @@ def test_code_to_be_imported_is_neither_offered_nor_saved(browser: Client, exper
     page = browser.get(f"/experiments/{experiment.id}/").content.decode()
     assert ">household<" in page
     assert ">import<" not in page
+    assert ">package<" not in page
     toml = 'name = "x"\n[environment]\nid = "import"\npath = "os:system"\n'
     form = form_of(browser, experiment) | {"as": "toml", "toml": toml, "action": "save"}
     answer = browser.post(f"/experiments/{experiment.id}/", form)
@@ -135,6 +186,53 @@ def test_code_to_be_imported_is_neither_offered_nor_saved(browser: Client, exper
     before = experiment.spec
     experiment.refresh_from_db()
     assert experiment.spec == before
+
+
+def test_an_agent_is_chosen_in_the_form_with_its_tasks_and_its_program(browser: Client, experiment: Experiment) -> None:
+    form = posted_by(shown(browser, experiment, form_of(browser, experiment) | {"environment.id": "agent"}))
+    answer = browser.post(f"/experiments/{experiment.id}/", form | {"action": "save"})
+    assert answer.status_code != 302
+    assert "environment.agent.command" in answer.content.decode()
+    agent = saved(browser, experiment, form | {"environment.agent.command": "python3\n/work/it.py"}).environment
+    assert isinstance(agent, Agent)
+    assert (agent.agent.command, agent.sandbox.network) == (["python3", "/work/it.py"], "watched")
+
+
+def test_the_form_offers_the_teams_task_sets_for_an_agents_terminal_tasks(
+    browser: Client, experiment: Experiment, team: Team
+) -> None:
+    published_tasks(team)
+    published_tasks(create_team("Others", acting_user=User.objects.create(email="dora@example.org")), "theirs")
+    form = posted_by(shown(browser, experiment, form_of(browser, experiment) | {"environment.id": "agent"}))
+    page = shown(browser, experiment, form | {"environment.tasks.id": "terminal"})
+    [field] = re.findall(r'<input[^>]* name="environment\.tasks\.catalog"[^>]*>', page)
+    assert 'list="ready-tasks"' in field
+    [offered] = re.findall(r'<datalist id="ready-tasks">.*?</datalist>', page)
+    assert re.findall(r'value="([^"]*)"', offered) == ["shell@1"]
+    chosen = posted_by(page) | {"environment.tasks.catalog": "shell@1", "environment.agent.command": "true"}
+    agent = saved(browser, experiment, chosen).environment
+    assert isinstance(agent, Agent)
+    assert isinstance(agent.tasks, Terminal)
+    assert agent.tasks == Terminal(catalog="shell@1"), "the kind begins with its own defaults"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"tasks": {"id": "terminal", "tasks": "/srv/tasks"}}, "environment.tasks.tasks"),
+        ({"agent": {"command": ["true"], "folder": {"path": "/etc"}}}, "environment.agent.folder.path"),
+    ],
+)
+def test_an_agent_takes_no_folder_of_the_server(
+    browser: Client, experiment: Experiment, change: Any, field: str
+) -> None:
+    spec = RunSpec.model_validate({"name": "x", "environment": {**AN_AGENT, **change}})
+    toml = as_toml(spec.model_dump(mode="json"))
+    form = form_of(browser, experiment) | {"as": "toml", "toml": toml, "action": "save"}
+    answer = browser.post(f"/experiments/{experiment.id}/", form)
+    assert answer.status_code != 302
+    assert "of the server&#x27;s own choosing is not read here" in answer.content.decode()
+    assert field in answer.content.decode()
 
 
 def test_another_environment_brings_its_own_words_unless_they_are_named_afterwards(

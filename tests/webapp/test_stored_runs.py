@@ -160,7 +160,7 @@ def test_a_review_decision_in_an_older_audit_log_has_its_sentence(
         record(team, alice, "quarantine.rule", target, verdict="benign", run_number=2)
         record(team, alice, "run.cancel", "run gone")
     finally:
-        call_command("migrate", "accounts", verbosity=0)
+        call_command("migrate", verbosity=0)
     last, decision = team.audit_entries.order_by("-id")[:2]
     assert (last.verb, decision.verb) == ("run.cancel", "quarantine.decide")
     assert " ".join(plain(decision).split()) == "found benign: trajectory train-1-0 of run #2"

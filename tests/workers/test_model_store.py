@@ -27,12 +27,13 @@ from webapp.accounts.services import create_team
 from webapp.catalog import uploads
 from webapp.catalog.imports import import_folder, importable
 from webapp.catalog.models import Model, ModelVersion, Upload, UploadPart
+from webapp.catalog.stored_versions import cancel_stored
 from webapp.catalog.uploads import begin_upload, complete_upload, put_part
-from webapp.catalog.versions import bytes_of, cancel_version
+from webapp.catalog.versions import bytes_of
 from webapp.library.services import promote_checkpoint
 from webapp.refusals import Invalid, Refused
 from webapp.runs.services import submit_run
-from workers import model_sources, model_store, model_tidy
+from workers import engine_process, model_store, model_tidy, sources, stored_pieces, version_work
 from workers.model_store import store_model
 from workers.reconcile import resend_lost_messages_about_models
 
@@ -56,7 +57,7 @@ def root(tmp_path: Path, settings: Any) -> Path:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(model_store, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(stored_pieces, "PIECE_BYTES", 4096)
     return 4096
 
 
@@ -235,17 +236,17 @@ def test_a_check_that_takes_too_much_is_a_refusal(
     imported: Imported, monkeypatch: Any, limit: str, value: float, why: str
 ) -> None:
     if limit == "CHECK_S":
-        monkeypatch.setattr(model_store, "_limit", lambda: None)
+        monkeypatch.setattr(engine_process, "_limit", lambda *_: None)
     monkeypatch.setattr(model_store, limit, value)
     assert why in reported(imported())
 
 
 def test_the_check_has_no_secret_of_the_service(root: Path, monkeypatch: Any) -> None:
     written = root / "environment"
-    monkeypatch.setattr(model_store.sys, "executable", str(root / "python"))
+    monkeypatch.setattr(engine_process.sys, "executable", str(root / "python"))
     (root / "python").write_text(f"#!/bin/sh\nenv > {written}\n")
     (root / "python").chmod(0o700)
-    with pytest.raises(model_sources.SourceRefused):
+    with pytest.raises(sources.SourceRefused):
         model_store.engine_report(root / "qwen")
     names = {line.partition("=")[0] for line in written.read_text().splitlines()}
     assert "PATH" in names
@@ -256,7 +257,7 @@ def test_storing_goes_on_behind_the_piece_at_which_a_kill_came(
     team: Team, user: User, root: Path, sent: Sent, work: Callable[[], None], small_pieces: int, monkeypatch: Any
 ) -> None:
     version = import_folder(team, "qwen", "qwen", acting_user=user)
-    store_piece, stored = model_store._store_piece, []
+    store_piece, stored = stored_pieces._store_piece, []
 
     class Killed(BaseException):
         pass
@@ -267,14 +268,14 @@ def test_storing_goes_on_behind_the_piece_at_which_a_kill_came(
         stored.append((file.name, number))
         return store_piece(path, file, number)
 
-    monkeypatch.setattr(model_store, "_store_piece", killed_at_the_seventh)
+    monkeypatch.setattr(stored_pieces, "_store_piece", killed_at_the_seventh)
     with pytest.raises(Killed):
         store_model(*sent.pop()[1])
     version.refresh_from_db()
     assert (version.state, 0 < version.bytes_done < version.bytes) == ("importing", True)
     again: list[Any] = []
     monkeypatch.setattr(
-        model_store, "_store_piece", lambda path, file, n: again.append((file.name, n)) or store_piece(path, file, n)
+        stored_pieces, "_store_piece", lambda path, file, n: again.append((file.name, n)) or store_piece(path, file, n)
     )
     ModelVersion.objects.update(heartbeat_at="2020-01-01T00:00Z")
     resend_lost_messages_about_models()
@@ -309,7 +310,7 @@ def test_a_second_message_at_the_same_time_does_nothing(team: Team, user: User, 
     parameters = connection.get_connection_params()
     keys = ("dbname", "user", "host")
     with psycopg.connect(**{key: parameters[key] for key in keys if key in parameters}) as other:
-        other.execute("SELECT pg_advisory_lock(%s, %s)", [model_store._LOCK, version.id])
+        other.execute("SELECT pg_advisory_lock(%s, %s)", [version_work.MODEL_LOCK, version.id])
         store_model(*sent[0][1])
     version.refresh_from_db()
     assert (version.bytes_done, len(sent)) == (0, 1)
@@ -324,13 +325,13 @@ def test_a_cancelled_version_leaves_nothing(
         store_model(*sent.pop()[1])
     version.refresh_from_db()
     assert version.state == state
-    cancel_version(version, acting_user=user)
+    cancel_stored(version, acting_user=user)
     work()
     version.refresh_from_db()
     assert (version.state, version.number) == ("cancelled", None)
     assert not [path for path in (root.parent / "models").rglob("*") if path.is_file()]
     with pytest.raises(Refused, match="cancelled"):
-        cancel_version(version, acting_user=user)
+        cancel_stored(version, acting_user=user)
 
 
 def test_a_kill_between_the_folder_and_the_row_is_mended(
@@ -441,7 +442,7 @@ def uploaded(team: Team, user: User, files: dict[str, bytes], name: str = "up") 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "PART_BYTES", 5000)
-    monkeypatch.setattr(model_sources, "PART_BYTES", 5000)
+    monkeypatch.setattr(sources, "PART_BYTES", 5000)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -598,6 +599,6 @@ def test_a_mangled_archive_is_read_or_refused_and_never_a_fault() -> None:
             begin = chance.randrange(len(mangled))
             mangled[begin : begin + chance.randrange(1, 20)] = chance.randbytes(chance.randrange(20))
         data = bytes(mangled)
-        file = model_sources.SourceFile("m.tar", len(data), lambda at, length, data=data: data[at : at + length])
-        with suppress(model_sources.SourceRefused):
-            model_sources.checked(model_sources.archived(file), "files")
+        file = sources.SourceFile("m.tar", len(data), lambda at, length, data=data: data[at : at + length])
+        with suppress(sources.SourceRefused):
+            sources.checked(sources.archived(file), "files")

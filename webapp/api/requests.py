@@ -3,11 +3,18 @@
 from typing import Annotated, Any
 
 from django.http import HttpRequest
+from ninja import Schema
 from ninja.parser import Parser
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ConfigDict
 
 from webapp.refusals import Invalid
 from webapp.storable import unstorable
+
+
+class Request(Schema):
+    """A body, of which every field is known."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class StorableParser(Parser):

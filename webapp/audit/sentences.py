@@ -88,12 +88,28 @@ def _published(kind: str) -> Callable[[AuditEntry], Words]:
     return words_of
 
 
-def _of_model(verb: str) -> Callable[[AuditEntry], Words]:
+def _of_version(verb: str, page: str) -> Callable[[AuditEntry], Words]:
     def words_of(entry: AuditEntry) -> Words:
         number = _object(entry)
-        return [verb, Part(_named(entry), reverse("library:version", args=[number]) if number.isdecimal() else "")]
+        return [verb, Part(_named(entry), reverse(page, args=[number]) if number.isdecimal() else "")]
 
     return words_of
+
+
+def _of_model(verb: str) -> Callable[[AuditEntry], Words]:
+    return _of_version(verb, "library:version")
+
+
+def _of_dataset(verb: str) -> Callable[[AuditEntry], Words]:
+    return _of_version(verb, "datasets:version")
+
+
+def _of_tasks(verb: str) -> Callable[[AuditEntry], Words]:
+    return _of_version(verb, "task_sets:version")
+
+
+def _uploading(verb: str) -> Callable[[AuditEntry], Words]:
+    return lambda entry: [f"{verb} the {entry.details.get('kind', 'model')} {_named(entry)}"]
 
 
 def _key_made(entry: AuditEntry) -> Words:
@@ -163,8 +179,20 @@ _SENTENCES: dict[str, Callable[[AuditEntry], Words]] = {
     "model.promote": _of_model("made a checkpoint a version of the model"),
     "model.cancel": _of_model("cancelled a version of the model"),
     "model.delete": _of_model("deleted the model's version"),
-    "upload.begin": lambda entry: [f"began to upload the model {_named(entry)}"],
-    "upload.delete": lambda entry: [f"deleted an upload of the model {_named(entry)}"],
+    "dataset.import": _of_dataset("imported the dataset"),
+    "dataset.upload": _of_dataset("completed the upload of the dataset"),
+    "dataset.prepare": _of_dataset("gave a mapping to the dataset"),
+    "dataset.measure": _of_dataset("measured the dataset's version"),
+    "dataset.cancel": _of_dataset("cancelled a version of the dataset"),
+    "dataset.delete": _of_dataset("deleted the dataset's version"),
+    "task-set.import": _of_tasks("imported the tasks"),
+    "task-set.upload": _of_tasks("completed the upload of the tasks"),
+    "task-set.check": _of_tasks("had the tasks checked:"),
+    "task-set.publish": _of_tasks("published the tasks"),
+    "task-set.cancel": _of_tasks("cancelled a version of the tasks"),
+    "task-set.delete": _of_tasks("deleted the tasks"),
+    "upload.begin": _uploading("began to upload"),
+    "upload.delete": _uploading("deleted an upload of"),
     "team.create": lambda entry: ["made the team", _object(entry)],
     "member.add": lambda entry: [f"added {_object(entry)} as {entry.details.get('role', 'somebody')}"],
     "member.role": lambda entry: [

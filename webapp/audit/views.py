@@ -17,7 +17,8 @@ from webapp.audit.sentences import plain, sentence
 ROWS = 50
 AREAS = {"run": "Runs", "experiment": "Experiments", "quarantine": "Review decisions", "alert": "Alerts",
          "member": "Members", "key": "API keys", "password": "Passwords", "team": "The team",
-         "environment": "Environments", "dataset": "Datasets"}  # fmt: skip
+         "environment": "Environments", "dataset": "Datasets", "model": "Models",
+         "upload": "Uploads"}  # fmt: skip
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

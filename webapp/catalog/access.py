@@ -1,4 +1,4 @@
-"""The door to environments, datasets, and models with their versions and uploads."""
+"""The door to environments, datasets, task sets, and models with their versions and uploads."""
 
 from uuid import UUID
 
@@ -6,7 +6,20 @@ from django.db.models import QuerySet
 from django.http import Http404
 
 from webapp.accounts.access import Action, Who, allowed, readable_memberships_of
-from webapp.catalog.models import Dataset, Environment, Model, ModelVersion, Upload
+from webapp.catalog.models import (
+    OPEN,
+    Dataset,
+    DatasetVersion,
+    Environment,
+    Measurement,
+    Model,
+    ModelVersion,
+    StoredDataset,
+    TaskSet,
+    TaskSetVersion,
+    Upload,
+    UploadKind,
+)
 
 
 def environments_of(who: Who) -> QuerySet[Environment]:
@@ -36,10 +49,10 @@ def versions_of(who: Who) -> QuerySet[ModelVersion]:
     return rows.filter(model__team__in=teams)
 
 
-def uploads_of(who: Who) -> QuerySet[Upload]:
+def uploads_of(who: Who, kind: str = UploadKind.MODEL) -> QuerySet[Upload]:
     """Those on their way."""
     teams = readable_memberships_of(who).values("team_id")
-    return Upload.objects.select_related("team").filter(team__in=teams, version=None)
+    return Upload.objects.select_related("team").filter(OPEN, team__in=teams, kind=kind)
 
 
 def model_for(who: Who, model_id: int, *, to: Action = "read") -> Model:
@@ -61,9 +74,96 @@ def version_for(who: Who, version_id: int, *, to: Action = "read") -> ModelVersi
     return version
 
 
-def upload_for(who: Who, upload_id: UUID, *, to: Action = "read") -> Upload:
+def stored_datasets_of(who: Who) -> QuerySet[StoredDataset]:
+    teams = readable_memberships_of(who).values("team_id")
+    return StoredDataset.objects.select_related("team").filter(team__in=teams)
+
+
+def dataset_versions_of(who: Who) -> QuerySet[DatasetVersion]:
+    """For lists: without what their sources and their preparations reported."""
+    teams = readable_memberships_of(who).values("team_id")
+    rows = DatasetVersion.objects.select_related("dataset__team", "created_by").defer("source_report", "report")
+    return rows.filter(dataset__team__in=teams)
+
+
+def stored_dataset_for(who: Who, dataset_id: int, *, to: Action = "read") -> StoredDataset:
     """Raises Http404 for strangers, PermissionDenied for a role too low."""
-    upload = Upload.objects.select_related("team", "version").filter(id=upload_id).first()
+    dataset = StoredDataset.objects.select_related("team").filter(id=dataset_id).first()
+    if dataset is None:
+        raise Http404
+    allowed(who, dataset.team, to)
+    return dataset
+
+
+def dataset_version_for(who: Who, version_id: int, *, to: Action = "read") -> DatasetVersion:
+    """Raises Http404 for strangers, PermissionDenied for a role too low."""
+    rows = DatasetVersion.objects.select_related("dataset__team", "created_by", "same_as__dataset")
+    version = rows.filter(id=version_id).first()
+    if version is None:
+        raise Http404
+    allowed(who, version.dataset.team, to)
+    return version
+
+
+def measurement_for(who: Who, measurement_id: int, *, to: Action = "read") -> Measurement:
+    """Raises Http404 for strangers, PermissionDenied for a role too low."""
+    rows = Measurement.objects.select_related("version__dataset__team", "model__model", "before__dataset")
+    found = rows.filter(id=measurement_id).first()
+    if found is None:
+        raise Http404
+    allowed(who, found.version.dataset.team, to)
+    return found
+
+
+def task_sets_of(who: Who) -> QuerySet[TaskSet]:
+    teams = readable_memberships_of(who).values("team_id")
+    return TaskSet.objects.select_related("team").filter(team__in=teams)
+
+
+def task_versions_of(who: Who) -> QuerySet[TaskSetVersion]:
+    """For lists: without what is wrong with them."""
+    teams = readable_memberships_of(who).values("team_id")
+    rows = TaskSetVersion.objects.select_related("task_set__team", "created_by").defer("problems")
+    return rows.filter(task_set__team__in=teams)
+
+
+def task_set_for(who: Who, task_set_id: int, *, to: Action = "read") -> TaskSet:
+    """Raises Http404 for strangers, PermissionDenied for a role too low."""
+    task_set = TaskSet.objects.select_related("team").filter(id=task_set_id).first()
+    if task_set is None:
+        raise Http404
+    allowed(who, task_set.team, to)
+    return task_set
+
+
+def task_version_for(who: Who, version_id: int, *, to: Action = "read") -> TaskSetVersion:
+    """Raises Http404 for strangers, PermissionDenied for a role too low."""
+    rows = TaskSetVersion.objects.select_related("task_set__team", "created_by", "same_as__task_set")
+    version = rows.filter(id=version_id).first()
+    if version is None:
+        raise Http404
+    allowed(who, version.task_set.team, to)
+    return version
+
+
+def tasks_upload_for(who: Who, upload_id: UUID, *, to: Action = "read") -> Upload:
+    """Raises Http404 for strangers and for an upload of another kind, PermissionDenied for a role too low."""
+    return _upload_for(who, upload_id, UploadKind.TASKS, to)
+
+
+def dataset_upload_for(who: Who, upload_id: UUID, *, to: Action = "read") -> Upload:
+    """Raises Http404 for strangers and for an upload of a model, PermissionDenied for a role too low."""
+    return _upload_for(who, upload_id, UploadKind.DATASET, to)
+
+
+def upload_for(who: Who, upload_id: UUID, *, to: Action = "read") -> Upload:
+    """Raises Http404 for strangers and for an upload of a dataset, PermissionDenied for a role too low."""
+    return _upload_for(who, upload_id, UploadKind.MODEL, to)
+
+
+def _upload_for(who: Who, upload_id: UUID, kind: str, to: Action) -> Upload:
+    rows = Upload.objects.select_related("team", "version", "dataset_version", "task_version")
+    upload = rows.filter(id=upload_id, kind=kind).first()
     if upload is None:
         raise Http404
     allowed(who, upload.team, to)

@@ -1,4 +1,4 @@
-"""Environments and datasets over REST."""
+"""Environments, and settings of generated tasks, over REST."""
 
 from datetime import datetime
 from typing import Any
@@ -43,11 +43,11 @@ def environments(
     return _page(environments_of(request), limit, cursor)
 
 
-@router.get("/datasets", response=VersionPage, operation_id="list_datasets")
+@router.get("/procedural-datasets", response=VersionPage, operation_id="list_procedural_datasets")
 def datasets(
     request: HttpRequest, limit: int = Query(50, ge=1, le=MOST_PER_PAGE), cursor: str | None = None
 ) -> VersionPage:
-    """The most recently published ones first."""
+    """Settings of generated tasks; the most recently published ones first."""
     return _page(datasets_of(request), limit, cursor)
 
 

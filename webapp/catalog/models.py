@@ -1,16 +1,24 @@
 """Environments, datasets and models of a team: named, with immutable versions."""
 
 import uuid
-from pathlib import Path
 from typing import ClassVar
 
 from django.db import models
 from django.utils import timezone
 
-from engine.spec.model_files import CatalogFolder
+from engine.spec.dataset_files import DATASET_MANIFEST, DatasetManifest
+from engine.spec.model_files import MANIFEST, ModelManifest
+from webapp import queue
 from webapp.accounts.models import Team, User
-from webapp.catalog.origin import ORIGIN, CheckpointOrigin, FolderOrigin, UploadOrigin
-from webapp.catalog.storage import content_folder
+from webapp.catalog.storage import DATASETS, MODELS
+from webapp.catalog.task_models import StoredTask, TaskSet, TaskSetState, TaskSetVersion, TaskTrial
+from webapp.catalog.version_models import Named, StoredVersion
+
+__all__ = [
+    "OPEN", "UNFINISHED", "Dataset", "DatasetState", "DatasetVersion", "Environment", "Measurement", "MeasurementKind",
+    "Model", "ModelVersion", "StoredDataset", "StoredTask", "TaskSet", "TaskSetState", "TaskSetVersion", "TaskTrial",
+    "Upload", "UploadKind", "UploadPart", "VersionState",
+]  # fmt: skip
 
 
 class _Versioned(models.Model):
@@ -49,21 +57,22 @@ class Dataset(_Versioned):
         ]
 
 
-class Model(models.Model):
+class Model(Named):
     """A name under which a team keeps versions of a model."""
 
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="catalog_models")
-    name = models.CharField(max_length=100)
-    last_number = models.PositiveIntegerField(default=0)
-    """Of its versions.  A deleted version's number is never given again: specs name it."""
-    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
-    created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         constraints: ClassVar = [models.UniqueConstraint(fields=["team", "name"], name="model_name_is_unique")]
 
-    def __str__(self) -> str:
-        return self.name
+
+class StoredDataset(Named):
+    """A name under which a team keeps versions of a dataset of its own."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="stored_datasets")
+
+    class Meta:
+        constraints: ClassVar = [models.UniqueConstraint(fields=["team", "name"], name="stored_dataset_name_is_unique")]
 
 
 class VersionState(models.TextChoices):
@@ -79,31 +88,19 @@ class VersionState(models.TextChoices):
 UNFINISHED = frozenset({VersionState.IMPORTING, VersionState.CHECKING})
 
 
-class ModelVersion(models.Model):
-    """Files of a model, named by their content; from ``ready`` on nothing of it changes.
+class ModelVersion(StoredVersion):
+    """The files are a folder in the form of Hugging Face with ``manifest.json``, whose own SHA-256 is ``sha256``."""
 
-    The files are a folder in the form of Hugging Face with ``manifest.json``, whose own SHA-256 is ``sha256``.
-    """
+    storage = MODELS
+    noun, of_family, store_message = "model", "model", queue.STORE_MODEL
+    unfinished = UNFINISHED
+    keeps_content = unfinished | {VersionState.READY}
 
     model = models.ForeignKey(Model, on_delete=models.CASCADE, related_name="versions")
-    number = models.PositiveIntegerField(null=True)
-    """1, 2, 3 ... within the model, given when it becomes ready."""
-    sha256 = models.CharField(max_length=64, blank=True)
     state = models.CharField(max_length=10, choices=VersionState.choices, default=VersionState.IMPORTING)
-    state_since = models.DateTimeField(default=timezone.now)
-    heartbeat_at = models.DateTimeField(default=timezone.now)
-    """When a worker last did something for it; silent ones get their message again."""
-    cancel_asked = models.BooleanField(default=False)
-    problem = models.JSONField(null=True)
-    """``engine.spec.problems.Problem`` of a version that failed."""
     same_as = models.ForeignKey("self", on_delete=models.CASCADE, null=True, related_name="+")
-    origin = models.JSONField()
-    """``webapp.catalog.origin.Origin``: the folder, the upload or the checkpoint that it is made of."""
     parent = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, related_name="descendants")
     """The version that the run of its checkpoint began from."""
-    bytes = models.BigIntegerField(default=0)
-    """Of all files, as announced until it is ready."""
-    bytes_done = models.BigIntegerField(default=0)
     architecture = models.CharField(max_length=200, blank=True)
     parameters = models.BigIntegerField(null=True)
     context_tokens = models.BigIntegerField(null=True)
@@ -112,8 +109,6 @@ class ModelVersion(models.Model):
     template_name = models.CharField(max_length=100, blank=True)
     """How the model writes its tool calls."""
     licence_text = models.TextField(blank=True)
-    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
-    created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         constraints: ClassVar = [
@@ -133,31 +128,123 @@ class ModelVersion(models.Model):
             )
         ]
 
-    def __str__(self) -> str:
-        return f"{self.model.name}@{self.number}" if self.number else f"{self.model.name} ({self.state})"
+    @property
+    def family(self) -> Model:  # type: ignore[override]
+        return self.model
+
+    def file_sizes(self) -> dict[str, int]:
+        """The ready version's files with their bytes.  Raises OSError where they are not here."""
+        manifest = ModelManifest.model_validate_json((self.folder / MANIFEST).read_bytes())
+        return {name: file.bytes for name, file in manifest.files.items()}
+
+
+class DatasetState(models.TextChoices):
+    IMPORTING = "importing"
+    INSPECTING = "inspecting"
+    MAPPING = "mapping"
+    """Its files are here, and wait for somebody who says which column is what."""
+    PREPARING = "preparing"
+    READY = "ready"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SAME = "same"
+    """Its rows are those of ``same_as``, so it became no version of its own."""
+
+
+class DatasetVersion(StoredVersion):
+    """The files are those of ``engine/spec/dataset_files.py``; ``dataset.json`` is the manifest."""
+
+    storage = DATASETS
+    noun, of_family, store_message = "dataset", "dataset", queue.STORE_DATASET
+    remove_message, named_at = queue.REMOVE_DATASET, "spec__dataset__catalog"
+    unfinished = frozenset({DatasetState.IMPORTING, DatasetState.INSPECTING, DatasetState.PREPARING})
+    keeps_content = unfinished | {DatasetState.READY}
+
+    dataset = models.ForeignKey(StoredDataset, on_delete=models.CASCADE, related_name="versions")
+    state = models.CharField(max_length=10, choices=DatasetState.choices, default=DatasetState.IMPORTING)
+    same_as = models.ForeignKey("self", on_delete=models.CASCADE, null=True, related_name="+")
+    preparation = models.JSONField(null=True)
+    """``engine.spec.dataset_preparation.Preparation``; absent until somebody has given one."""
+    source_report = models.JSONField(null=True)
+    """``engine.spec.dataset_report.SourceReport``: the first rows, and a guess."""
+    report = models.JSONField(null=True)
+    """``engine.spec.dataset_report.PreparationReport`` of the last preparation: faults and duplicates."""
+    rows = models.BigIntegerField(default=0)
+    """So far, or in all."""
+    splits = models.JSONField(default=list)
+    """``[{"name": "train", "rows": 123, "bytes": 4567}, ...]`` of a ready version."""
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["dataset", "number"], name="dataset_number_is_unique"),
+            models.UniqueConstraint(
+                fields=["dataset", "sha256"], name="dataset_content_is_unique", condition=models.Q(state="ready")
+            ),
+            models.CheckConstraint(condition=models.Q(state__in=DatasetState.values), name="dataset_state_is_known"),
+            models.CheckConstraint(
+                condition=~models.Q(state="ready") | models.Q(number__isnull=False, sha256__gt=""),
+                name="ready_dataset_has_number_and_content",
+            ),
+        ]
 
     @property
-    def folder(self) -> Path:
-        """Where the files of a ready version lie."""
-        return content_folder(self.model.team_id, self.sha256)
+    def family(self) -> StoredDataset:  # type: ignore[override]
+        return self.dataset
 
     @property
-    def pinned(self) -> CatalogFolder:
-        """Which files the ready version means; an engine compares them with their manifest before it begins."""
-        return CatalogFolder(version=str(self), team=str(self.model.team_id), sha256=self.sha256)
+    def may_be_prepared(self) -> bool:
+        """Whether its files are here and wait for a preparation, the first or another one."""
+        return bool(self.state == DatasetState.MAPPING or (self.state == DatasetState.FAILED and self.source_report))
 
-    @property
-    def progress_mark(self) -> str:
-        """Which work is next.  A message that names another one is late, and does nothing."""
-        return f"{self.state}-{self.bytes_done}"
+    def file_sizes(self) -> dict[str, int]:
+        """The ready version's files with their bytes.  Raises OSError where they are not here."""
+        file = self.folder / DATASET_MANIFEST
+        sizes = DatasetManifest.model_validate_json(file.read_bytes()).sizes
+        return sizes | {DATASET_MANIFEST: file.stat().st_size}
+
+
+class MeasurementKind(models.TextChoices):
+    LENGTHS = "lengths"
+    DIFFERENCE = "difference"
+
+
+class Measurement(models.Model):
+    """What a worker computes of a ready version: lengths under a model's tokenizer, or what differs from another."""
+
+    version = models.ForeignKey(DatasetVersion, on_delete=models.CASCADE, related_name="measurements")
+    kind = models.CharField(max_length=10, choices=MeasurementKind.choices)
+    model = models.ForeignKey(ModelVersion, on_delete=models.CASCADE, null=True, related_name="+")
+    """Whose tokenizer counts."""
+    before = models.ForeignKey(DatasetVersion, on_delete=models.CASCADE, null=True, related_name="+")
+    """With which the version is compared."""
+    rows_done = models.BigIntegerField(default=0)
+    report = models.JSONField(null=True)
+    """``LengthsReport`` or ``DifferenceReport`` when it is done."""
+    problem = models.JSONField(null=True)
+    heartbeat_at = models.DateTimeField(default=timezone.now)
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["version", "kind", "model", "before"], name="measurement_is_unique", nulls_distinct=False
+            )
+        ]
 
     @property
     def is_unfinished(self) -> bool:
-        return self.state in UNFINISHED
+        return self.report is None and self.problem is None
 
-    @property
-    def made_from(self) -> FolderOrigin | UploadOrigin | CheckpointOrigin:
-        return ORIGIN.validate_python(self.origin)
+
+class UploadKind(models.TextChoices):
+    MODEL = "model"
+    DATASET = "dataset"
+    TASKS = "tasks"
+
+
+OPEN = models.Q(version=None, dataset_version=None, task_version=None)
+"""Uploads on their way."""
 
 
 class Upload(models.Model):
@@ -165,16 +252,29 @@ class Upload(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="+")
+    kind = models.CharField(max_length=7, choices=UploadKind.choices, default=UploadKind.MODEL)
     name = models.CharField(max_length=100)
-    """Of the model."""
+    """Of the model, the dataset or the task set."""
     files = models.JSONField()
     """``[{"name": "model.safetensors", "bytes": 123}, ...]``: announced first, so that there is room for all."""
     version = models.OneToOneField(ModelVersion, on_delete=models.CASCADE, null=True, related_name="upload")
-    """What it was completed to."""
+    """The model's version that it was completed to."""
+    dataset_version = models.OneToOneField(DatasetVersion, on_delete=models.CASCADE, null=True, related_name="upload")
+    """The dataset's version that it was completed to."""
+    task_version = models.OneToOneField(TaskSetVersion, on_delete=models.CASCADE, null=True, related_name="upload")
+    """The task set's version that it was completed to."""
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     used_at = models.DateTimeField(default=timezone.now)
     """When the last part came."""
+
+    @property
+    def completed_to(self) -> ModelVersion | DatasetVersion | TaskSetVersion | None:
+        return self.version or self.dataset_version or self.task_version
+
+    @property
+    def is_complete(self) -> bool:
+        return any(key is not None for key in (self.version_id, self.dataset_version_id, self.task_version_id))
 
 
 class UploadPart(models.Model):

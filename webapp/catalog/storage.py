@@ -1,27 +1,39 @@
-"""Where the files of models lie, below the models folder; nothing else knows.
+"""Where the files of models and datasets lie, below the folder of each; nothing else knows.
 
 catalog/<team>/<sha256>/            the files of one content, whole or not there
 catalog/<team>/.partial-<version>/  those of a version that is being stored
 catalog/<team>/.removed-<name>/     on their way out
-uploads/<upload>/                   parts
+tasks/...                           the same of sets of tasks, below the datasets folder
+uploads/<upload>/                   parts, of models and datasets alike, below the models folder
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 from django.conf import settings
 
 
-def catalog_root() -> Path:
-    return Path(settings.PALESTRA_MODELS) / "catalog"
+@dataclass(frozen=True)
+class Storage:
+    setting: str
+    """The name of the setting that says where the folder is."""
+    name: str = "catalog"
+
+    @property
+    def root(self) -> Path:
+        return Path(getattr(settings, self.setting)) / self.name
+
+    def content_folder(self, team_id: int, sha256: str) -> Path:
+        return self.root / str(team_id) / sha256
+
+    def partial_folder(self, team_id: int, version_id: int) -> Path:
+        return self.root / str(team_id) / f".partial-{version_id}"
 
 
-def content_folder(team_id: int, sha256: str) -> Path:
-    return catalog_root() / str(team_id) / sha256
-
-
-def partial_folder(team_id: int, version_id: int) -> Path:
-    return catalog_root() / str(team_id) / f".partial-{version_id}"
+MODELS = Storage("PALESTRA_MODELS")
+DATASETS = Storage("PALESTRA_DATASETS")
+TASKS = Storage("PALESTRA_DATASETS", "tasks")
 
 
 def uploads_root() -> Path:

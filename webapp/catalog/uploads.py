@@ -1,4 +1,4 @@
-"""Uploading a model in parts, so that a cut upload goes on where it stopped.
+"""Uploading a model, a dataset or tasks in parts, so that a cut upload goes on where it stopped.
 
     announce   the files and their sizes            -> an upload, and how large a part is
     put        part n of a file with its SHA-256    -> kept, or the same part again
@@ -22,13 +22,26 @@ from typing import Any, Protocol
 from django.db import transaction
 from django.utils import timezone
 
+from engine.spec.dataset_preparation import Preparation
 from engine.spec.problems import Problem
+from engine.spec.task_check import TaskCheck
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
+from webapp.catalog.dataset_file_names import problem_with_dataset_file
+from webapp.catalog.dataset_versions import begin_dataset, refuse_dataset_name
 from webapp.catalog.file_names import MOST_FILES, problem_with
-from webapp.catalog.models import ModelVersion, Upload, UploadPart
+from webapp.catalog.models import (
+    OPEN,
+    DatasetVersion,
+    ModelVersion,
+    TaskSetVersion,
+    Upload,
+    UploadKind,
+    UploadPart,
+)
 from webapp.catalog.origin import UploadOrigin
 from webapp.catalog.storage import part_file, upload_folder
+from webapp.catalog.task_versions import begin_tasks, problem_with_package, refuse_task_set_name
 from webapp.catalog.versions import begin_version, refuse_beyond_room, refuse_name
 from webapp.refusals import Invalid, Refused
 
@@ -49,41 +62,56 @@ class Body(Protocol):
 
 
 @transaction.atomic
-def begin_upload(team: Team, name: str, files: Sequence[Mapping[str, Any]], *, acting_user: User) -> Upload:
+def begin_upload(
+    team: Team, name: str, files: Sequence[Mapping[str, Any]], *, acting_user: User, kind: str = UploadKind.MODEL
+) -> Upload:
     """Raises Invalid for files that no version may have, and Refused where there is no room for them."""
-    refuse_name(name)
-    _refuse_files(files)
+    if kind == UploadKind.DATASET:
+        refuse_dataset_name(name)
+    elif kind == UploadKind.TASKS:
+        refuse_task_set_name(name)
+    else:
+        refuse_name(name)
+    _refuse_files(files, kind)
     Team.objects.select_for_update().get(id=team.id)
-    if Upload.objects.filter(team=team, version=None).count() >= MOST_OPEN:
+    if Upload.objects.filter(OPEN, team=team).count() >= MOST_OPEN:
         raise Refused(f"your team has {MOST_OPEN} uploads on their way; complete or delete one")
     refuse_beyond_room(team, sum(int(file["bytes"]) for file in files))
     announced = [{"name": file["name"], "bytes": file["bytes"]} for file in files]
-    upload = Upload.objects.create(team=team, name=name, files=announced, created_by=acting_user)
-    record(team, acting_user, "upload.begin", f"upload {upload.id}", name=name)
+    upload = Upload.objects.create(team=team, kind=kind, name=name, files=announced, created_by=acting_user)
+    record(team, acting_user, "upload.begin", f"upload {upload.id}", name=name, kind=kind)
     return upload
 
 
-def _refuse_files(files: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_files(files: Sequence[Mapping[str, Any]], kind: str) -> None:
     if not 1 <= len(files) <= MOST_FILES:
         remedy = f"announce 1 to {MOST_FILES} files, or one .tar"
         raise Invalid.field("files", len(files), f"an upload has 1 to {MOST_FILES} files", remedy)
-    problems = [problem for number, file in enumerate(files) if (problem := _problem_with(file, f"files.{number}"))]
+    found = (_problem_with(file, f"files.{number}", kind) for number, file in enumerate(files))
+    problems = [problem for problem in found if problem]
     names = [file["name"] for file in files]
     for number, name in enumerate(names):
         if name in names[:number]:
             problems.append(Problem(f"files.{number}.name", name, "there are two files of this name", "leave one out"))
     archives = [name for name in names if name.lower().endswith(".tar")]
     if archives and len(files) > 1:
-        problems.append(Problem("files", archives[0], "a tar holds the whole model", "announce it alone"))
+        problems.append(Problem("files", archives[0], f"a tar holds the whole {kind}", "announce it alone"))
+    elif kind == UploadKind.TASKS and len(files) > 1:
+        remedy = "put the folders of all tasks into one tar: tar -cf tasks.tar -C FOLDER ."
+        problems.append(Problem("files", len(files), "tasks come as one file", remedy))
     if problems:
-        raise Invalid("these files cannot be a version of a model", problems)
+        raise Invalid(f"these files cannot be a version of a {kind}", problems)
 
 
-def _problem_with(file: Mapping[str, Any], field: str) -> Problem | None:
+def _problem_with(file: Mapping[str, Any], field: str, kind: str) -> Problem | None:
     name, size = file["name"], file["bytes"]
     if not 1 <= size <= LARGEST_FILE_BYTES:
         message = f"{name} has 1 to {LARGEST_FILE_BYTES} bytes"
         return Problem(f"{field}.bytes", size, message, "announce its size, and leave empty files out")
+    if kind == UploadKind.DATASET:
+        return problem_with_dataset_file(name, size, f"{field}.name")
+    if kind == UploadKind.TASKS:
+        return problem_with_package(name, f"{field}.name")
     is_tar = name.lower().endswith(".tar")
     return problem_with(name.lower().removesuffix(".tar") + ".safetensors" if is_tar else name, size, f"{field}.name")
 
@@ -157,18 +185,25 @@ def _kept(upload: Upload, file: int, number: int, sha256: str, arriving: Path) -
 
 
 def _refuse_completed(upload: Upload) -> None:
-    if upload.version_id is not None:
+    if upload.is_complete:
         raise Refused("the upload is complete, and takes no more parts")
+
+
+def _whole(upload: Upload) -> Upload:
+    """The upload with its row locked.  Raises Refused while a part is missing, unless it was completed before."""
+    upload = Upload.objects.select_for_update(of=("self",)).select_related("team").get(id=upload.id)
+    parts = () if upload.is_complete else range(len(upload.files))
+    if missing := [problem for number in parts if (problem := _missing(upload, number))]:
+        raise Refused("the upload has not all of its parts", missing[:20])
+    return upload
 
 
 @transaction.atomic
 def complete_upload(upload: Upload, *, acting_user: User) -> ModelVersion:
     """The version that it becomes; the second time the same one.  Raises Refused while a part is missing."""
-    upload = Upload.objects.select_for_update(of=("self",)).select_related("team").get(id=upload.id)
+    upload = _whole(upload)
     if upload.version is not None:
         return upload.version
-    if missing := [problem for number, _ in enumerate(upload.files) if (problem := _missing(upload, number))]:
-        raise Refused("the upload has not all of its parts", missing[:20])
     size_bytes = sum(int(file["bytes"]) for file in upload.files)
     upload.version = begin_version(
         upload.team,
@@ -180,6 +215,46 @@ def complete_upload(upload: Upload, *, acting_user: User) -> ModelVersion:
     )
     upload.save(update_fields=["version"])
     return upload.version
+
+
+@transaction.atomic
+def complete_dataset_upload(
+    upload: Upload, preparation: Preparation | None = None, *, acting_user: User
+) -> DatasetVersion:
+    """The version that it becomes; the second time the same one.  Raises Refused while a part is missing."""
+    upload = _whole(upload)
+    if upload.dataset_version is None:
+        size_bytes = sum(int(file["bytes"]) for file in upload.files)
+        upload.dataset_version = begin_dataset(
+            upload.team,
+            upload.name,
+            UploadOrigin(upload=str(upload.id), files=[file["name"] for file in upload.files]),
+            acting_user=acting_user,
+            size_bytes=size_bytes,
+            released_bytes=size_bytes,
+            preparation=preparation,
+        )
+        upload.save(update_fields=["dataset_version"])
+    return upload.dataset_version
+
+
+@transaction.atomic
+def complete_tasks_upload(upload: Upload, check: TaskCheck | None = None, *, acting_user: User) -> TaskSetVersion:
+    """The version that it becomes; the second time the same one.  Raises Refused while a part is missing."""
+    upload = _whole(upload)
+    if upload.task_version is None:
+        size_bytes = sum(int(file["bytes"]) for file in upload.files)
+        upload.task_version = begin_tasks(
+            upload.team,
+            upload.name,
+            UploadOrigin(upload=str(upload.id), files=[file["name"] for file in upload.files]),
+            acting_user=acting_user,
+            size_bytes=size_bytes,
+            released_bytes=size_bytes,
+            check=check,
+        )
+        upload.save(update_fields=["task_version"])
+    return upload.task_version
 
 
 def _missing(upload: Upload, file: int) -> Problem | None:
@@ -196,9 +271,9 @@ def _missing(upload: Upload, file: int) -> Problem | None:
 def delete_upload(upload: Upload, *, acting_user: User) -> None:
     """Raises Refused for one that was completed: its version has it."""
     upload = Upload.objects.select_for_update(of=("self",)).select_related("team").get(id=upload.id)
-    if upload.version_id is not None:
+    if upload.is_complete:
         raise Refused("the upload is complete; cancel or delete its version")
-    record(upload.team, acting_user, "upload.delete", f"upload {upload.id}", name=upload.name)
+    record(upload.team, acting_user, "upload.delete", f"upload {upload.id}", name=upload.name, kind=upload.kind)
     _forget(upload)
 
 
@@ -208,10 +283,10 @@ def expires_at(upload: Upload) -> datetime:
 
 def forget_old_uploads() -> int:
     """Remove what nobody went on with; how many there were."""
-    old = list(Upload.objects.filter(version=None, used_at__lt=timezone.now() - KEPT_FOR))
+    old = list(Upload.objects.filter(OPEN, used_at__lt=timezone.now() - KEPT_FOR))
     for upload in old:
         with transaction.atomic():
-            still = Upload.objects.select_for_update().filter(id=upload.id, version=None, used_at=upload.used_at)
+            still = Upload.objects.select_for_update().filter(OPEN, id=upload.id, used_at=upload.used_at)
             if (unused := still.first()) is not None:
                 _forget(unused)
     return len(old)

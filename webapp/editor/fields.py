@@ -43,8 +43,9 @@ CARDS: dict[str, tuple[str, tuple[str, ...]]] = {
 """By anchor: title, and the tables in it.  What no card names stands in the last one."""
 
 _MAIN = {
-    "environment": {"levels", "max_turns", "max_turn_tokens"},
-    "dataset": {"train_tasks", "heldout_tasks"},
+    "environment": {"levels", "catalog", "max_turns", "max_turn_tokens"},
+    "environment.tasks": {"levels", "catalog"},
+    "dataset": {"train_tasks", "heldout_tasks", "catalog"},
     "model": {"layers", "hidden_size", "heads", "context_tokens", "path", "catalog", "dtype", "run", "step"},
     "recipe.optimizer": {"learning_rate"},
     "recipe.stages": {"steps", "epochs", "learning_rate", "mask_errors", "mask_irrelevant"},
@@ -61,7 +62,16 @@ _ROW = re.compile(r"\.\d+")
 _MANY = 5
 """Of a table without an entry above, a longer list than this is cut to ``_FIRST``."""
 _FIRST = 4
-_FOLDED = frozenset({"environment.sandbox", "environment.response", "recipe.mismatch", "resources.megatron"})
+_FOLDED = frozenset(
+    {
+        "environment.sandbox",
+        "environment.response",
+        "environment.tasks.sandbox",
+        "environment.tasks.response",
+        "recipe.mismatch",
+        "resources.megatron",
+    }
+)
 """Tables that are opened on demand."""
 
 Kind = Literal["number", "text", "long-text", "lines", "choice", "many", "flag"]

@@ -12,6 +12,7 @@ from django.http import QueryDict
 from pydantic import BaseModel
 
 from engine.spec.run import RunSpec
+from webapp.experiments.baseline import baseline_of, beneath
 from webapp.experiments.schema import Ask, asks_of
 
 ON = "on"
@@ -20,7 +21,7 @@ _UNSAID: Any = object()
 
 def document_in(form: QueryDict, base: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` is the document that the form was made for; it tells which tables have just changed their kind."""
-    document = _table(RunSpec, "", form, base)
+    document = _table(RunSpec, "", form, base, baseline_of(base) if base else {})
     if _environment_id(document) != _environment_id(base) and isinstance(document.get("model"), dict):
         document["model"].pop("vocabulary", None)  # the other environment's words would be spelled
     recipe = base.get("recipe")
@@ -34,29 +35,32 @@ def _environment_id(document: Mapping[str, Any]) -> Any:
     return environment.get("id") if isinstance(environment, Mapping) else None
 
 
-def _table(model: type[BaseModel], path: str, form: QueryDict, base: Any) -> dict[str, Any]:
+def _table(
+    model: type[BaseModel], path: str, form: QueryDict, base: Any, baseline: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``baseline``: what the form showed where ``base`` says nothing."""
     known = base if isinstance(base, Mapping) else {}
     document = {}
     for name, ask in asks_of(model).items():
         inner = f"{path}.{name}" if path else name
         if inner == "recipe.preset":
             continue
-        value = _answer(ask, inner, form, known.get(name))
+        value = _answer(ask, inner, form, known.get(name), baseline.get(name))
         if value is not _UNSAID:
             document[name] = value
     return document
 
 
-def _answer(ask: Ask, path: str, form: QueryDict, base: Any) -> Any:
+def _answer(ask: Ask, path: str, form: QueryDict, base: Any, unsaid: Any) -> Any:
     match ask.shape:
         case "fixed":
             return _UNSAID
         case "table" | "variant" if ask.may_be_absent and path not in form:
             return None
         case "table":
-            return _table(ask.model, path, form, base)
+            return _table(ask.model, path, form, base, beneath(ask, base, unsaid))
         case "variant":
-            return _variant(ask, path, form, base)
+            return _variant(ask, path, form, base, unsaid)
         case "rows":
             return _rows(ask, path, form)
         case "flag":
@@ -69,15 +73,16 @@ def _answer(ask: Ask, path: str, form: QueryDict, base: Any) -> Any:
             return _typed(ask, path, form)
 
 
-def _variant(ask: Ask, path: str, form: QueryDict, base: Any) -> Any:
+def _variant(ask: Ask, path: str, form: QueryDict, base: Any, unsaid: Any) -> Any:
     """A table that was of another kind when the form was made begins with the defaults of its new one."""
     kind = form.get(f"{path}.{ask.tag}")
     if kind is None:
         return _UNSAID
-    was = base.get(ask.tag) if isinstance(base, Mapping) else None
+    shown = base if isinstance(base, Mapping) else unsaid
+    was = shown.get(ask.tag) if isinstance(shown, Mapping) else None
     if kind not in ask.models or (was is not None and was != kind):
         return {ask.tag: kind}
-    return {ask.tag: kind} | _table(ask.models[kind], path, form, base)
+    return {ask.tag: kind} | _table(ask.models[kind], path, form, base, beneath(ask, {ask.tag: kind}, unsaid))
 
 
 def _rows(ask: Ask, path: str, form: QueryDict) -> list[dict[str, Any]]:
@@ -85,7 +90,7 @@ def _rows(ask: Ask, path: str, form: QueryDict) -> list[dict[str, Any]]:
     after = len(path) + 1
     numbers = {name[after:].partition(".")[0] for name in form if name.startswith(path + ".")}
     indices = sorted(int(text) for text in numbers if text.isascii() and text.isdigit())
-    return [_table(ask.model, f"{path}.{index}", form, None) for index in indices]
+    return [_table(ask.model, f"{path}.{index}", form, None, {}) for index in indices]
 
 
 def _lines(ask: Ask, path: str, form: QueryDict) -> Any:

@@ -17,8 +17,15 @@ from engine.spec.model import PretrainedModel
 from engine.spec.run import RunSpec
 from webapp.accounts.access import may, team_to_act_in, teams_of
 from webapp.accounts.requests import PageRequest
-from webapp.catalog.access import versions_of
-from webapp.catalog.models import ModelVersion, VersionState
+from webapp.catalog.access import dataset_versions_of, task_versions_of, versions_of
+from webapp.catalog.models import (
+    DatasetState,
+    DatasetVersion,
+    ModelVersion,
+    TaskSetState,
+    TaskSetVersion,
+    VersionState,
+)
 from webapp.editor.drafts import Draft, Size, last_valid_in
 from webapp.editor.presets import preset_families, preset_or_none
 from webapp.experiments import services
@@ -160,6 +167,8 @@ def _editor(request: PageRequest, draft: Draft, experiment: Experiment | None, *
         "same_as": _same_as(valid, experiment) if valid else None,
         "run_toml": draft.toml if draft.spec else as_toml(valid.model_dump(mode="json")) if valid else "",
         "ready_models": _ready_models(request, experiment),
+        "ready_datasets": _ready_datasets(request, experiment),
+        "ready_tasks": _ready_tasks(request, experiment),
         "runs": runs_of(request).filter(experiment=experiment)[:8] if experiment else [],
     }
     # htmx puts only answers of 200 into the page.
@@ -172,6 +181,18 @@ def _ready_models(request: PageRequest, experiment: Experiment | None) -> list[M
     """What ``model.catalog`` may name, the newest first."""
     ready = versions_of(request).filter(state=VersionState.READY)
     return list((ready.filter(model__team=experiment.team) if experiment else ready).order_by("-id")[:MOST_OFFERED])
+
+
+def _ready_datasets(request: PageRequest, experiment: Experiment | None) -> list[DatasetVersion]:
+    """What ``dataset.catalog`` may name, the newest first."""
+    ready = dataset_versions_of(request).filter(state=DatasetState.READY)
+    return list((ready.filter(dataset__team=experiment.team) if experiment else ready).order_by("-id")[:MOST_OFFERED])
+
+
+def _ready_tasks(request: PageRequest, experiment: Experiment | None) -> list[TaskSetVersion]:
+    """What ``environment.catalog`` may name, or an agent's ``environment.tasks.catalog``, the newest first."""
+    ready = task_versions_of(request).filter(state=TaskSetState.READY)
+    return list((ready.filter(task_set__team=experiment.team) if experiment else ready).order_by("-id")[:MOST_OFFERED])
 
 
 def _last_valid(request: PageRequest, experiment: Experiment | None) -> RunSpec | None:

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from engine.spec.environment import Household, PythonMath, Sokoban
+from engine.spec.environment import Apps, Household, PythonMath, SearchQa, Sokoban, Webshop
 from engine.spec.examples import EXAMPLE_QUESTIONS
 from webapp.catalog.access import datasets_of, environments_of
 from webapp.runs.access import runs_of
@@ -44,8 +44,24 @@ LEVELS: dict[str, dict[int, tuple[str, str]]] = {
         2: ("One box, far", "5 to 10 moves."),
         3: ("Two boxes", "4 to 12 moves."),
     },
+    "webshop": {
+        1: ("Attributes and price", "What fits stands on the first page of results, and its line says so."),
+        2: ("Options", "Two options have to be chosen, and some cost more."),
+        3: ("Hidden attributes", "Products have to be opened, on two pages of results."),
+    },
+    "search-qa": {
+        1: ("Two hops", "A chain over two documents."),
+        2: ("Three hops, or two to compare", "A chain over three documents, or which of two is older."),
+        3: ("Four documents", "A chain over four documents, or which of what two chains lead to is older."),
+    },
+    "apps": {
+        1: ("One app", "Log in, find something, and change or report it."),
+        2: ("Two apps", "What one app says is used in another."),
+        3: ("Three and four apps", "Read what is to be done, and do it in up to three other apps."),
+    },
 }
-BUILT_IN = {str(model.model_fields["id"].default): model for model in (PythonMath, Household, Sokoban)}
+_SHOWN = (PythonMath, Household, Sokoban, Webshop, SearchQa, Apps)
+BUILT_IN = {str(model.model_fields["id"].default): model for model in _SHOWN}
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,9 @@ def _ask(info: FieldInfo) -> Ask:
     may_be_absent = type(None) in get_args(info.annotation)
     if get_origin(annotation) in (list, tuple):
         return _ask_for_list(get_args(annotation)[0], may_be_absent)
-    models = [model for model in models_in(annotation) if not getattr(model, "command_line_only", False)]
-    if len(models) == 1:
+    variants = models_in(annotation)
+    models = [model for model in variants if not getattr(model, "command_line_only", False)]
+    if len(variants) == len(models) == 1:
         return Ask("table", may_be_absent, {"": models[0]})
     if models:
         tag = next(name for name in TAGS if all(name in model.model_fields for model in models))

@@ -8,31 +8,27 @@ from django.db.models import Count, Exists, Max, OuterRef, Q
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from ninja import Router, Schema, Status
 from ninja.params.functions import Query
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from engine.spec.model_files import Sha256
 from webapp.accounts.access import caller_of, team_to_act_in
 from webapp.api.cursors import MOST_PER_PAGE, page_of
 from webapp.api.doors import somewhere, to_one, without_body
 from webapp.api.idempotency import once
-from webapp.api.requests import Text
+from webapp.api.requests import Request, Text
 from webapp.catalog import uploads
-from webapp.catalog.access import model_for, models_of, upload_for, uploads_of, version_for, versions_of
+from webapp.catalog.access import model_for, models_of, upload_for, version_for, versions_of
+from webapp.catalog.download import download_of
 from webapp.catalog.imports import import_folder, importable
-from webapp.catalog.models import Model, ModelVersion, Upload, VersionState
-from webapp.catalog.versions import cancel_version
+from webapp.catalog.models import Model, ModelVersion, UploadKind, VersionState
+from webapp.catalog.stored_versions import cancel_stored
+from webapp.catalog.upload_api import UploadRoutes, add_upload_routes
 from webapp.library import services
-from webapp.library.download import download_of
 from webapp.runs.access import run_for
-from webapp.runs.models import Run
+from webapp.runs.api import RunUsing
 
 router = Router(tags=["models"])
 TO_CHANGE = to_one(version_for, "version_id", "launch")
 TO_UPLOAD = to_one(upload_for, "upload_id", "launch")
-
-
-class Request(Schema):
-    model_config = ConfigDict(extra="forbid")
 
 
 class ImportRequest(Request):
@@ -42,16 +38,6 @@ class ImportRequest(Request):
 
 class PromoteRequest(Request):
     name: str = Field(max_length=100)
-
-
-class FileAnnounced(Request):
-    name: str = Field(min_length=1, max_length=200)
-    bytes: int = Field(ge=1, le=uploads.LARGEST_FILE_BYTES)
-
-
-class UploadRequest(Request):
-    name: str = Field(max_length=100, description="Of the model")
-    files: list[FileAnnounced] = Field(min_length=1, max_length=2000, description="One .tar, or the files themselves")
 
 
 class VersionOut(Schema):
@@ -91,17 +77,6 @@ class VersionOut(Schema):
         )
 
 
-class RunUsing(Schema):
-    id: UUID
-    number: int
-    name: str
-    state: str
-
-    @classmethod
-    def of(cls, run: Run) -> "RunUsing":
-        return cls(id=run.id, number=run.number, name=run.name, state=run.state)
-
-
 class VersionDetail(VersionOut):
     licence_text: str
     live_runs: list[RunUsing] = Field(description="While there are any, the version cannot be deleted")
@@ -131,51 +106,6 @@ class VersionPage(Schema):
 
 class FoldersOut(Schema):
     folders: list[str]
-
-
-class FileOut(Schema):
-    name: str
-    bytes: int
-    parts: int
-    stored: list[int] = Field(description="The numbers of the parts that are there, from 0")
-
-
-class UploadOut(Schema):
-    id: UUID
-    team: str
-    name: str
-    part_bytes: int = Field(description="Of every part but a file's last, which is what remains")
-    files: list[FileOut]
-    expires_at: datetime
-    version: int | None = Field(description="What it was completed to")
-
-    @classmethod
-    def of(cls, upload: Upload) -> "UploadOut":
-        stored: dict[int, list[int]] = {}
-        for file, number in upload.parts.order_by("file", "number").values_list("file", "number"):
-            stored.setdefault(file, []).append(number)
-        files = [
-            FileOut(
-                name=file["name"], bytes=file["bytes"], parts=uploads.parts_of(file["bytes"]),
-                stored=stored.get(place, []),
-            )
-            for place, file in enumerate(upload.files)
-        ]  # fmt: skip
-        return cls(
-            id=upload.id, team=upload.team.slug, name=upload.name, part_bytes=uploads.PART_BYTES, files=files,
-            expires_at=uploads.expires_at(upload), version=upload.version_id,
-        )  # fmt: skip
-
-
-class UploadPage(Schema):
-    items: list[UploadOut]
-    next_cursor: str | None
-
-
-class PartOut(Schema):
-    file: int
-    number: int
-    sha256: str
 
 
 Page = Annotated[int, Query(ge=1, le=MOST_PER_PAGE)]
@@ -277,7 +207,7 @@ def promote(request: HttpRequest, run_id: UUID, step: int, wanted: PromoteReques
 def cancel(request: HttpRequest, version_id: int) -> Any:
     version = version_for(request, version_id, to="launch")
     user = caller_of(request).user
-    return once(request, version.model.team, lambda: (200, VersionOut.of(cancel_version(version, acting_user=user))))
+    return once(request, version.model.team, lambda: (200, VersionOut.of(cancel_stored(version, acting_user=user))))
 
 
 @router.delete("/model-versions/{int:version_id}", response={204: None}, operation_id="delete_version", auth=TO_CHANGE)
@@ -299,50 +229,16 @@ def download(request: HttpRequest, version_id: int) -> HttpResponse | StreamingH
     return download_of(request, version_for(request, version_id))
 
 
-# Uploads
-@router.get("/model-uploads", response=UploadPage, operation_id="list_uploads")
-def list_uploads(request: HttpRequest, limit: Page = 50, cursor: str | None = None) -> UploadPage:
-    """Those on their way."""
-    position = (("created_at", datetime), ("id", UUID))
-    page, next_cursor = page_of(uploads_of(request), position, limit=limit, cursor=cursor)
-    return UploadPage(items=[UploadOut.of(upload) for upload in page], next_cursor=next_cursor)
-
-
-@router.post("/model-uploads", response={201: UploadOut}, operation_id="begin_upload", auth=somewhere("launch"))
-def begin(request: HttpRequest, wanted: UploadRequest, team: Text | None = None) -> Status[object]:
-    """Announce the files; then put their parts."""
-    owner = team_to_act_in(request, team, to="launch")
-    user = caller_of(request).user
-    files = [file.model_dump() for file in wanted.files]
-    return once(
-        request, owner, lambda: (201, UploadOut.of(uploads.begin_upload(owner, wanted.name, files, acting_user=user)))
-    )
-
-
-@router.get("/model-uploads/{uuid:upload_id}", response=UploadOut, operation_id="get_upload")
-def get_upload(request: HttpRequest, upload_id: UUID) -> UploadOut:
-    """Which parts are there: a cut upload goes on with the others."""
-    return UploadOut.of(upload_for(request, upload_id))
-
-
-@router.put(
-    "/model-uploads/{uuid:upload_id}/files/{int:file}/parts/{int:number}",
-    response=PartOut,
-    operation_id="put_part",
-    auth=TO_UPLOAD,
-    openapi_extra={"requestBody": {"required": True, "content": {
-        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}},
-)  # fmt: skip
-def put_part(
-    request: HttpRequest,
-    upload_id: UUID,
-    file: int,
-    number: int,
-    sha256: Annotated[Sha256, Query(description="Of the part's bytes")],
-) -> PartOut:
-    """Files and parts count from 0.  The same part again changes nothing."""
-    part = uploads.put_part(upload_for(request, upload_id, to="launch"), file, number, sha256, request)
-    return PartOut(file=part.file, number=part.number, sha256=part.sha256)
+add_upload_routes(
+    router,
+    UploadRoutes(
+        address="model-uploads",
+        kind=UploadKind.MODEL,
+        operation_suffix="upload",
+        find=upload_for,
+        hint="One .tar, or the files themselves",
+    ),
+)
 
 
 @router.post(
@@ -354,11 +250,3 @@ def complete(request: HttpRequest, upload_id: UUID) -> Any:
     upload = upload_for(request, upload_id, to="launch")
     user = caller_of(request).user
     return once(request, upload.team, lambda: (200, VersionOut.of(uploads.complete_upload(upload, acting_user=user))))
-
-
-@router.delete("/model-uploads/{uuid:upload_id}", response={204: None}, operation_id="delete_upload", auth=TO_UPLOAD)
-@without_body
-def delete_upload(request: HttpRequest, upload_id: UUID) -> Status[None]:
-    upload = upload_for(request, upload_id, to="launch")
-    uploads.delete_upload(upload, acting_user=caller_of(request).user)
-    return Status(204, None)

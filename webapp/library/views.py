@@ -11,20 +11,28 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from webapp.accounts.access import may, team_to_act_in, teams_of
+from webapp.accounts.access import may
 from webapp.accounts.requests import PageRequest
-from webapp.catalog.access import models_of, uploads_of, version_for
+from webapp.catalog.access import models_of, version_for
 from webapp.catalog.imports import import_folder, importable
-from webapp.catalog.models import UNFINISHED, ModelVersion, VersionState
-from webapp.catalog.uploads import expires_at
-from webapp.catalog.versions import bytes_of, cancel_version
+from webapp.catalog.models import UNFINISHED, ModelVersion, UploadKind, VersionState
+from webapp.catalog.shelf_pages import ShelfPages
+from webapp.catalog.stored_versions import cancel_stored
 from webapp.library import services
 from webapp.pages.responses import redirect_with, refusals_return_to
-from webapp.refusals import Invalid, Refused
+from webapp.refusals import Invalid
 from webapp.runs.access import run_for
 
 MOST_ANCESTORS = 20
 MOST_SIBLINGS = 200
+PAGES = ShelfPages(
+    section="models",
+    app="library",
+    kind=UploadKind.MODEL,
+    stored=models_of,
+    importable=importable,
+    importer=import_folder,
+)
 
 
 @never_cache
@@ -35,47 +43,19 @@ def index(request: PageRequest) -> HttpResponse:
     versions = shown.select_related("created_by").order_by("-id")
     found = models_of(request).prefetch_related(Prefetch("versions", versions, to_attr="shown")).order_by("name")
     models = [model for model in found if model.shown]
-    context = {
-        "section": "models",
-        "models": models,
-        "is_moving": any(version.is_unfinished for model in models for version in model.shown),
-        "launches": any(may(request, team, "launch") for team in teams_of(request)),
-        "uploads": [(upload, expires_at(upload)) for upload in uploads_of(request)],
-        "rooms": [(team, bytes_of(team)) for team in teams_of(request)],
-    }
-    return render(request, "library/table.html" if request.htmx else "library/index.html", context)
+    return PAGES.listed(request, models, called="models")
 
 
 @login_required
 @require_GET
 def new(request: PageRequest) -> HttpResponse:
-    return _form(request, {"name": request.GET.get("name", "")})
-
-
-def _form(request: PageRequest, typed: dict[str, Any], refusal: Refused | None = None) -> HttpResponse:
-    problems = {problem.field: problem for problem in refusal.problems} if refusal else {}
-    context = {
-        "section": "models",
-        "folders": importable(),
-        "typed": typed,
-        "problems": problems,
-        "refusal": refusal if refusal and not problems.keys() & {"name", "folder", "bytes"} else None,
-        "teams": [team for team in teams_of(request) if may(request, team, "launch")],
-        "names": list(models_of(request).values_list("name", flat=True).distinct()),
-    }
-    return render(request, "library/new.html", context, status=refusal.status if refusal else 200)
+    return PAGES.form(request, {"name": request.GET.get("name", "")})
 
 
 @login_required
 @require_POST
 def import_one(request: PageRequest) -> HttpResponse:
-    typed = {field: request.POST.get(field, "").replace("\0", "").strip() for field in ("name", "folder", "team")}
-    try:
-        team = team_to_act_in(request, typed["team"] or None, to="launch")
-        version = import_folder(team, typed["name"], typed["folder"], acting_user=request.user)
-    except Refused as refusal:
-        return _form(request, typed, refusal)
-    return redirect("library:version", version_id=version.id)
+    return PAGES.imported(request)
 
 
 @never_cache
@@ -119,7 +99,7 @@ def _version_url(version_id: int) -> str:
 @require_POST
 @refusals_return_to(_version_url)
 def cancel(request: PageRequest, version_id: int) -> HttpResponse:
-    cancel_version(version_for(request, version_id, to="launch"), acting_user=request.user)
+    cancel_stored(version_for(request, version_id, to="launch"), acting_user=request.user)
     return redirect(_version_url(version_id))
 
 

@@ -50,8 +50,8 @@ ORDER BY event.seq LIMIT %s
 """
 
 _HEADER = f"""
-SELECT last_seq, state, state_since, desired, attempt, phase, step, total_steps, heartbeat, heartbeat_at, started_at,
-       ended_at, failure_reason, {COLD_START_COLUMNS}
+SELECT last_seq, state, state_since, desired, attempt, phase, step, total_steps, heartbeat - 'usage', heartbeat_at,
+       started_at, ended_at, failure_reason, {COLD_START_COLUMNS}
 FROM runs_run run {COLD_START_JOIN} WHERE run.id = %s
 """
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from engine.spec.event import LaneSpan
 from engine.spec.run import RunSpec
+from engine.spec.usage import Usage
 from webapp.accounts.access import caller_of, team_to_act_in
 from webapp.accounts.models import Team, User
 from webapp.api.cursors import MOST_PER_PAGE, page_of
@@ -27,11 +28,32 @@ from webapp.runs.access import run_for, runs_of
 from webapp.runs.lanes import MOST_STEPS, STEPS_AT_ONCE, lanes_of
 from webapp.runs.models import Run, RunStatus
 from webapp.runs.series import MOST_BUCKETS, one_snapshot, series_of
+from webapp.runs.usage import newest_usage
 
 router = Router(tags=["runs"])
 TO_LAUNCH = to_one(run_for, "run_id", "launch")
 LAST_STEP = 2**31 - 1
 """The last one that there can be."""
+
+
+class RunUsing(Schema):
+    """A run, where something says what it is used by."""
+
+    id: UUID
+    number: int
+    name: str
+    state: str
+
+    @classmethod
+    def of(cls, run: Run) -> "RunUsing":
+        return cls(id=run.id, number=run.number, name=run.name, state=run.state)
+
+
+class ExperimentNaming(Schema):
+    """An experiment, where something says what names it."""
+
+    id: UUID
+    name: str
 
 
 class RunRequest(RunSpec):
@@ -118,6 +140,10 @@ class StepLanesOut(Schema):
 
 class LanesOut(Schema):
     steps: list[StepLanesOut]
+
+
+class UsageOut(Schema):
+    newest: Usage | None
 
 
 CHECKPOINT_FIELDS = ("step", "path", "size_bytes", "seconds", "at")
@@ -267,6 +293,12 @@ def lanes(
     """Who was at work beside whom; nothing where generation and training take turns."""
     found = lanes_of(run_for(request, run_id).id, last_step=last_step, steps=steps)
     return LanesOut.model_validate({"steps": [asdict(step) for step in found]})
+
+
+@router.get("/runs/{uuid:run_id}/usage", response=UsageOut, operation_id="get_usage")
+def usage(request: HttpRequest, run_id: UUID) -> UsageOut:
+    """What the run's processes took and how its servers fared when that was last measured; null before."""
+    return UsageOut(newest=newest_usage(run_for(request, run_id)))
 
 
 class CheckpointPage(Schema):

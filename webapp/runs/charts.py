@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from webapp.runs.lanes import LANES
 from webapp.runs.now import GLOSSARY
+from webapp.runs.usage import ROLES
 
 Unit = Literal["share", "number", "count"]
 """share: 0 to 1, shown in percent.  number: three places.  count: no places."""
@@ -163,6 +164,20 @@ CHARTS = (
         is_optional=True,
     ),
     Chart("kl", "KL to the reference", {"train/kl_to_reference": "KL"}, is_optional=True),
+    Chart(
+        "agents",
+        "How agents ended",
+        {
+            "agents/done": "Done",
+            "agents/crashed": "Crashed",
+            "agents/silent": "Never called",
+            "agents/over-budget": "Over budget",
+            "agents/killed": "Killed",
+            "agents/frozen": "Frozen",
+        },
+        "count",
+        is_optional=True,
+    ),
 )
 
 TIMELINE = (
@@ -196,6 +211,34 @@ TIMELINE = (
         "Seconds left: the estimate, and what came",
         {"perf/eta_seconds": "Estimated", "came/left_seconds": "Came"},
         "count",
+        is_optional=True,
+    ),
+    Chart(
+        "processors",
+        "Processors busy, by role",
+        {f"perf/cpu_{role}": name for role, (name, _) in ROLES.items()},
+        is_optional=True,
+    ),
+    Chart(
+        "memory",
+        "Memory by role, MiB",
+        {f"perf/memory_mib_{role}": name for role, (name, _) in ROLES.items()},
+        "count",
+        is_optional=True,
+    ),
+    Chart(
+        "servers",
+        "SGLang servers",
+        {"servers/running": "Requests running", "servers/queued": "Queued", "servers/up": "Servers up"},
+        "count",
+        {"servers/tokens_per_s": "Tokens/s"},
+        is_optional=True,
+    ),
+    Chart(
+        "gpus",
+        "GPUs busy, by role",
+        {f"perf/gpu_{role}": name for role, (name, _) in ROLES.items()},
+        "share",
         is_optional=True,
     ),
 )
@@ -236,8 +279,9 @@ def in_order(first: str = "") -> list[Chart]:
 
 
 def _terms() -> dict[str, tuple[str, str]]:
-    """What a reader may ask about: phases, and lanes as ``lane-<name>``."""
-    return GLOSSARY | {f"lane-{lane}": words for lane, words in LANES.items()}
+    """What a reader may ask about: phases, lanes as ``lane-<name>`` and roles as ``role-<name>``."""
+    lanes = {f"lane-{lane}": words for lane, words in LANES.items()}
+    return GLOSSARY | lanes | {f"role-{role}": words for role, words in ROLES.items()}
 
 
 def as_data() -> dict[str, Any]:

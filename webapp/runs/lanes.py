@@ -23,6 +23,10 @@ LANES: dict[str, tuple[str, str]] = {
     "reward": ("Reward", "What an episode came to is computed, in the environment or by a judge."),
     "training": ("Training", "Credit is assigned, and the weights are updated."),
     "weights": ("Weights", "New weights go from the learner to the generator."),
+    "devices": (
+        "Devices",
+        "Who has the devices that generator and trainer share: rollouts, or training (schedule.multiplexing).",
+    ),
 }
 """Lane -> its name, and what happens in it; in the order in which the page shows them."""
 
@@ -85,8 +89,12 @@ class LaneUse:
 
 
 def use_of(steps: Sequence[StepLanes]) -> list[LaneUse]:
-    """One for each lane that has spans, in the order of ``LANES``."""
-    spans = [LaneSpan.model_validate(span) for step in steps for span in step.spans]
+    """One for each lane that has spans, in the order of ``LANES``.
+
+    Of ``devices`` there is none: they always belong to somebody, who need not be busy.
+    """
+    reported = [LaneSpan.model_validate(span) for step in steps for span in step.spans]
+    spans = [span for span in reported if span.lane != "devices"]
     if not spans:
         return []
     covered_s = max(span.began_at + span.seconds for span in spans) - min(span.began_at for span in spans)

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from engine.spec.run import RunSpec
 from webapp.accounts.models import Team, User
-from webapp.catalog.models import ModelVersion
+from webapp.catalog.models import DatasetVersion, ModelVersion, TaskSetVersion
 from webapp.experiments.models import Experiment
 
 
@@ -73,6 +73,10 @@ class Run(models.Model):
     """``engine.spec.run.RunSpec``; never changes."""
     model_version = models.ForeignKey(ModelVersion, on_delete=models.SET_NULL, null=True, related_name="runs")
     """What ``spec.model.catalog`` named when the run was submitted."""
+    dataset_version = models.ForeignKey(DatasetVersion, on_delete=models.SET_NULL, null=True, related_name="runs")
+    """What ``spec.dataset.catalog`` named then."""
+    task_version = models.ForeignKey(TaskSetVersion, on_delete=models.SET_NULL, null=True, related_name="runs")
+    """What ``spec.environment.catalog`` named then."""
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True)

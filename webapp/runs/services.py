@@ -6,6 +6,7 @@ batch (docs/events.md) and the state follows.  Every verb may be repeated: the s
 nothing.
 """
 
+from typing import Any
 from uuid import UUID
 
 from django.db import transaction
@@ -13,13 +14,15 @@ from django.db.models import F
 from django.utils import timezone
 from pydantic import ValidationError
 
+from engine.spec.environment import terminal_in
 from engine.spec.model import CheckpointModel, PretrainedModel
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 from webapp import queue
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
-from webapp.catalog.versions import ready_version
+from webapp.catalog.models import DatasetVersion, ModelVersion, TaskSetVersion
+from webapp.catalog.stored_versions import ready_stored
 from webapp.experiments.models import Experiment
 from webapp.foreign_code import refuse_foreign
 from webapp.refusals import Invalid, Refused
@@ -30,25 +33,37 @@ from webapp.runs.models import Desired, Run, RunStatus
 def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Experiment | None = None) -> Run:
     """Queue a run of ``spec``; a worker launches it after the commit.
 
-    Raises Invalid for what the service does not take (``foreign_code.py``), and for a run or a version of a model that
-    is not the team's, or not ready.
+    Raises Invalid for what the service does not take (``foreign_code.py``), and for a run or a version of a model,
+    a dataset or tasks that is not the team's, or not ready.
     """
     refuse_foreign(spec)
     _refuse_runs_of_others(team, spec)
-    named = spec.model.catalog if isinstance(spec.model, PretrainedModel) else None
     run = Run.objects.create(
         team=team,
         experiment=experiment,
         number=_next_number(team),
         name=spec.name,
         spec=spec.model_dump(mode="json"),
-        model_version=ready_version(team, named) if named is not None else None,
+        **_named_versions(team, spec),
         total_steps=spec.rl_steps,
         created_by=acting_user,
     )
     record(team, acting_user, "run.submit", f"run {run.id}", number=run.number, name=run.name)
     queue.send(queue.LAUNCH, str(run.id))
     return run
+
+
+def _named_versions(team: Team, spec: RunSpec) -> dict[str, Any]:
+    """What the spec names of the catalog.  Raises Invalid."""
+    model, (field, terminal) = spec.model, terminal_in(spec.environment) or ("environment", None)
+    of_model = model.catalog if isinstance(model, PretrainedModel) else None
+    of_tasks = terminal and terminal.catalog
+    return {
+        "model_version": of_model and ready_stored(ModelVersion, team, of_model, "model.catalog"),
+        "dataset_version": spec.dataset.catalog
+        and ready_stored(DatasetVersion, team, spec.dataset.catalog, "dataset.catalog"),
+        "task_version": of_tasks and ready_stored(TaskSetVersion, team, of_tasks, f"{field}.catalog"),
+    }
 
 
 def _refuse_runs_of_others(team: Team, spec: RunSpec) -> None:

@@ -26,6 +26,7 @@ from webapp.runs.listing import FILTERS, listing
 from webapp.runs.models import Run
 from webapp.runs.now import GLOSSARY, cold_starts_of, now_of_run
 from webapp.runs.snapshot import close_look, snapshot
+from webapp.runs.usage import ROLES, newest_usage, samples_from_servers, tables_of
 from webapp.runs.waits import waits_of
 
 TABS = {
@@ -42,6 +43,7 @@ PARTS = {
     "actions": "runs/actions.html",
     "evaluation": "runs/evaluation.html",
     "waits": "runs/waits.html",
+    "usage": "runs/usage.html",
     "checkpoints": "runs/checkpoints.html",
     "history": "runs/history.html",
 }
@@ -91,6 +93,7 @@ def detail(request: PageRequest, run_id: UUID) -> HttpResponse:
         "now": now,
         "glossary": GLOSSARY,
         "lanes": LANES,
+        "roles": ROLES,
         "charts": charts.in_order(now.leads),
         "timeline_charts": charts.TIMELINE,
         "figures": charts.FIGURES,
@@ -118,6 +121,8 @@ def _context_of(request: PageRequest, run: Run) -> dict[str, Any]:
         "checkpoints": run.checkpoints.order_by("-step"),
         "promotes": _name_to_promote(run),
         "waits": waits_of(run),
+        "usage": None if (measured := newest_usage(run)) is None else tables_of(measured),
+        "has_servers": samples_from_servers(run.spec),
         "steps_on_disk": [checkpoint.step for checkpoint in run.checkpoints_on_disk],
     }
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 from uuid import UUID
 
-from django.http import HttpRequest
+from django.http import HttpRequest, StreamingHttpResponse
 from ninja import Router, Schema
 from ninja.params.functions import Query
 from pydantic import Field
@@ -12,6 +12,7 @@ from engine.spec.trajectory import Purpose, StopReason, Trajectory
 from webapp.api.cursors import MOST_PER_PAGE, decode_cursor, encode_cursor
 from webapp.runs.access import run_for
 from webapp.trajectories.access import trajectory_for
+from webapp.trajectories.exports import ExportFormat, export_of, export_of_run
 from webapp.trajectories.models import ChangeFilter, QuarantineFilter, filtered
 
 router = Router(tags=["trajectories"])
@@ -57,6 +58,7 @@ class TrajectoryFilter(Schema):
         description="Sampled for this step by the policy of the version before, evaluated after so many steps, or "
         "trained on at this step",
     )
+    level: int | None = Field(None, ge=0, lt=2**31)
     prompt: int | None = Field(None, ge=0, lt=2**63)
     sampled_at_version: int | None = Field(None, ge=-1, lt=2**31)
     trained_at_step: int | None = Field(None, ge=1, lt=2**31)
@@ -94,3 +96,48 @@ def list_trajectories(
 @router.get("/runs/{uuid:run_id}/trajectories/{trajectory_id}", response=Trajectory, operation_id="get_trajectory")
 def get_trajectory(request: HttpRequest, run_id: UUID, trajectory_id: str) -> Any:
     return trajectory_for(request, run_id, trajectory_id).body
+
+
+Exported = Annotated[
+    ExportFormat,
+    Query(
+        alias="format",
+        description="`chat`: a line for each conversation in the form of OpenAI's chat API; `atif`: a document of the "
+        "Agent Trajectory Interchange Format 1.8 for each trajectory",
+    ),
+]
+
+
+def _file(**content_types: str) -> dict[str, Any]:
+    content = {kind: {"schema": {"type": "string"}} for kind in content_types.values()}
+    return {"responses": {200: {"description": "A file", "content": content}}}
+
+
+@router.get(
+    "/runs/{uuid:run_id}/trajectories/{trajectory_id}/export",
+    operation_id="export_trajectory",
+    response={200: None},
+    openapi_extra=_file(chat="application/jsonl", atif="application/json"),
+)
+def export_trajectory(
+    request: HttpRequest, run_id: UUID, trajectory_id: str, export_format: Exported = "chat"
+) -> StreamingHttpResponse:
+    """As a file for other programs; 409 where its branches together are too long."""
+    return export_of(trajectory_for(request, run_id, trajectory_id), export_format)
+
+
+@router.get(
+    "/runs/{uuid:run_id}/trajectory-export",
+    operation_id="export_trajectories",
+    response={200: None},
+    openapi_extra=_file(lines="application/jsonl"),
+)
+def export_trajectories(
+    request: HttpRequest,
+    run_id: UUID,
+    chosen: Annotated[TrajectoryFilter, Query()],
+    export_format: Exported = "chat",
+) -> StreamingHttpResponse:
+    """JSON lines of all that the filters leave, newest first, as a stream."""
+    run = run_for(request, run_id)
+    return export_of_run(run, filtered(run, **chosen.model_dump()), export_format)

@@ -12,8 +12,9 @@ from typing import Literal
 from engine.spec.trajectory import Change, Trajectory, Turn
 
 Tone = Literal["good", "bad", "warn", ""]
-MOST_DIFFED = 4000
-"""Characters; longer texts are shown whole, one after the other, because comparing takes quadratic time."""
+MOST_PAIRS = 16_000
+"""Of words, or else of lines, that are compared with each other: comparing takes quadratic time, and cubic where a text
+repeats itself.  Beyond that texts are shown whole, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +126,36 @@ def _shown(change: Change) -> ShownChange:
 
 
 def difference(before: str, after: str) -> list[Piece]:
-    """Word by word.  The pieces that are not new make ``before``, and those that are not gone make ``after``."""
-    if len(before) + len(after) > MOST_DIFFED:
-        return [Piece("gone", before), Piece("new", after)]
-    old, new = _words(before), _words(after)
-    pieces: list[Piece] = []
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    """Word by word, else line by line.  Pieces that are not new make ``before``; those that are not gone, ``after``."""
+    for parts_of in (_words, _lines):
+        if (pieces := _compared(parts_of(before), parts_of(after))) is not None:
+            return pieces
+    return [Piece("gone", before), Piece("new", after)]
+
+
+def _compared(old: list[str], new: list[str]) -> list[Piece] | None:
+    """None where too much differs."""
+    begins = _common(old, new)
+    ends = _common(old[begins:][::-1], new[begins:][::-1])
+    old_rest, new_rest = old[begins : len(old) - ends], new[begins : len(new) - ends]
+    if len(old_rest) * len(new_rest) > MOST_PAIRS:
+        return None
+    pieces = [Piece("same", "".join(old[:begins]))] * (begins > 0)
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, old_rest, new_rest, autojunk=False).get_opcodes():
         if tag == "equal":
-            pieces.append(Piece("same", "".join(old[a:b])))
+            pieces.append(Piece("same", "".join(old_rest[a:b])))
             continue
-        pieces += [Piece("gone", "".join(old[a:b]))] * (a < b) + [Piece("new", "".join(new[c:d]))] * (c < d)
-    return pieces
+        pieces += [Piece("gone", "".join(old_rest[a:b]))] * (a < b) + [Piece("new", "".join(new_rest[c:d]))] * (c < d)
+    return pieces + [Piece("same", "".join(old[len(old) - ends :]))] * (ends > 0)
+
+
+def _common(left: list[str], right: list[str]) -> int:
+    differing = (place for place, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1])
+    return next(differing, min(len(left), len(right)))
+
+
+def _lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
 
 
 def _words(text: str) -> list[str]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import cast
+from urllib.parse import urlencode
 
 from django.db.models import Count, Max, Min, Q, QuerySet
 
@@ -46,6 +47,9 @@ ENDS = {
     "turn-limit": "Turn limit",
     "truncated": "Truncated",
     "frozen": "Frozen by an alert",
+    "crashed": "Agent crashed",
+    "silent": "Agent never called",
+    "killed": "Agent killed",
 }
 BINS = 12
 
@@ -83,9 +87,10 @@ class Filter:
 
     def of_run(self, run: Run) -> Trajectories:
         """Newest first."""
-        found = filtered(
+        return filtered(
             run,
             step=int(self.step) if self.step else None,
+            level=int(self.level) if self.level else None,
             purpose=self.purpose or None,
             success={"right": True, "wrong": False}.get(self.outcome),
             tool_errors={"some": True, "none": False}.get(self.errors),
@@ -95,7 +100,23 @@ class Filter:
             change=cast(ChangeFilter, self.change) if self.change else None,
             quarantine=cast(QuarantineFilter, self.quarantine) if self.quarantine else None,
         )
-        return found.filter(level=int(self.level)) if self.level else found
+
+    @property
+    def rest_query(self) -> str:
+        """The same filters as REST names them."""
+        named = {
+            "step": self.step,
+            "level": self.level,
+            "purpose": self.purpose,
+            "success": {"right": "true", "wrong": "false"}.get(self.outcome),
+            "tool_errors": {"some": "true", "none": "false"}.get(self.errors),
+            "min_reward": self.reward_min,
+            "max_reward": self.reward_max,
+            "stop_reason": self.end,
+            "change": self.change,
+            "quarantine": self.quarantine,
+        }
+        return urlencode({name: value for name, value in named.items() if value})
 
     @property
     def is_set(self) -> bool:

@@ -143,6 +143,7 @@ def filtered(
     run: Run,
     *,
     step: int | None = None,
+    level: int | None = None,
     prompt: int | None = None,
     sampled_at_version: int | None = None,
     trained_at_step: int | None = None,
@@ -161,7 +162,7 @@ def filtered(
     stands.
     """
     exact = {
-        "prompt": prompt, "sampled_at_version": sampled_at_version, "trained_at_step": trained_at_step,
+        "level": level, "prompt": prompt, "sampled_at_version": sampled_at_version, "trained_at_step": trained_at_step,
         "purpose": purpose, "success": success, "reward__gte": min_reward, "reward__lte": max_reward,
         "stop_reason": stop_reason,
     }  # fmt: skip

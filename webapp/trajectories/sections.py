@@ -1,16 +1,18 @@
 """A trajectory as its page shows it: a section for each segment, and in it turn after turn.
 
-What a segment shares with an earlier one is told in whole turns and pieces of what the policy wrote: of a context that
-is shared in part only, nobody kept which letters its tokens are.
+What a segment shares with an earlier one is told in turns and pieces of what the policy wrote.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from engine.spec.branches import Passage, passages_of
 from engine.spec.trajectory import Segment, Trajectory, Turn
 from webapp.security.turns import Watched
 from webapp.trajectories import shades
 from webapp.trajectories.changes import ShownTurn, experience_in, shown_turn
+from webapp.trajectories.outline import CallCost, costs_of
+from webapp.trajectories.rewrites import Rewrite, rewrites_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class TurnOnPage:
     shown: ShownTurn
     experience: tuple[str, str, str] | None
     watched: Watched | None
+    cost: CallCost
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Section:
     segment: Segment
     turns: list[TurnOnPage]
     shared: list[SharedText]
+    rewrite: Rewrite | None
+    """What changed against the context that it leaves, where that is known."""
 
     @property
     def begins_like(self) -> int | None:
@@ -51,23 +56,30 @@ class Section:
 
 
 def sections_of(trajectory: Trajectory, watched: dict[int, Watched]) -> list[Section]:
-    turns = trajectory.turns
+    turns, costs, rewrites = trajectory.turns, costs_of(trajectory), rewrites_of(trajectory)
     return [
         Section(
             position + 1,
             segment,
             [
-                _on_page(trajectory, turns, number, watched.get(number), begins=number == numbers[0])
+                _on_page(trajectory, turns, number, watched.get(number), costs[number], begins=number == numbers[0])
                 for number in numbers
             ],
-            _shared_texts(trajectory, segment),
+            _shared_texts(trajectory, position),
+            rewrites.get(position),
         )
         for position, (segment, numbers) in enumerate(zip(trajectory.segments, trajectory.turn_numbers, strict=True))
     ]
 
 
 def _on_page(
-    trajectory: Trajectory, turns: Sequence[Turn], number: int, watched: Watched | None, *, begins: bool
+    trajectory: Trajectory,
+    turns: Sequence[Turn],
+    number: int,
+    watched: Watched | None,
+    cost: CallCost,
+    *,
+    begins: bool,
 ) -> TurnOnPage:
     turn = turns[number]
     if begins:
@@ -82,25 +94,19 @@ def _on_page(
         shown_turn(trajectory, number),
         experience_in(turn, trajectory.task.question),
         watched,
+        cost,
     )
 
 
-def _shared_texts(trajectory: Trajectory, segment: Segment) -> list[SharedText]:
-    if segment.prefix is None:
-        return []
-    earlier, left = trajectory.segments[segment.prefix.segment], segment.prefix.tokens
-    texts: list[SharedText] = []
-    if earlier.prefix is not None:
-        inherited = min(left, earlier.prefix.tokens)
-        nested = earlier.model_copy(update={"prefix": earlier.prefix.model_copy(update={"tokens": inherited})})
-        texts, left = _shared_texts(trajectory, nested), left - inherited
-    for turn in earlier.turns:
-        if left <= 0:
-            break
-        whole = left >= len(turn.context_ids)
-        texts.append(SharedText("Read" if whole else f"The first {left} tokens of", turn.context_text))
-        left -= len(turn.context_ids)
-        if left > 0:
-            texts.append(SharedText("Written", "".join(turn.pieces[:left])))
-            left -= len(turn.token_ids)
-    return [text for text in texts if text.text]
+def _shared_texts(trajectory: Trajectory, number: int) -> list[SharedText]:
+    shared = [passage for passage in passages_of(trajectory, number) if passage.shared]
+    return [text for passage in shared for text in _texts(passage) if text.text]
+
+
+def _texts(passage: Passage) -> Iterator[SharedText]:
+    known = passage.read_text
+    if known is None:
+        yield SharedText(f"The first {passage.read_tokens} tokens of", passage.turn.context_text)
+    else:
+        yield SharedText("Read", known)
+    yield SharedText("Written", passage.sampled_text)

@@ -19,6 +19,7 @@ from webapp.trajectories.access import trajectory_for
 from webapp.trajectories.changes import summary_of
 from webapp.trajectories.filters import CHANGES, ENDS, ERRORS, OUTCOMES, PURPOSES, Filter, reward_histogram
 from webapp.trajectories.models import Trajectory
+from webapp.trajectories.outline import Outline
 from webapp.trajectories.sections import sections_of
 
 ROWS = 50
@@ -59,6 +60,7 @@ def detail(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
     document = row.document
     colour = request.GET.get("colour", "advantage" if row.purpose == "train" else "logprob")
     group = Trajectory.objects.filter(run_id=row.run_id, purpose=row.purpose, prompt=row.prompt).order_by("member")
+    watched = of_turns(row.run, trajectory_id)
     context = {
         "section": "runs",
         "run": row.run,
@@ -67,7 +69,8 @@ def detail(request: PageRequest, run_id: UUID, trajectory_id: str) -> HttpRespon
         "quarantine_status": quarantine_status_of(request, row.run, trajectory_id),
         "here": request.get_full_path(),
         "trajectory": document,
-        "sections": sections_of(document, of_turns(row.run, trajectory_id)),
+        "sections": sections_of(document, watched),
+        "outline": Outline.of(document, watched),
         "summary": summary_of(document),
         "group": group,
         "previous": _neighbour(row, forward=False),

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from torch import Tensor
 
 CONNECTIONS = 4096
 """More than a server runs at once; what is beyond waits in the server, not here."""
 CALL_S = 30.0
 """For calls that take no model pass."""
+LOOK_S = 2.0
+"""For what a page shows: who does not answer by then is shown without."""
 PROBE_S = 120.0
 """For a first pass."""
 LOAD_S = 1800.0
@@ -64,6 +67,12 @@ class SglangClient:
         """It asks the scheduler, which answers after what it was told before."""
         info: dict[str, Any] = await self._call("GET", "/server_info")
         return info
+
+    async def load(self) -> tuple[int, int]:
+        """How many requests run in it and how many wait, over its data-parallel ranks."""
+        answer = await self._call("GET", "/v1/loads?include=core", timeout_s=LOOK_S)
+        ranks = answer["loads"]
+        return sum(rank["num_running_reqs"] for rank in ranks), sum(rank["num_waiting_reqs"] for rank in ranks)
 
     async def generate(
         self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], *, behaviour_logprobs: bool
@@ -136,6 +145,30 @@ class SglangClient:
         """A part of the weights, serialised for each of the server's ``ranks`` alike."""
         body = {"serialized_named_tensors": [serialized] * ranks, "weight_version": str(version), "flush_cache": True}
         await self._call("POST", "/update_weights_from_tensor", body, timeout_s=LOAD_S)
+
+    async def join_group(self, address: str, port: int, *, world_size: int, name: str) -> None:
+        """The server's ranks become ranks 1 and up of a group over gloo, which rank 0 opens at ``address``."""
+        body = {
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": world_size,
+            "group_name": name,
+            "backend": "gloo",
+        }
+        await self._call("POST", "/init_weights_update_group", body, timeout_s=PROBE_S)
+
+    async def receive_tensors(self, tensors: Mapping[str, Tensor], group: str, version: int) -> None:
+        """A part of the weights, which rank 0 of ``group`` broadcasts meanwhile in this order."""
+        body = {
+            "names": list(tensors),
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+            "shapes": [list(tensor.shape) for tensor in tensors.values()],
+            "group_name": group,
+            "weight_version": str(version),
+            "flush_cache": True,
+        }
+        await self._call("POST", "/update_weights_from_distributed", body, timeout_s=LOAD_S)
 
     async def knows_token(self, token: int) -> bool:
         """Whether the token is of the server's vocabulary.  (A prompt that holds one which is not ends the server.)"""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from engine.durable import read_back
+from engine.inference.sglang.broadcast import BroadcastExchange
 from engine.inference.sglang.client import SglangClient
 from engine.inference.sglang.generator import SglangGenerator
 from engine.inference.sglang.identity import Expected
@@ -69,6 +70,8 @@ def _exchange(settings: Sglang, scratch: Path, model: PretrainedModel) -> Exchan
     dtype: torch.dtype = getattr(torch, model.dtype)
     if settings.weights == "tensor":
         return TensorExchange(dtype, ranks=settings.tensor_parallel)
+    if settings.weights == "broadcast":
+        return BroadcastExchange(dtype, ranks=settings.tensor_parallel)
     if settings.exchange_folder is None:
         return FolderExchange(scratch / "weights", dtype)
     return FolderExchange(Path(settings.exchange_folder) / scratch.name, dtype)

@@ -22,10 +22,11 @@ from typing import Any, Literal
 from engine.inference.interface import GenerationAborted, Level
 from engine.inference.sglang.client import ServerGone, ServerRefused, ServerReply
 from engine.inference.sglang.routing import Prompt, Router
-from engine.inference.sglang.servers import Fleet, Server
+from engine.inference.sglang.servers import Fleet, Server, reading_of
 from engine.inference.sglang.weights import Exchange
 from engine.models.weights import WeightSource
 from engine.spec.generation import Generated, GenerateRequest
+from engine.spec.usage import ServerReading
 
 ABORTED_AGAIN = 3
 """So many answers without a token in a row, and the turn is given up with the server's message."""
@@ -183,6 +184,11 @@ class SglangGenerator:
         for server in servers:
             totals |= {f"server_{server.number}_{name}": value for name, value in _of_server(server).items()}
         return totals
+
+    async def servers(self) -> list[ServerReading]:
+        """How each fares, in the order of their numbers; none before the first call has started them."""
+        servers = [] if self._fleet is None else self._fleet.servers
+        return list(await asyncio.gather(*(reading_of(server) for server in servers)))
 
     def reports(self) -> list[tuple[Level, str]]:
         """What happened to the servers since the last call, for the run's log."""

@@ -15,6 +15,8 @@ from engine.spec.sglang import Sglang
 KEEPER = Path(__file__).with_name("keeper.py")
 LOG_TAIL_BYTES = 1500
 STOP_S = 10.0
+LOOPBACK = "lo"
+"""The network interface on which the ranks of a group meet that never leaves this machine."""
 CPU_FLAGS = {
     "device": "cpu",
     "attention-backend": "torch_native",
@@ -124,6 +126,8 @@ def launch_environment(settings: Sglang, number: int, *, threads: int, device: s
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
+    if settings.weights == "broadcast":
+        environment["GLOO_SOCKET_IFNAME"] = LOOPBACK
     if device == "cpu":
         return environment | {"OMP_NUM_THREADS": str(threads)}
     return environment | {"CUDA_VISIBLE_DEVICES": devices_of(number, settings, os.environ.get("CUDA_VISIBLE_DEVICES"))}

@@ -11,14 +11,16 @@ the fleet, with the reason (``ServersLost``).
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.inference.interface import Level
-from engine.inference.sglang.client import ServerGone, SglangClient
+from engine.inference.sglang.client import ServerGone, ServerRefused, SglangClient
 from engine.inference.sglang.identity import Expected
 from engine.inference.sglang.process import ServerFailed, ServerProcess
 from engine.inference.sglang.weights import Exchange
+from engine.spec.usage import Health, ServerReading
 
 LOG = logging.getLogger(__name__)
 LONGEST_BACKOFF_S = 60.0
@@ -61,6 +63,8 @@ class Server:
     busy_seconds: float = 0.0
     """In which it had something in hand."""
     busy_since: float = 0.0
+    began_at: float = field(default_factory=time.time)
+    """Since when tokens are counted; Unix time in seconds."""
     dead: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by whoever finds out."""
 
@@ -76,8 +80,40 @@ class Server:
             self.busy_seconds += now - self.busy_since
 
     @property
+    def health(self) -> Health:
+        if self.is_given_up:
+            return "given-up"
+        return "up" if self.is_up else ("down" if self.was_up else "starting")
+
+    @property
     def name(self) -> str:
         return f"SGLang server {self.number} ({self.client.url})"
+
+
+async def reading_of(server: Server) -> ServerReading:
+    """With its own count of what runs and waits in it, where it answers."""
+    running, queued = None, None
+    if server.is_up:
+        try:
+            running, queued = await server.client.load()
+        except (ServerGone, ServerRefused):  # its watcher says so, if it lasts
+            running, queued = None, None
+    return ServerReading(
+        number=server.number,
+        url=server.client.url,
+        health=server.health,
+        reason="" if server.is_up or server.reason is None else str(server.reason),
+        running=running,
+        queued=queued,
+        in_hand=server.in_hand,
+        sampled_tokens=server.sampled_tokens,
+        prompt_tokens=server.prompt_tokens,
+        cached_tokens=server.cached_tokens,
+        restarts=server.restarts,
+        version=server.version,
+        began_at=server.began_at,
+        pid=None if server.process is None else server.process.pid,
+    )
 
 
 class Fleet:

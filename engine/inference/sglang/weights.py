@@ -79,7 +79,7 @@ class FolderExchange:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            for number, shard in enumerate(_parts(tensors.items(), SHARD_BYTES, self._dtype)):
+            for number, shard in enumerate(parts_of(tensors.items(), SHARD_BYTES, self._dtype)):
                 save_file(shard, partial / f"model-{number:05d}.safetensors")
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -112,7 +112,7 @@ class TensorExchange:
     async def give(self, client: SglangClient) -> None:
         assert self.version is not None  # nothing is given before something was taken
         async with client.weight_update():
-            for part in _parts(self._tensors.items(), PART_BYTES, self._dtype):
+            for part in parts_of(self._tensors.items(), PART_BYTES, self._dtype):
                 serialized = await asyncio.to_thread(serialized_tensors, part)
                 await client.load_tensors(serialized, self._ranks, self.version)
 
@@ -129,7 +129,7 @@ def serialized_tensors(tensors: Mapping[str, Tensor]) -> str:
     return base64.b64encode(pickle.dumps(whole)).decode()
 
 
-def _parts(tensors: Iterable[tuple[str, Tensor]], most_bytes: int, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
+def parts_of(tensors: Iterable[tuple[str, Tensor]], most_bytes: int, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
     """In the order in which they come, each part as large as ``most_bytes`` allows; a larger tensor stands alone."""
     part: dict[str, Tensor] = {}
     size = 0

@@ -1,23 +1,28 @@
 """The policy with a KV cache: passes of fixed shape, so that what else is in the batch changes no bit.
 
 Floating-point sums depend on their order, and the order that a matrix kernel picks depends on the
-shape of its operands.  So every pass always runs at full shape (every slot, every cache column)
-and masked places hold whatever they hold: each row is then computed by the same instructions
-wherever it stands and whoever its neighbours are.
+shape of its operands.  So every pass runs over every slot, and masked places hold whatever they hold:
+each row is then computed by the same instructions wherever it stands and whoever its neighbours are.  Columns
+that nobody has reached are left out of attention, and slots that nobody is in out of a step, where that was seen to
+change no bit (widths.py, rows.py).
 
-Shapes: S slots, R rows of a prefill, C tokens of a prefill row, L layers, D hidden size, H query heads, K key-value
-heads, G = H / K, E head dim, W cache columns, V vocabulary, B rows of logits.
+Shapes: S slots, N sessions of a step, R rows of a pass, C tokens of a row, L layers, D hidden size, H query heads,
+K key-value heads, G = H / K, E head dim, W cache columns (in attention: those that are looked at), V vocabulary, B rows
+of logits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.inference.torch import attention
 from engine.inference.torch.memory import Dtype, Layout
+from engine.inference.torch.rows import Rows
 from engine.inference.torch.weights import DecoderWeights, LayerWeights
+from engine.inference.torch.widths import Widths
 from engine.models.architecture import Architecture
 from engine.models.rope import rotary_tables
 
@@ -26,6 +31,12 @@ TORCH_DTYPE: dict[Dtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+ROW_PROOFS = 2
+
+_LayerCache = tuple[LayerWeights, Tensor, Tensor]
+"""A layer with its keys [S, K, E, W] and values [S, K, W, E]."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,9 @@ class Decoder:
         sin[:, : head_dim // 2] *= -1
         self._cos_WE, self._sin_WE = cos.to(self.device, torch_dtype), sin.to(self.device, torch_dtype)
         self._column_W = torch.arange(columns, device=self.device)
+        proves = self.device.type == "cpu" and torch_dtype is torch.float32
+        self._widths = Widths(architecture, columns, self.scratch_position, proves=proves)
+        self._rows = Rows(slots, self._equal_in, proves=proves)
         # The scale of the scores stands in the queries' norm where that loses no digit, and is a product elsewhere.
         self._scale_in_norm = architecture.qk_norm and dtype == "float32"
 
@@ -118,14 +132,20 @@ class Decoder:
         self._cache.values_LSKWE[:, slot, :, :tokens] = prefix.values_LKPE
 
     @torch.inference_mode()
-    def step(self, tokens_S: Tensor, positions_S: Tensor) -> Tensor:
-        """Put one token per slot into the cache; the final hidden states [S, D] from which what follows is told.
+    def step(self, slots_N: Tensor, tokens_N: Tensor, positions_N: Tensor) -> Tensor:
+        """Put one token into the cache of each of these slots; the final hidden states from which what follows is told.
 
-        Idle slots pass ``scratch_position``.
+        [S, D]: those of other slots mean nothing.
         """
-        x_SD = self._weights.embedding_VD[tokens_S]
-        x_SD = self._transformed(x_SD, self._cache, None, positions_S.unsqueeze(1))
-        return self._normed(x_SD, self._weights.final_norm_D)
+        rows = self._rows.of(len(slots_N))
+        fewer = rows < self.layout.slots
+        at_N = torch.arange(len(slots_N), device=self.device) if fewer else slots_N
+        slots_R = _placed(slots_N, at_N, rows, filler=0) if fewer else None
+        positions_R = _placed(positions_N, at_N, rows, filler=self.scratch_position)
+        x_RD = self._weights.embedding_VD[_placed(tokens_N, at_N, rows, filler=0)]
+        x_RD = self._transformed(x_RD, self._cache, slots_R, positions_R.unsqueeze(1))
+        hidden_RD = self._normed(x_RD, self._weights.final_norm_D)
+        return _placed(hidden_RD[at_N], slots_N, self.layout.slots, filler=0) if fewer else hidden_RD
 
     @torch.inference_mode()
     def logits(self, hidden_BD: Tensor) -> Tensor:
@@ -134,26 +154,64 @@ class Decoder:
 
     def _transformed(self, x_ND: Tensor, cache: _Cache, slots_R: Tensor | None, positions_RC: Tensor) -> Tensor:
         """All layers over N = R * C tokens; ``slots_R`` None means every row of the cache in order."""
-        rows, tokens = positions_RC.shape
+        layers = zip(self._weights.layers, cache.keys_LSKEW, cache.values_LSKWE, strict=True)
+        columns = self._widths.of(positions_RC, gathers=slots_R is not None)
+        return self._through(layers, x_ND, slots_R, positions_RC, columns)
+
+    def _through(
+        self,
+        layers: Iterable[_LayerCache],
+        x_ND: Tensor,
+        slots_R: Tensor | None,
+        positions_RC: Tensor,
+        columns: int,
+    ) -> Tensor:
         cos_N1E, sin_N1E = (table[positions_RC.flatten()].unsqueeze(1) for table in (self._cos_WE, self._sin_WE))
         groups = self.architecture.heads // self.architecture.kv_heads
-        bias_RCW = torch.where(self._column_W > positions_RC.unsqueeze(-1), -torch.inf, 0.0)
-        # Queries of one key-value head stand together, [G, C] flattened: the bias repeats G times (C = 1: no copy).
-        bias_R1QW = (bias_RCW if tokens == 1 else bias_RCW.repeat(1, groups, 1)).unsqueeze(1)
+        bias_R1QW = attention.bias(self._column_W[:columns], positions_RC, groups)
         write = _written(positions_RC, slots_R, (self.architecture.kv_heads, self.architecture.head_dim))
-        layers = self._weights.layers
-        for layer, keys_SKEW, values_SKWE in zip(layers, cache.keys_LSKEW, cache.values_LSKWE, strict=True):
+        for layer, keys_SKEW, values_SKWE in layers:
             q_NHE, k_NKE, v_NKE = self._projected(layer, x_ND, cos_N1E, sin_N1E)
             write(keys_SKEW, values_SKWE, k_NKE, v_NKE)
-            keys_RKEW, values_RKWE = (
-                (keys_SKEW, values_SKWE) if slots_R is None else (keys_SKEW[slots_R], values_SKWE[slots_R])
-            )
-            y_ND = _attended(q_NHE, keys_RKEW, values_RKWE, bias_R1QW)
+            keys_RKEW, values_RKWE = attention.looked_at(keys_SKEW, values_SKWE, slots_R, columns)
+            y_ND = attention.attended(q_NHE, keys_RKEW, values_RKWE, bias_R1QW)
             x_ND = x_ND + functional.linear(y_ND, layer.out, layer.out_bias)
             gate_up = functional.linear(self._normed(x_ND, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
             gate, up = gate_up.chunk(2, dim=-1)
             x_ND = x_ND + functional.linear(functional.silu(gate) * up, layer.down, layer.down_bias)
         return x_ND
+
+    def _equal_in(self, sizes: Sequence[int]) -> Set[int]:
+        """The sizes in which the first layer gives rows the bits that it gives them among all, over random keys and
+        values; the other layers have its shapes.
+        """
+        random = torch.Generator().manual_seed(0)
+        equal = set(sizes)
+        for _ in range(ROW_PROOFS):
+            equal &= self._drawn_equal_in(sizes, random)
+        return equal
+
+    def _drawn_equal_in(self, sizes: Sequence[int], random: torch.Generator) -> Set[int]:
+        """Empty where the weights make nothing of a row, which would prove nothing."""
+        a, slots, columns = self.architecture, self.layout.slots, self.layout.columns
+        x_SD = torch.randn(slots, a.hidden_size, generator=random)
+        keys_SKEW = torch.randn(slots, a.kv_heads, a.head_dim, columns, generator=random)
+        values_SKWE = torch.randn(slots, a.kv_heads, columns, a.head_dim, generator=random)
+        positions_S1 = torch.randint(0, self.scratch_position, (slots, 1), generator=random)
+        order_S = torch.randperm(slots, generator=random)
+
+        def passed(x_ND: Tensor, slots_R: Tensor | None, positions_R1: Tensor) -> Tensor:
+            layer = (self._weights.layers[0], keys_SKEW, values_SKWE)
+            x_ND = self._through([layer], x_ND, slots_R, positions_R1, columns)
+            return self._normed(x_ND, self._weights.final_norm_D)
+
+        def alone(slots_R: Tensor) -> Tensor:
+            return passed(x_SD[slots_R], slots_R, positions_S1[slots_R])
+
+        every_SD = passed(x_SD, None, positions_S1)
+        if not every_SD.std(dim=0).gt(0).all():
+            return set()
+        return {size for size in sizes if torch.equal(alone(order_S[:size]), every_SD[order_S[:size]])}
 
     def _projected(
         self, layer: LayerWeights, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor
@@ -170,6 +228,13 @@ class Decoder:
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.architecture.norm_eps)
+
+
+def _placed(values_N: Tensor, at_N: Tensor, rows: int, *, filler: int) -> Tensor:
+    """These rows at their places among so many."""
+    placed_R = values_N.new_full((rows, *values_N.shape[1:]), filler)
+    placed_R[at_N] = values_N
+    return placed_R
 
 
 def _written(
@@ -195,18 +260,3 @@ def _written(
         values_SKWE[slots_RC, :, positions_RC] = v_NKE.unflatten(0, (rows, tokens))
 
     return index
-
-
-def _attended(q_NHE: Tensor, keys_RKEW: Tensor, values_RKWE: Tensor, bias_R1QW: Tensor) -> Tensor:
-    """Attention of N = R * C tokens over whole cache rows; [N, H * E]."""
-    rows, kv_heads, head_dim, _ = keys_RKEW.shape
-    tokens, heads = q_NHE.shape[0] // rows, q_NHE.shape[1]
-    q_RKQE = (
-        q_NHE.view(rows, tokens, kv_heads, heads // kv_heads, head_dim)
-        .permute(0, 2, 3, 1, 4)
-        .reshape(rows, kv_heads, -1, head_dim)
-    )
-    # In float32 also where keys and values are not, as transformers has it.
-    weights_RKQW = torch.softmax(q_RKQE @ keys_RKEW + bias_R1QW, dim=-1).to(q_RKQE.dtype)
-    y_RKGCE = (weights_RKQW @ values_RKWE).view(rows, kv_heads, heads // kv_heads, tokens, head_dim)
-    return y_RKGCE.permute(0, 3, 1, 2, 4).reshape(rows * tokens, heads * head_dim)

@@ -10,10 +10,11 @@ from typing import Any
 
 from engine.durable import read_back
 from engine.inference.torch.generator import TorchGenerator
-from engine.inference.torch.memory import Dtype, Layout, gib, slots_within
+from engine.inference.torch.memory import Dtype, Layout, slots_within
 from engine.models.adapted_weights import AdaptedWeights
 from engine.models.architecture import Architecture, UnsupportedArchitecture
 from engine.models.folder_weights import FolderWeights
+from engine.models.memory import readable_bytes
 from engine.models.origin import model_origin
 from engine.models.qwen3 import Qwen3
 from engine.models.tokenizer import tokenizer_for
@@ -119,6 +120,6 @@ def _slots(architecture: Architecture, context_tokens: int, dtype: Dtype, budget
         most = max(budget_bytes // Layout(architecture, context_tokens, 1, dtype).bytes_per_token - 8, 0)
         raise ValueError(
             f"kv_budget_bytes = {budget_bytes}: one slot of {context_tokens} tokens takes more than"
-            f" {gib(budget_bytes)}; give more, or lower context_tokens to {most}"
+            f" {readable_bytes(budget_bytes)}; give more, or lower context_tokens to {most}"
         )
     return slots

@@ -29,7 +29,7 @@ from engine.inference.torch.decoder import Decoder
 from engine.inference.torch.memory import Dtype
 from engine.inference.torch.prompts import Prompt, Prompts
 from engine.inference.torch.sampling import Draws, sample
-from engine.inference.torch.session import Reply, Session, StoppedBy, Turn
+from engine.inference.torch.session import Reply, Session, StoppedBy, Turn, give_all
 from engine.models.architecture import Architecture
 from engine.models.weights import WeightSource
 from engine.spec.generation import Generated, GenerateRequest, OnToken
@@ -89,6 +89,8 @@ class TorchGenerator:
         self._waiting: OrderedDict[str, Turn] = OrderedDict()
         self._free_slots = list(reversed(range(slots)))
         self._counters = dict.fromkeys(("sampled_tokens", "steps", "prefills", "busy_seconds"), 0.0)
+        self._finished: list[tuple[Reply, Generated]] = []
+        """Turns that ended in this pass; their callers learn it at its end, all at once."""
         self._failure: BaseException | None = None
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -324,7 +326,11 @@ class TorchGenerator:
         ]:
             self._prefill(reading)
         if stepping := [session for session in live if not session.to_prefill]:
-            self._step(stepping)
+            try:
+                self._step(stepping)
+            finally:
+                give_all(self._finished)
+                self._finished.clear()
         self._counters["busy_seconds"] += time.perf_counter() - began
 
     def _begin_with_prompts(self, beginning: list[Session]) -> None:
@@ -355,15 +361,13 @@ class TorchGenerator:
         self._counters["prefills"] += 1
 
     def _step(self, stepping: list[Session]) -> None:
-        slots = self._layout.slots
-        tokens, positions = np.zeros(slots, dtype=np.int64), np.full(slots, self._decoder.scratch_position)
-        draws = Draws(slots)
-        for session in stepping:
-            slot, pending = session.slot, session.pending
-            positions[slot], (tokens[slot],) = session.cached, session.read(1)
-            uniform, forced = pending.next_draw()
-            draws.put(slot, pending.request, uniform=uniform, forced=forced)
-        hidden_SD = self._decoder.step(self._tensor(tokens), self._tensor(positions))
+        slots, tokens, positions = np.zeros((3, len(stepping)), dtype=np.int64)
+        draws = Draws(self._layout.slots)
+        for row, session in enumerate(stepping):
+            slots[row], positions[row], (tokens[row],) = session.slot, session.cached, session.read(1)
+            uniform, forced = session.pending.next_draw()
+            draws.put(session.slot, session.pending.request, uniform=uniform, forced=forced)
+        hidden_SD = self._decoder.step(*map(self._tensor, (slots, tokens, positions)))
         sampling = [session for session in stepping if not session.unread]
         self._counters["steps"] += 1
         self._counters["sampled_tokens"] += sum(not session.pending.request.forced_ids for session in sampling)
@@ -401,7 +405,7 @@ class TorchGenerator:
 
     def _finish(self, session: Session, stopped_by: StoppedBy) -> None:
         turn, session.turn = session.pending, None
-        turn.reply.give(turn.generated(stopped_by))
+        self._finished.append((turn.reply, turn.generated(stopped_by)))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._decoder.device)

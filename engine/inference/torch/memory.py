@@ -1,8 +1,8 @@
 """How many bytes the torch generator takes, before it takes them.
 
 Everything that is kept is allocated once at its full size: weights, the KV cache of all slots at full context, the rows
-in which prompts are read.  Slots do not grow with need, because passes of another shape would sum in another order, and
-then what a session samples would depend on its company (engine/inference/torch/decoder.py).
+in which prompts are read.  Slots do not grow with need, because passes of another shape may sum in another order, and
+then what a session samples would depend on its company (engine/inference/torch/decoder.py, widths.py).
 
 This module computes with numbers only; it asks no device.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.models.architecture import Architecture
+from engine.models.memory import readable_bytes
 from engine.spec.problems import Problem
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -102,8 +103,10 @@ class GeneratorMemory:
         return self.weights + self.kv_cache + self.prompts + self.scratch
 
     def __str__(self) -> str:
-        parts = (f"{name.replace('_', ' ')} {gib(getattr(self, name))}" for name in self.__dataclass_fields__)
-        return f"{' + '.join(parts)} = {gib(self.total)}"
+        parts = (
+            f"{name.replace('_', ' ')} {readable_bytes(getattr(self, name))}" for name in self.__dataclass_fields__
+        )
+        return f"{' + '.join(parts)} = {readable_bytes(self.total)}"
 
 
 def memory_of(
@@ -147,14 +150,9 @@ def lacking_memory(
     return Problem(
         "resources.kv_slots",
         slots,
-        f"the generator takes {memory}; this machine has {gib(free_bytes)} free",
+        f"the generator takes {memory}; this machine has {readable_bytes(free_bytes)} free",
         " or ".join(remedies) or "use a smaller model, or more memory",
     )
-
-
-def gib(size: int) -> str:
-    """Bytes for people; small sizes in MiB."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 // 10 else f"{size / 2**20:.1f} MiB"
 
 
 def _scratch(layout: Layout) -> int:

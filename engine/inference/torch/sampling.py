@@ -27,28 +27,39 @@ class Draws:
         self.forced_S = np.full(slots, NOT_FORCED)
         self.top_k_S, self.top_p_S, self.min_p_S = np.zeros(slots, dtype=np.int64), np.ones(slots), np.zeros(slots)
         self.logprobs_truncated_S = np.zeros(slots, dtype=np.bool_)
+        self._forces = self._truncates = False
+        """Whether any slot has its token given, or truncates."""
 
     def put(self, slot: int, request: GenerateRequest, *, uniform: float, forced: int) -> None:
         """``forced`` is the token to take, or NOT_FORCED."""
         self.temperature_S[slot] = request.temperature
         self.uniform_S[slot], self.forced_S[slot] = uniform, forced
         self.logprob_temperature_S[slot] = request.logprob_temperature
+        if forced != NOT_FORCED:
+            self._forces = True
         if request.truncation != NO_TRUNCATION:
+            self._truncates = True
             truncation = request.truncation
             self.top_k_S[slot], self.top_p_S[slot] = truncation.top_k, truncation.top_p
             self.min_p_S[slot] = truncation.min_p
             self.logprobs_truncated_S[slot] = request.logprobs_truncated
 
     def block(self, rows: slice, device: torch.device) -> "BlockDraws":
+        """What these rows ask for; what none of them asks for is left out, which changes no bit."""
+
         def tensor(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array[rows]).to(device)
 
-        truncates = bool(self.top_k_S[rows].any() or (self.top_p_S[rows] < 1).any() or self.min_p_S[rows].any())
+        truncates = self._truncates and bool(
+            self.top_k_S[rows].any() or (self.top_p_S[rows] < 1).any() or self.min_p_S[rows].any()
+        )
+        heats, logprobs_heat = bool((self.temperature_S != 1).any()), bool((self.logprob_temperature_S != 1).any())
         return BlockDraws(
-            temperature_B=tensor(self.temperature_S),
             uniform_B=tensor(self.uniform_S),
-            forced_B=tensor(self.forced_S),
-            logprob_temperature_B=tensor(self.logprob_temperature_S),
+            temperature_B=tensor(self.temperature_S) if heats else None,
+            logprob_temperature_B=tensor(self.logprob_temperature_S) if logprobs_heat else None,
+            forced_B=tensor(self.forced_S) if self._forces else None,
+            takes_likeliest=heats and bool((self.temperature_S == 0).any()),
             truncation=BlockTruncation(
                 *map(tensor, (self.top_k_S, self.top_p_S, self.min_p_S, self.logprobs_truncated_S))
             )
@@ -68,10 +79,14 @@ class BlockTruncation:
 
 @dataclass(frozen=True, slots=True)
 class BlockDraws:
-    temperature_B: Tensor
     uniform_B: Tensor
-    forced_B: Tensor
-    logprob_temperature_B: Tensor
+    temperature_B: Tensor | None
+    """This and the next one are None where all rows have a temperature of 1."""
+    logprob_temperature_B: Tensor | None
+    forced_B: Tensor | None
+    """None where every token is drawn."""
+    takes_likeliest: bool
+    """Whether a row may have a temperature of 0."""
     truncation: BlockTruncation | None
     """None where no row truncates."""
 
@@ -83,8 +98,9 @@ def sample(logits_BV: Tensor, draws: BlockDraws) -> tuple[Tensor, Tensor]:
     softmax(logits / temperature), over what is kept, first exceeds the uniform: what has probability 0 is never drawn.
     Where ``forced_B`` is a token, that one is taken.  A row whose logits are not finite gets a log-prob of NaN.
     """
-    greedy_B = draws.temperature_B == 0
-    scaled_BV = logits_BV / torch.where(greedy_B, 1.0, draws.temperature_B).unsqueeze(1)
+    scaled_BV = logits_BV
+    if draws.temperature_B is not None:
+        scaled_BV = logits_BV / torch.where(draws.temperature_B == 0, 1.0, draws.temperature_B).unsqueeze(1)
     probs_BV, floor_B1 = torch.softmax(scaled_BV, dim=-1), None
     if (truncation := draws.truncation) is not None:
         floor_B1 = lowest_kept(scaled_BV, truncation.top_k_B, truncation.top_p_B, truncation.min_p_B)
@@ -95,10 +111,14 @@ def sample(logits_BV: Tensor, draws: BlockDraws) -> tuple[Tensor, Tensor]:
     drawn_B = torch.searchsorted(cumulative_BV, threshold_B1, right=True).squeeze(1)
     del probs_BV, cumulative_BV
     # Only a row of NaN finds no token; any will do, for its log-prob is NaN.
-    drawn_B = drawn_B.clamp(max=logits_BV.shape[-1] - 1)
-    token_B = torch.where(greedy_B, logits_BV.argmax(-1), drawn_B)
-    token_B = torch.where(draws.forced_B == NOT_FORCED, token_B, draws.forced_B)
-    at_BV = logits_BV / draws.logprob_temperature_B.unsqueeze(1)
+    token_B = drawn_B.clamp(max=logits_BV.shape[-1] - 1)
+    if draws.takes_likeliest and draws.temperature_B is not None:
+        token_B = torch.where(draws.temperature_B == 0, logits_BV.argmax(-1), token_B)
+    if draws.forced_B is not None:
+        token_B = torch.where(draws.forced_B == NOT_FORCED, token_B, draws.forced_B)
+    at_BV = logits_BV
+    if draws.logprob_temperature_B is not None:
+        at_BV = logits_BV / draws.logprob_temperature_B.unsqueeze(1)
     if truncation is not None and floor_B1 is not None:
         cut_BV = without_the_cut(at_BV, floor_B1, token_B)
         at_BV = torch.where(truncation.logprobs_B.unsqueeze(1), cut_BV, at_BV)

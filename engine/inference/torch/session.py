@@ -1,7 +1,8 @@
 """One episode's place in the generator: its slot, what the cache holds of it, and the turn it is in."""
 
 import asyncio
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -41,6 +42,22 @@ class Reply:
         """The caller may have stopped waiting, and its loop may be closed: both mean that nobody listens."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(lambda: None if self.future.done() else settle(value))
+
+
+def give_all(values: Sequence[tuple[Reply, object]]) -> None:
+    """Give each of these replies its value, in their order; each event loop is woken once."""
+    by_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[Reply, object]]] = defaultdict(list)
+    for reply, value in values:
+        by_loop[reply.loop].append((reply, value))
+    for loop, given in by_loop.items():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_settle_all, given)
+
+
+def _settle_all(given: Sequence[tuple[Reply, object]]) -> None:
+    for reply, value in given:
+        if not reply.future.done():
+            reply.future.set_result(value)
 
 
 @dataclass(slots=True)

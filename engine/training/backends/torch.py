@@ -69,7 +69,7 @@ class TorchBackend:
         rows = [[0.0] * len(sample) for sample in samples]
         self._scoring.eval()
         for batch in self._cut.microbatches(samples):
-            logp_BT, _ = self._scoring(batch.token_ids_BT, batch.scored_BT, distribution, batch.positions_BT)
+            logp_BT, _ = self._scored(batch, distribution)
             for i, logp_T in zip(
                 batch.rows, logp_BT.where(batch.mask_BT, 0.0)[: len(batch.rows)].tolist(), strict=True
             ):
@@ -88,7 +88,7 @@ class TorchBackend:
 
         def outputs(number: int) -> PolicyOutputs:
             part = batches[number]
-            logp_BT, entropy_N = self._scoring(part.token_ids_BT, part.scored_BT, distribution, part.positions_BT)
+            logp_BT, entropy_N = self._scored(part, distribution)
             return PolicyOutputs(logp_BT, entropy_N, references[number])
 
         return self._passes.accumulated(batches, loss_terms, outputs)
@@ -101,13 +101,16 @@ class TorchBackend:
         self._scoring.eval()
         _exchange(_state(self.network.module), self._reference)
         try:
-            return [
-                self._scoring(batch.token_ids_BT, batch.scored_BT, distribution, batch.positions_BT)[0]
-                for batch in batches
-            ]
+            return [self._scored(batch, distribution)[0] for batch in batches]
         finally:
             self._cut.rank.rest(self._scoring)
             _exchange(_state(self.network.module), self._reference)
+
+    def _scored(self, batch: MicroBatch, distribution: Distribution) -> tuple[Tensor, Tensor]:
+        """As ``token_logprobs``."""
+        return self._scoring(  # type: ignore[no-any-return]
+            batch.token_ids_BT, batch.scored_BT, distribution, batch.positions_BT, batch.trees
+        )
 
     def step(self, *, learning_rate: float, grad_clip: float) -> float:
         self._cut.use_threads()
@@ -386,7 +389,7 @@ class _Cut:
     def __init__(self, resources: Resources, rank: Rank, *, context_tokens: int, seed: int) -> None:
         self.device = torch.device(resources.device)
         self.rank, self.seed = rank, seed
-        self._threads = resources.threads
+        self._threads, self._shares_prefixes = resources.threads, resources.share_prefixes
         self._context = context_tokens
         self._tokens: int | None = None
 
@@ -415,7 +418,8 @@ class _Cut:
         """
         self.use_threads()
         self.refuse_too_long(batch)
-        made = microbatches(batch, device=self.device, max_tokens=self._tokens or microbatch.MICROBATCH_TOKENS)
+        tokens = self._tokens or microbatch.MICROBATCH_TOKENS
+        made = microbatches(batch, device=self.device, max_tokens=tokens, shares_prefixes=self._shares_prefixes)
         return [*made, *[without_rows(self.device)] * (self.rank.most(len(made)) - len(made))]
 
 

@@ -22,7 +22,7 @@ from sandboxes.backends.docker.address import address
 from sandboxes.backends.docker.seccomp import profile
 from sandboxes.backends.docker.sockets import bound_sockets
 from sandboxes.backends.namespaces import inspection
-from sandboxes.backends.namespaces.arguments import BOOT, HOSTNAME
+from sandboxes.backends.namespaces.arguments import BOOT, HOSTNAME, TASK_FOLDERS
 from sandboxes.backends.namespaces.inside.snapshots import KEPT_DISKS
 from sandboxes.backends.namespaces.limits import NOBODY, host_id
 from sandboxes.images.registry import Image
@@ -103,7 +103,8 @@ def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
             # In place of what Docker mounts there: the machine's devices, and queues that would outlive a reset.
             "/sys": EMPTY,
             "/dev/mqueue": EMPTY,
-            "/dev/pts": EMPTY,
+            # Docker's own is a devpts of this container alone.
+            **(task_folders(spec, owner_is) if spec.terminal else {"/dev/pts": EMPTY}),
         },
         # Of all processes together, the files among them; no swap.
         "mem_limit": memory_bytes,
@@ -123,6 +124,11 @@ def settings(spec: SandboxSpec, user: int) -> dict[str, Any]:
     }
 
 
+def task_folders(spec: SandboxSpec, owner_is: str) -> dict[str, str]:
+    """Those of a terminal task, which an image need not have."""
+    return {f"/{name}": f"{room(spec, name)},mode=0755,{owner_is},exec" for name in TASK_FOLDERS}
+
+
 def room(spec: SandboxSpec, place: str) -> str:
     """Return how much can be written there, and how many names."""
     size_mib = SHARED_MIB if place == "dev/shm" else spec.disk_mib
@@ -131,7 +137,8 @@ def room(spec: SandboxSpec, place: str) -> str:
 
 def sandbox_memory_bytes(spec: SandboxSpec) -> int:
     """Of all processes, the files, and the agent with the snapshots that it keeps."""
-    files_mib = spec.disk_mib * (2 + (KEPT_DISKS if spec.snapshots else 0)) + SHARED_MIB
+    disks = 2 + (len(TASK_FOLDERS) if spec.terminal else 0) + (KEPT_DISKS if spec.snapshots else 0)
+    files_mib = spec.disk_mib * disks + SHARED_MIB
     return (spec.memory_mib + files_mib + AGENT_MIB) * 2**20
 
 

@@ -14,6 +14,11 @@ HOSTNAME = "sandbox"
 SANDBOX_PYTHON = "/usr/bin/python3"
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 DEVICES = ("null", "zero", "full", "random", "urandom")
+TASK_FOLDERS = ("tests", "solution", "logs")
+"""Of a terminal task.  They are links to below ``HIDDEN``, whose contents every detector protects."""
+HIDDEN = "/tmp/.palestra"
+SHARED_BYTES = 2**20
+"""Of /dev/shm beside terminals, where it cannot be /tmp: for semaphores, not for files."""
 BOOT = """\
 import marshal, os, sys
 sys.path[:] = [p for p in sys.path if p]
@@ -56,10 +61,22 @@ class Descriptors:
     """Contents of ``NAME_FILES``, in their order; a watched sandbox only."""
 
 
-def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors, *, zygote: bool = False) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is run in place of the agent, and the folders of this machine that it may read beside the system's."""
+
+    argv: tuple[str, ...]
+    folders: tuple[tuple[str, str], ...]
+    """(here, inside): read-only in the sandbox, whatever they are here."""
+
+
+def bwrap_arguments(
+    bwrap: str, spec: SandboxSpec, fds: Descriptors, *, zygote: bool = False, program: Program | None = None
+) -> list[str]:
     """The command line that makes one sandbox and runs the agent in it.
 
-    ``zygote``: or that runs a zygote, which makes one sandbox after the other with what walls.py adds.
+    ``zygote``: or that runs a zygote, which makes one sandbox after the other with what walls.py adds.  ``program``: or
+    that runs this.
     """
     return [
         bwrap,
@@ -89,11 +106,11 @@ def bwrap_arguments(bwrap: str, spec: SandboxSpec, fds: Descriptors, *, zygote: 
         # A zygote's children add the filter themselves: it forbids what they are made with.
         *(() if fds.seccomp is None else ("--seccomp", str(fds.seccomp))),
         *("--info-fd", str(fds.info)),
-        *_file_systems(spec, fds, zygote),
+        *_file_systems(spec, fds, zygote, () if program is None else program.folders),
         *("--chdir", "/work"),
         # -S -s: no site-packages; -B: no bytecode is written.  Not -E, -I: the hash seed comes by the environment,
         # which is ours; an interpreter that orders sets differently every time makes no run repeatable.
-        *(SANDBOX_PYTHON, "-S", "-s", "-B", "-c", BOOT, str(fds.agent)),
+        *((SANDBOX_PYTHON, "-S", "-s", "-B", "-c", BOOT, str(fds.agent)) if program is None else program.argv),
     ]
 
 
@@ -106,7 +123,7 @@ def _network(spec: SandboxSpec) -> list[str]:
     return ["--unshare-net"]
 
 
-def _file_systems(spec: SandboxSpec, fds: Descriptors, zygote: bool) -> list[str]:
+def _file_systems(spec: SandboxSpec, fds: Descriptors, zygote: bool, folders: tuple[tuple[str, str], ...]) -> list[str]:
     size = str(spec.disk_mib * 2**20)
     flags = ["--ro-bind", "/usr", "/usr"]
     for name in SYSTEM_FOLDERS:
@@ -125,19 +142,33 @@ def _file_systems(spec: SandboxSpec, fds: Descriptors, zygote: bool) -> list[str
         flags += ["--perms", "0444", "--ro-bind-data", str(fd), path]
     # A /proc of the new pid namespace: its processes only.
     flags += ["--proc", "/proc"]
-    # Not --dev: no terminals, no shared memory of unlimited size.
-    flags += ["--tmpfs", "/dev"]
-    for name in DEVICES:
-        flags += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    for name, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
-        flags += ["--symlink", target, f"/dev/{name}"]
-    flags += ["--symlink", "/proc/self/fd/2", "/dev/stderr", "--symlink", "/tmp", "/dev/shm"]
+    flags += _devices_with_terminals() if spec.terminal else _devices()
     # The only places that can be written, each with a hard size; they are memory and die with the sandbox.
     # A zygote has none itself: each of its children mounts its own.
     for path, mode in (("/work", "0755"), ("/tmp", "1777")):
         flags += ["--perms", mode, *(("--dir", path) if zygote else ("--size", size, "--tmpfs", path))]
+    if spec.terminal:
+        flags += ["--symlink", "/work", "/app"]
+        flags += [word for name in TASK_FOLDERS for word in ("--symlink", f"{HIDDEN}/{name}", f"/{name}")]
+    for here, inside in folders:
+        flags += ["--ro-bind", here, inside]
     # The root and /dev are tmpfs without a size: nobody may write there.
     return [*flags, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _devices() -> list[str]:
+    """Not --dev: no terminals, no shared memory of unlimited size."""
+    flags = ["--tmpfs", "/dev"]
+    for name in DEVICES:
+        flags += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    for name, target in (("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1")):
+        flags += ["--symlink", target, f"/dev/{name}"]
+    return [*flags, "--symlink", "/proc/self/fd/2", "/dev/stderr", "--symlink", "/tmp", "/dev/shm"]
+
+
+def _devices_with_terminals() -> list[str]:
+    """The same devices, and a devpts of the sandbox's own: no terminal of the machine, nor of another sandbox."""
+    return ["--dev", "/dev", "--perms", "1777", "--size", str(SHARED_BYTES), "--tmpfs", "/dev/shm"]
 
 
 PASSWD = f"root:x:0:0::/:/usr/sbin/nologin\nagent:x:{SANDBOX_ID}:{SANDBOX_ID}::/work:/bin/sh\n".encode()

@@ -8,7 +8,8 @@ import subprocess
 from dataclasses import dataclass
 
 from sandboxes.backends.namespaces import limits
-from sandboxes.backends.namespaces.arguments import GROUP, NAME_FILES, PASSWD, Descriptors, bwrap_arguments
+from sandboxes.backends.namespaces.arguments import GROUP, NAME_FILES, PASSWD, Descriptors, Program, bwrap_arguments
+from sandboxes.backends.namespaces.exposure import exposed
 from sandboxes.backends.namespaces.probe import as_nobody_in_particular, bwrap_path
 from sandboxes.backends.namespaces.seccomp import deny_filter
 from sandboxes.backends.namespaces.spawn import spawner
@@ -43,9 +44,12 @@ class Bubblewrap:
         netns_entry: NetnsEntry | None = None,
         *,
         zygote: bool = False,
+        program: Program | None = None,
+        passing: tuple[int, ...] = (),
     ) -> "Bubblewrap":
         """Start bubblewrap, through a namespace entry that makes the network; the sockets stay ours to close.
 
+        ``program`` runs in place of the agent; it inherits the agent's socket and the descriptors ``passing``.
         Raises ``SandboxUnavailable``; ``OSError`` if no more files can be opened.
         """
         try:
@@ -72,10 +76,11 @@ class Bubblewrap:
             through = netns_entry.arguments() if netns_entry else []
             passed = [netns_entry.theirs.fileno()] if netns_entry else []
             joining = group.joining() if group else []
-            arguments = bwrap_arguments(bwrap_path(), spec, fds, zygote=zygote)
+            exposing, shown = ([], None) if program is None else exposed(program)
+            arguments = bwrap_arguments(bwrap_path(), spec, fds, zygote=zygote, program=shown)
             monitor = await spawner().spawn(
-                [*joining, *as_nobody_in_particular(), *through, *arguments],
-                inherited=(*inherited, fds.agent, *passed),
+                [*joining, *exposing, *as_nobody_in_particular(), *through, *arguments],
+                inherited=(*inherited, fds.agent, *passed, *passing),
                 stderr=complaints,
             )
         except BaseException:

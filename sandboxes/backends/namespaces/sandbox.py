@@ -355,6 +355,21 @@ class NamespaceSandbox:
         if self._watched is not None:
             self._watched.ledger.records.acknowledge(through)
 
+    async def listen(self, port: int) -> socket.socket:
+        self._refuse_if_gone()
+        assert self._process is not None
+        try:
+            listener = sockets.listening(self._process.init_pid, port)
+        except OSError as error:
+            self._refuse_if_gone()
+            raise SandboxUnavailable(
+                f"no server can stand in a sandbox's network at port {port}: {error}; run as root on this machine"
+            ) from error
+        if self._lost is not None:  # whose network it was is not known any more
+            listener.close()
+        self._refuse_if_gone()
+        return listener
+
     async def reset(self) -> None:
         self._snapshots.clear()
         reply = await completed(self._ask("reset", (), RESET_S))

@@ -12,15 +12,20 @@ import asyncio
 import errno
 import logging
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Callable
+from typing import TypeVar
 
 from sandboxes.descriptors import REMEDIES
 from sandboxes.egress.interception.watched import BUFFERS
 
 log = logging.getLogger(__name__)
 CLONE_NEWNET = 0x40000000
+T = TypeVar("T")
+MOST_PENDING = 64
+"""Connections that wait to be accepted by a server outside."""
 SYSCTLS = BUFFERS | {"core/somaxconn": "128"}
 MOST_SOCKETS = 3072
 """One network namespace has no more of all kinds; an unaccepted connection holds some 10 KiB."""
@@ -30,18 +35,46 @@ PER_SANDBOX_S = 0.001
 
 
 def bound(pid: int) -> None:
-    """Bound the buffers in the network of a process.  Raises ``OSError``; only root may.
+    """Bound the buffers in the network of a process.  Raises ``OSError``; only root may."""
 
-    In a thread that ends with it: which network a thread is in, others never notice.
+    def write_sysctls() -> None:
+        for name, value in SYSCTLS.items():
+            with open(f"/proc/sys/net/{name}", "w", encoding="ascii") as file:
+                file.write(value)
+
+    _in_network(pid, write_sysctls)
+
+
+def listening(pid: int, port: int) -> socket.socket:
+    """A socket that listens on the loopback of a process's network, and nowhere else.  Raises ``OSError``; only root
+    may."""
+    return _in_network(pid, lambda: _listener(port))
+
+
+def _listener(port: int) -> socket.socket:
+    made = socket.socket()
+    try:
+        made.bind(("127.0.0.1", port))
+        made.listen(MOST_PENDING)
+        made.setblocking(False)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _in_network(pid: int, work: Callable[[], T]) -> T:
+    """What ``work`` gives in the network of a process.
+
+    It runs in a thread that ends with it: which network a thread is in, others never notice.
     """
+    results: list[T] = []
     failures: list[OSError] = []
 
     def entered() -> None:
         try:
             _enter(pid)
-            for name, value in SYSCTLS.items():
-                with open(f"/proc/sys/net/{name}", "w", encoding="ascii") as file:
-                    file.write(value)
+            results.append(work())
         except OSError as error:
             failures.append(error)
 
@@ -50,6 +83,7 @@ def bound(pid: int) -> None:
     thread.join()
     if failures:
         raise failures[0]
+    return results[0]
 
 
 def _enter(pid: int) -> None:

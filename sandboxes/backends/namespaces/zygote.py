@@ -141,7 +141,8 @@ class Zygotes:
     @staticmethod
     def serve(spec: SandboxSpec) -> bool:
         """Return whether sandboxes of this spec can be made so, and gain from it."""
-        return (spec.backend, spec.place, spec.network, spec.reuse) == ("namespaces", "here", "none", "never")
+        of_a_kind = (spec.backend, spec.place, spec.network, spec.reuse) == ("namespaces", "here", "none", "never")
+        return of_a_kind and not spec.terminal
 
     async def make(self, name: str, agents: socket.socket) -> tuple[Zygote, int]:
         """A zygote that serves no one else, and the process id of the agent that it made.

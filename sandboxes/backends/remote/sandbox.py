@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
@@ -32,7 +33,7 @@ from sandboxes.egress.connection_attempt import LABEL_CHARACTERS
 from sandboxes.egress.gateway.ledger import OnRecord
 from sandboxes.egress.gateway.upstream import UPSTREAM, Upstream
 from sandboxes.egress.record import EgressRecord
-from sandboxes.interface import ExecResult, Inspection, SandboxFrozen, SandboxLost, Snapshot
+from sandboxes.interface import ExecResult, Inspection, SandboxFrozen, SandboxLost, SandboxUnavailable, Snapshot
 from sandboxes.spec import SandboxSpec
 from sandboxes.teardown import completed
 from sandboxes.tree import Tree, TreeLimits, chosen
@@ -175,6 +176,9 @@ class RemoteSandbox:
 
     async def settled(self) -> None:
         """What runs at a service is not observed."""
+
+    async def listen(self, port: int) -> socket.socket:
+        raise SandboxUnavailable("no server of ours stands in the network of a service's sandbox: use one of this host")
 
     def label(self, text: str | None) -> None:
         if self._session.lost is self._session.frozen is None:

@@ -22,6 +22,9 @@ MOST_WAIT_S = 30.0
 MOST_RECORDS = 1000
 """One response holds no more of them."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/@-]{0,99}$")]
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+URL = r"^https?://[^/@?#\s]+$"
+"""Of a host: scheme, address and port, without user, path or query."""
 Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for a change.")]
 
 
@@ -49,6 +52,19 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+class OnBehalf(Wire):
+    """Whose sandbox an admin asks a host for.  The host keeps it, so that an admin that starts anew finds it there."""
+
+    id: str = Field(pattern=r"^sbx-[0-9a-f]{16}$")
+    """The sandbox has this id at the host too."""
+    owner: Name
+    token: str = Field(max_length=100)
+    """The id of the admin's token that it was asked for with."""
+    key: str | None = Field(default=None, max_length=200)
+    """The idempotency key that it was asked for with, and the fingerprint of what was asked."""
+    fingerprint: str = Field(max_length=64)
+
+
 class CreateSandbox(Wire):
     spec: SandboxSpec = SandboxSpec()
     user: Name | None = None
@@ -61,6 +77,8 @@ class CreateSandbox(Wire):
     """How long this request may wait for the sandbox, before it answers 202 with the place in the queue."""
     stream: bool = False
     """Whether egress records are handed on as they come, over the whole life of the sandbox, ``reset`` included."""
+    on_behalf: OnBehalf | None = None
+    """For whom an admin of several hosts asks; from anybody else it is refused."""
 
     @model_validator(mode="after")
     def _is_made_here(self) -> Self:

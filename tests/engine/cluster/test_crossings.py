@@ -14,7 +14,8 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 from engine.cluster.ray_token import use_private_token
 use_private_token(folder / "ray_token")
-from engine.cluster.ray_workers import RayWorkers, private_ray
+from engine.cluster.ray_connection import private_ray
+from engine.cluster.ray_workers import RayWorkers
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
 from engine.training.columns import UpdateRequest

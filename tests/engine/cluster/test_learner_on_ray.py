@@ -12,7 +12,8 @@ import asyncio, sys
 from pathlib import Path
 from engine.cluster.ray_token import use_private_token
 use_private_token(Path(sys.argv[1]) / "ray_token")
-from engine.cluster.ray_workers import RayWorkers, private_ray
+from engine.cluster.ray_connection import private_ray
+from engine.cluster.ray_workers import RayWorkers
 from engine.spec.run import RunSpec
 
 async def start():
@@ -83,7 +84,8 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from engine.cluster.ray_token import use_private_token
 use_private_token(Path(sys.argv[1]) / "ray_token")
-from engine.cluster.ray_workers import RayWorkers, private_ray
+from engine.cluster.ray_connection import private_ray
+from engine.cluster.ray_workers import RayWorkers
 from engine.spec.run import RunSpec
 
 async def start():

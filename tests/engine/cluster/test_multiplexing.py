@@ -56,6 +56,7 @@ def test_a_batch_that_waits_for_a_straggler_is_not_ready() -> None:
     ("wrong", "reported"),
     [
         ({"trainer": 8}, "trainer = 8 of 8 GPUs"),
+        ({"trainer": 9, "patience_s": 0}, "use 1 to 8"),
         ({"trainer": 0}, "trainer = 0 of 8 GPUs"),
         ({"batch": 0}, "batch = 0"),
         ({"hold_s": -1}, "hold_s = -1"),
@@ -65,6 +66,25 @@ def test_a_batch_that_waits_for_a_straggler_is_not_ready() -> None:
 def test_what_cannot_be_divided_is_refused(wrong: dict[str, int], reported: str) -> None:
     with pytest.raises(ValueError, match=reported):
         Multiplexing(**({"total": 8, "trainer": 2, "batch": 100} | wrong))
+
+
+def test_where_all_change_sides_an_idle_trainer_gives_them_back_as_soon_as_it_may() -> None:
+    gpus = Multiplexer(Multiplexing(total=1, trainer=1, batch=4, hold_s=2, keep_at=1, patience_s=0))
+    assert gpus.decide(demand(0, 4)) == "shrink"
+    assert gpus.rollout_gpus == 0
+    idle = demand(1, 3)
+    assert gpus.decide(idle) is None
+    assert gpus.next_look_s(idle) == 2
+    assert gpus.decide(demand(2, 3)) == "expand"
+
+
+def test_an_evaluation_does_not_wait_and_the_next_move_is_held_from_then_on() -> None:
+    gpus = Multiplexer(SETTINGS)
+    gpus.decide(demand(0, 100))
+    gpus.expand_now(1)
+    assert gpus.rollout_gpus == 8
+    assert gpus.decide(demand(5, 100)) is None
+    assert gpus.decide(demand(6, 100)) == "shrink"
 
 
 MOMENTS = st.lists(

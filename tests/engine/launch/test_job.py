@@ -135,11 +135,12 @@ def test_a_bad_launch_file_is_refused_without_showing_its_token(tmp_path: Path) 
     assert "top secret" not in done.stderr + done.stdout
 
 
-def test_the_services_engine_imports_no_environment(tmp_path: Path) -> None:
-    spec = RunSpec.model_validate({"name": "x", "environment": {"id": "import", "path": "os:system"}})
+@pytest.mark.parametrize("environment", [{"id": "import", "path": "os:system"}, {"id": "package", "path": "/tmp"}])
+def test_the_services_engine_runs_nobodys_environment(environment: dict[str, str], tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"name": "x", "environment": environment})
     launch = Launch(
         run_id="r1", attempt=1, spec=spec, ingest_url="http://127.0.0.1:1", token="t", run_dir=str(tmp_path)
     )
     (tmp_path / "attempt-1.json").write_text(launch.model_dump_json())
-    with pytest.raises(BadSpec, match="imports no environment"):
+    with pytest.raises(BadSpec, match="runs nobody's environment"):
         launch_from_file(tmp_path / "attempt-1.json")

@@ -1,5 +1,7 @@
 """Workers that train in the worlds that need no sandbox."""
 
+from pathlib import Path
+
 import pytest
 
 from engine.cluster.in_process import InProcessWorkers
@@ -74,6 +76,34 @@ async def test_a_crew_learns_and_plays_in_it_and_no_sandbox_is_made(environment,
         assert {call.name for call in calls} == {tool}
         assert {call.status for call in calls} == {"ok", "error"}
         assert {call.error_class for call in calls} == {None, "illegal"}
+        groups = grouped(collected.trajectories)
+        await workers.credit(groups, (), step=1)
+        assert (await workers.update(UpdateRequest.of(1, groups, (), credited=True))).metrics["tokens"] > 0
+    finally:
+        await workers.close()
+
+
+@pytest.mark.parametrize("environment", ["webshop", "search-qa", "apps"])
+async def test_workers_learn_and_play_in_a_world_of_several_tools(environment: str, tmp_path: Path) -> None:
+    spec = RunSpec.model_validate(
+        {
+            "name": environment,
+            "environment": {"id": environment, "levels": [1]},
+            "model": TINY | {"context_tokens": 288},
+            "recipe": {"stages": [{"data": DATA, "steps": 30, "batch_size": 16}]},
+            "schedule": {"prompts_per_step": 2, "group_size": 2, "minibatch_trajectories": 4},
+            "resources": {"threads": 1, "kv_slots": 4},
+        }
+    )
+    workers = InProcessWorkers(spec, security_log=tmp_path)
+    await workers.start()
+    try:
+        losses = [(await workers.supervised(0, first, last))["loss"] for first, last in ((1, 2), (3, 30))]
+        assert losses[-1] < losses[0]
+        await workers.sync_weights(1)
+        collected = await workers.collect(requests_of(spec, 1))
+        assert len(collected.trajectories) == 4
+        assert not collected.discarded
         groups = grouped(collected.trajectories)
         await workers.credit(groups, (), step=1)
         assert (await workers.update(UpdateRequest.of(1, groups, (), credited=True))).metrics["tokens"] > 0

@@ -97,6 +97,34 @@ def test_in_flight_exchange_gives_later_tokens_the_new_version(finished: Trainin
     assert all(rollout["sampled_at_version"] == min(versions_in(rollout)) for rollout in mixed)
 
 
+def test_an_evaluation_beside_the_lane_measures_one_version(finished: Training) -> None:
+    evaluated = [event["trajectory"] for event in finished.of_kind("trajectory")]
+    evaluated = [rollout for rollout in evaluated if rollout["purpose"].startswith("eval")]
+    assert {rollout["sampled_at_version"] for rollout in evaluated} == {0, 3, 5}
+    assert all(versions_in(rollout) == {rollout["sampled_at_version"]} for rollout in evaluated)
+    phases = [event for event in finished.of_kind("phase") if event["phase"] == "evaluate" and event["step"] == 3]
+    began, ended = (event["at"] for event in phases)
+    played = [span for event in finished.of_kind("lanes") for span in event["spans"] if span["lane"] == "generation"]
+    beside = [span for span in played if span["began_at"] < ended and span["began_at"] + span["seconds"] > began]
+    assert beside, "no group was played while the evaluation was"
+
+
+def test_the_time_of_each_rollouts_tools_stands_in_the_environments_lane(finished: Training) -> None:
+    spans = [span for event in finished.of_kind("lanes") for span in event["spans"] if span["lane"] == "environment"]
+    calls = {
+        (rollout["id"], call["began_at"])
+        for rollout in rollouts(finished)
+        for segment in rollout["segments"]
+        for turn in segment["turns"]
+        for call in turn["tool_calls"]
+        if call["began_at"] is not None
+    }
+    assert {(span["label"], span["began_at"]) for span in spans} <= calls
+    played = {f"train-{prompt}" for prompt in PROMPTS}
+    assert {span["label"].rpartition("-")[0] for span in spans} <= played
+    assert all(span["seconds"] > 0 for span in spans)
+
+
 def test_the_mismatch_mask_acts_on_what_older_policies_sampled_and_on_nothing_else(
     finished: Training, undisturbed: Training
 ) -> None:
@@ -111,7 +139,7 @@ def test_lanes_are_reported_once_a_step_and_only_where_they_overlap(finished: Tr
     lanes = finished.of_kind("lanes")
     assert [event["step"] for event in lanes] == [1, 2, 3, 4, 5]
     spans = [span for event in lanes for span in event["spans"]]
-    assert {span["lane"] for span in spans} == {"generation", "training", "weights"}
+    assert {span["lane"] for span in spans} == {"generation", "environment", "training", "weights"}
     assert sum(span["lane"] == "generation" for span in spans) == len(PROMPTS)
     assert undisturbed.of_kind("lanes") == []
 

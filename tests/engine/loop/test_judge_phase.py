@@ -9,8 +9,8 @@ import pytest
 
 from engine.environments.contract import JudgeVerdict, Oracle
 from engine.environments.registry import environment_for
+from engine.judge_endpoint import JudgeCounts, JudgeTimeout, JudgeUnavailable
 from engine.loop.judge_phase import Judging, judging_for
-from engine.rollout.judge import JudgeCounts, JudgeTimeout, JudgeUnavailable
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution
 from engine.spec.rollout_group import rollouts_in
@@ -92,6 +92,17 @@ async def test_groups_of_which_nothing_is_trained_on_are_not_judged(rollout: Rol
     judge = ByName({})
     await Judging(Attribution(), judge).judge(grouped(played), alive=nobody)
     assert judge.asked == ["train-0-0", "train-0-1"]
+
+
+async def test_an_agent_that_never_asked_the_policy_is_not_judged_and_costs_its_group_no_verdict(
+    rollout: Rollout,
+) -> None:
+    acting, silent = rollout(prompt=0, member=0), rollout(prompt=0, member=1).model_copy(update={"segments": []})
+    judge = ByName({"train-0-1": JudgeUnavailable("nothing to judge")})
+    judged = await Judging(Attribution(), judge).judge(grouped([acting, silent]), alive=nobody)
+    assert judge.asked == ["train-0-0"]
+    assert [verdicts_of(trajectory) for trajectory in rollouts_in(judged.groups)] == [["good", "good"], []]
+    assert judged.metrics["judge/failed"] == 0
 
 
 async def test_it_shows_that_it_is_alive_as_long_as_it_lasts(rollout: Rollout) -> None:

@@ -19,7 +19,9 @@ def test_a_context_without_room_for_prompt_and_turn_is_refused() -> None:
     assert reported == "the longest prompt (21 tokens) and one turn (32) do not fit"
 
 
-@pytest.mark.parametrize("environment", [{"levels": [1]}, {"id": "household"}, {"id": "sokoban"}])
+@pytest.mark.parametrize(
+    "environment", [{"levels": [1]}, *({"id": world} for world in ("household", "sokoban", "webshop", "search-qa"))]
+)
 def test_a_cold_start_asks_for_room_for_its_longest_demonstration(environment: dict[str, Any]) -> None:
     [reported] = problems(environment, 60)
     assert "the longest demonstration of a supervised stage has" in reported

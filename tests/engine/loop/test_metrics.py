@@ -8,6 +8,7 @@ from engine.loop.metrics import StepFacts, learner_metrics, step_metrics
 from engine.loop.planner import Played
 from engine.loop.state import RunState
 from engine.loop.summary import summary_of
+from engine.rollout.worker import ENVIRONMENT_ATTEMPTS
 from engine.spec.rollout_group import GroupPlan, Prefill, RolloutGroup
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Change, Trajectory
@@ -79,6 +80,18 @@ def test_replaced_rollouts_are_counted(rollout: Rollout) -> None:
     change = Change(kind="resampled", turn=0, start=0, stop=0, reason="lost", details={"tries": 2})
     values = metrics([rollout(changes=[change]), rollout(member=1)], {"selection": {"resampling": {}}})
     assert values["train/resampled"] == 2
+
+
+def test_every_loss_of_an_environment_is_counted_also_of_those_that_were_played_again(rollout: Rollout) -> None:
+    details = {"tries": 2, "environment-lost": 2}
+    change = Change(kind="resampled", turn=0, start=0, stop=0, reason="environment-lost", details=details)
+    group = [rollout(changes=[change]), rollout(member=1)]
+    assert metrics(group, {})["train/environment_lost"] == 2
+    assert "train/environment_lost" not in metrics([rollout(), rollout(member=1)], {})
+    plan = GroupPlan(0, 0, 0, 0, 0)
+    discarded = Counter({"environment-lost": 1, "sandbox-lost": 5})
+    values = metrics_of([RolloutGroup(plan, tuple(group))], {}, discarded=discarded)
+    assert values["train/environment_lost"] == 2 + ENVIRONMENT_ATTEMPTS
 
 
 def test_starts_tell_how_much_was_given_and_how_good_the_policy_is_without(rollout: Rollout) -> None:

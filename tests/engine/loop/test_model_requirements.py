@@ -103,7 +103,7 @@ def test_a_family_that_the_generator_cannot_serve_is_refused(folder: Path) -> No
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_requirements, "free_memory", lambda: 2**20)
     found = problem(spec_of(folder))
-    assert "this machine has 0.0 GiB" in found.message
+    assert "this machine has 1.0 MiB" in found.message
     assert "parameters, all weights, float32, 512 tokens of context: " in found.message
 
 

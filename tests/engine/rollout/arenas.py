@@ -44,7 +44,7 @@ def all_ids(trajectory):
 
 def timeless(trajectory):
     return trajectory.model_dump(
-        exclude={"segments": {"__all__": {"turns": {"__all__": {"tool_calls": {"__all__": {"seconds"}}}}}}}
+        exclude={"segments": {"__all__": {"turns": {"__all__": {"tool_calls": {"__all__": {"began_at", "seconds"}}}}}}}
     )
 
 

@@ -47,7 +47,7 @@ def test_seven_tenths_of_ten_are_seven() -> None:
     assert ExperienceRetriever(Experience(pool=POOL, share=0.7)).shown(10) == 7
 
 
-@pytest.mark.parametrize("environment", ["python-math", "household", "sokoban"])
+@pytest.mark.parametrize("environment", ["python-math", "household", "sokoban", "webshop", "search-qa", "apps"])
 def test_no_experience_takes_more_room_than_the_spec_reckons_with(environment: str) -> None:
     spec = RunSpec.model_validate({"name": "x", "environment": {"id": environment}, "model": {"context_tokens": 4096}})
     experience = Experience(pool=POOL, top_k=2)

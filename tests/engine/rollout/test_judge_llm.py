@@ -4,71 +4,29 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from engine.rollout import judge_llm
-from engine.rollout.judge import JudgeRefused, JudgeTimeout, JudgeUnavailable, JudgeUnparseable
-from engine.rollout.judge_llm import (
-    LanguageModelJudge,
+from engine import judge_endpoint
+from engine.judge_endpoint import (
+    JudgeRefused,
+    JudgeTimeout,
+    JudgeUnavailable,
+    JudgeUnparseable,
     pause_s,
-    question_about,
     refusal_in,
     seconds_in,
     text_of_completion,
-    verdicts_in,
 )
+from engine.rollout.judge_llm import LanguageModelJudge, question_about, verdicts_in
 from engine.spec.judge import LlmJudge
 from engine.spec.trajectory import Segment, Task, ToolCall, Trajectory, Turn
+from tests.engine.chat_endpoint import Answering, Endpoint, always, completion, http, in_turn
 
 RIGHT = "Step 1 Analysis: it computes.\nStep 1 Judgment: GOOD\nStep 2 Analysis: a guess.\nStep 2 Judgment: BAD"
-Answering = Callable[[int, dict[str, Any]], Awaitable[bytes | None]]
-
-
-def completion(text: object) -> bytes:
-    return http(200, {"choices": [{"message": {"content": text}}]})
-
-
-def http(status: int, document: object) -> bytes:
-    body = json.dumps(document).encode()
-    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
-
-
-class Endpoint:
-    """Counts what it is asked, and answers as it is told by the number of the request (from 0)."""
-
-    def __init__(self, answering: Answering) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self.authorizations: list[str | None] = []
-        self.at_once, self.most_at_once, self.hung_up = 0, 0, 0
-        self._answering = answering
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                lines = head.decode().split("\r\n")
-                headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
-                body = json.loads(await reader.readexactly(int(headers["content-length"])))
-                assert lines[0].split()[:2] == ["POST", "/v1/chat/completions"]
-                self.requests.append(body)
-                self.authorizations.append(headers.get("authorization"))
-                self.at_once += 1
-                self.most_at_once = max(self.most_at_once, self.at_once)
-                try:
-                    answer = await self._answering(len(self.requests) - 1, body)
-                finally:
-                    self.at_once -= 1
-                if answer is None:
-                    break
-                writer.write(answer)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            self.hung_up += 1
-        finally:
-            writer.close()
 
 
 @asynccontextmanager
@@ -86,23 +44,9 @@ async def judged_by(answering: Answering, **fields: Any) -> AsyncIterator[tuple[
         server.close()
 
 
-def always(answer: bytes | None) -> Answering:
-    async def answering(_: int, __: dict[str, Any]) -> bytes | None:
-        return answer
-
-    return answering
-
-
-def in_turn(*answers: bytes | None) -> Answering:
-    async def answering(number: int, _: dict[str, Any]) -> bytes | None:
-        return answers[number]
-
-    return answering
-
-
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_llm, "PAUSES_S", (0.01, 0.05))
+    monkeypatch.setattr(judge_endpoint, "PAUSES_S", (0.01, 0.05))
 
 
 def trajectory(question: str = "42*63=?", output: str = "2646") -> Trajectory:
@@ -219,7 +163,7 @@ async def test_a_compressed_answer_was_not_asked_for_and_is_not_unpacked() -> No
 async def test_nonsense_is_asked_again_and_then_with_another_temperature() -> None:
     async with judged_by(in_turn(completion("hm"), completion(RIGHT))) as (judge, endpoint):
         assert await judge.verdicts(trajectory()) == ("good", "bad")
-        assert [request["temperature"] for request in endpoint.requests] == [0.0, judge_llm.SECOND_TEMPERATURE]
+        assert [request["temperature"] for request in endpoint.requests] == [0.0, judge_endpoint.SECOND_TEMPERATURE]
         assert judge.counts.calls == 2
 
 
@@ -267,7 +211,7 @@ async def test_a_refusal_nested_too_deep_to_be_read_is_still_a_refusal() -> None
 
 
 async def test_a_server_that_says_when_is_not_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_llm, "PAUSES_S", (0.01, 5.0))
+    monkeypatch.setattr(judge_endpoint, "PAUSES_S", (0.01, 5.0))
     busy = b"HTTP/1.1 429 X\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
     async with judged_by(in_turn(busy, completion(RIGHT)), retries=1) as (judge, _):
         began = time.monotonic()
@@ -311,6 +255,24 @@ async def test_equal_questions_are_one_call_at_once_and_later() -> None:
         assert (judge.counts.calls, judge.counts.cached) == (2, 2)
 
 
+async def test_who_shares_a_question_is_not_cancelled_with_the_one_who_asked_it() -> None:
+    asked = asyncio.Event()
+
+    async def first_never(number: int, _: dict[str, Any]) -> bytes:
+        asked.set()
+        if number == 0:
+            await asyncio.sleep(60)
+        return completion(RIGHT)
+
+    async with judged_by(first_never) as (judge, _):
+        asking, *sharing = [asyncio.create_task(judge.verdicts(trajectory())) for _ in range(3)]
+        await asked.wait()
+        asking.cancel()
+        async with asyncio.timeout(30):
+            assert await asyncio.gather(*sharing) == [("good", "bad")] * 2
+    assert asking.cancelled()
+
+
 async def test_a_failure_is_not_kept() -> None:
     async with judged_by(in_turn(http(500, {}), completion(RIGHT)), retries=0) as (judge, _):
         with pytest.raises(JudgeUnavailable):
@@ -348,7 +310,7 @@ async def test_a_cancel_hangs_up_at_once() -> None:
 def test_pauses_double_within_bounds_and_depend_on_nothing_but_question_and_try(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(judge_llm, "PAUSES_S", (1.0, 8.0))
+    monkeypatch.setattr(judge_endpoint, "PAUSES_S", (1.0, 8.0))
     pauses = [pause_s("question", attempt) for attempt in range(6)]
     assert pauses == [pause_s("question", attempt) for attempt in range(6)]
     for pause, middle in zip(pauses, [1, 2, 4, 8, 8, 8], strict=True):

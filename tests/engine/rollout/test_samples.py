@@ -31,9 +31,9 @@ def test_the_tiny_sample_visits_every_phase():
     assert spec.schedule.checkpoint_every < spec.schedule.steps
 
 
-@pytest.mark.parametrize("name", ["household", "sokoban"])
+@pytest.mark.parametrize("name", ["household", "sokoban", "webshop", "search-qa", "apps"])
 def test_a_sample_of_a_simulated_world_needs_no_sandbox_and_holds_its_demonstrations(name):
-    spec = sample(f"{name}.toml")
+    spec = sample(f"{name.replace('-', '_')}.toml")
     assert spec.environment.id == name
     assert spec.environment.sandbox is None
     assert spec.environment.can_be_restored

@@ -75,3 +75,31 @@ def test_a_recipe_without_the_curriculum_has_the_components_it_always_had():
 def test_components_of_the_environment_stand_beside_the_recipes():
     paid = rewards_of(Reward(), success=True, turns=[], step=1, components={"style": 0.25})
     assert paid == {"outcome": 1.0, "tool_errors": 0.0, "style": 0.25}
+
+
+@pytest.mark.parametrize(("step", "paid"), [(0, 0.5), (10, 0.5), (15, 0.25), (18, 0.1), (20, 0.0), (99, 0.0)])
+def test_a_component_of_the_environment_follows_its_schedule(step, paid):
+    reward = Reward(schedules=[{"component": "format", "first_step": 10, "last_step": 20}])
+    paid_components = {"format": 0.5, "length": -0.1}
+    found = rewards_of(reward, success=True, turns=[ANSWER], step=step, components=paid_components)
+    assert found == pytest.approx({"outcome": 1.0, "tool_errors": 0.0, "format": paid, "length": -0.1})
+
+
+def test_a_schedule_whose_steps_are_one_is_a_jump():
+    reward = Reward(
+        schedules=[{"component": "c", "first_weight": 1, "last_weight": -3, "first_step": 5, "last_step": 5}]
+    )
+    weights = [rewards_of(reward, success=True, turns=[], step=step, components={"c": 1.0})["c"] for step in (4, 5, 6)]
+    assert weights == [1.0, -3.0, -3.0]
+
+
+@pytest.mark.parametrize(
+    "schedules",
+    [
+        [{"component": "a", "first_step": 5, "last_step": 4}],
+        [{"component": "a", "last_step": 4}, {"component": "a", "last_step": 5}],
+    ],
+)
+def test_a_schedule_that_runs_backwards_or_twice_is_refused(schedules):
+    with pytest.raises(ValueError, match="before first_step|has a schedule already"):
+        Reward(schedules=schedules)

@@ -36,7 +36,12 @@ CASES = {
     },
     "household": {"id": "household", "levels": [1, 2, 3, 4, 5], "max_turns": 20},
     "sokoban": {"id": "sokoban", "levels": [1, 2, 3], "max_turns": 14},
+    "webshop": {"id": "webshop", "levels": [1, 2, 3]},
+    "search-qa": {"id": "search-qa", "levels": [1, 2, 3], "partial_credit": True, "evidence_reward": 0.1},
+    "apps": {"id": "apps", "levels": [1, 2, 3], "partial_credit": True},
 }
+ANSWERED = ("locked", "locked, reasoning", "drill", "search-qa", "apps")
+"""Whose episodes end with an answer alone."""
 CONTEXT_TOKENS = 720
 DRILL = Path(__file__).parents[3] / "engine" / "spec" / "samples" / "drill.toml"
 
@@ -58,7 +63,7 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
     played = list(demonstrated(spec, wanted, seed=3))
     assert (
         {trajectory.stop_reason for trajectory in played} == {"answered"}
-        if case in ("locked", "locked, reasoning", "drill")
+        if case in ANSWERED
         else {
             "answered",
             "done",
@@ -85,6 +90,7 @@ async def test_a_demonstration_is_token_for_token_what_a_policy_doing_the_same_w
                 trajectory.answer,
                 trajectory.stop_reason,
             )
+            assert real.rewards == trajectory.rewards
 
 
 @pytest.mark.parametrize("case", CASES)

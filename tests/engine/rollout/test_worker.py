@@ -6,7 +6,9 @@ from scripted import ScriptedPolicy, answer, call
 
 from engine.cluster.rollout_members import rollout_worker_for
 from engine.environments import python_math
+from engine.environments.contract import EnvironmentProcessLost, VerifierFailed
 from engine.rollout.requests import shares
+from engine.rollout.worker import ENVIRONMENT_ATTEMPTS
 from engine.spec.generation import Truncation
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
@@ -89,6 +91,41 @@ async def test_an_episode_whose_sandbox_is_lost_twice_is_discarded_and_counted(s
     collected = await rollout_worker_for(SPEC, policy, mortal(sandboxes, deaths=2)).collect(REQUESTS[:1])
     assert (collected.trajectories, collected.discarded) == ([], {"sandbox-lost": 1})
     assert len(policy.released) == 2
+
+
+async def test_a_failing_verifier_is_counted_by_itself_and_is_no_reward(sandboxes, monkeypatch):
+    def is_right(task, answer):
+        raise VerifierFailed("the tests hung")
+
+    monkeypatch.setattr(python_math, "is_right", is_right)
+    collected = await rollout_worker_for(SPEC, ScriptedPolicy(answer("42")), sandboxes).collect(REQUESTS[:2])
+    assert (collected.trajectories, collected.discarded) == ([], {"verifier-failed": 2})
+
+
+def losing(right, losses):
+    """A scorer whose environment's process is lost so often, as in the crash of an episode beside it."""
+    left = ["it ended"] * losses
+
+    def is_right(task, answer):
+        if left:
+            raise EnvironmentProcessLost(left.pop())
+        return right(task, answer)
+
+    return is_right
+
+
+async def test_an_episode_whose_environment_is_lost_is_played_again_and_says_so(sandboxes, monkeypatch):
+    monkeypatch.setattr(python_math, "is_right", losing(python_math.is_right, ENVIRONMENT_ATTEMPTS - 1))
+    collected = await rollout_worker_for(SPEC, ScriptedPolicy(answer("42")), sandboxes).collect(REQUESTS[:1])
+    (change,) = collected.trajectories[0].changes
+    assert (change.kind, change.reason, change.details["environment-lost"]) == ("resampled", "environment-lost", 2)
+    assert not collected.discarded
+
+
+async def test_an_episode_whose_environment_is_always_lost_is_discarded_and_counted(sandboxes, monkeypatch):
+    monkeypatch.setattr(python_math, "is_right", losing(python_math.is_right, ENVIRONMENT_ATTEMPTS))
+    collected = await rollout_worker_for(SPEC, ScriptedPolicy(answer("42")), sandboxes).collect(REQUESTS[:1])
+    assert (collected.trajectories, collected.discarded) == ([], {"environment-lost": 1})
 
 
 async def test_a_failing_environment_costs_its_own_episode_only(sandboxes, monkeypatch, caplog):

@@ -43,6 +43,7 @@ def test_a_spec_cannot_be_changed() -> None:
         RunSpec(name="fixed").seed = 3  # type: ignore[misc]
 
 
+ENDPOINT = {"endpoint": "http://127.0.0.1:30000/v1", "model": "judge"}
 REQUIRED: dict[str, dict[str, Any]] = {
     "RunSpec": {"name": "n"},
     "Recordings": {"file": "recorded.jsonl"},
@@ -50,9 +51,26 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Text": {"file": "text.jsonl"},
     "Revisiting": {"stage": 1},
     "Rule": {"name": "r", "action": "deny", "hosts": ("a.example.org",)},
-    "LlmJudge": {"endpoint": "http://127.0.0.1:30000/v1", "model": "judge"},
+    "LlmJudge": ENDPOINT,
+    "ChatEndpoint": ENDPOINT,
+    "Rubric": {"rubric": "10 points for a right answer", "judge": ENDPOINT},
+    "PythonFunction": {"source": "def verify(result, row): return True"},
+    "McpServer": {"name": "calc", "command": ["python3", "calc.py"]},
+    "SandboxFile": {"path": "calc.py", "content": ""},
+    "Component": {"name": "brief"},
+    "ComponentSchedule": {"component": "brief", "last_step": 100},
     "Experience": {"pool": [{"when_to_use": "always", "content": "look first"}]},
     "Imported": {"path": "package.module:Name"},
+    "Package": {"path": "package"},
+    "Gem": {"env_id": "game:Sokoban-v0-easy", "python": "/opt/gem/bin/python"},
+    "VerifiersTaskset": {"taskset": "package.taskset:Taskset", "python": "/opt/verifiers/bin/python"},
+    "OpenEnv": {"url": "http://127.0.0.1:8000"},
+    "Terminal": {"tasks": "tasks"},
+    "Agent": {"agent": {"command": ["true"]}},
+    "AgentProgram": {"command": ["true"]},
+    "AgentFile": {"path": "agent.py", "content": ""},
+    "AgentFolder": {"path": "agent"},
+    "AgentVariable": {"name": "DEBUG", "value": "1"},
     "PretrainedModel": {"path": "models/tiny"},
     "CheckpointModel": {"run": "another run"},
     "PinnedFile": {"file": "table.jsonl"},

@@ -3,11 +3,8 @@
 A new one is an entry of ``BACKENDS``.  Where it cannot run its tests are skipped, and say why.
 """
 
-import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +13,7 @@ from sandboxes.opened import opened
 from sandboxes.service.tokens import Quota, Tokens
 from sandboxes.spec import SandboxSpec
 from tests.sandboxes.asking import opened_after_another
+from tests.sandboxes.processes import started
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ BACKENDS = {
     "watched": Backend(lambda **fields: SandboxSpec(network="watched", **fields)),
     "observed": Backend(lambda **fields: SandboxSpec(network="watched", **fields), observed=True),
     "remote": Backend(lambda **fields: SandboxSpec(place="service", **fields), needs="sandbox_service"),
+    "admin": Backend(lambda **fields: SandboxSpec(place="service", **fields), needs="sandbox_admin"),
     "docker": Backend(lambda **fields: SandboxSpec(backend="docker", image="host", **fields), needs="docker_image"),
 }
 
@@ -56,28 +55,47 @@ def backend(request) -> Backend:
     return chosen
 
 
-@pytest.fixture(scope="session")
-def sandbox_service(tmp_path_factory) -> Iterator[None]:
+@pytest.fixture
+def sandbox_service(monkeypatch, service_address) -> None:
     """A sandbox service in a process of its own, to which ``place = "service"`` leads."""
+    _lead_to(monkeypatch, *service_address)
+
+
+@pytest.fixture
+def sandbox_admin(monkeypatch, admin_address) -> None:
+    """An admin and two hosts in processes of their own, to which ``place = "service"`` leads."""
+    _lead_to(monkeypatch, *admin_address)
+
+
+def _lead_to(monkeypatch, url: str, token: str) -> None:
+    monkeypatch.setenv("PALESTRA_SANDBOX_URL", url)
+    monkeypatch.setenv("PALESTRA_SANDBOX_TOKEN", token)
+
+
+@pytest.fixture(scope="session")
+def service_address(tmp_path_factory) -> Iterator[tuple[str, str]]:
+    """The address, and a token."""
     tokens = tmp_path_factory.mktemp("service") / "tokens.json"
     text = Tokens(tokens).create("contract", "contract", Quota())[1]
-    command = [sys.executable, "-m", "sandboxes", "serve", "--port", "0", "--tokens", str(tokens)]
-    log = tokens.with_name("log")
-    with (
-        open(log, "w") as stderr,  # a pipe that nobody reads would stop it
-        subprocess.Popen(command, stderr=stderr) as process,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        while '"serving"' not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.05)
-        port = next(
-            reported["port"] for line in log.read_text().splitlines() if "port" in (reported := json.loads(line))
-        )
-        patch.setenv("PALESTRA_SANDBOX_URL", f"http://127.0.0.1:{port}")
-        patch.setenv("PALESTRA_SANDBOX_TOKEN", text)
-        yield
-        process.terminate()
+    with started(tokens.with_name("log"), "serve", "--tokens", str(tokens)) as service:
+        yield service.url, text
+
+
+@pytest.fixture(scope="session")
+def admin_address(tmp_path_factory) -> Iterator[tuple[str, str]]:
+    """The address of an admin of two hosts that have registered themselves, and a token."""
+    folder = tmp_path_factory.mktemp("admin")
+    tokens, join = Tokens(folder / "tokens.json"), folder / "join"
+    join.write_text(tokens.create("hosts", "hosts", Quota(), "host")[1])
+    text = tokens.create("contract", "contract", Quota())[1]
+    with ExitStack() as processes:
+        files = ("--tokens", str(tokens.path), "--hosts-file", str(folder / "hosts.json"))
+        admin = processes.enter_context(started(folder / "admin.log", "admin", *files))
+        for name in ("a", "b"):
+            registered = ("--admin", admin.url, "--admin-token-file", str(join), "--name", name)
+            own = ("--tokens", str(folder / f"{name}.json"), "--memory-mib", "4000")
+            processes.enter_context(started(folder / f"{name}.log", "serve", *own, *registered))
+        yield admin.url, text
 
 
 @pytest.fixture

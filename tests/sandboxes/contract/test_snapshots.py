@@ -174,7 +174,7 @@ async def test_processes_started_since_are_gone(sandbox):
     snapshot = await sandbox.snapshot()
     await cell_output(sandbox, "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True); None")
     program = asyncio.create_task(sandbox.exec(["sleep", "61"]))
-    while "sleep" not in await printed(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"):
+    while "sleep 61" not in await printed(sandbox, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"):
         await asyncio.sleep(0.01)
     await sandbox.restore(snapshot)
     assert (await program).outcome == "killed"

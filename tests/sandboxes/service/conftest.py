@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sandboxes.service.app import make_app
 from sandboxes.service.capacity import Capacity
 from sandboxes.service.serving import Serving
 from sandboxes.service.settings import Settings
@@ -43,7 +44,8 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
 
     async def start(**options: object) -> Running:
         settings = Settings(tmp_path / "tokens.json", Capacity.detected(), port=0, drain_s=2)
-        serving = Serving(replace(settings, **options))
+        settings = replace(settings, **options)
+        serving = Serving(settings, make_app(settings))
         task = asyncio.create_task(serving.run())
         made = Running(f"http://127.0.0.1:{serving.port}", Tokens(settings.tokens), serving, clients)
         async with httpx.AsyncClient(trust_env=False) as probing:

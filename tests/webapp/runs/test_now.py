@@ -189,3 +189,13 @@ def test_the_second_of_two_stages_counts_its_own_steps_and_the_time_since_it_wen
     now = now_of(replace(COLD, cold_start=so_far))
     assert now.happening == "supervised stage 2 of 2, 30 of 40, about 2 s left"
     assert now.left == "2 s of the stage 2 of 2"
+
+
+@pytest.mark.usefixtures("_connections_are_given_back")
+@pytest.mark.django_db(transaction=True)
+async def test_live_frames_have_the_heartbeat_without_what_processes_take(cold_run: Run) -> None:
+    heartbeat = {"phase_since": 5.5, "usage": {"at": 1.0}}
+    await Run.objects.filter(id=cold_run.id).aupdate(heartbeat=heartbeat)
+    frame = (await read_header(cold_run.id)).text
+    assert json.loads(frame)["phase_since"] == 5.5
+    assert "usage" not in frame

@@ -165,6 +165,7 @@ function stepIsOver() {
 }
 
 const TELL_MS = 1000;
+const MEASURED_EVERY_MS = 10_000;
 let telling = null;
 let stored = 0;
 let alerts = 0;
@@ -219,6 +220,11 @@ function showTrajectories(step, purpose) {
   tabs.show("trajectories");
 }
 
+/* What processes take has no event: it is in the engine's heartbeat, and the server puts it into words. */
+function measureAgain() {
+  if (shown.started_at && !ENDED.includes(shown.state) && !element("timeline").hidden) htmx.trigger(document.body, "run-usage");
+}
+
 function openTab(name) {
   if (name === "trajectories") arrivals.open();
   if (name === "security") security.open();
@@ -227,6 +233,7 @@ function openTab(name) {
     dispatchEvent(new Event("resize")); // Plotly measures what was hidden
     grid.schedule();
   }
+  if (name === "timeline") measureAgain();
 }
 
 let tabs;
@@ -241,6 +248,7 @@ function listen() {
   onKey("l", "Logarithmic axes", toggleLog);
   tabs.names.forEach((name, index) => onKey(String(index + 1), `Show ${name}`, () => tabs.show(name)));
   setInterval(tick, 1000);
+  setInterval(measureAgain, MEASURED_EVERY_MS);
 }
 
 function toggleLog() {

@@ -59,6 +59,7 @@ sendOnce();
 followNav("r", "runs");
 followNav("a", "alerts");
 followNav("m", "models");
+followNav("d", "datasets");
 followNav("c", "conversations");
 followNav("e", "experiments");
 followNav("v", "environments");

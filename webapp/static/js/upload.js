@@ -6,6 +6,7 @@ const problem = document.getElementById("upload-problem");
 const progress = document.getElementById("upload-progress");
 const stop = document.getElementById("upload-stop");
 const send = form.querySelector("[type=submit]");
+const { uploads, versions } = form.dataset;
 const TRIES = 5;
 let stopping = null;
 
@@ -38,9 +39,9 @@ const same = (one, other) => one.length === other.length && one.every((file, i) 
 
 async function uploadFor(name, team, files) {
   const query = team ? `?team=${encodeURIComponent(team)}` : "";
-  const { items } = await call("GET", "/model-uploads?limit=200");
+  const { items } = await call("GET", `${uploads}?limit=200`);
   const begun = items.find((one) => one.name === name && (!team || one.team === team) && same(announced(files), one.files));
-  return begun ?? call("POST", `/model-uploads${query}`, JSON.stringify({ name, files: announced(files) }));
+  return begun ?? call("POST", `${uploads}${query}`, JSON.stringify({ name, files: announced(files) }));
 }
 
 async function digest(buffer) {
@@ -57,7 +58,7 @@ async function sendParts(upload, files) {
       const part = file.slice(number * upload.part_bytes, (number + 1) * upload.part_bytes);
       if (!stored.has(number)) {
         const content = await part.arrayBuffer();
-        const path = `/model-uploads/${upload.id}/files/${place}/parts/${number}?sha256=${await digest(content)}`;
+        const path = `${uploads}/${upload.id}/files/${place}/parts/${number}?sha256=${await digest(content)}`;
         await steadily(() => call("PUT", path, content, "application/octet-stream"));
       }
       done += part.size;
@@ -92,8 +93,8 @@ form.addEventListener("submit", async (event) => {
     if (!crypto.subtle) throw new Refusal("This browser digests files only over https, or at localhost; use the REST API here.");
     const upload = await uploadFor(form.elements.name.value.trim(), form.elements.team?.value, files);
     await sendParts(upload, files);
-    const version = await steadily(() => call("POST", `/model-uploads/${upload.id}/complete`));
-    location.assign(`/models/versions/${version.id}/`);
+    const version = await steadily(() => call("POST", `${uploads}/${upload.id}/complete`));
+    location.assign(`${versions}${version.id}/`);
   } catch (error) {
     say(error.name === "AbortError" ? "Stopped. What has arrived is kept: choose the same files to go on." : error.message);
   } finally {

@@ -9,8 +9,11 @@ import fcntl
 import os
 import stat
 
-WRITABLE = ("/work", "/tmp", *(["/dev/shm"] if os.path.ismount("/dev/shm") else []))
-"""A container's /dev/shm is a file system of its own; elsewhere in a sandbox it is /tmp."""
+WRITABLE = (
+    "/work", "/tmp", *(place for place in ("/dev/shm", "/tests", "/solution", "/logs") if os.path.ismount(place))
+)  # fmt: skip
+"""A container's /dev/shm is a file system of its own, and so are the folders of a terminal task; elsewhere they are
+links to below /tmp, but for the /dev/shm of a sandbox that has terminals."""
 HOME = "/work"
 SET_FLAGS = 0x40086602
 """``FS_IOC_SETFLAGS``."""

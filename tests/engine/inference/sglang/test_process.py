@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.inference.sglang.broadcast import address_towards
+from engine.inference.sglang.client import ServerGone
 from engine.inference.sglang.process import ServerFailed, ServerProcess, devices_of, launch_command, launch_environment
 from engine.spec.sglang import Sglang
 
@@ -107,3 +109,15 @@ def test_servers_share_no_gpu_and_get_no_secret(monkeypatch: pytest.MonkeyPatch)
     environment = launch_environment(settings, 0, threads=3, device="cpu")
     assert "PALESTRA_JUDGE_KEY" not in environment
     assert (environment["OMP_NUM_THREADS"], environment["SGLANG_RETURN_ORIGINAL_LOGPROB"]) == ("3", "1")
+
+
+def test_ranks_of_a_group_meet_on_loopback_and_only_where_there_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    environments = [
+        launch_environment(Sglang.model_validate({"weights": way}), 0, threads=1, device="cpu")
+        for way in ("disk", "broadcast")
+    ]
+    assert [environment.get("GLOO_SOCKET_IFNAME") for environment in environments] == [None, "lo"]
+    assert address_towards("http://127.0.0.1:30000") == "127.0.0.1"
+    with pytest.raises(ServerGone, match="cannot be reached"):
+        address_towards("http://name.invalid:30000")

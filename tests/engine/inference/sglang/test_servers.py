@@ -210,19 +210,22 @@ def given_by_url(generator: SglangGenerator, monkeypatch: pytest.MonkeyPatch, tm
     return {"urls": [process.url for process in processes], "exchange_folder": str(tmp_path)}
 
 
-async def test_weights_within_requests_are_those_of_a_folder(
+@pytest.mark.parametrize("way", ["tensor", "broadcast"])
+async def test_weights_within_requests_or_over_a_group_are_those_of_a_folder(
     generator: SglangGenerator,
     torch_generator: TorchGenerator,
     model: PretrainedModel,
     other_weights: StateDict,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
+    way: str,
 ) -> None:
     given = given_by_url(generator, monkeypatch, tmp_path)
-    by_tensor = sglang_generator(model, resources(**given, weights="tensor"), seed=0)
-    await updated(by_tensor, other_weights, 4)
-    sampled = await by_tensor.generate(turn("tensor", tokens=8))
-    by_tensor.close()
+    by_that = sglang_generator(model, resources(**given, weights=way), seed=0)
+    for version in (3, 4):
+        await updated(by_that, other_weights, version)
+    sampled = await by_that.generate(turn(way, tokens=8))
+    by_that.close()
     await torch_generator.load_weights(other_weights, 4)
     reference = await forced_like(torch_generator, turn("t"), sampled.token_ids)
     assert sampled.policy_versions == (4,) * 8

@@ -27,12 +27,12 @@ class Gate:
     def open(self) -> None:
         self._opened.set()
 
-    def _gated(self, tokens_S: Tensor, positions_S: Tensor) -> Tensor:
+    def _gated(self, slots_N: Tensor, tokens_N: Tensor, positions_N: Tensor) -> Tensor:
         self._left -= 1
         if self._left == 0:
             self.reached.set()
             assert self._opened.wait(60)
-        return self._step(tokens_S, positions_S)
+        return self._step(slots_N, tokens_N, positions_N)
 
 
 async def suspended_in_the_middle(

@@ -1,0 +1,201 @@
+"""The processes of a run on Ray, as the plain classes that Ray makes actors of.
+
+Each wraps what it carries and adds nothing but the way there; who makes, watches and replaces them: ray_workers.py.
+Actors import what they need in their own process only; a rollout worker never loads torch.
+"""
+
+import asyncio
+import gc
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from engine.cluster.generator_client import GeneratorCall, GeneratorClient, GeneratorReply, GeneratorServer
+from engine.cluster.process_meter import ProcessMeter, server_readings
+from engine.cluster.rollout_members import rollout_worker_for
+from engine.reporting.event_writer import Level
+from engine.rollout.requests import EpisodeRequest
+from engine.rollout.worker import Collected, GroupKey, RolloutWorker
+from engine.spec.run import RunSpec
+from engine.spec.usage import ProcessReading, ServerReading
+
+
+class LearnerActor:
+    def __init__(self, spec: RunSpec, recordings: Path | None) -> None:
+        self._spec, self._recordings = spec, recordings
+        self._learner: Any = None
+        self._leader: Any = None
+        self._meter = ProcessMeter("learner", "learner", has_gpus=spec.resources.device == "cuda")
+
+    def lead(self) -> tuple[str, Path]:
+        """The node, and the folder there in which the trainer's other ranks find their leader."""
+        from engine.cluster.members import leader_for
+
+        self._leader = leader_for(self._spec)
+        return ray.get_runtime_context().get_node_id(), self._leader.folder
+
+    def start(self) -> None:
+        """Apart from the constructor, whose errors would arrive as the death of the actor."""
+        from engine.cluster.members import learner_for
+
+        self._learner = learner_for(self._spec, self._recordings, self._leader)
+
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._learner, method)(*arguments, **named)
+
+    def node(self) -> str:
+        """Its name for people, by which an operator finds it in Ray's own list."""
+        return f"{os.uname().nodename} ({ray.get_runtime_context().get_node_id()})"
+
+    @ray.method(concurrency_group="meter")
+    def reading(self) -> ProcessReading:
+        """It answers while ``call`` is under way."""
+        return self._meter.reading()
+
+
+class RankActor:
+    """A rank of the trainer that is not the learner's.  It answers ``reading`` while it follows."""
+
+    def __init__(self, name: str, *, has_gpus: bool) -> None:
+        self._meter = ProcessMeter(name, "rank", has_gpus=has_gpus)
+
+    def follow(self, folder: Path, number: int) -> None:
+        """Never returns."""
+        from engine.training.backends.ranks import follow
+
+        follow(folder, number)
+
+    def reading(self) -> ProcessReading:
+        return self._meter.reading()
+
+
+class GeneratorActor:
+    def __init__(self, spec: RunSpec) -> None:
+        from engine.cluster.generators import generator_for
+
+        self._generator = generator_for(spec.model, spec.resources, seed=spec.seed)
+        self._server = GeneratorServer(self._generator)
+        self._suspended = False
+        self._meter = ProcessMeter("generator", "generator", has_gpus=spec.resources.device == "cuda")
+
+    async def load_weights(self, source: Any, version: int) -> None:
+        from engine.cluster.generators import hand_over_weights
+
+        await hand_over_weights(self._generator, source, version, stays_suspended=self._suspended)
+
+    async def suspend(self) -> None:
+        self._suspended = True
+        await self._generator.suspend()
+
+    async def resume(self) -> None:
+        self._suspended = False
+        await self._generator.resume()
+
+    async def submit(self, caller: str, requests: Sequence[GeneratorCall], released: Sequence[str]) -> None:
+        await self._server.submit(caller, requests, released)
+
+    async def replies(self, caller: str) -> list[GeneratorReply]:
+        return await self._server.replies(caller)
+
+    async def disconnect(self, caller: str) -> None:
+        await self._server.disconnect(caller)
+
+    async def reports(self) -> Sequence[tuple[Level, str]]:
+        from engine.cluster.generators import reports_of
+
+        return reports_of(self._generator)
+
+    async def reading(self) -> ProcessReading:
+        return await asyncio.to_thread(self._meter.reading)
+
+    async def readings(self) -> tuple[list[ProcessReading], list[ServerReading]]:
+        """Its own process, and those of its servers on this machine; how the servers fare."""
+        from engine.cluster.generators import servers_of
+
+        servers = await servers_of(self._generator)
+        return [await self.reading(), *await asyncio.to_thread(server_readings, servers)], servers
+
+
+class RolloutActor:
+    def __init__(self, name: str, spec: RunSpec, security_log: Path) -> None:
+        self._spec, self._security_log = spec, security_log
+        self._meter = ProcessMeter(name, "rollout")
+        self._open = AsyncExitStack()
+        self._sandboxes: Any = None
+        self._caller = ""
+        """The name under which this actor is known to the generator that ``_worker`` asks."""
+        self._worker: RolloutWorker | None = None
+        """It plays all groups; the generator that replaces a dead one gets another."""
+
+    async def start(self) -> None:
+        from engine.cluster.sandboxes import opened_sandboxes
+
+        self._sandboxes = await self._open.enter_async_context(
+            opened_sandboxes(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
+        )
+        gc.freeze()  # what is there now stays: a full collection need not look at it again
+
+    async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
+        """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""
+        async with _connected(_RayConnection(generator, caller)) as client:
+            worker = rollout_worker_for(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor)
+            return await worker.collect(requests)
+
+    async def collect_group(
+        self, requests: Sequence[EpisodeRequest], generator: Any, caller: str, enough: int, fewest: int
+    ) -> Collected:
+        """Raises GeneratorLost as soon as the generator is gone.  All groups of one ``caller`` share a client."""
+        if self._worker is None or self._caller != caller:
+            client = GeneratorClient(_RayConnection(generator, caller))
+            self._worker = rollout_worker_for(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor)
+            self._caller = caller
+        return await self._worker.collect_group(requests, enough=enough, fewest=fewest)
+
+    async def abort_group(self, key: GroupKey) -> None:
+        if self._worker is not None:
+            self._worker.abort_group(key)
+
+    async def hold(self) -> None:
+        if self._worker is not None:
+            await self._worker.hold()
+
+    async def go_on(self) -> None:
+        if self._worker is not None:
+            self._worker.go_on()
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+    async def reading(self) -> ProcessReading:
+        return self._meter.reading()
+
+
+class _RayConnection:
+    """A ``GeneratorConnection`` over an actor's handle."""
+
+    def __init__(self, generator: Any, caller: str) -> None:
+        self._generator = generator
+        self._caller = caller
+
+    async def submit(self, requests: Sequence[GeneratorCall], released: Sequence[str]) -> None:
+        await self._generator.submit.remote(self._caller, requests, released)
+
+    async def replies(self) -> list[GeneratorReply]:
+        replies: list[GeneratorReply] = await self._generator.replies.remote(self._caller)
+        return replies
+
+    async def disconnect(self) -> None:
+        await self._generator.disconnect.remote(self._caller)
+
+
+@asynccontextmanager
+async def _connected(connection: _RayConnection) -> AsyncIterator[GeneratorClient]:
+    client = GeneratorClient(connection)
+    try:
+        yield client
+    finally:
+        await client.close()

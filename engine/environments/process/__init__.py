@@ -1,0 +1,1 @@
+"""Environments that run in a process of their own: what the engine asks them, and how it outlives them."""

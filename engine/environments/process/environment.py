@@ -1,0 +1,181 @@
+"""An environment whose code runs in a process of its own, as every other environment is used."""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import lru_cache
+from itertools import count
+from typing import Any, overload
+
+from engine.environments.contract import EnvironmentProcessLost, Observation, Rewards, Sandboxes, Session
+from engine.environments.process.answers import (
+    TASKS_PER_ANSWER,
+    Acted,
+    AnswerT,
+    Count,
+    MisfitAnswer,
+    Nothing,
+    Opening,
+    Score,
+    Snapshot,
+    Tasks,
+    Tools,
+)
+from engine.environments.process.connection import EnvironmentProcess, EnvironmentProgram
+from engine.environments.process.kept import KeptProcess, kept_process
+from engine.environments.process.thread import awaited, waited
+from engine.spec.message import AssistantMessage, Message, ToolSchema
+from engine.spec.trajectory import Split, Task, ToolCall
+
+KEPT_TOOLS = 4096
+"""Tasks whose tools are remembered."""
+_sessions = count(1)
+log = logging.getLogger(__name__)
+
+
+class ProcessEnvironment:
+    """Raises EnvironmentProcessLost wherever the process is lost, and what an answer that does not fit raises."""
+
+    def __init__(self, program: EnvironmentProgram) -> None:
+        """Start the process.  Raises as ``EnvironmentProcess.start``."""
+        self._kept = kept_process(program)
+        self._splits: dict[Split, ProcessTasks] = {}
+        self._tools = lru_cache(maxsize=KEPT_TOOLS)(self._asked_tools)
+        self.restorable = waited(self._kept.started()).restorable
+
+    @property
+    def starts(self) -> int:
+        """How often this engine process started it; each one beyond the first is a loss."""
+        return self._kept.starts
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        if split not in self._splits:
+            self._splits[split] = ProcessTasks(self._kept, split)
+        return self._splits[split]
+
+    def tools(self, task: Task) -> Sequence[ToolSchema]:
+        return self._tools(task)
+
+    def session(self, task: Task, sandboxes: Sandboxes) -> AbstractAsyncContextManager[Session]:
+        return self._session(task)
+
+    def _asked_tools(self, task: Task) -> Sequence[ToolSchema]:
+        answer = waited(_asked(self._kept, Tools, "tools", task=task.model_dump()))
+        return tuple(tool.schema_() for tool in answer.tools)
+
+    @asynccontextmanager
+    async def _session(self, task: Task) -> AsyncIterator[Session]:
+        process = await awaited(self._kept.process())
+        session = (RestorableProcessSession if self.restorable else ProcessSession)(
+            process, self._kept, next(_sessions)
+        )
+        try:
+            await session.ask(Nothing, "open", task=task.model_dump())
+            yield session
+        finally:
+            await session.close()
+
+
+class ProcessTasks(Sequence[Task]):
+    """The tasks of a split, fetched when asked for and kept, so that a number is one task whatever the process says."""
+
+    def __init__(self, kept: KeptProcess, split: Split) -> None:
+        self._kept, self._split = kept, split
+        self._size = waited(_asked(kept, Count, "count", split=split)).count
+        self._known: dict[int, Task] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, number: int) -> Task: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Task]: ...
+    def __getitem__(self, number: int | slice) -> Task | list[Task]:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(self._size))]
+        if not -self._size <= number < self._size:
+            raise IndexError(f"the {self._split} split has {self._size} tasks, not {number}")
+        number %= self._size
+        if number not in self._known:
+            self._fetch(number - number % TASKS_PER_ANSWER)
+        return self._known[number]
+
+    def _fetch(self, start: int) -> None:
+        stop = min(start + TASKS_PER_ANSWER, self._size)
+        answer = waited(_asked(self._kept, Tasks, "tasks", split=self._split, start=start, stop=stop))
+        tasks = [task.task() for task in answer.tasks]
+        if len(tasks) != stop - start or any(task.split != self._split for task in tasks):
+            raise MisfitAnswer(
+                f"tasks {start} to {stop - 1} of {self._split}: other ones came back, {len(tasks)} in all"
+            )
+        self._known |= dict(zip(range(start, stop), tasks, strict=True))
+
+
+class ProcessSession:
+    """One episode in the process that was running when it began; if that is lost, so is the episode."""
+
+    def __init__(self, process: EnvironmentProcess, kept: KeptProcess, number: int) -> None:
+        self._process, self._kept, self._number = process, kept, number
+
+    async def reset(self) -> list[Message]:
+        answer = await self.ask(Opening, "reset")
+        return [message.message() for message in answer.messages]
+
+    async def act(self, message: AssistantMessage) -> Observation:
+        requests = [{"name": r.name, "arguments": dict(r.arguments), "id": r.id} for r in message.requests]
+        shown = {"content": message.content, "requests": requests, "reasoning": message.reasoning}
+        return _observation(await self.ask(Acted, "act", message=shown), message)
+
+    async def score(self) -> Rewards:
+        answer = await self.ask(Score, "score")
+        self._kept.worked()
+        return Rewards(answer.success, answer.components)
+
+    async def ask(self, kind: type[AnswerT], verb: str, **fields: Any) -> AnswerT:
+        return await awaited(self._process.ask(kind, verb, session=self._number, **fields))
+
+    async def close(self) -> None:
+        """What goes wrong here changes no reward: it is logged."""
+        try:
+            await self.ask(Nothing, "close")
+        except EnvironmentProcessLost:
+            pass  # whoever asked before was given the reason
+        except Exception as error:
+            log.warning("%s: the end of a session failed: %s", self._process.program.name, error)
+
+
+class RestorableProcessSession(ProcessSession):
+    """The snapshots themselves stay in the process; here are their numbers."""
+
+    async def snapshot(self) -> object:
+        return await self.ask(Snapshot, "snapshot")
+
+    async def restore(self, snapshot: object) -> None:
+        await self._with("restore", snapshot)
+
+    async def drop(self, snapshot: object) -> None:
+        await self._with("drop", snapshot)
+
+    async def _with(self, verb: str, snapshot: object) -> None:
+        if not isinstance(snapshot, Snapshot):
+            raise ValueError("not a snapshot of this session")
+        await self.ask(Nothing, verb, snapshot=snapshot.snapshot)
+
+
+async def _asked(kept: KeptProcess, kind: type[AnswerT], verb: str, **fields: Any) -> AnswerT:
+    return await (await kept.process()).ask(kind, verb, **fields)
+
+
+def _observation(acted: Acted, message: AssistantMessage) -> Observation:
+    """The records are those of the requests that were made, whatever the process says of their arguments."""
+    answered = [(call.id, call.name) for call in acted.calls]
+    if answered != [(request.id, request.name) for request in message.requests]:
+        raise MisfitAnswer(
+            f"what act gave holds records of {answered!r:.200}; one of each request is due, in their order"
+        )
+    calls = tuple(
+        ToolCall.of(request, call.output, error_class=call.error_class, seconds=call.seconds)
+        for request, call in zip(message.requests, acted.calls, strict=True)
+    )
+    return Observation(calls, tuple(entry.message() for entry in acted.messages), acted.done)

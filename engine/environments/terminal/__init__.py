@@ -1,0 +1,1 @@
+"""Terminal tasks: folders of the Harbor form, the environment over them, and what scores them."""

@@ -1,0 +1,1 @@
+"""Verifiers of answers, a module each, behind one protocol (``contract.py``)."""

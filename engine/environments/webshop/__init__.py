@@ -1,0 +1,1 @@
+"""A shop in text: a catalogue, a search, and an instruction to buy something."""

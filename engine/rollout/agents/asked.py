@@ -1,0 +1,62 @@
+"""What an agent asks of the policy, whichever dialect it speaks, and how it is refused."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.spec.message import AssistantMessage, Message, ToolSchema
+
+Entry = Message | AssistantMessage
+"""A message of a conversation: to the policy, or its own."""
+RefusalKind = Literal[
+    "malformed", "unsupported", "conversation", "template", "context", "budget", "rate", "key", "size", "route", "time"
+]
+"""The request is no JSON or has a field of the wrong form; asks for an option that the generator lacks; its messages
+cannot follow one another; the model's chat template cannot write them; they leave no room; calls or tokens are used up;
+too many calls at once; the key is wrong; it is too large; there is no such endpoint; it did not arrive in time."""
+STATUS: dict[RefusalKind, int] = {
+    "malformed": 400,
+    "unsupported": 400,
+    "conversation": 400,
+    "template": 400,
+    "context": 400,
+    "budget": 403,
+    "rate": 429,
+    "key": 401,
+    "size": 413,
+    "route": 404,
+    "time": 408,
+}
+"""The budget is no 429, which clients would try again."""
+
+
+class RequestRefused(Exception):
+    """A request that is answered with an error; the run goes on."""
+
+    def __init__(self, kind: RefusalKind, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.field = kind, field
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, read."""
+
+    messages: tuple[Entry, ...]
+    """It ends with something for the policy to read."""
+    tools: tuple[ToolSchema, ...] = ()
+    model: str = "policy"
+    """What the agent calls it."""
+    choices: int = 1
+    """How many turns are sampled after the same messages."""
+    most_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    """Texts at which a turn ends, none of them empty; the agent is answered what stands before."""
+    seed: int | None = None
+    stream: bool = False
+    logprobs: bool = False
+    """Whether the answer shows the log-prob of each token."""
+    usage_in_stream: bool = False

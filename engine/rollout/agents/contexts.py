@@ -1,0 +1,174 @@
+"""From the messages of a call to the ids that the policy reads.
+
+Where the messages begin with what an earlier call read and answered, its ids stand as they were read and sampled, and
+only what came since is written, by the renderer's bridge.  Text that the policy sampled is never made into ids again.
+An assistant's message that no call sampled (the agent wrote or changed it) is text to be read, written by the
+renderer.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from engine.rollout.agents.asked import Asked, Entry, RequestRefused
+from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer
+from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """All that stands before a turn."""
+
+    conversation: Conversation
+    token_ids: tuple[int, ...]
+    observed: int = 0
+    """Where in ``token_ids`` what came since the turn before begins."""
+    experience_span: tuple[int, int] | None = None
+    """Where ``token_ids`` hold the experience, half open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A turn of the policy that may be built on."""
+
+    context: Context
+    token_ids: tuple[int, ...]
+    """As sampled, with an end: the renderer's, where the turn was cut short."""
+    parsed: Parsed
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The context of a call, and the turn that it goes on from."""
+
+    context: Context
+    digest: bytes
+    """Of its tools and messages, which ``Contexts.spoke`` takes with the answer."""
+    number: int | None
+    """Of the turn; None where it begins anew."""
+    results: dict[str, str]
+    """What the call's messages say of that turn's tool calls, by their ids."""
+
+
+class Contexts:
+    """Remembers the turns of one rollout by the messages that lead to them."""
+
+    def __init__(self, renderer: Renderer, experience: Sequence[str] = ()) -> None:
+        self._renderer, self._experience = renderer, tuple(experience)
+        self._spoken: dict[bytes, tuple[int, Spoken]] = {}
+
+    def spoke(self, number: int, digest: bytes, reply: AssistantMessage, spoken: Spoken) -> None:
+        """From now on messages may go on from this turn, which was answered with ``reply``."""
+        self._spoken[_chained(digest, reply)] = number, spoken
+
+    def find(self, asked: Asked) -> Found:
+        """Raises RequestRefused for messages that no template can express."""
+        opening, exchanges = exchanges_in(asked.messages)
+        digests = list(_digests(asked))
+        known = self._longest_known(asked.messages, digests)
+        try:
+            if known is None:
+                context, number, left = self._opened(opening, asked.tools), None, exchanges
+                results = dict[str, str]()
+            else:
+                place, number, spoken = known
+                read, left = exchanges[place][1], exchanges[place + 1 :]
+                context = extended(self._renderer, spoken, read)
+                results = {message.call: message.content for message in read if message.call}
+            for entry, read in left:
+                token_ids = tuple(self._renderer.write(entry, asked.tools))
+                written = Spoken(context, token_ids, self._renderer.parse(token_ids, asked.tools))
+                context = extended(self._renderer, written, read)
+        except ValueError as error:
+            raise RequestRefused("template", f"the model's chat template cannot write this: {error}") from error
+        return Found(context, digests[-1], number, results)
+
+    def _longest_known(self, messages: Sequence[Entry], digests: Sequence[bytes]) -> tuple[int, int, Spoken] | None:
+        """The last assistant's message, by its place among those, up to which a turn is known."""
+        places = [place for place, entry in enumerate(messages) if isinstance(entry, AssistantMessage)]
+        for order in reversed(range(len(places))):
+            if (known := self._spoken.get(digests[places[order] + 1])) is not None:
+                return order, *known
+        return None
+
+    def _opened(self, opening: Sequence[Message], tools: Sequence[ToolSchema]) -> Context:
+        conversation = Conversation(tuple(opening), tuple(tools), self._experience, ())
+        token_ids = tuple(self._renderer.prompt(opening, tools, self._experience))
+        span = self._renderer.experience_span(opening, tools, self._experience) if self._experience else None
+        return Context(conversation, token_ids, 0, span)
+
+
+def extended(renderer: Renderer, spoken: Spoken, messages: Sequence[Message]) -> Context:
+    """What stands before the turn that follows on ``messages``."""
+    exchange = Exchange(spoken.token_ids, spoken.parsed, tuple(messages))
+    before = spoken.context.conversation
+    conversation = replace(before, exchanges=(*before.exchanges, exchange))
+    rewritten = renderer.rewritten(conversation)
+    if rewritten is not None:
+        return Context(conversation, rewritten.token_ids, rewritten.observed, rewritten.experience_span)
+    read = (*spoken.context.token_ids, *spoken.token_ids)
+    return Context(conversation, (*read, *renderer.bridge(messages)), len(read), spoken.context.experience_span)
+
+
+def exchanges_in(messages: Sequence[Entry]) -> tuple[list[Message], list[tuple[AssistantMessage, list[Message]]]]:
+    """What stands before the first turn, and each turn with what was read behind it.  Raises RequestRefused."""
+    opening, exchanges = list[Message](), list[tuple[AssistantMessage, list[Message]]]()
+    for entry in messages:
+        if isinstance(entry, AssistantMessage):
+            exchanges.append((entry, []))
+        else:
+            (exchanges[-1][1] if exchanges else opening).append(entry)
+    if not opening:
+        raise RequestRefused("conversation", "nobody speaks before the assistant: begin with a user", field="messages")
+    for entry, read in exchanges:
+        if not read:
+            raise RequestRefused(
+                "conversation",
+                "nothing stands behind an assistant's message: add what the model is to answer, "
+                "for it continues no text that somebody else began",
+                field="messages",
+            )
+        _check_results(entry, read)
+    if any(message.role == "tool" for message in opening):
+        raise RequestRefused("conversation", "a tool result without a call before it", field="messages")
+    return opening, exchanges
+
+
+def _check_results(entry: AssistantMessage, read: Sequence[Message]) -> None:
+    """Each call has one result, right behind it, and nothing else has one."""
+    calls, results = [request.id for request in entry.requests], [m.call for m in read if m.role == "tool"]
+    if sorted(calls) != sorted(map(str, results)):
+        raise RequestRefused(
+            "conversation",
+            f"the calls {calls} of an assistant's message have the results {results}: give each call one, and no other",
+            field="messages",
+        )
+    if any(message.role != "tool" for message in read[: len(results)]):
+        raise RequestRefused("conversation", "a tool result stands behind another message: put it first")
+
+
+def _digests(asked: Asked) -> Iterator[bytes]:
+    """Of the tools, and of the tools and each beginning of the messages."""
+    tools = [(tool.name, tool.description, tool.parameters) for tool in asked.tools]
+    digest = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).digest()
+    yield digest
+    for entry in asked.messages:
+        digest = _chained(digest, entry)
+        yield digest
+
+
+def _chained(digest: bytes, entry: Entry) -> bytes:
+    return hashlib.sha256(digest + json.dumps(_meaning(entry), sort_keys=True).encode()).digest()
+
+
+def _meaning(entry: Entry) -> list[object]:
+    """What an agent sends back of a message.  Thoughts are not in it: most agents leave them out."""
+    if isinstance(entry, Message):
+        return [entry.role, entry.content, entry.call]
+    return ["assistant", entry.content, [_call_meaning(request) for request in entry.requests]]
+
+
+def _call_meaning(request: ToolRequest) -> list[object]:
+    written = dict(request.arguments) if request.malformed is None else request.malformed.text
+    return [request.id, request.name, written]

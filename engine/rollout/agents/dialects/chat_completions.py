@@ -1,0 +1,194 @@
+"""OpenAI's Chat Completions: ``POST /v1/chat/completions``."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from engine.rollout.agents import fields
+from engine.rollout.agents.asked import Asked, Entry, RequestRefused
+from engine.rollout.agents.capture import Call
+from engine.rollout.agents.dialects.contract import event, prompt_tokens, sampled_tokens, was_cut
+from engine.rollout.agents.fields import Document
+from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
+
+READ = ("messages", "model", "tools", "n", "max_tokens", "max_completion_tokens", "seed", "stream", "stream_options",
+        "logprobs", "tool_choice", "stop")  # fmt: skip
+RUNS_OWN = ("temperature", "top_p")
+"""How a policy is sampled is the run's to say: these are taken and change nothing."""
+NO_MATTER = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", *RUNS_OWN)
+NEUTRAL: dict[str, Sequence[object]] = {
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+    "top_logprobs": (0,),
+}
+TEXT_PARTS = ("text",)
+ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ChatCompletions:
+    def read(self, document: Document) -> Asked:
+        fields.check_options(document, READ, NEUTRAL, NO_MATTER)
+        entries = fields.objects(document.get("messages"), "messages", fields.MOST_MESSAGES)
+        options = document.get("stream_options") or {}
+        return Asked(
+            messages=tuple(_entries(entries)),
+            tools=_tools(document),
+            model=fields.text(document, "model", "policy"),
+            choices=fields.number(document, "n", 1, fields.MOST_CHOICES) or 1,
+            most_tokens=_most_tokens(document),
+            stops=fields.stops(document, "stop"),
+            seed=fields.number(document, "seed", -(2**63), 2**63 - 1),
+            stream=fields.flag(document, "stream"),
+            logprobs=fields.flag(document, "logprobs"),
+            usage_in_stream=isinstance(options, dict) and options.get("include_usage") is True,
+        )
+
+    def answer(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
+        choices = [
+            {
+                "index": number,
+                "message": _message(call.reply),
+                "finish_reason": _finish(call),
+                "logprobs": _logprobs(call, of_call) if asked.logprobs else None,
+            }
+            for number, (call, of_call) in enumerate(zip(calls, pieces, strict=True))
+        ]
+        return _envelope(asked, id, "chat.completion") | {"choices": choices, "usage": _usage(calls)}
+
+    def events(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> Iterator[bytes]:
+        chunk = _envelope(asked, id, "chat.completion.chunk")
+        for number, (call, of_call) in enumerate(zip(calls, pieces, strict=True)):
+            for delta in _deltas(call.reply):
+                yield event(chunk | {"choices": [{"index": number, "delta": delta, "finish_reason": None}]})
+            last: dict[str, Any] = {"index": number, "delta": {}, "finish_reason": _finish(call)}
+            if asked.logprobs:
+                last["logprobs"] = _logprobs(call, of_call)
+            yield event(chunk | {"choices": [last]})
+        if asked.usage_in_stream:
+            yield event(chunk | {"choices": [], "usage": _usage(calls)})
+        yield b"data: [DONE]\n\n"
+
+    def refusal(self, refusal: RequestRefused) -> dict[str, Any]:
+        kind = ERRORS.get(refusal.status, "invalid_request_error")
+        code = "context_length_exceeded" if refusal.kind == "context" else refusal.kind
+        return {"error": {"message": str(refusal), "type": kind, "param": refusal.field, "code": code}}
+
+
+def _most_tokens(document: Document) -> int | None:
+    newer = fields.number(document, "max_completion_tokens", 1, 2**31)
+    return fields.number(document, "max_tokens", 1, 2**31) if newer is None else newer
+
+
+def _tools(document: Document) -> tuple[ToolSchema, ...]:
+    choice = document.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        fields.lacking("tool_choice", choice, "the policy cannot be made to call a tool")
+    listed = fields.objects(document.get("tools") or [], "tools", fields.MOST_TOOLS)
+    tools = [_tool(tool, f"tools.{place}") for place, tool in enumerate(listed)]
+    return () if choice == "none" else fields.check_names(tools)
+
+
+def _tool(tool: Document, field: str) -> ToolSchema:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        fields.lacking(field, tool.get("type"), "only functions can be called")
+    return fields.tool_schema(
+        function.get("name"), function.get("description"), function.get("parameters"), f"{field}.function"
+    )
+
+
+def _entries(entries: Sequence[Document]) -> Iterator[Entry]:
+    names: dict[str, str] = {}
+    for place, entry in enumerate(entries):
+        field = f"messages.{place}"
+        match entry.get("role"):
+            case "system" | "developer":
+                yield Message("system", _content(entry, field))
+            case "user":
+                yield Message("user", _content(entry, field))
+            case "assistant":
+                message = _assistant(entry, field)
+                names = {request.id: request.name for request in message.requests}
+                yield message
+            case "tool":
+                call = fields.text(entry, "tool_call_id")
+                yield Message("tool", _content(entry, field), names.get(call), call)
+            case role:
+                raise RequestRefused(
+                    "conversation",
+                    f"{field}.role = {str(role)[:40]!r}: use system, user, assistant or tool",
+                    field=field,
+                )
+
+
+def _content(entry: Document, field: str) -> str:
+    return fields.plain_text(entry.get("content"), f"{field}.content", TEXT_PARTS)
+
+
+def _assistant(entry: Document, field: str) -> AssistantMessage:
+    calls = fields.objects(entry.get("tool_calls") or [], f"{field}.tool_calls", fields.MOST_TOOLS)
+    requests = tuple(_request(call, f"{field}.tool_calls.{place}") for place, call in enumerate(calls))
+    if len({request.id for request in requests}) < len(requests):
+        fields.wrong(f"{field}.tool_calls", [request.id for request in requests], "an id of its own for each call")
+    return AssistantMessage(_content(entry, field), requests, reasoning=fields.text(entry, "reasoning_content"))
+
+
+def _request(call: Document, field: str) -> ToolRequest:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        fields.wrong(f"{field}.function", function, "an object with name and arguments")
+    return fields.tool_request(function.get("name"), function.get("arguments"), call.get("id"), field)
+
+
+def _envelope(asked: Asked, id: str, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{id}", "object": kind, "created": 0, "model": asked.model}
+
+
+def _message(reply: AssistantMessage) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content or None, "refusal": None}
+    if not reply.requests:
+        message["content"] = reply.content
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.requests:
+        message["tool_calls"] = [_call(request) for request in reply.requests]
+    return message
+
+
+def _call(request: ToolRequest) -> dict[str, Any]:
+    function = {"name": request.name, "arguments": fields.arguments_text(request)}
+    return {"id": request.id, "type": "function", "function": function}
+
+
+def _deltas(reply: AssistantMessage) -> Iterator[dict[str, Any]]:
+    yield {"role": "assistant", "content": ""}
+    if reply.reasoning:
+        yield {"reasoning_content": reply.reasoning}
+    if reply.content:
+        yield {"content": reply.content}
+    for place, request in enumerate(reply.requests):
+        yield {"tool_calls": [{"index": place, **_call(request)}]}
+
+
+def _finish(call: Call) -> str:
+    if was_cut(call):
+        return "length"
+    return "tool_calls" if call.reply.requests else "stop"
+
+
+def _usage(calls: Sequence[Call]) -> dict[str, int]:
+    read, sampled = prompt_tokens(calls), sampled_tokens(calls)
+    return {"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled}
+
+
+def _logprobs(call: Call, pieces: Sequence[str]) -> dict[str, Any]:
+    tokens = zip(pieces, call.generated.logprobs, strict=True)
+    return {
+        "content": [
+            {"token": piece, "logprob": logprob, "bytes": list(piece.encode("utf-8", "replace")), "top_logprobs": []}
+            for piece, logprob in tokens
+        ]
+    }

@@ -1,0 +1,187 @@
+"""OpenAI's Responses: ``POST /v1/responses``.  Nothing is stored: each request brings its whole conversation."""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from engine.rollout.agents import fields
+from engine.rollout.agents.asked import Asked, Entry, RequestRefused
+from engine.rollout.agents.capture import Call
+from engine.rollout.agents.dialects.chat_completions import ERRORS
+from engine.rollout.agents.dialects.contract import event, prompt_tokens, sampled_tokens, was_cut
+from engine.rollout.agents.fields import Document
+from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
+
+READ = ("input", "instructions", "model", "tools", "max_output_tokens", "stream", "tool_choice")
+NO_MATTER = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "temperature",
+    "top_p",
+)
+NEUTRAL: dict[str, Sequence[object]] = {
+    "background": (False,),
+    "include": ([],),
+    "parallel_tool_calls": (True,),
+    "text": ({"format": {"type": "text"}}, {}),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+class Responses:
+    def read(self, document: Document) -> Asked:
+        fields.check_options(document, READ, NEUTRAL, NO_MATTER)
+        given = document.get("input")
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        instructions = fields.text(document, "instructions")
+        opening = (Message("system", instructions),) if instructions else ()
+        return Asked(
+            messages=(*opening, *_entries(fields.objects(items, "input", fields.MOST_MESSAGES))),
+            tools=_tools(document),
+            model=fields.text(document, "model", "policy"),
+            most_tokens=fields.number(document, "max_output_tokens", 1, 2**31),
+            stream=fields.flag(document, "stream"),
+        )
+
+    def answer(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
+        [call] = calls
+        read, sampled = prompt_tokens(calls), sampled_tokens(calls)
+        return _envelope(asked, id) | {
+            "status": "incomplete" if was_cut(call) else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if was_cut(call) else None,
+            "output": _items(call, id),
+            "usage": {
+                "input_tokens": read,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": sampled,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": read + sampled,
+            },
+        }
+
+    def events(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> Iterator[bytes]:
+        [call] = calls
+        numbers = count()
+        response = _envelope(asked, id) | {"status": "in_progress", "output": [], "usage": None}
+        whole = self.answer(asked, calls, id, pieces)
+
+        def one(kind: str, **entries: Any) -> bytes:
+            return event({"type": kind, "sequence_number": next(numbers), **entries}, kind)
+
+        yield one("response.created", response=response)
+        yield one("response.in_progress", response=response)
+        for index, item in enumerate(whole["output"]):
+            place = {"output_index": index, "item_id": item["id"]}
+            empty: dict[str, Any] = {"content": []} if "content" in item else {"arguments": ""}
+            begun = item | {"status": "in_progress"} | empty
+            yield one("response.output_item.added", output_index=index, item=begun)
+            if "content" in item:
+                [part] = item["content"]
+                place |= {"content_index": 0}
+                yield one("response.content_part.added", **place, part=part | {"text": ""})
+                yield one("response.output_text.delta", **place, delta=part["text"], logprobs=[])
+                yield one("response.output_text.done", **place, text=part["text"], logprobs=[])
+                yield one("response.content_part.done", **place, part=part)
+            else:
+                arguments = item["arguments"]
+                yield one("response.function_call_arguments.delta", **place, delta=arguments)
+                yield one("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+            yield one("response.output_item.done", output_index=index, item=item)
+        yield one(f"response.{whole['status']}", response=whole)
+
+    def refusal(self, refusal: RequestRefused) -> dict[str, Any]:
+        kind = ERRORS.get(refusal.status, "invalid_request_error")
+        return {"error": {"message": str(refusal), "type": kind, "param": refusal.field, "code": refusal.kind}}
+
+
+def _entries(items: Sequence[Document]) -> Iterator[Entry]:
+    """A message of the assistant and the calls behind it are one turn."""
+    names: dict[str, str] = {}
+    content: str | None = None
+    requests: list[ToolRequest] = []
+    for place, item in enumerate(items):
+        field = f"input.{place}"
+        kind, role = item.get("type", "message"), item.get("role")
+        is_own = kind == "function_call" or (kind == "message" and role == "assistant")
+        if (content is not None or requests) and (not is_own or kind == "message"):
+            yield _turn(content, requests, field)
+            content, requests = None, []
+        if kind == "function_call":
+            request = fields.tool_request(item.get("name"), item.get("arguments"), item.get("call_id"), field)
+            requests.append(request)
+            names[request.id] = request.name
+        elif is_own:
+            content = _content(item, field)
+        elif kind == "function_call_output":
+            call = fields.text(item, "call_id")
+            output = fields.plain_text(item.get("output"), f"{field}.output", TEXT_PARTS)
+            yield Message("tool", output, names.get(call), call)
+        elif kind == "message" and role in ("user", "system", "developer"):
+            yield Message("user" if role == "user" else "system", _content(item, field))
+        else:
+            problem = f"{field}: type {str(kind)[:40]!r} with role {str(role)[:40]!r} is none that the model can read"
+            raise RequestRefused("conversation", problem, field=field)
+    if content is not None or requests:
+        yield _turn(content, requests, "input")
+
+
+def _turn(content: str | None, requests: Sequence[ToolRequest], field: str) -> AssistantMessage:
+    if len({request.id for request in requests}) < len(requests):
+        fields.wrong(field, [request.id for request in requests], "an id of its own for each call")
+    return AssistantMessage(content or "", tuple(requests))
+
+
+def _content(item: Document, field: str) -> str:
+    return fields.plain_text(item.get("content"), f"{field}.content", TEXT_PARTS)
+
+
+def _tools(document: Document) -> tuple[ToolSchema, ...]:
+    choice = document.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        fields.lacking("tool_choice", choice, "the policy cannot be made to call a tool")
+    listed = fields.objects(document.get("tools") or [], "tools", fields.MOST_TOOLS)
+    tools = [_tool(tool, f"tools.{place}") for place, tool in enumerate(listed)]
+    return () if choice == "none" else fields.check_names(tools)
+
+
+def _tool(tool: Document, field: str) -> ToolSchema:
+    if tool.get("type") != "function":
+        fields.lacking(field, tool.get("type"), "only functions can be called")
+    return fields.tool_schema(tool.get("name"), tool.get("description"), tool.get("parameters"), field)
+
+
+def _envelope(asked: Asked, id: str) -> dict[str, Any]:
+    return {
+        "id": f"resp_{id}",
+        "object": "response",
+        "created_at": 0,
+        "model": asked.model,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+    }
+
+
+def _items(call: Call, id: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if call.reply.content or not call.reply.requests:
+        part = {"type": "output_text", "text": call.reply.content, "annotations": [], "logprobs": []}
+        items.append({"id": f"msg_{id}", "type": "message", "role": "assistant", "status": "completed",
+                      "content": [part]})  # fmt: skip
+    for place, request in enumerate(call.reply.requests):
+        items.append({"id": f"fc_{id}_{place}", "type": "function_call", "status": "completed",
+                      "call_id": request.id, "name": request.name,
+                      "arguments": fields.arguments_text(request)})  # fmt: skip
+    return items

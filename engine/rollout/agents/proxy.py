@@ -1,0 +1,224 @@
+"""The policy as one agent sees it: calls in, turns out, and everything that was sampled kept as it was sampled.
+
+    request ──► context (ids) ──► generator ──► Call ──► reply
+                   ▲ earlier calls                └────► segments of the trajectory
+
+It knows no dialect and no socket (``dialects/``, ``server.py``), and belongs to one rollout, which bounds it.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from engine.rollout.agents.asked import Asked, Entry, RequestRefused
+from engine.rollout.agents.call_sessions import CallSessions
+from engine.rollout.agents.capture import Call, segments_of
+from engine.rollout.agents.contexts import Contexts, Found, Spoken
+from engine.rollout.agents.stops import ended, stopped
+from engine.rollout.renderers.contract import Renderer
+from engine.seeds import derived_seed
+from engine.spec.generation import Generated
+from engine.spec.message import AssistantMessage
+from engine.spec.trajectory import Segment
+
+MOST_BEYOND_BUDGET = 16
+"""Requests that are refused for want of a budget, before the agent is ended: it may clear up after the first."""
+LONGEST_TOKEN = 64
+"""Characters: text of more than so many for each token of the context is not even looked at."""
+MOST_REFUSED = 1000
+"""Requests that are refused for whatever reason, before it is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How far one agent may go."""
+
+    calls: int
+    sampled_tokens: int
+    turn_tokens: int
+    parallel: int
+    context_tokens: int
+
+
+OnCall = Callable[[int, Call], Awaitable[None]]
+"""Is given each turn with its number, before the agent has it."""
+
+
+class ModelProxy:
+    """Belongs to one event loop.  Closed, it answers nothing any more."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        sessions: CallSessions,
+        budget: Budget,
+        *,
+        seed: int,
+        experience: tuple[str, ...] = (),
+        on_call: OnCall,
+    ) -> None:
+        self.renderer, self._sessions, self._budget, self._seed = renderer, sessions, budget, seed
+        self._contexts, self._on_call = Contexts(renderer, experience), on_call
+        self._under_way = self._begun = self._reserved_tokens = 0
+        self._in_turn = asyncio.Lock()
+        self.calls: list[Call] = []
+        """In order of time: a call stands here as soon as it is sampled."""
+        self.refused: Counter[str] = Counter()
+        """Requests that were answered with an error, by kind."""
+        self.unfinished = 0
+        self.failure: Exception | None = None
+        """What the generator raised, which is the worker's to see."""
+        self.failed = asyncio.Event()
+        self.exhausted = asyncio.Event()
+        """So many requests were refused that the agent will not come to anything."""
+
+    @property
+    def over_budget(self) -> bool:
+        return self.refused["budget"] > 0
+
+    @property
+    def sampled_tokens(self) -> int:
+        """All that the policy was made to sample, also what nobody reads."""
+        return sum(len(call.generated.token_ids) + call.dropped_tokens for call in self.calls)
+
+    @property
+    def dropped_tokens(self) -> int:
+        return sum(call.dropped_tokens for call in self.calls)
+
+    def refuse(self, kind: str) -> None:
+        """Count a request that is answered with an error."""
+        self.refused[kind] += 1
+        if self.refused["budget"] > MOST_BEYOND_BUDGET or self.refused.total() > MOST_REFUSED:
+            self.exhausted.set()
+
+    def segments(self) -> list[Segment]:
+        return segments_of(self.calls, self.renderer)
+
+    async def complete(self, asked: Asked) -> list[Call]:
+        """Sample one turn for each choice.  Raises RequestRefused; whoever answers with it calls ``refuse``."""
+        self._refuse_far_too_long(asked)
+        tokens = self._reserved(asked)
+        try:
+            found = self._contexts.find(asked)
+            room = self._budget.context_tokens - len(found.context.token_ids)
+            if room < 1:
+                raise RequestRefused(
+                    "context",
+                    f"the messages are {len(found.context.token_ids)} tokens, and the model's context has "
+                    f"{self._budget.context_tokens}: send less",
+                    field="messages",
+                )
+            if found.number is not None:
+                self.calls[found.number].results.update(found.results)
+            return await self._sampled(asked, found, min(room, tokens))
+        finally:
+            self._under_way -= asked.choices
+            self._reserved_tokens -= tokens * asked.choices
+
+    def _refuse_far_too_long(self, asked: Asked) -> None:
+        """Before anything is made into ids, which takes the worker's time."""
+        characters = sum(_characters(entry) for entry in asked.messages)
+        if characters > self._budget.context_tokens * LONGEST_TOKEN:
+            raise RequestRefused(
+                "context",
+                f"the messages are {characters} characters, and the model's context has "
+                f"{self._budget.context_tokens} tokens: send less",
+                field="messages",
+            )
+
+    def _reserved(self, asked: Asked) -> int:
+        """The tokens that each choice may have, which nobody else has until the call is over."""
+        budget = self._budget
+        if self._under_way + asked.choices > budget.parallel:
+            raise RequestRefused("rate", f"{budget.parallel} calls at once at most: try again when one is over")
+        if len(self.calls) + self._under_way + asked.choices > budget.calls:
+            raise RequestRefused("budget", f"the episode's {budget.calls} calls are used up")
+        left = (budget.sampled_tokens - self.sampled_tokens - self._reserved_tokens) // asked.choices
+        if left < 1 and self._reserved_tokens:
+            raise RequestRefused("rate", "the tokens that are left are all lent to calls under way: try again after")
+        if left < 1:
+            raise RequestRefused("budget", f"the episode's {budget.sampled_tokens} sampled tokens are used up")
+        tokens = min(budget.turn_tokens, left, asked.most_tokens or left)
+        self._under_way += asked.choices
+        self._reserved_tokens += tokens * asked.choices
+        return tokens
+
+    async def _sampled(self, asked: Asked, found: Found, most_tokens: int) -> list[Call]:
+        begun, self._begun = self._begun, self._begun + asked.choices
+        sampling = [
+            asyncio.ensure_future(self._turn(asked, found, most_tokens, self._seed_of(asked, begun, choice)))
+            for choice in range(asked.choices)
+        ]
+        try:
+            return list(await asyncio.gather(*sampling))
+        except BaseException:
+            for turn in sampling:
+                turn.cancel()
+            await asyncio.gather(*sampling, return_exceptions=True)
+            raise
+
+    def _seed_of(self, asked: Asked, begun: int, choice: int) -> int:
+        """An agent's seed decides the draws together with the rollout's own."""
+        if asked.seed is None:
+            return derived_seed(self._seed, begun + choice)
+        return derived_seed(self._seed, "agent", asked.seed, choice)
+
+    async def _turn(self, asked: Asked, found: Found, most_tokens: int, seed: int) -> Call:
+        try:
+            generated = await self._sessions.sample(found.context.token_ids, seed=seed, most_tokens=most_tokens)
+        except asyncio.CancelledError:
+            self.unfinished += 1
+            raise
+        except Exception as error:
+            self.failure = self.failure or error
+            self.failed.set()
+            raise
+        return await self._captured(asked, found, generated)
+
+    async def _captured(self, asked: Asked, found: Found, generated: Generated) -> Call:
+        """Kept from now on, whoever is still there to read it."""
+        number = len(self.calls)
+        call = self._stopped_call(asked, found, generated, number) if asked.stops else None
+        if call is None:
+            token_ids = ended(generated, len(generated.token_ids), self.renderer)
+            parsed = self.renderer.parse(token_ids, asked.tools)
+            reply = _named(parsed.message, self.renderer.text(token_ids[:-1]), number)
+            call = Call(found.context, generated, parsed.message, reply)
+            self._contexts.spoke(number, found.digest, reply, Spoken(found.context, token_ids, parsed))
+        self.calls.append(call)
+        async with self._in_turn:
+            await self._on_call(number, call)
+        return call
+
+    def _stopped_call(self, asked: Asked, found: Found, generated: Generated, number: int) -> Call | None:
+        """The turn where a stop string ends it.  No later call goes on from its ids, which hold the stop string: the
+        agent's messages do not."""
+        if (at := stopped(generated, asked.stops, self.renderer, asked.tools)) is None:
+            return None
+        reply = replace(_named(at.parsed.message, "", number), content=at.text)
+        dropped = len(generated.token_ids) - at.tokens
+        kept = generated if not dropped else _beginning(generated, at.tokens)
+        return Call(found.context, kept, at.parsed.message, reply, stop=at.stop, dropped_tokens=dropped)
+
+    async def close(self) -> None:
+        await self._sessions.close()
+
+
+def _characters(entry: Entry) -> int:
+    calls = sum(len(request.text) for request in entry.requests) if isinstance(entry, AssistantMessage) else 0
+    return len(entry.content) + calls
+
+
+def _beginning(generated: Generated, tokens: int) -> Generated:
+    return Generated(
+        generated.token_ids[:tokens], generated.logprobs[:tokens], generated.policy_versions[:tokens], "length"
+    )
+
+
+def _named(message: AssistantMessage, text: str, number: int) -> AssistantMessage:
+    """What the agent is answered: tool calls have ids of the rollout's own, and what cannot be read is ``text``."""
+    if message.malformed is not None:
+        return AssistantMessage(text)
+    requests = tuple(replace(request, id=f"call_{number}_{place}") for place, request in enumerate(message.requests))
+    return replace(message, requests=requests)

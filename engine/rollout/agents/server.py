@@ -1,0 +1,267 @@
+"""The HTTP of one rollout's proxy: what reaches it comes from one sandbox, and all of it may be hostile.
+
+It listens in the network of that sandbox alone, answers one key, and is gone with the rollout.  Connections, headers,
+bodies, and the time that each may take are bounded; a caller that hangs up ends its call.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+
+from engine.rollout.agents.asked import RequestRefused
+from engine.rollout.agents.capture import Call
+from engine.rollout.agents.dialects.chat_completions import ChatCompletions
+from engine.rollout.agents.dialects.contract import Dialect
+from engine.rollout.agents.dialects.messages import Messages
+from engine.rollout.agents.dialects.responses import Responses
+from engine.rollout.agents.fields import document_in
+from engine.rollout.agents.proxy import ModelProxy
+
+DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": ChatCompletions(),
+    "/v1/responses": Responses(),
+    "/v1/messages": Messages(),
+}
+MODELS = "/v1/models"
+MOST_HEADER_BYTES = 16 * 2**10
+MOST_BODY_BYTES = 8 * 2**20
+MOST_CONNECTIONS = 64
+MOST_HELD_BYTES = 4 * MOST_BODY_BYTES
+"""Of all bodies that are being received from one agent."""
+READ_BYTES = 2**13
+"""At once: no more than this is read of headers beyond their limit, which holds for what is incomplete."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """In seconds."""
+
+    request: float = 30.0
+    """From the first byte of a connection, or the end of an answer, to the end of the next request."""
+    answer: float = 30.0
+    """For the agent to take what it asked for."""
+
+
+@dataclass(slots=True)
+class Bodies:
+    """What all connections of an agent hold of bodies that have not come to their end."""
+
+    held_bytes: int = 0
+
+    def take(self, received: int) -> None:
+        """Raises RequestRefused; what was taken before stays the caller's to give back."""
+        if self.held_bytes + received > MOST_HELD_BYTES:
+            raise RequestRefused(
+                "rate", f"more than {MOST_HELD_BYTES} bytes are under way at once: send less in parallel"
+            )
+        self.held_bytes += received
+
+    def give_back(self, received: int) -> None:
+        self.held_bytes -= received
+
+
+class ProxyServer:
+    def __init__(self, proxy: ModelProxy, key: str, patience: Patience = Patience()) -> None:
+        self._proxy, self._key, self._patience = proxy, key.encode(), patience
+        self._connections: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._bodies = Bodies()
+
+    @asynccontextmanager
+    async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Takes ``listener`` over.  At the end of the block no connection and no call is left."""
+        server = await asyncio.start_server(self._connected, sock=listener)
+        try:
+            yield
+        finally:
+            self._closing = True
+            server.close()
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        if len(self._connections) >= MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections.add(connection)
+        try:
+            await _Connection(self._proxy, self._key, self._patience, self._bodies, reader, writer).serve()
+        except (OSError, h11.RemoteProtocolError, TimeoutError):
+            log.debug("an agent's connection ended in the middle", exc_info=True)
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+        except Exception:
+            if self._proxy.failure is None:  # else the episode raises it
+                log.exception("an agent's call failed")
+                self._proxy.refuse("failed")
+        finally:
+            self._connections.discard(connection)
+            writer.transport.abort()
+
+
+class _Connection:
+    """Requests one after the other, until one cannot be read."""
+
+    def __init__(
+        self,
+        proxy: ModelProxy,
+        key: bytes,
+        patience: Patience,
+        bodies: Bodies,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._proxy, self._key, self._patience, self._bodies = proxy, key, patience, bodies
+        self._reader, self._writer = reader, writer
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
+
+    async def serve(self) -> None:
+        while True:
+            dialect: Dialect = DIALECTS["/v1/chat/completions"]
+            try:
+                async with asyncio.timeout(self._patience.request):
+                    request = await self._event()
+                    if not isinstance(request, h11.Request):
+                        return
+                    dialect = DIALECTS.get(_path(request), dialect)
+                    self._check(request)
+                    body = await self._body()
+                await self._answered(request, dialect, body)
+            except RequestRefused as refusal:
+                self._proxy.refuse(refusal.kind)
+                await self._send(refusal.status, _json(dialect.refusal(refusal)))
+            except h11.RemoteProtocolError as error:
+                self._proxy.refuse("malformed")
+                if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                    await self._send(error.error_status_hint, b'{"error": {"message": "no HTTP request"}}')
+                return
+            if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                return
+            self._http.start_next_cycle()
+
+    # ---- what is asked ----
+
+    async def _event(self) -> Any:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await self._reader.read(READ_BYTES))
+        return event
+
+    def _check(self, request: h11.Request) -> None:
+        """Before the body is read.  Raises RequestRefused."""
+        if not self._has_key(request):
+            raise RequestRefused("key", "the key is not that of this rollout")
+        path = _path(request)
+        if path not in (*DIALECTS, MODELS) or request.method != (b"GET" if path == MODELS else b"POST"):
+            raise RequestRefused("route", f"there is POST {', POST '.join(DIALECTS)} and GET {MODELS}")
+        length = next((value for name, value in request.headers if name == b"content-length"), b"0")
+        if int(length) > MOST_BODY_BYTES:
+            raise RequestRefused("size", f"the body has {int(length)} bytes: use at most {MOST_BODY_BYTES}")
+
+    def _has_key(self, request: h11.Request) -> bool:
+        """Every key that is given must be the right one, and one must be given."""
+        given = [value.removeprefix(b"Bearer ") for name, value in request.headers if name == b"authorization"]
+        given += [value for name, value in request.headers if name == b"x-api-key"]
+        return bool(given) and all(hmac.compare_digest(value, self._key) for value in given)
+
+    async def _body(self) -> bytes:
+        body = bytearray()
+        if self._http.they_are_waiting_for_100_continue:
+            await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
+        try:
+            while isinstance(event := await self._event(), h11.Data):
+                self._bodies.take(len(event.data))
+                body += event.data
+                if len(body) > MOST_BODY_BYTES:
+                    raise RequestRefused("size", f"the body is too large: use at most {MOST_BODY_BYTES} bytes")
+        finally:
+            self._bodies.give_back(len(body))
+        if not isinstance(event, h11.EndOfMessage):
+            raise h11.RemoteProtocolError("the body does not end")
+        return bytes(body)
+
+    # ---- what is answered ----
+
+    async def _answered(self, request: h11.Request, dialect: Dialect, body: bytes) -> None:
+        if _path(request) == MODELS:
+            models = [{"id": "policy", "object": "model", "created": 0, "owned_by": "palestra"}]
+            await self._send(200, _json({"object": "list", "data": models}))
+            return
+        asked = dialect.read(document_in(body))
+        calls = await self._unless_hung_up(asked)
+        pieces = [self._proxy.renderer.pieces(call.generated.token_ids) for call in calls]
+        id = f"{self._proxy.calls.index(calls[0])}"
+        if asked.stream:
+            await self._stream(dialect.events(asked, calls, id, pieces))
+        else:
+            await self._send(200, _json(dialect.answer(asked, calls, id, pieces)))
+
+    async def _unless_hung_up(self, asked: Any) -> list[Call]:
+        """A caller that closes its end does not wait for the answer any more.  Raises OSError then."""
+        sampling = asyncio.ensure_future(self._proxy.complete(asked))
+        listening = asyncio.ensure_future(self._reader.read(READ_BYTES))
+        try:
+            await asyncio.wait((sampling, listening), return_when=asyncio.FIRST_COMPLETED)
+            if not sampling.done():
+                if not (more := listening.result()):
+                    raise ConnectionResetError("the agent hung up")
+                self._http.receive_data(more)  # its next request; a third one is not read before this is answered
+                await sampling
+            elif listening.done() and (more := listening.result()):
+                self._http.receive_data(more)
+            return sampling.result()
+        finally:
+            for task in (sampling, listening):
+                task.cancel()
+            await asyncio.gather(sampling, listening, return_exceptions=True)
+
+    async def _send(self, status: int, body: bytes) -> None:
+        await self._write(self._head(status, b"application/json", [(b"content-length", b"%d" % len(body))]))
+        await self._write(self._http.send(h11.Data(data=body)))
+        await self._write(self._http.send(h11.EndOfMessage()))
+
+    async def _stream(self, events: Iterable[bytes]) -> None:
+        await self._write(self._head(200, b"text/event-stream", [(b"cache-control", b"no-store")]))
+        for event in events:
+            await self._write(self._http.send(h11.Data(data=event)))
+        await self._write(self._http.send(h11.EndOfMessage()))
+
+    def _head(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> bytes | None:
+        if self._http.their_state is not h11.DONE:  # a body that is not read: nothing after it can be
+            more = [*more, (b"connection", b"close")]
+        if status == 429:
+            more = [*more, (b"retry-after", b"1")]
+        return self._http.send(h11.Response(status_code=status, headers=[(b"content-type", kind), *more]))
+
+    async def _write(self, data: bytes | None) -> None:
+        """Raises TimeoutError where the agent does not read."""
+        if data:
+            self._writer.write(data)
+            async with asyncio.timeout(self._patience.answer):
+                await self._writer.drain()
+
+
+def _path(request: h11.Request) -> str:
+    return request.target.partition(b"?")[0].decode("ascii", "replace")
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document).encode()
