@@ -3,14 +3,17 @@
     ruff -> formatting -> types -> import contracts -> migrations -> pytest
 
 All of them run even if one fails; the exit code is non-zero if any did.  ``./dev test quick``, ``soak``, ``verl``,
-``protocols`` and ``backends`` choose other tests; what else is given goes to pytest.
+``protocols`` and ``backends`` choose other tests; what else is given goes to pytest.  A few tests that fail in a whole
+selection run once more alone, and are named even if they pass then (docs/decisions/0048).
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from devtools import protocol_venvs, verl_venv
 from devtools.home import ROOT, Home
@@ -27,8 +30,14 @@ SELECTIONS = {
 
 FOR_CHECKS = {"PALESTRA_SECRET_KEY": "only-for-checks-" + "0" * 50, "DJANGO_SETTINGS_MODULE": "webapp.settings"}
 """Reading the settings takes a secret.  pytest gets neither: tests/conftest.py sets up a home of its own first."""
+SOME_FAILED = 1
+"""Pytest's exit code if tests ran and some failed."""
 NOTHING_SELECTED = 5
 """Pytest's exit code if a selection is empty, as one of the two parts may be when paths are named."""
+MOST_AGAIN = 4
+"""If more tests fail, it is not by chance."""
+PASSED_ALONE = "failed, and passed when it ran once more alone: something in it depends on time or on its neighbours"
+LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 
 def test(options: argparse.Namespace) -> int:
@@ -36,7 +45,8 @@ def test(options: argparse.Namespace) -> int:
     words = options.passed_on
     named = words[:1] and words[0] in SELECTIONS
     selection, rest = (words[0], words[1:]) if named else ("everything", words)
-    codes = [_run("tests", command) for command in _pytest_commands(selection, rest)]
+    commands = _pytest_commands(selection, rest)
+    codes = [_run("tests", command) if rest else whole_selection(command, ROOT) for command in commands]
     passed = 0 in codes and all(code in (0, NOTHING_SELECTED) for code in codes)
     if failed:
         print(f"dev: failed before the tests: {', '.join(failed)}", file=sys.stderr)
@@ -83,6 +93,30 @@ def _backend_command(backend: Backend, passed_on: list[str]) -> list[str]:
     return ["/usr/bin/env", f"{backend.interpreter_variable}={python}", sys.executable, *pytest]
 
 
+def whole_selection(command: list[str], folder: Path) -> int:
+    """Run all that the pytest ``command`` selects in ``folder``; the few that fail run once more, alone.
+
+    Returns pytest's exit code, which is 0 if each of them passes then.
+    """
+    code = _run("tests", [*command, "--cache-clear"], folder)
+    failed = _last_failed(folder) if code == SOME_FAILED else []
+    if not 0 < len(failed) <= MOST_AGAIN:
+        return code
+    in_one_process = [*command, "--dist", "no", "-n", "0"] if "-n" in command else command
+    code = _run("tests that failed, alone", [*in_one_process, "--last-failed"], folder)
+    again = _last_failed(folder)
+    for test_id in failed:
+        print(f"dev: {test_id} {'failed twice' if test_id in again else PASSED_ALONE}", flush=True)
+    return code
+
+
+def _last_failed(folder: Path) -> list[str]:
+    try:
+        return sorted(json.loads((folder / LAST_FAILED).read_text()))
+    except FileNotFoundError:  # pytest removes it when nothing failed
+        return []
+
+
 def _passes(name: str, command: list[str]) -> bool:
     """Quiet when it holds."""
     began = time.monotonic()
@@ -95,6 +129,6 @@ def _passes(name: str, command: list[str]) -> bool:
     return done.returncode == 0
 
 
-def _run(name: str, command: list[str]) -> int:
+def _run(name: str, command: list[str], folder: Path = ROOT) -> int:
     print(f"{name}: {' '.join(command[1:])}", flush=True)
-    return subprocess.run(command, cwd=ROOT).returncode
+    return subprocess.run(command, cwd=folder).returncode

@@ -193,7 +193,7 @@ class Fleet:
         """From its start to its death, of which the reason is returned.  Raises what would come again."""
         try:
             await self._bring_up(server)
-        except (ServerGone, ServerFailed) as error:
+        except (ServerGone, ServerFailed, ServerRefused) as error:
             if not server.was_up:
                 raise ServersLost(f"{server.name} did not start: {error}") from error
             self._report("warning", f"{server.name} did not come back: {error}")
@@ -217,7 +217,7 @@ class Fleet:
             await server.client.close()
             server.client = SglangClient(server.process.url, api_key=server.process.api_key)
         await self._ready(server)
-        await self._expected.check(server.client)
+        await self._checked(server)
         async with self.weights:
             if self._exchange.version is not None:
                 await self._exchange.give(server.client)
@@ -241,6 +241,15 @@ class Fleet:
                     took = f"{self._timings.start_timeout_s:.0f} s (resources.sglang.start_timeout_s)"
                     raise ServerFailed(f"{server.name} does not answer after {took}: {error}") from error
             await asyncio.sleep(READY_LOOK_S)
+
+    async def _checked(self, server: Server) -> None:
+        """A server that answers and then never samples its first token would be waited for without an end."""
+        try:
+            async with asyncio.timeout(self._timings.start_timeout_s):
+                await self._expected.check(server.client)
+        except TimeoutError as error:
+            took = f"{self._timings.start_timeout_s:.0f} s (resources.sglang.start_timeout_s)"
+            raise ServerFailed(f"{server.name} does not sample its first tokens within {took}") from error
 
     async def _watch(self, server: Server) -> Exception:
         """Return when the server is dead, and why."""

@@ -17,7 +17,7 @@ from engine.inference.interface import GenerationAborted
 from engine.inference.sglang.factory import KEYS, sglang_generator
 from engine.inference.sglang.generator import SglangGenerator
 from engine.inference.sglang.identity import Expected, WrongServer
-from engine.inference.sglang.servers import Server
+from engine.inference.sglang.servers import Fleet, Server
 from engine.inference.torch.factory import generator_for_folder
 from engine.inference.torch.generator import TorchGenerator
 from engine.launch.sample_model import SHAPE, sample_texts
@@ -330,14 +330,14 @@ async def test_a_killed_server_costs_no_turn_and_comes_back_with_the_newest_weig
     pending = [asyncio.create_task(generator.generate(turn(f"kill {n}", ids=(5, n), tokens=200))) for n in range(6)]
     await in_hand(generator, servers=2)
     kill_server(fleet.servers[0])
-    answers = await asyncio.gather(*pending)
+    async with asyncio.timeout(120):
+        answers = await asyncio.gather(*pending)
     for n, answer in enumerate(answers):
         assert answer.token_ids == undisturbed[n].token_ids
         assert answer.logprobs == pytest.approx(undisturbed[n].logprobs, abs=CLOSE)
         assert set(answer.policy_versions) == {5}
     assert generator.stats()["asked_again"] >= 1
-    async with fleet._changed:
-        await fleet._changed.wait_for(lambda: fleet.servers[0].is_up)
+    await up_again(fleet.servers[0], fleet)
     assert fleet.servers[0].version == 5
     messages = [message for _, message in generator.reports()]
     assert any("is gone" in message for message in messages)
@@ -346,6 +346,19 @@ async def test_a_killed_server_costs_no_turn_and_comes_back_with_the_newest_weig
     again = await generator.generate(turn("again", ids=(5, 0), tokens=200))
     fleet.servers[1].is_up = True
     assert again.logprobs == pytest.approx(undisturbed[0].logprobs, abs=CLOSE)
+
+
+async def up_again(server: Server, fleet: Fleet) -> None:
+    """Raises what ended the fleet; where nothing happens for minutes, says what the server wrote."""
+    assert server.process is not None
+    try:
+        async with asyncio.timeout(240), fleet._changed:
+            await fleet._changed.wait_for(lambda: server.is_up or fleet._failure)
+    except TimeoutError:
+        log = server.process.log.read_text(errors="replace")[-6000:]
+        pytest.fail(f"{server} did not come back; {fleet.reports()}; it wrote:\n{log}")
+    if fleet._failure is not None:
+        raise fleet._failure
 
 
 def kill_server(server: Server) -> None:

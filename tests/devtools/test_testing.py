@@ -1,0 +1,77 @@
+"""The second chance of a few failed tests, in small projects of a few tests each."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from devtools.testing import MOST_AGAIN, SOME_FAILED, whole_selection
+
+WITHOUT_DJANGO = ("-p", "no:django")
+STEADY = "def test_steady():\n    pass\n"
+FAILS_ONCE = """
+from pathlib import Path
+
+def test_unsteady():
+    been = Path(__file__).with_name("been")
+    first = not been.exists()
+    been.touch()
+    assert not first
+"""
+ALWAYS_FAILS = "def test_wrong():\n    assert False\n"
+COUNTS = """
+from pathlib import Path
+
+def test_counted():
+    with Path(__file__).with_name("count").open("a") as count:
+        count.write("x")
+"""
+
+
+def played(folder: Path, capfd: pytest.CaptureFixture[str], *options: str, **files: str) -> tuple[int, str]:
+    """The exit code and what was printed."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    for name, text in files.items():
+        (folder / f"test_{name}.py").write_text(text)
+    code = whole_selection([sys.executable, "-m", "pytest", "-q", *WITHOUT_DJANGO, *options], folder)
+    return code, capfd.readouterr().out
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["in one process", "in two"])
+def test_one_that_passes_alone_is_named_and_fails_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    code, output = played(tmp_path, capfd, *options, once=FAILS_ONCE, steady=STEADY, counted=COUNTS)
+    assert code == 0
+    assert "dev: test_once.py::test_unsteady failed, and passed when it ran once more alone" in output
+    assert (tmp_path / "count").read_text() == "x"
+
+
+def test_one_that_fails_twice_fails_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, output = played(tmp_path, capfd, once=FAILS_ONCE, wrong=ALWAYS_FAILS)
+    assert code == SOME_FAILED
+    assert "dev: test_wrong.py::test_wrong failed twice" in output
+    assert "dev: test_once.py::test_unsteady failed, and passed" in output
+
+
+def test_many_that_fail_have_no_second_chance(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    many = {f"wrong_{number}": ALWAYS_FAILS for number in range(MOST_AGAIN + 1)}
+    code, output = played(tmp_path, capfd, **many)
+    assert code == SOME_FAILED
+    assert "alone" not in output
+
+
+def test_what_cannot_be_collected_has_no_second_chance(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, output = played(tmp_path, capfd, broken="import nothing_of_this_name\n", steady=STEADY)
+    assert code not in (0, SOME_FAILED)
+    assert "alone" not in output
+
+
+def test_failures_of_an_earlier_call_are_not_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_wrong.py").write_text(ALWAYS_FAILS)
+    subprocess.run([sys.executable, "-m", "pytest", "-q", *WITHOUT_DJANGO], cwd=tmp_path, capture_output=True)
+    (tmp_path / "test_wrong.py").write_text(STEADY)
+    code, output = played(tmp_path, capfd, once=FAILS_ONCE)
+    assert code == 0
+    assert "test_wrong" not in output
