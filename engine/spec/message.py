@@ -5,7 +5,8 @@ and the ids that it wrote into an ``AssistantMessage``; what could not be read i
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Literal, Self
@@ -14,6 +15,9 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 DEEPEST_ARGUMENTS = 64
 """Objects and lists inside one another.  Whoever stores a call as JSON can do so far beyond that."""
+
+
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def text_of_arguments(arguments: Mapping[str, Any]) -> str:
@@ -27,25 +31,25 @@ def text_of_arguments(arguments: Mapping[str, Any]) -> str:
 def unstorable(value: object, depth: int = 0) -> str | None:
     """Return why ``value`` cannot be stored as JSON and read back as it is; None where it can."""
     match value:
+        case str():
+            return _unstorable_text(value)
         case None | bool() | int():
             return None
         case float():
             return None if isfinite(value) else f"{value} is no number of JSON"
-        case str():
-            return _unstorable_text(value)
-        case Mapping() | Sequence() if depth == DEEPEST_ARGUMENTS:
-            return f"more than {DEEPEST_ARGUMENTS} objects and lists inside one another"
-        case Mapping():
+        case dict() | Mapping():
             inside = [part for name, held in value.items() for part in (name, held)]
         case list() | tuple():
             inside = list(value)
         case _:
             return f"a {type(value).__name__} is no JSON"
+    if depth == DEEPEST_ARGUMENTS:
+        return f"more than {DEEPEST_ARGUMENTS} objects and lists inside one another"
     return next((problem for part in inside if (problem := unstorable(part, depth + 1)) is not None), None)
 
 
 def _unstorable_text(text: str) -> str | None:
-    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+    if not text.isascii() and _HALF_A_PAIR.search(text):
         return "half a surrogate pair is no text"
     return "the character U+0000 cannot be stored" if "\0" in text else None
 

@@ -183,7 +183,8 @@ class ModelProxy:
         if call is None:
             token_ids = ended(generated, len(generated.token_ids), self.renderer)
             parsed = self.renderer.parse(token_ids, asked.tools)
-            reply = _named(parsed.message, self.renderer.text(token_ids[:-1]), number)
+            text = "" if parsed.message.malformed is None else self.renderer.text(token_ids[:-1])
+            reply = _named(parsed.message, text, number)
             call = Call(found.context, generated, parsed.message, reply)
             self._contexts.spoke(number, found.digest, reply, Spoken(found.context, token_ids, parsed))
         self.calls.append(call)

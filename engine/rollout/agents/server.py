@@ -102,6 +102,8 @@ class ProxyServer:
             writer.transport.abort()
             return
         self._connections.add(connection)
+        # asyncio does so itself where it knows that the listener speaks TCP, which not every listener tells.
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await _Connection(self._proxy, self._key, self._patience, self._bodies, reader, writer).serve()
         except (OSError, h11.RemoteProtocolError, TimeoutError):
@@ -207,7 +209,7 @@ class _Connection:
             return
         asked = dialect.read(document_in(body))
         calls = await self._unless_hung_up(asked)
-        pieces = [self._proxy.renderer.pieces(call.generated.token_ids) for call in calls]
+        pieces = [self._proxy.renderer.pieces(call.generated.token_ids) if asked.logprobs else [] for call in calls]
         id = f"{self._proxy.calls.index(calls[0])}"
         if asked.stream:
             await self._stream(dialect.events(asked, calls, id, pieces))
@@ -234,9 +236,9 @@ class _Connection:
             await asyncio.gather(sampling, listening, return_exceptions=True)
 
     async def _send(self, status: int, body: bytes) -> None:
-        await self._write(self._head(status, b"application/json", [(b"content-length", b"%d" % len(body))]))
-        await self._write(self._http.send(h11.Data(data=body)))
-        await self._write(self._http.send(h11.EndOfMessage()))
+        head = self._head(status, b"application/json", [(b"content-length", b"%d" % len(body))])
+        parts = (head, self._http.send(h11.Data(data=body)), self._http.send(h11.EndOfMessage()))
+        await self._write(b"".join(part for part in parts if part))
 
     async def _stream(self, events: Iterable[bytes]) -> None:
         await self._write(self._head(200, b"text/event-stream", [(b"cache-control", b"no-store")]))

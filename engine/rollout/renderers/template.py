@@ -12,10 +12,14 @@ the rendering spells a mark without a seam, the template wrote it.  Then the sea
 ``strftime_now`` is always the same day, for a run that is played again reads the same prompt.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
+from functools import cached_property, lru_cache
+from types import MethodType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -32,6 +36,10 @@ MOST_BITS = 2**16
 """Of a whole number that the template makes by multiplying."""
 MOST_CHARACTERS = 2**26
 """In one rendering, and in one value that the template keeps under a name, joins or multiplies."""
+MOST_RENDERINGS, MOST_REMEMBERED = 1024, 2**24
+"""Renderings that are kept, and their characters in all."""
+SHORT_TEXTS, SHORT_CHARACTERS = 4096, 4096
+"""Texts of at most so many characters of which it is kept where their seams go: keys, and messages said before."""
 SIZED = "_sized"
 """The name of a filter that gives back what it is given, unless it is too long."""
 TODAY = date(2024, 7, 26)
@@ -57,7 +65,7 @@ class ChatTemplate:
         )
         self._environment.globals |= {"raise_exception": _raise, "strftime_now": TODAY.strftime}
         self._environment.filters |= {"tojson": self._tojson, SIZED: self._environment.bounds.sized}
-        self._seam = ""
+        self._seam, self._recent = "", _Recent()
         try:
             self._template = self._environment.from_string(_bounded(self._environment.parse(source)))
         except (TemplateError, RecursionError, ValueError) as error:
@@ -78,7 +86,20 @@ class ChatTemplate:
 
         ``generation``: with the opening of the policy's next turn behind it.  Raises TemplateRefused.
         """
-        self._seam = _unused_character(json.dumps([messages, tools], ensure_ascii=False))
+        everything = json.dumps([messages, tools, generation, variables], ensure_ascii=False)
+        return self._recent.remembered(
+            everything, lambda: self._written(everything, messages, tools, generation, variables)
+        )
+
+    def _written(
+        self,
+        everything: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        generation: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        self._seam = _unused_character(everything)
         rendered = self._rendered(
             {
                 **self._tokenizer.special_texts,
@@ -122,6 +143,29 @@ class ChatTemplate:
         return found.group() if found.group() == self._seam else json.dumps(found.group())[1:-1]
 
 
+class _Recent:
+    """What was written last, for each conversation is written again when it has grown, to see whether it only grew.
+
+    A rendering depends on nothing but what is said: the day is always the same, and a template keeps nothing.
+    """
+
+    def __init__(self) -> None:
+        self._written: OrderedDict[bytes, str] = OrderedDict()
+        self._characters = 0
+
+    def remembered(self, inputs: str, written: Callable[[], str]) -> str:
+        """What ``written`` gives for ``inputs``, or gave lately."""
+        key = hashlib.blake2b(inputs.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if (text := self._written.get(key)) is not None:
+            self._written.move_to_end(key)
+            return text
+        text = self._written[key] = written()
+        self._characters += len(text)
+        while self._characters > MOST_REMEMBERED or len(self._written) > MOST_RENDERINGS:
+            self._characters -= len(self._written.popitem(last=False)[1])
+        return text
+
+
 class _Seams:
     """Where seams go: into text, so that none of the marks can be spelled by it."""
 
@@ -132,14 +176,15 @@ class _Seams:
         rests = {mark[place:] for mark in signs for place in range(1, len(mark))}
         self._rests = tuple(rest for rest in rests if not rest.isalnum())
         self._words = pattern_of([mark for mark in marks if mark[0].isalnum()])
+        self._sewn_short = lru_cache(SHORT_TEXTS)(self._sewn_text)
 
     def sewn(self, value: Any, seam: str) -> Any:
         """The value with its texts sewn, keys of mappings included."""
         match value:
             case str():
-                return self._sewn_text(value, seam)
-            case Mapping():
-                return {self._sewn_text(key, seam): self.sewn(entry, seam) for key, entry in value.items()}
+                return (self._sewn_short if len(value) <= SHORT_CHARACTERS else self._sewn_text)(value, seam)
+            case dict() | Mapping():
+                return {self.sewn(key, seam): self.sewn(entry, seam) for key, entry in value.items()}
             case list() | tuple():
                 return [self.sewn(entry, seam) for entry in value]
             case _:
@@ -186,11 +231,23 @@ class _Generation(Extension):
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
-    @property
+    @cached_property
     def bounds(self) -> _Bounds:
         bounds = self.extensions[_Bounds.identifier]
         assert isinstance(bounds, _Bounds)
         return bounds
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """What the sandbox gives, without its detour for what templates ask most: an entry of a message."""
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as its parent
+        """Of what the sandbox lets a template call, our own counters need not be looked at each time."""
+        if isinstance(__obj, MethodType) and __obj.__self__ is __self.bounds:
+            return __obj(*args)
+        return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":

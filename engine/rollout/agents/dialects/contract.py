@@ -15,7 +15,7 @@ class Dialect(Protocol):
         ...
 
     def answer(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """``pieces``: of each call the text of each token.  ``id`` is the answer's own."""
+        """``pieces``: of each call the text of each token, if ``asked.logprobs``.  ``id`` is the answer's own."""
         ...
 
     def events(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> Iterator[bytes]:

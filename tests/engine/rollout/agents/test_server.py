@@ -209,6 +209,18 @@ async def test_requests_one_behind_the_other_on_one_connection_are_answered_in_o
         writer.close()
 
 
+async def test_an_answer_is_sent_whole_and_waits_for_no_acknowledgement():
+    """Head and body one by one, with the kernel's delays, would cost each call forty milliseconds."""
+    async with endpoint(scripted(WITH_REASONING)) as open_to:
+        reader, writer = await open_to.connected()
+        writer.write(request(CHAT, HELLO))
+        received = await reader.read(2**16)
+        head, body = received.split(b"\r\n\r\n", 1)
+        assert f"content-length: {len(body)}".encode() in head.lower()
+        assert json.loads(body)["choices"]
+        writer.close()
+
+
 async def test_a_caller_that_hangs_up_ends_its_call_and_gives_its_session_back():
     policy = scripted(WITH_REASONING)
     begun, generate = asyncio.Event(), policy.generate

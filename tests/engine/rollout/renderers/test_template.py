@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from engine.models.pretrained_tokenizer import ModelFolderRefused, PretrainedTokenizer
-from engine.rollout.renderers import preflight
+from engine.rollout.renderers import preflight, template
 from engine.rollout.renderers.preflight import chat_problem, problem_here
 from engine.rollout.renderers.template import ChatTemplate, TemplateRefused
 from tests.engine.rollout.renderers.model_folders import write_folder
@@ -71,6 +71,42 @@ def test_the_bounds_are_those_of_one_rendering(tokenizer):
     template = ChatTemplate("{% for a in range(60000) %}{% endfor %}done", tokenizer)
     for _ in range(20):
         assert template.written(HELLO, None, generation=False, variables={}) == "done"
+
+
+def test_what_was_written_lately_is_not_written_again(tokenizer, monkeypatch):
+    monkeypatch.setattr(template, "MOST_RENDERINGS", 2)
+    chat, written = ChatTemplate("{{ messages[0].content }}", tokenizer), []
+    rendered = chat._rendered
+    monkeypatch.setattr(chat, "_rendered", lambda variables: written.append(1) or rendered(variables))
+
+    def spoken(text, **variables):
+        return chat.written([{"content": text}], None, generation=False, variables=variables)
+
+    assert [spoken(text) for text in ("a", "b", "a", "b")] == ["a", "b", "a", "b"]
+    assert len(written) == 2
+    assert spoken("a", enable_thinking=True) == "a"
+    assert spoken("b") == "b"
+    assert len(written) == 3  # only the oldest was forgotten
+    assert spoken("a") == "a"
+    assert len(written) == 4
+
+
+def test_long_renderings_are_kept_up_to_a_bound(tokenizer, monkeypatch):
+    monkeypatch.setattr(template, "MOST_REMEMBERED", 10)
+    chat = ChatTemplate("{{ messages[0].content }}", tokenizer)
+    for text in ("a" * 6, "b" * 6, "c" * 20, "d"):
+        assert chat.written([{"content": text}], None, generation=False, variables={}) == text
+    assert list(chat._recent._written.values()) == ["d"]
+    assert chat._recent._characters == 1
+
+
+def test_entries_of_a_message_hide_no_method_and_open_nothing(tokenizer):
+    message = {"content": "c", "items": "i", "__class__": "k", "format": "f"}
+    source = "{% set m = messages[0] %}{{ m.content }}{{ m.format }}{{ m.missing }}{{ m.items() | list | length }}"
+    assert written(source, tokenizer, [message]) == "cf4"
+    assert written("{{ messages[0].__class__ }}", tokenizer, [{"a": "b"}]) == ""
+    with pytest.raises(TemplateRefused, match="SecurityError"):
+        written("{{ messages[0].__class__.__mro__ }}", tokenizer, [{"a": "b"}])
 
 
 def test_bounds_change_nothing_of_what_is_written(tokenizer):
