@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page
 
+from engine.spec.environment import Household
 from engine.spec.run import RunSpec
 from tests.browser.chat_log import READING, answer_with_a_tool, append
 from tests.browser.conftest import ROOT, Engine, Web, sign_in
@@ -15,6 +16,7 @@ from tests.webapp.models import ready_version
 from tests.webapp.task_sets import published_tasks, stored_tasks
 from tests.webapp.test_pages_run import EVALUATION
 from webapp.catalog.models import Measurement, Model, ModelVersion, TaskSetVersion
+from webapp.catalog.services import publish_environment
 from webapp.conversations.models import Conversation, State
 from webapp.experiments.sample import Sample
 from webapp.runs.models import Run
@@ -93,6 +95,8 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
         "experiment-toml": f"{experiment}?as=toml",
         "experiment-new": "/experiments/new",
         "environments": "/environments/",
+        "environment-new": "/environments/new?kind=household",
+        "environment": published_environment(sample),
         "models": "/models/",
         "model-new": "/models/new",
         "model": f"/models/versions/{tuned_version(done)}/",
@@ -109,6 +113,16 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
         "password": "/password",
         "not-found": "/runs/00000000-0000-0000-0000-000000000000/",
     }
+
+
+def published_environment(sample: Sample) -> str:
+    """The page of a second version, compared with the first."""
+    published = [
+        publish_environment(sample.team, "small house", Household(levels=levels, max_turns=turns),
+                            acting_user=sample.owner, description="Rooms without doors.")
+        for levels, turns in (([1], 9), ([1, 2], 12))
+    ]  # fmt: skip
+    return f"/environments/{published[1].id}/?before={published[0].id}"
 
 
 def tuned_version(run: Run) -> int:

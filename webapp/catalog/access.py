@@ -30,6 +30,15 @@ def environments_of(who: Who) -> QuerySet[Environment]:
     )
 
 
+def environment_for(who: Who, environment_id: int, *, to: Action = "read") -> Environment:
+    """Raises Http404 for strangers, PermissionDenied for a role too low."""
+    environment = Environment.objects.select_related("team", "created_by").filter(id=environment_id).first()
+    if environment is None:
+        raise Http404
+    allowed(who, environment.team, to)
+    return environment
+
+
 def datasets_of(who: Who) -> QuerySet[Dataset]:
     return (
         Dataset.objects.select_related("team")

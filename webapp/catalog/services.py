@@ -12,6 +12,7 @@ from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import Dataset, Environment
 from webapp.foreign_code import refuse_code_to_import
+from webapp.refusals import Refused
 
 Versioned = TypeVar("Versioned", Environment, Dataset)
 
@@ -20,8 +21,14 @@ Versioned = TypeVar("Versioned", Environment, Dataset)
 def publish_environment(
     team: Team, name: str, document: EnvironmentSpec, *, acting_user: User, description: str = ""
 ) -> Environment:
-    """Publish the next version of the environment ``name``.  Raises Invalid for code to be imported."""
+    """Publish the next version of the environment ``name``.
+
+    Raises Invalid for code to be imported, Refused where the newest version says the same.
+    """
     refuse_code_to_import(document)
+    newest = team.environments.filter(name=name).order_by("-version").first()
+    if newest is not None and newest.spec == document.model_dump(mode="json"):
+        raise Refused(f"nothing is published: {newest} says the same")
     return _publish(team, Environment, name, document, acting_user, description)
 
 

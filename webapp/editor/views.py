@@ -17,7 +17,7 @@ from engine.spec.model import PretrainedModel
 from engine.spec.run import RunSpec
 from webapp.accounts.access import may, team_to_act_in, teams_of
 from webapp.accounts.requests import PageRequest
-from webapp.catalog.access import dataset_versions_of, task_versions_of, versions_of
+from webapp.catalog.access import dataset_versions_of, environment_for, task_versions_of, versions_of
 from webapp.catalog.models import (
     DatasetState,
     DatasetVersion,
@@ -60,7 +60,7 @@ def index(request: PageRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def new(request: PageRequest) -> HttpResponse:
     """A first one begins with the defaults, ``?run=`` with what that run was launched with, ``?model=`` with a version
-    of the catalog."""
+    of the catalog, ``?environment=`` with one that the team has published."""
     if request.method == "GET":
         return _editor(request, Draft.of(_spec_to_begin_with(request)), None)
     draft = Draft.of_post(request.POST)
@@ -77,6 +77,8 @@ def new(request: PageRequest) -> HttpResponse:
 
 
 def _spec_to_begin_with(request: PageRequest) -> dict[str, Any]:
+    if environment := request.GET.get("environment", ""):
+        return _spec_in_environment(request, environment)
     if model := request.GET.get("model", ""):
         return _spec_with_model(request, model)
     if not (named := request.GET.get("run", "")):
@@ -87,6 +89,15 @@ def _spec_to_begin_with(request: PageRequest) -> dict[str, Any]:
         raise Http404 from error
     spec: dict[str, Any] = run_for(request, run_id).spec
     return spec
+
+
+def _spec_in_environment(request: PageRequest, named: str) -> dict[str, Any]:
+    """With the version of that id, as the team has published it."""
+    if not re.fullmatch(r"[0-9]{1,18}", named):
+        raise Http404
+    version = environment_for(request, int(named))
+    name = re.sub(r"[^A-Za-z0-9]+", "-", version.name).strip("-").lower() or "published"
+    return RunSpec(name=f"{name}-first").model_dump(mode="json") | {"environment": version.spec}
 
 
 def _spec_with_model(request: PageRequest, named: str) -> dict[str, Any]:

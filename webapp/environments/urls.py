@@ -2,7 +2,12 @@
 
 from django.urls import path
 
-from webapp.environments import views
+from webapp.environments import version_views, views
 
 app_name = "catalog"
-urlpatterns = [path("environments/", views.environments, name="environments")]
+urlpatterns = [
+    path("environments/", views.environments, name="environments"),
+    path("environments/new", version_views.new, name="new_environment"),
+    path("environments/check", version_views.check, name="check_environment"),
+    path("environments/<int:environment_id>/", version_views.version, name="environment"),
+]

@@ -12,7 +12,9 @@ from django.views.decorators.http import require_GET
 
 from engine.spec.environment import Apps, Household, PythonMath, SearchQa, Sokoban, Webshop
 from engine.spec.examples import EXAMPLE_QUESTIONS
+from webapp.accounts.access import may, teams_of
 from webapp.catalog.access import datasets_of, environments_of
+from webapp.catalog.environment_versions import Described
 from webapp.runs.access import runs_of
 from webapp.runs.models import ENVIRONMENT_OF_RUN, Event, Run
 from webapp.trajectories.models import Trajectory
@@ -87,10 +89,11 @@ def environments(request: HttpRequest) -> HttpResponse:
     context = {
         "section": "environments",
         "environments": [
-            (environment, BUILT_IN[environment.spec["id"]].model_validate(environment.spec))
-            for environment in published
+            (environment, Described(environment=environment.spec).environment) for environment in published
         ],
         "datasets": _newest(datasets_of(request)),
+        "built_in_names": set(BUILT_IN),
+        "launches": any(may(request, team, "launch") for team in teams_of(request)),
         "built_in": [(name, _paragraphs(model.__doc__), _levels(request, name)) for name, model in BUILT_IN.items()],
     }
     return render(request, "environments/environments.html", context)

@@ -1,0 +1,118 @@
+"""The pages of a team's environments: defining one with its problems named as it is typed, and one version."""
+
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from webapp.accounts.access import may, team_to_act_in, teams_of
+from webapp.accounts.requests import PageRequest
+from webapp.catalog.access import environment_for, environments_of
+from webapp.catalog.environment_versions import changed_fields, environment_of_text, text_of
+from webapp.catalog.models import Environment
+from webapp.catalog.services import publish_environment
+from webapp.environments.views import BUILT_IN
+from webapp.experiments.access import experiments_of
+from webapp.refusals import Invalid, Refused
+
+LONGEST_NAME, LONGEST_DESCRIPTION = 100, 2000
+MOST_SIBLINGS = 100
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def new(request: PageRequest) -> HttpResponse:
+    """It begins with ``?from=`` a version, or with ``?kind=`` a built-in one and its defaults."""
+    if request.method == "GET":
+        return render(request, "environments/new.html", _form(request, _to_begin_with(request)))
+    typed = _typed(request)
+    try:
+        team = team_to_act_in(request, request.POST.get("team"), to="launch")
+        if not typed["name"]:
+            raise Invalid.field("name", "", "an environment has a name", "type one")
+        version = publish_environment(
+            team,
+            typed["name"],
+            environment_of_text(typed["text"]),
+            acting_user=request.user,
+            description=typed["description"],
+        )
+    except Refused as refusal:
+        shown = _form(request, typed) | {"refusal": refusal}
+        return render(request, "environments/new.html", shown, status=refusal.status)
+    return redirect("catalog:environment", environment_id=version.id)
+
+
+@login_required
+@require_POST
+def check(request: PageRequest) -> HttpResponse:
+    """What is wrong with what was typed, or what it comes to with every default."""
+    return render(request, "environments/result.html", _result(_typed(request)["text"]))
+
+
+@login_required
+@require_GET
+def version(request: PageRequest, environment_id: int) -> HttpResponse:
+    shown = environment_for(request, environment_id)
+    siblings = [
+        other
+        for other in environments_of(request).filter(team=shown.team, name=shown.name)[:MOST_SIBLINGS]
+        if other.id != shown.id
+    ]
+    context = {
+        "section": "environments",
+        "version": shown,
+        "toml": text_of(shown.spec),
+        "siblings": siblings,
+        "compared": _compared(request, shown, siblings),
+        "experiments": experiments_of(request).filter(team=shown.team, spec__environment=shown.spec),
+        "launches": may(request, shown.team, "launch"),
+    }
+    return render(request, "environments/version.html", context)
+
+
+def _compared(request: PageRequest, shown: Environment, siblings: list[Environment]) -> dict[str, Any] | None:
+    """With the version that was asked for; None where nobody asked."""
+    wanted = request.GET.get("before", "")
+    before = next((sibling for sibling in siblings if str(sibling.id) == wanted), None)
+    if before is None:
+        return None
+    return {"before": before, "fields": changed_fields(before, shown)}
+
+
+def _to_begin_with(request: PageRequest) -> dict[str, str]:
+    if wanted := request.GET.get("from", ""):
+        if not (wanted.isascii() and wanted.isdecimal() and len(wanted) < 19):
+            raise Http404
+        begun = environment_for(request, int(wanted))
+        return {"name": begun.name, "description": begun.description, "text": text_of(begun.spec)}
+    kind = BUILT_IN.get(request.GET.get("kind", "python-math"))
+    if kind is None:
+        raise Http404
+    document = kind().model_dump(mode="json")
+    return {"name": "", "description": "", "text": text_of(document)}
+
+
+def _typed(request: PageRequest) -> dict[str, str]:
+    return {
+        "name": request.POST.get("name", "").strip()[:LONGEST_NAME],
+        "description": request.POST.get("description", "").strip()[:LONGEST_DESCRIPTION],
+        "text": request.POST.get("environment", "").replace("\r\n", "\n"),
+    }
+
+
+def _form(request: PageRequest, typed: dict[str, str]) -> dict[str, Any]:
+    teams = [team for team in teams_of(request) if may(request, team, "launch")]
+    return {"section": "environments", "typed": typed, "teams": teams, "kinds": sorted(BUILT_IN)} | _result(
+        typed["text"]
+    )
+
+
+def _result(text: str) -> dict[str, Any]:
+    try:
+        environment = environment_of_text(text)
+    except Invalid as refusal:
+        return {"problems": refusal.problems}
+    return {"whole": text_of(environment.model_dump(mode="json")), "kind": environment.id}
