@@ -53,7 +53,7 @@ def test_what_the_newest_version_says_is_not_published_again(api_of: Callable[..
     api = api_of(bob)
     assert api.post("/environments", {"name": "house", "environment": HOUSE}).status_code == 201
     again = api.post("/environments", {"name": "house", "environment": HOUSE})
-    assert (again.status_code, "house v1 says the same" in again.json()["title"]) == (409, True)
+    assert (again.status_code, "house v1 says the same" in again.json()["detail"]) == (409, True)
 
 
 @pytest.mark.parametrize(
