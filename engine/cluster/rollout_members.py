@@ -29,6 +29,7 @@ def rollout_worker_for(
         max_turn_tokens=spec.environment.max_turn_tokens,
         context_tokens=model_origin(spec.model).context_tokens,
         purification=spec.recipe.purification,
+        context=spec.recipe.context,
         monitor=monitor,
         agent=spec.environment.agent if isinstance(spec.environment, Agent) else None,
     )

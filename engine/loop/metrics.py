@@ -51,6 +51,7 @@ def step_metrics(facts: StepFacts) -> dict[str, float]:
     if lost := facts.played.discarded["environment-lost"] * ENVIRONMENT_ATTEMPTS + _losses(everyone):
         values["train/environment_lost"] = lost
     values |= agent_metrics(everyone)
+    values |= context_metrics(everyone)
     return values
 
 
@@ -111,6 +112,22 @@ def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "agents/unfinished_calls": sum(record.unfinished for record in records),
         "agents/dropped_tokens": sum(record.dropped_tokens for record in records),
         "agents/segments": fmean(len(trajectory.segments) for trajectory in trajectories if trajectory.agent),
+    }
+
+
+def context_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What contexts hold, in means over rollouts; nothing where the recipe has no context."""
+    kept = [(trajectory, trajectory.context) for trajectory in trajectories if trajectory.context is not None]
+    if not kept:
+        return {}
+    return {
+        "context/segments": fmean(len(trajectory.segments) for trajectory, _ in kept),
+        "context/longest_tokens": fmean(trajectory.longest_context for trajectory, _ in kept),
+        "context/read_tokens": fmean(trajectory.read_tokens for trajectory, _ in kept),
+        "context/trimmed_characters": fmean(record.trimmed_characters for _, record in kept),
+        "context/reminders": fmean(record.reminders for _, record in kept),
+        "context/repeated_calls": fmean(record.repeated_calls for _, record in kept),
+        "context/thoughts": fmean(record.thoughts for _, record in kept),
     }
 
 

@@ -8,6 +8,7 @@ from engine.rollout.renderers.contract import Renderer
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.sandbox_monitor import SandboxMonitor
 from engine.spec.agent import AgentProgram
+from engine.spec.context import Context
 from engine.spec.exploration import Purification
 from engine.spec.generation import TextGenerator
 from engine.spec.recipe import Reward
@@ -27,6 +28,8 @@ class Arena:
     context_tokens: int
     purification: Purification | None = None
     """How the episodes that ask for it are purified."""
+    context: Context | None = None
+    """What of an episode the policy has before it; None: all of it."""
     monitor: SandboxMonitor | None = None
     """It watches the sandboxes; None: nobody does."""
     agent: AgentProgram | None = None

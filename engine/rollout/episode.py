@@ -16,6 +16,7 @@ from engine.environments.contract import Observation, Rewards
 from engine.rollout.agents.episode import run_agent_episode
 from engine.rollout.arena import Arena
 from engine.rollout.checked_session import CheckedSession
+from engine.rollout.context import Habits
 from engine.rollout.faults import EnvironmentFailed, named_as_environment_fault
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.purification import Purifier
@@ -25,6 +26,7 @@ from engine.rollout.requests import EpisodeRequest
 from engine.rollout.sandbox_monitor import EpisodeMonitor
 from engine.rollout.scoring import rewards_of
 from engine.rollout.transcript import Transcript
+from engine.spec.context import ContextRecord
 from engine.spec.generation import Generated
 from engine.spec.message import AssistantMessage, ToolSchema
 from engine.spec.security import QUARANTINED
@@ -42,6 +44,7 @@ class _Ending:
     answer: str | None = None
     changes: list[Change] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
+    context: ContextRecord | None = None
 
 
 async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
@@ -85,11 +88,13 @@ class _Episode:
         self._tools, self._session, self._policy_session, self._watch = tools, session, policy_session, watch
         self._purifier = self._opened_purifier() if request.purify else None
         self._expert = request.prefill.turns if request.prefill is not None else ()
+        self._habits = Habits(arena.context)
         self._ending = _Ending()
 
     async def play(self) -> _Ending:
         ending = self._ending
-        transcript = Transcript(self._renderer, await self._session.reset(), self._tools, self._request.experience)
+        opening = await self._session.reset()
+        transcript = Transcript(self._renderer, opening, self._tools, self._request.experience, self._arena.context)
         for number in range(self._arena.max_turns):
             if self._watch is not None:
                 self._watch.turn = number
@@ -113,8 +118,9 @@ class _Episode:
                 ending.stop_reason = played.ends_because
                 break
             assert played.parsed is not None, "a turn that says nothing ends the episode"
-            transcript.observed(played.parsed, observation.messages)
-        ending.segments, ending.turns = transcript.segments, transcript.turns
+            read = self._habits.read(number, played.parsed.message, observation.messages)
+            transcript.observed(played.parsed, read)
+        ending.segments, ending.turns, ending.context = transcript.segments, transcript.turns, self._habits.record
         if self._purifier is not None:
             ending.changes += self._purifier.changes
         if self._watch is not None:
@@ -256,6 +262,7 @@ def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, ending: _Endi
         first_attempt_errors=_first_attempt_errors(ending) if request.purify else None,
         alerts=ending.alerts,
         masked_because=QUARANTINED if ending.alerts else None,
+        context=ending.context,
     )
 
 

@@ -9,8 +9,10 @@ It knows no generator and no environment: an episode and a demonstration are wri
 from collections.abc import Sequence
 from dataclasses import replace
 
+from engine.rollout.context import rewritten
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer, Rewritten
 from engine.rollout.shared_prefix import shared_prefix
+from engine.spec.context import Context
 from engine.spec.message import Message, ToolSchema
 from engine.spec.trajectory import Segment, SharedPrefix, Turn
 
@@ -24,8 +26,9 @@ class Transcript:
         opening: Sequence[Message],
         tools: Sequence[ToolSchema],
         experience: Sequence[str] = (),
+        context: Context | None = None,
     ) -> None:
-        self._renderer = renderer
+        self._renderer, self._template = renderer, context
         self._conversation = Conversation(tuple(opening), tuple(tools), tuple(experience), ())
         self._context = renderer.prompt(opening, tools, experience)
         self._experience_span = renderer.experience_span(opening, tools, experience) if experience else None
@@ -87,13 +90,16 @@ class Transcript:
         exchange = Exchange(tuple(self.turns[-1].token_ids), parsed, tuple(messages))
         exchanges = (*self._conversation.exchanges, exchange)
         self._conversation = replace(self._conversation, exchanges=exchanges)
-        rewritten = self._renderer.rewritten(self._conversation)
-        if rewritten is None:
+        again = rewritten(self._template, self._renderer, self._conversation)
+        if again is None:
             self._goes_on(self._renderer.bridge(messages))
-        elif list(rewritten.token_ids[: len(self._ids[-1])]) == self._ids[-1]:
-            self._goes_on(list(rewritten.token_ids[len(self._ids[-1]) :]))
+        elif len(again.token_ids) > len(self._ids[-1]) and self._begins_with_latest(again):
+            self._goes_on(list(again.token_ids[len(self._ids[-1]) :]))
         else:
-            self._begins_again(rewritten)
+            self._begins_again(again)
+
+    def _begins_with_latest(self, again: Rewritten) -> bool:
+        return list(again.token_ids[: len(self._ids[-1])]) == self._ids[-1]
 
     @property
     def _before(self) -> list[int]:
@@ -106,14 +112,15 @@ class Transcript:
         self._context, self._begins_segment = context, False
         self._observed_text = self._experience_span = None
 
-    def _begins_again(self, rewritten: Rewritten) -> None:
-        ids = list(rewritten.token_ids)
-        shared = [_common(ids, earlier) for earlier in self._ids]
+    def _begins_again(self, again: Rewritten) -> None:
+        """At least one token of the new segment's context is its own."""
+        ids = list(again.token_ids)
+        shared = [_common(ids[:-1], earlier) for earlier in self._ids]
         longest = max(shared)
         self._prefix = self._shared(shared.index(longest), longest) if longest else None
         self._context, self._begins_segment = ids[longest:], True
-        self._observed_text = self._renderer.text(ids[rewritten.observed :])
-        self._experience_span = _behind(rewritten.experience_span, longest)
+        self._observed_text = self._renderer.text(ids[again.observed :])
+        self._experience_span = _behind(again.experience_span, longest)
 
     def _shared(self, number: int, tokens: int) -> SharedPrefix:
         segment = self._segments[number]

@@ -143,5 +143,8 @@ def _answers(trajectory: Trajectory, read: list[Passage], before: Passage) -> bo
 
 
 def results_are_known(trajectory: Trajectory, turn: Turn) -> bool:
-    """An agent makes its calls itself; where it reported nothing back, nobody knows what came of them."""
+    """An agent makes its calls itself; where it reported nothing back, nobody knows what came of them.  Where results
+    were trimmed or added to, their record is not what was read."""
+    if trajectory.context is not None and trajectory.context.changes_results:
+        return False
     return trajectory.agent is None or all(call.output for call in turn.tool_calls)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from engine.spec.absence import absent_where_false
+from engine.spec.context import Context
 from engine.spec.credit import Credit, Grpo
 from engine.spec.exploration import Experience, ExpertStarts, Purification
 from engine.spec.impossible import impossible
@@ -121,6 +122,8 @@ class Recipe(Strict):
     """Experience shown to some rollouts; absent: none."""
     expert_starts: ExpertStarts | None = None
     """Rollouts that begin inside an expert's trajectory; absent: all begin at the start."""
+    context: Context | None = None
+    """What of an episode stands in the policy's context; absent: all of it."""
     kl: Kl | None = None
     """A penalty for leaving the policy that RL began with; absent: none."""
     preference: Preference | None = None

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from engine.spec import files_of_0_2
 from engine.spec.agent import AgentRecord
+from engine.spec.context import ContextRecord
 from engine.spec.message import ToolRequest, text_of_arguments, unstorable
 from engine.spec.strict import Strict
 
@@ -276,6 +277,8 @@ class Trajectory(Strict):
     """Ids of the alerts that quarantined it."""
     agent: AgentRecord | None = None
     """How the agent ended that played it; None where the policy's own turns were played."""
+    context: ContextRecord | None = None
+    """What became of its context, where the recipe has one."""
 
     @model_validator(mode="before")
     @classmethod
@@ -347,6 +350,22 @@ class Trajectory(Strict):
     def sampled_tokens(self) -> int:
         """Those of the policy: an expert's replayed turns are not among them."""
         return sum(len(turn.token_ids) for turn in self.turns if not turn.prefilled)
+
+    @property
+    def longest_context(self) -> int:
+        """The tokens of the longest segment, what it shares included; 0 without any."""
+        return max((segment.token_count for segment in self.segments), default=0)
+
+    @property
+    def read_tokens(self) -> int:
+        """What stood before its turns, in tokens, each time anew: what there is to read without a cache."""
+        read = 0
+        for segment in self.segments:
+            before = segment.token_count - sum(turn.token_count for turn in segment.turns)
+            for turn in segment.turns:
+                read += before + len(turn.context_ids)
+                before += turn.token_count
+        return read
 
     @property
     def tool_calls(self) -> list[ToolCall]:

@@ -32,7 +32,7 @@ CARDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "reward": ("Reward", ("recipe.reward",)),
     "rollouts": (
         "Rollouts",
-        ("recipe.selection", "recipe.purification", "recipe.experience", "recipe.expert_starts"),
+        ("recipe.selection", "recipe.purification", "recipe.experience", "recipe.expert_starts", "recipe.context"),
     ),
     "self-imitation": ("Self-imitation", ("recipe.self_imitation",)),
     "schedule": ("Schedule", ("schedule",)),

@@ -55,7 +55,7 @@ class ServerProcess:
     def start(self) -> None:
         """On a free port of loopback, with a new key: others on this machine may neither sample nor load weights."""
         self.stop()
-        self.port, self.api_key = _free_port(), secrets.token_urlsafe(24)
+        self.port, self.api_key = _free_port(), new_key()
         with self.log.open("wb") as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, str(KEEPER), *self.command(self.port, self.api_key)],
@@ -147,6 +147,11 @@ def devices_of(number: int, settings: Sglang, visible: str | None) -> str:
         )
     first = number * settings.tensor_parallel
     return ",".join(devices[first : first + settings.tensor_parallel])
+
+
+def new_key() -> str:
+    """Of letters and digits alone: on a command line, a key that begins with a dash would be an option."""
+    return secrets.token_hex(24)
 
 
 def _free_port() -> int:

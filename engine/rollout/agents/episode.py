@@ -78,7 +78,7 @@ class _Episode:
         self, request: EpisodeRequest, arena: Arena, agent: AgentProgram, watch: EpisodeMonitor | None
     ) -> None:
         self._request, self._arena, self._agent, self._watch = request, arena, agent, watch
-        self._key = secrets.token_urlsafe(32)
+        self._key = secrets.token_hex(32)  # no dash at its beginning: agents may pass it on a command line
         self._sandbox: Sandbox | None = None
         self._proxy = ModelProxy(
             arena.renderer,

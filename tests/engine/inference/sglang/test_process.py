@@ -12,11 +12,25 @@ import pytest
 
 from engine.inference.sglang.broadcast import address_towards
 from engine.inference.sglang.client import ServerGone
-from engine.inference.sglang.process import ServerFailed, ServerProcess, devices_of, launch_command, launch_environment
+from engine.inference.sglang.process import (
+    ServerFailed,
+    ServerProcess,
+    devices_of,
+    launch_command,
+    launch_environment,
+    new_key,
+)
 from engine.spec.sglang import Sglang
 
 SERVER = "import subprocess, sys, time; subprocess.Popen(['sleep', '300']); print('up', flush=True); time.sleep(300)"
 """It has a child, as SGLang's servers have several."""
+
+
+def test_a_key_is_no_option_of_a_command_line() -> None:
+    """Of random bytes in base64 each 64th begins with a dash."""
+    keys = {new_key() for _ in range(2000)}
+    assert len(keys) == 2000
+    assert all(key.isalnum() and len(key) >= 32 for key in keys)
 
 
 def process(tmp_path: Path, code: str = SERVER) -> ServerProcess:

@@ -1,0 +1,122 @@
+"""What the policy of an episode has before it: contexts that are written again, and habits of what it reads.
+
+    exchanges ──► template: which of them are shown, and how ──► context of the next turn
+    result    ──► habits: trimmed, reminded, told of repetition ──► what the policy reads of it
+
+Sampled ids stay as they were sampled wherever a turn is shown whole.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.rollout.agents.contexts import Context as ReadContext
+from engine.rollout.agents.contexts import Spoken, extended
+from engine.rollout.renderers.contract import Conversation, Exchange, Renderer, Rewritten
+from engine.spec.context import Context, ContextRecord
+from engine.spec.message import AssistantMessage, Message
+
+
+def rewritten(context: Context | None, renderer: Renderer, conversation: Conversation) -> Rewritten | None:
+    """As ``Renderer.rewritten``, with what the context's template leaves out."""
+    match context:
+        case Context(template="sliding-window") if len(conversation.exchanges) > context.window_turns:
+            opening = _noted(conversation.opening, context.window_note)
+            return _written(renderer, conversation, opening, conversation.exchanges[-context.window_turns :])
+        case Context(template="reasoning") if any(_thinks(exchange) for exchange in conversation.exchanges):
+            exchanges = [_without_thought(exchange, renderer, conversation) for exchange in conversation.exchanges]
+            return _written(renderer, conversation, conversation.opening, exchanges)
+        case _:
+            return renderer.rewritten(conversation)
+
+
+def _written(
+    renderer: Renderer, conversation: Conversation, opening: Sequence[Message], exchanges: Sequence[Exchange]
+) -> Rewritten:
+    """The context of an opening and some exchanges."""
+    tools, experience = conversation.tools, conversation.experience
+    shown = replace(conversation, opening=tuple(opening), exchanges=())
+    span = renderer.experience_span(opening, tools, experience) if experience else None
+    read = ReadContext(shown, tuple(renderer.prompt(opening, tools, experience)), 0, span)
+    for exchange in exchanges:
+        read = extended(renderer, Spoken(read, exchange.token_ids, exchange.parsed), exchange.messages)
+    return Rewritten(read.token_ids, read.observed, read.experience_span)
+
+
+def _noted(opening: Sequence[Message], note: str) -> Sequence[Message]:
+    if not note:
+        return opening
+    *before, last = opening
+    return [*before, replace(last, content=f"{last.content}\n{note}")]
+
+
+def _thinks(exchange: Exchange) -> bool:
+    return bool(exchange.parsed.message.reasoning.strip())
+
+
+def _without_thought(exchange: Exchange, renderer: Renderer, conversation: Conversation) -> Exchange:
+    """Raises ValueError where the renderer cannot write the rest of the turn, which it could read."""
+    if not _thinks(exchange):
+        return exchange
+    token_ids = tuple(renderer.write(replace(exchange.parsed.message, reasoning=""), conversation.tools))
+    return Exchange(token_ids, renderer.parse(token_ids, conversation.tools), exchange.messages)
+
+
+class Habits:
+    """What one episode's policy reads of what came of its turns.  Without a context: all, and nothing else."""
+
+    def __init__(self, context: Context | None) -> None:
+        self._context, self._latest, self._in_a_row = context, AssistantMessage(), 0
+        self._trimmed = self._reminders = self._repeated = self._thoughts = 0
+
+    def read(self, number: int, message: AssistantMessage, results: Sequence[Message]) -> Sequence[Message]:
+        """Of turn ``number``, from 0, which says ``message``."""
+        if self._context is None:
+            return results
+        self._thoughts += bool(message.reasoning.strip())
+        self._in_a_row = self._in_a_row + 1 if _same_calls(message, self._latest) else 1
+        self._latest = message
+        return _with_behind([self._trim(result) for result in results], self._notes(number)) if results else results
+
+    @property
+    def record(self) -> ContextRecord | None:
+        if self._context is None:
+            return None
+        return ContextRecord(
+            trimmed_characters=self._trimmed,
+            reminders=self._reminders,
+            repeated_calls=self._repeated,
+            thoughts=self._thoughts,
+        )
+
+    def _notes(self, number: int) -> list[str]:
+        assert self._context is not None
+        notes = []
+        if 0 < self._context.repeated_calls <= self._in_a_row and self._latest.requests:
+            self._repeated += 1
+            notes.append(f"You have made this call {self._in_a_row} times in a row.")
+        if self._context.reminder and (number + 1) % self._context.reminder_turns == 0:
+            self._reminders += 1
+            notes.append(self._context.reminder)
+        return notes
+
+    def _trim(self, message: Message) -> Message:
+        assert self._context is not None
+        most = self._context.result_characters
+        left = len(message.content) - most
+        if message.role != "tool" or not most or left <= 0:
+            return message
+        self._trimmed += left
+        head, tail = message.content[: most - most // 2], message.content[len(message.content) - most // 2 :]
+        return replace(message, content=f"{head}\n({left} characters are left out here)\n{tail}")
+
+
+def _with_behind(messages: list[Message], notes: list[str]) -> list[Message]:
+    *before, last = messages
+    return [*before, replace(last, content="\n".join((last.content, *notes)))]
+
+
+def _same_calls(message: AssistantMessage, other: AssistantMessage) -> bool:
+    def meant(of: AssistantMessage) -> list[tuple[str, dict[str, object]]]:
+        return [(request.name, dict(request.arguments)) for request in of.requests]
+
+    return bool(message.requests) and meant(message) == meant(other)

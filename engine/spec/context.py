@@ -1,0 +1,101 @@
+"""What of an episode the policy has before it (AgentEvolver, section 6), and habits of agents (ALE, section 2.3)."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from engine.spec.requirement import Part, Requirement, Requirements, absent, none_of
+from engine.spec.strict import Strict
+
+Template = Literal["causal", "reasoning", "sliding-window"]
+
+
+def _rewrites(context: "Context") -> bool:
+    return context.rewrites
+
+
+class Context(Part):
+    """How the policy's own episodes keep their context.  Absent: everything that was read and sampled stays."""
+
+    requires: ClassVar[Requirements] = (
+        Requirement(
+            "purification",
+            absent,
+            "a correction is put behind the history in which the call failed, which a {part.template} context loses",
+            'use context.template = "causal", or remove purification',
+            field="context.template",
+            when=_rewrites,
+        ),
+        Requirement(
+            "expert_starts",
+            absent,
+            "a rollout that begins inside an expert's trajectory reads on behind it, and a {part.template} context is "
+            "written again",
+            'use context.template = "causal", or remove expert_starts',
+            field="context.template",
+            when=_rewrites,
+        ),
+    )
+    requires_of_run: ClassVar[Requirements] = (
+        Requirement(
+            "environment.id",
+            none_of("agent"),
+            "an agent owns its context",
+            "remove it, or train without an agent",
+            field="recipe.context",
+        ),
+        Requirement(
+            "environment.max_turns",
+            lambda turns, part: turns > part.window_turns,
+            "with environment.max_turns = {value} nothing ever leaves a window of {part.window_turns} turns",
+            "use fewer than {value}",
+            field="recipe.context.window_turns",
+            when=lambda context: context.template == "sliding-window",
+        ),
+        Requirement(
+            "environment.reasoning",
+            lambda reasoning, part: bool(reasoning),
+            "the built-in model has thoughts only where its environment lets it, and here it does not",
+            "use environment.reasoning = true, another template, or a pretrained model",
+            field="recipe.context.template",
+            when=lambda context: context.template == "reasoning",
+            given="model.layers",
+        ),
+    )
+    template: Template = "causal"
+    """``causal``: everything stays.  ``reasoning``: thoughts of earlier turns leave.  ``sliding-window``: the opening
+    and the last turns stay.  A context that is written again begins another segment of the trajectory."""
+    window_turns: int = Field(default=4, ge=1, le=512)
+    """How many turns a sliding window shows."""
+    window_note: str = Field(default="", max_length=2000)
+    """What the opening says once turns have left the window; empty: nothing."""
+    result_characters: int = Field(default=0, ge=0, le=2**24)
+    """How many characters of a tool's result are read, from its beginning and its end alike; 0: all of them."""
+    reminder: str = Field(default="", max_length=2000)
+    """What is added to what the policy reads, every ``reminder_turns``; empty: nothing."""
+    reminder_turns: int = Field(default=4, ge=1, le=512)
+    """The turns between two reminders."""
+    repeated_calls: int = Field(default=0, ge=0, le=512)
+    """From so many equal calls in a row on, what the policy reads says so; 0: never."""
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether a context may be another than the one before with something behind it."""
+        return self.template != "causal"
+
+
+class ContextRecord(Strict):
+    """What became of an episode's context."""
+
+    trimmed_characters: int = Field(default=0, ge=0)
+    """Of tools' results, which the policy did not read."""
+    reminders: int = Field(default=0, ge=0)
+    repeated_calls: int = Field(default=0, ge=0)
+    """Turns on which the policy was told that it repeats itself."""
+    thoughts: int = Field(default=0, ge=0)
+    """Turns that begin with a thought."""
+
+    @property
+    def changes_results(self) -> bool:
+        """Whether the policy read something else than its tools returned."""
+        return bool(self.trimmed_characters or self.reminders or self.repeated_calls)

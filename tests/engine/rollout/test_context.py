@@ -1,0 +1,234 @@
+"""Contexts that leave something out, and habits of what is read: each sampled token is trained once all the same."""
+
+from dataclasses import replace
+
+import pytest
+from arenas import request, timeless
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from scripted import RENDERER, TOKENIZER, TOOLS, WITH_REASONING, ScriptedPolicy, answer, call, logprobs_of
+from talkers import QUESTION, Talking
+
+from engine.loop.metrics import context_metrics
+from engine.rollout.context import Habits
+from engine.rollout.episode import Arena, run_episode
+from engine.rollout.renderers.chat import chat_renderer
+from engine.spec.branches import exchanges_of
+from engine.spec.context import Context, ContextRecord
+from engine.spec.message import AssistantMessage, Message
+from engine.spec.recipe import Recipe, Reward
+from engine.spec.run import RunSpec
+from engine.spec.trajectory import Trajectory
+from engine.training.batch import samples_from_trajectory
+from tests.engine.contexts import ids_before
+from tests.engine.rollout.renderers.model_folders import write_folder
+
+ROOM = 4000
+
+
+def arena(policy, context, renderer=WITH_REASONING, **changes):
+    usual = Arena(Talking(), renderer, policy, None, Reward(), 8, 400, ROOM, context=context)
+    return replace(usual, **changes)
+
+
+def policy(*turns):
+    return ScriptedPolicy(*turns, context_tokens=ROOM)
+
+
+def thinking(code, thought):
+    return [*TOKENIZER.encode(thought), *call(code)]
+
+
+def trained_tokens(played: Trajectory) -> int:
+    return sum(int(sample.loss_mask.sum()) for sample in samples_from_trajectory(played))
+
+
+# ---- templates ----
+
+
+async def test_a_causal_context_is_what_stands_without_any():
+    turns = [thinking("1", "hm "), call("2"), answer("it")]
+    plain, causal = policy(*turns), policy(*turns)
+    without = await run_episode(request(), arena(plain, None))
+    with_it = await run_episode(request(), arena(causal, Context()))
+    assert plain.shown == causal.shown
+    assert timeless(with_it.model_copy(update={"context": None})) == timeless(without)
+    assert with_it.context == ContextRecord(thoughts=1)
+
+
+async def test_a_window_shows_the_opening_and_the_last_turns():
+    phrase = policy(call("1"), call("2"), call("3"), call("4"), answer("it"))
+    played = await run_episode(request(), arena(phrase, Context(template="sliding-window", window_turns=2)))
+    opening = RENDERER.text(RENDERER.prompt([Message("user", QUESTION)], TOOLS))
+    spoken = [f"<tool>{code}</tool><output>{code}</output><assistant>" for code in "1234"]
+    assert [RENDERER.text(shown) for shown in phrase.shown] == [
+        opening,
+        opening + spoken[0],
+        opening + spoken[0] + spoken[1],
+        opening + spoken[1] + spoken[2],
+        opening + spoken[2] + spoken[3],
+    ]
+    assert [len(segment.turns) for segment in played.segments] == [3, 1, 1]
+    assert all(segment.prefix.tokens >= len(opening) - len("<bos><user><assistant>") for segment in played.segments[1:])
+    assert trained_tokens(played) == played.sampled_tokens == sum(map(len, (call("1"),) * 4)) + len(answer("it"))
+
+
+async def test_a_window_says_that_turns_have_left_it():
+    phrase = policy(call("1"), call("2"), answer("it"))
+    context = Context(template="sliding-window", window_turns=1, window_note="Earlier turns are not shown.")
+    await run_episode(request(), arena(phrase, context))
+    notes = ["Earlier turns are not shown." in RENDERER.text(shown) for shown in phrase.shown]
+    assert notes == [False, False, True]
+
+
+async def test_equal_turns_in_a_narrow_window_are_each_trained_once_and_read_something_of_their_own():
+    phrase = policy(*[call("1")] * 5, answer("it"))
+    played = await run_episode(request(), arena(phrase, Context(template="sliding-window", window_turns=1)))
+    assert all(turn.context_ids for turn in played.turns)
+    assert trained_tokens(played) == played.sampled_tokens
+
+
+async def test_earlier_thoughts_leave_a_reasoning_context():
+    phrase = policy(thinking("1", "hm "), thinking("2", "so "), answer("it"))
+    played = await run_episode(request(), arena(phrase, Context(template="reasoning")))
+    last = RENDERER.text(phrase.shown[-1])
+    assert "hm" not in last
+    assert "so" not in last
+    assert "<tool>1</tool>" in last
+    assert played.context.thoughts == 2
+    assert [len(segment.turns) for segment in played.segments] == [1, 1, 1]
+    assert trained_tokens(played) == played.sampled_tokens
+
+
+async def test_a_chat_template_is_windowed_as_well(tmp_path):
+    renderer = chat_renderer(write_folder(tmp_path / "m", "qwen3"))
+    turns = [renderer.write(AssistantMessage.calling("python", {"code": str(n)}), TOOLS) for n in range(4)]
+    phrase = policy(*turns, renderer.write(AssistantMessage("it"), TOOLS))
+    context = Context(template="sliding-window", window_turns=2)
+    played = await run_episode(request(), arena(phrase, context, renderer))
+    for number, turn in enumerate(played.turns):
+        assert phrase.shown[number] == ids_before(played, number)
+        assert turn.logprobs == logprobs_of(ids_before(played, number), turn.token_ids)
+    last = renderer.text(phrase.shown[-1])
+    assert '"code": "1"' not in last
+    assert '"code": "2"' in last
+    assert QUESTION in last
+    assert trained_tokens(played) == played.sampled_tokens
+
+
+contexts = st.builds(
+    Context,
+    template=st.sampled_from(["causal", "reasoning", "sliding-window"]),
+    window_turns=st.integers(1, 4),
+    window_note=st.sampled_from(["", "left out"]),
+    result_characters=st.sampled_from([0, 1, 2, 5]),
+    reminder=st.sampled_from(["", "be brief"]),
+    reminder_turns=st.integers(1, 3),
+    repeated_calls=st.integers(0, 3),
+)
+turns = st.builds(thinking, st.sampled_from(["1", "22", "333 444", "bad"]), st.sampled_from(["", "hm ", "so "]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(contexts, st.lists(turns, max_size=7), st.booleans())
+async def test_each_sampled_token_is_trained_once_in_the_context_in_which_it_was_sampled(context, spoken, experienced):
+    phrase = policy(*spoken, answer("it"))
+    asked = request(experience=("look twice",) if experienced else ())
+    played = await run_episode(asked, arena(phrase, context))
+    for number, turn in enumerate(played.turns):
+        assert phrase.shown[number] == ids_before(played, number)
+        assert turn.logprobs == logprobs_of(ids_before(played, number), turn.token_ids)
+        assert turn.context_ids
+    samples = samples_from_trajectory(played)
+    trained = sum(int(sample.loss_mask.sum()) for sample in samples)
+    assert trained == played.sampled_tokens == sum(len(turn) for turn in [*spoken, answer("it")][: len(played.turns)])
+    assert Trajectory.model_validate_json(played.model_dump_json()) == played
+    assert played.read_tokens == sum(len(shown) for shown in phrase.shown)
+    assert played.longest_context == max(
+        len(shown) + len(turn.token_ids) for shown, turn in zip(phrase.shown, played.turns, strict=True)
+    )
+
+
+# ---- habits ----
+
+
+async def test_a_long_result_is_read_from_both_ends_and_kept_whole():
+    phrase = policy(call("0123456789abcdef"), answer("it"))
+    played = await run_episode(request(), arena(phrase, Context(result_characters=5)))
+    assert "<output>012\n(11 characters are left out here)\nef</output>" in RENDERER.text(phrase.shown[1])
+    assert played.turns[0].tool_calls[0].output == "0123456789abcdef"
+    assert played.context.trimmed_characters == 11
+    exchanges = exchanges_of(played, 0)
+    assert not exchanges[1].read_results  # an export says what was read, not what was returned
+
+
+def test_a_result_is_trimmed_where_it_is_longer_than_allowed_and_nothing_else_is():
+    def read(content, most, role="tool"):
+        habits = Habits(Context(result_characters=most))
+        return habits.read(0, AssistantMessage("x"), [Message(role, content)])[0].content
+
+    assert read("abc", 3) == "abc"
+    assert read("abcd", 3) == "ab\n(1 characters are left out here)\nd"
+    assert read("abcd", 1) == "a\n(3 characters are left out here)\n"
+    assert read("abcd" * 9, 3, role="user") == "abcd" * 9
+
+
+async def test_reminders_come_every_so_many_turns():
+    phrase = policy(call("1"), call("2"), call("3"), call("4"), answer("it"))
+    played = await run_episode(request(), arena(phrase, Context(reminder="Be brief.", reminder_turns=2)))
+    assert [RENDERER.text(shown).count("Be brief.") for shown in phrase.shown] == [0, 0, 1, 1, 2]
+    assert played.context.reminders == 2
+
+
+async def test_a_policy_that_repeats_itself_is_told_so():
+    phrase = policy(call("1"), call("1"), call("1"), call("2"), call("1"), answer("it"))
+    played = await run_episode(request(), arena(phrase, Context(repeated_calls=2)))
+    last = RENDERER.text(phrase.shown[-1])
+    assert last.count("in a row") == 2
+    assert "this call 2 times" in last
+    assert "this call 3 times" in last
+    assert played.context.repeated_calls == 2
+
+
+# ---- spec and metrics ----
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"recipe": {"context": {"template": "sliding-window"}, "purification": {}}}, "recipe.context.template"),
+        ({"recipe": {"context": {"template": "reasoning"}, "expert_starts": {}}}, "recipe.context.template"),
+        ({"recipe": {"context": {"template": "sliding-window", "window_turns": 5}}, "environment": {"max_turns": 5}},
+         "recipe.context.window_turns"),
+        ({"recipe": {"context": {"template": "reasoning"}}, "environment": {"reasoning": False}},
+         "recipe.context.template"),
+        ({"recipe": {"context": {"template": "reasoning"}}, "environment": {"id": "household"}},
+         "recipe.context.template"),
+        ({"recipe": {"context": {"template": "causal"}}, "environment": {"id": "agent", "agent": {"command": ["a"]}}},
+         "recipe.context"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_with_its_field_and_remedy(document, field):
+    with pytest.raises(ValidationError) as refusal:
+        RunSpec.model_validate({"name": "x", **document})
+    [error] = [error for error in refusal.value.errors() if error["type"] == "impossible_combination"]
+    assert ".".join([*map(str, error["loc"]), error["ctx"]["field"]]).endswith(field)
+    assert error["ctx"]["remedy"]
+
+
+def test_a_causal_context_goes_with_everything_and_is_absent_where_it_is_false():
+    assert Recipe.model_validate({"context": {"template": "causal"}, "purification": {}}).context == Context()
+    assert Recipe.model_validate({"context": False}).context is None
+    assert Recipe().context is None
+
+
+async def test_metrics_say_what_contexts_hold_and_nothing_without_one():
+    turns = [call("1"), call("1"), answer("it")]
+    plain = await run_episode(request(), arena(policy(*turns), None))
+    assert context_metrics([plain]) == {}
+    phrase = policy(*turns)
+    played = await run_episode(request(), arena(phrase, Context(template="sliding-window", window_turns=1)))
+    values = context_metrics([played, plain])
+    assert values["context/segments"] == 2
+    assert values["context/read_tokens"] == sum(map(len, phrase.shown))
