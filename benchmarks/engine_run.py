@@ -27,6 +27,7 @@ from engine.cluster.sandboxes import opened_sandboxes
 from engine.loop.expert_pool import ExpertPool
 from engine.loop.planner import Played, planner_for
 from engine.spec.generation import Generated, GenerateRequest, TextGenerator
+from engine.spec.mixture import alone
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.trajectory import Trajectory
 from engine.training.columns import UpdateRequest
@@ -69,7 +70,7 @@ class Engine:
             opened.callback(self._generator.close)
             folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
             sandboxes = await opened.enter_async_context(
-                opened_sandboxes(self._spec.environment, folder, size=self._spec.resources.sandboxes)
+                opened_sandboxes(alone(self._spec.environment), folder, size=self._spec.resources.sandboxes)
             )
             fixed_length = self._workload.setting == "completions"
             sampler = WithoutStop(self._generator) if fixed_length else self._generator

@@ -1,18 +1,22 @@
 """What a spec may not name in the service: code to be imported, and any folder of the server by its absolute path."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from engine.spec.environment import FOREIGN_CODE, Agent, Environment, Imported, Terminal
+from engine.spec.mixture import Mixture, PlayedPart, RunEnvironment, parts_of, terminals_of
 from engine.spec.model import CheckpointModel, Model, PretrainedModel
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 from webapp.refusals import Invalid
 
 
-def code_to_import(environment: Environment) -> list[Problem]:
+def code_to_import(environment: RunEnvironment) -> list[Problem]:
     """Return why this environment is refused; empty for one of the service's own and for tasks of the catalog."""
     match environment:
+        case Mixture():
+            return [problem for part in parts_of(environment) for problem in _of_part(part)]
         case Imported():
             message = "importing an environment would run its author's code in the service's engine"
             remedy = "use a built-in environment here, or train it with: python -m engine train"
@@ -27,6 +31,22 @@ def code_to_import(environment: Environment) -> list[Problem]:
             return list(_folders_of(environment))
         case _:
             return []
+
+
+def _of_part(part: PlayedPart) -> Iterator[Problem]:
+    """The refusals of one part, under its own field."""
+    for problem in code_to_import(part.environment):
+        yield replace(problem, field=part.field + problem.field.removeprefix("environment"))
+
+
+def _several_task_sets(environment: RunEnvironment) -> Iterator[Problem]:
+    """A run of the service is launched with the files of one version."""
+    named = [(field, terminal.catalog) for field, terminal in terminals_of(environment) if terminal.catalog]
+    for field, version in named[1:]:
+        if version != named[0][1]:
+            message = f"another part plays {named[0][1]}, and a run of the service is launched with one version"
+            remedy = "name that one, or import the tasks of both parts as one set"
+            yield Problem(f"{field}.catalog", version, message, remedy)
 
 
 def _folders_of(agent: Agent) -> Iterator[Problem]:
@@ -81,7 +101,8 @@ def _folder_of_rows(spec: RunSpec) -> list[Problem]:
 
 def foreign_in(spec: RunSpec) -> list[Problem]:
     """Return why the service refuses the spec, although an engine of one's own would take it."""
-    return [*code_to_import(spec.environment), *folders_of_the_server(spec.model), *_folder_of_rows(spec)]
+    sets = _several_task_sets(spec.environment)
+    return [*code_to_import(spec.environment), *sets, *folders_of_the_server(spec.model), *_folder_of_rows(spec)]
 
 
 def refuse_foreign(spec: RunSpec) -> None:

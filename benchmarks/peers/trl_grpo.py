@@ -43,6 +43,7 @@ from engine.rollout.renderers.registry import renderer_for
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected
 from engine.spec.message import Message
+from engine.spec.mixture import alone
 from engine.spec.objective import Clipped
 from engine.spec.run import RunSpec
 from engine.spec.trajectory import Trajectory
@@ -251,7 +252,9 @@ def measure(workload: Workload, output: Path) -> list[Step]:
         try:
             folder = Path(opened.enter_context(TemporaryDirectory(prefix="palestra-bench-")))
             sandboxes = runner.run(
-                opened.enter_async_context(opened_sandboxes(spec.environment, folder, size=spec.resources.sandboxes))
+                opened.enter_async_context(
+                    opened_sandboxes(alone(spec.environment), folder, size=spec.resources.sandboxes)
+                )
             ).pool
             return _train(workload, output, episode_reward, Episodes(spec, sandboxes, runner.run))
         finally:

@@ -19,8 +19,8 @@ from engine.cluster.generators import generator_for, hand_over_weights, reports_
 from engine.cluster.members import learner_for
 from engine.cluster.process_meter import ProcessMeter, server_readings, tree_reading
 from engine.cluster.rank_processes import RankProcesses, rank_processes_for
-from engine.cluster.rollout_members import rollout_worker_for
-from engine.cluster.sandboxes import opened_sandboxes
+from engine.cluster.rollout_members import rollout_worker_over
+from engine.cluster.sandboxes import opened_parts
 from engine.cluster.workers import Waiting
 from engine.inference.interface import Level
 from engine.rollout.requests import EpisodeRequest
@@ -75,10 +75,10 @@ class InProcessWorkers:
         self._learner = await self._learning(lambda: learner_for(self._spec, self._recordings, leader))
         self._generator = generator_for(self._spec.model, self._spec.resources, seed=self._spec.seed)
         self._open.callback(self._generator.close)
-        sandboxes = await self._open.enter_async_context(
-            opened_sandboxes(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
+        pools = await self._open.enter_async_context(
+            opened_parts(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
         )
-        self._worker = rollout_worker_for(self._spec, self._generator, sandboxes.pool, sandboxes.monitor)
+        self._worker = rollout_worker_over(self._spec, self._generator, pools)
         gc.freeze()  # what is there now stays: a full collection need not look at it again
 
     async def read_on(self) -> FilesRead:

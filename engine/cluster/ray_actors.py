@@ -16,7 +16,7 @@ import ray
 
 from engine.cluster.generator_client import GeneratorCall, GeneratorClient, GeneratorReply, GeneratorServer
 from engine.cluster.process_meter import ProcessMeter, server_readings
-from engine.cluster.rollout_members import rollout_worker_for
+from engine.cluster.rollout_members import rollout_worker_over
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, GroupKey, RolloutWorker
@@ -132,17 +132,17 @@ class RolloutActor:
         """It plays all groups; the generator that replaces a dead one gets another."""
 
     async def start(self) -> None:
-        from engine.cluster.sandboxes import opened_sandboxes
+        from engine.cluster.sandboxes import opened_parts
 
         self._sandboxes = await self._open.enter_async_context(
-            opened_sandboxes(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
+            opened_parts(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
         )
         gc.freeze()  # what is there now stays: a full collection need not look at it again
 
     async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
         """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""
         async with _connected(_RayConnection(generator, caller)) as client:
-            worker = rollout_worker_for(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor)
+            worker = rollout_worker_over(self._spec, client, self._sandboxes)
             return await worker.collect(requests)
 
     async def collect_group(
@@ -151,7 +151,7 @@ class RolloutActor:
         """Raises GeneratorLost as soon as the generator is gone.  All groups of one ``caller`` share a client."""
         if self._worker is None or self._caller != caller:
             client = GeneratorClient(_RayConnection(generator, caller))
-            self._worker = rollout_worker_for(self._spec, client, self._sandboxes.pool, self._sandboxes.monitor)
+            self._worker = rollout_worker_over(self._spec, client, self._sandboxes)
             self._caller = caller
         return await self._worker.collect_group(requests, enough=enough, fewest=fewest)
 

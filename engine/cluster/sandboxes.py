@@ -1,13 +1,14 @@
 """The sandboxes of a rollout worker."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.rollout.sandbox_monitor import SandboxMonitor
 from engine.rollout.security_log import AlertEntry, SecurityLog
 from engine.spec.environment import Environment
+from engine.spec.mixture import RunEnvironment, parts_of, sandboxes_of
 from engine.spec.security import Response
 from sandboxes.opened import opened
 from sandboxes.pool import Pool
@@ -55,9 +56,33 @@ async def opened_sandboxes(
         await monitor.close()
 
 
-async def probe(spec: SandboxSpec | None) -> None:
-    """Make one sandbox and run something in it.  Raises SandboxUnavailable, which says what is missing."""
-    if spec is None:
-        return
-    async with opened(spec) as sandbox:
-        await sandbox.run_python("1 + 1")
+@asynccontextmanager
+async def opened_parts(
+    environment: RunEnvironment, security_log: Path, *, size: int
+) -> AsyncIterator[dict[str | None, MonitoredPool]]:
+    """The sandboxes of each part of an environment, by the part's name; ``size`` of them in all.
+
+    A part takes no sandbox of another one: its profile, its limits and what it may reach are its own.  Raises as
+    ``opened_sandboxes``.
+    """
+    async with AsyncExitStack() as held:
+        yield {
+            name: await held.enter_async_context(opened_sandboxes(part, security_log, size=share))
+            for name, part, share in _shares(environment, size)
+        }
+
+
+def _shares(environment: RunEnvironment, size: int) -> list[tuple[str | None, Environment, int]]:
+    """Each part that takes sandboxes has one, and of the others what its weight gives it, rounded down."""
+    parts = parts_of(environment)
+    taking = [part for part in parts if part.environment.sandbox is not None]
+    weight, left = sum(part.weight for part in taking), size - len(taking)
+    shares = {part.name: 1 + int(left * part.weight / weight) for part in taking}
+    return [(part.name, part.environment, shares.get(part.name, size)) for part in parts]
+
+
+async def probe(environment: RunEnvironment) -> None:
+    """Make a sandbox of each part and run something in it.  Raises SandboxUnavailable, which says what is missing."""
+    for spec in sandboxes_of(environment):
+        async with opened(spec) as sandbox:
+            await sandbox.run_python("1 + 1")

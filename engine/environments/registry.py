@@ -3,7 +3,8 @@
 from engine.environments.apps.environment import AppsEnvironment
 from engine.environments.contract import Environment
 from engine.environments.household import HouseholdEnvironment
-from engine.environments.imported import imported
+from engine.environments.imported import UnusableEnvironment, imported
+from engine.environments.mixture import MixtureEnvironment
 from engine.environments.openenv import OpenEnvEnvironment
 from engine.environments.process.libraries import gem_environment, taskset_environment
 from engine.environments.process.package import package_environment
@@ -13,7 +14,6 @@ from engine.environments.search_qa.environment import SearchQaEnvironment
 from engine.environments.sokoban import SokobanEnvironment
 from engine.environments.terminal.environment import TerminalEnvironment
 from engine.environments.webshop.environment import WebshopEnvironment
-from engine.spec import environment as environments
 from engine.spec.environment import (
     Agent,
     Apps,
@@ -30,10 +30,12 @@ from engine.spec.environment import (
     VerifiersTaskset,
     Webshop,
 )
+from engine.spec.mixture import Mixture, PlayedPart, RunEnvironment, parts_of
+from engine.spec.problems import Problem
 from engine.spec.run import Dataset
 
 
-def environment_for(environment: environments.Environment, dataset: Dataset) -> Environment:
+def environment_for(environment: RunEnvironment, dataset: Dataset) -> Environment:
     """The environment that a spec describes, a built-in one over the spec's dataset.  Raises UnusableEnvironment."""
     match environment:
         case PythonMath() as python_math:
@@ -64,3 +66,15 @@ def environment_for(environment: environments.Environment, dataset: Dataset) -> 
             return taskset_environment(taskset)
         case OpenEnv() as openenv:
             return OpenEnvEnvironment(openenv, dataset)
+        case Mixture() as mixture:
+            return MixtureEnvironment(mixture, dataset, [_of_part(part, dataset) for part in parts_of(mixture)])
+
+
+def _of_part(part: PlayedPart, dataset: Dataset) -> Environment:
+    """Raises UnusableEnvironment, which names the part's own field."""
+    try:
+        return environment_for(part.environment, dataset)
+    except UnusableEnvironment as unusable:
+        found = unusable.problem
+        field = part.field + found.field.removeprefix("environment")
+        raise UnusableEnvironment(Problem(field, found.value, found.message, found.remedy)) from unusable

@@ -64,6 +64,7 @@ from engine.spec.chat import (
     Stop,
     Tokens,
 )
+from engine.spec.mixture import Mixture, alone
 from engine.spec.model import BuiltinModel, CheckpointModel, PretrainedModel
 from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem, shown_value
@@ -155,6 +156,10 @@ def lacking_for_chat(spec: RunSpec, *, with_tools: bool, task: int = 0) -> list[
         return problems
     if not with_tools:
         return lacking_in_generator(spec)
+    if isinstance(spec.environment, Mixture):
+        message = "a conversation is with one environment, and this one has parts"
+        remedy = "give --environment a run's file with one of them, or chat without tools"
+        return [Problem("environment.id", spec.environment.id, message, remedy)]
     return [*lacking_in_generator(spec), *(lacking_in_environment(spec) or _missing_task(spec, task))]
 
 
@@ -271,7 +276,7 @@ class _Chat:
         task = environment.tasks("heldout")[self._options.task]
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="palestra-chat-"))
         opening = opened_sandboxes(
-            self._spec.environment, Path(folder), size=1, on_alert=lambda entry: self._out(alert_line(entry))
+            alone(self._spec.environment), Path(folder), size=1, on_alert=lambda entry: self._out(alert_line(entry))
         )
         try:
             sandboxes = await held.enter_async_context(opening)

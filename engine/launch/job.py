@@ -31,6 +31,7 @@ from engine.reporting.spool import Spool, SpoolError
 from engine.spec.environment import FOREIGN_CODE
 from engine.spec.event import Event, Finished
 from engine.spec.launch import Launch
+from engine.spec.mixture import parts_of
 from engine.training.recordings import recordings_folder
 
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
@@ -49,7 +50,7 @@ def launch_from_file(path: Path) -> Launch:
     except ValidationError as error:
         places = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False))
         raise BadSpec([f"{path}: not a launch file of this version (see {places or 'its JSON'})"]) from None
-    if isinstance(launch.spec.environment, FOREIGN_CODE):
+    if any(isinstance(part.environment, FOREIGN_CODE) for part in parts_of(launch.spec.environment)):
         raise BadSpec([f"{path}: the service's engine runs nobody's environment; use: python -m engine train"])
     run_dir = Path(launch.run_dir)
     spec = with_pinned_model(launch.spec, run_dir, named_in=path, anywhere=False, catalog=launch.catalog)

@@ -1,13 +1,15 @@
 """What ``environment.catalog`` means on this machine, found before a run of terminal tasks begins."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from engine.launch.pinned_dataset import datasets_folder
 from engine.launch.preflight import BadSpec
-from engine.spec.environment import Agent, Environment, terminal_in
+from engine.spec.environment import Agent, Environment, Terminal, terminal_in
+from engine.spec.mixture import Mixture, MixturePart, RunEnvironment, terminals_of
 from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
@@ -22,23 +24,43 @@ def with_pinned_tasks(spec: RunSpec, *, named_in: Path, catalog: CatalogFolder |
     The environment compares every file with the
     digest when it reads the folder.  Raises BadSpec, also for a folder of the run's own choosing.
     """
-    if (played := terminal_in(spec.environment)) is None:
+    found = terminals_of(spec.environment)
+    if not found:
         return spec
-    field, terminal = played
+    pins = [_pinned(field, terminal, named_in=named_in, catalog=catalog) for field, terminal in found]
+    return spec.model_copy(update={"environment": _with_tasks(spec.environment, iter(pins))})
+
+
+def _pinned(field: str, terminal: Terminal, *, named_in: Path, catalog: CatalogFolder | None) -> Terminal:
     if terminal.catalog is None or catalog is None:
         message = "the service plays the tasks of a version of its catalog, and no others"
         problem = Problem(f"{field}.catalog", terminal.catalog, message, 'set it to "name@version"')
         raise BadSpec([f"{named_in}: {problem}"])
     folder = datasets_folder().resolve() / "tasks" / catalog.team / catalog.sha256
-    found = {
+    pinned = {
         "catalog": None,
         "tasks": str(folder / TASKS_FOLDER),
         "digest": _manifest(folder, catalog, f"{field}.catalog", named_in).digest,
     }
-    pinned: Environment = terminal.model_copy(update=found)
-    if isinstance(spec.environment, Agent):
-        pinned = spec.environment.model_copy(update={"tasks": pinned})
-    return spec.model_copy(update={"environment": pinned})
+    return terminal.model_copy(update=pinned)
+
+
+def _with_tasks(environment: RunEnvironment, pins: Iterator[Terminal]) -> RunEnvironment:
+    """The environment with the next of the pins in the place of each of its terminal tasks."""
+    if isinstance(environment, Mixture):
+        return environment.model_copy(update={"parts": [_part_with_tasks(part, pins) for part in environment.parts]})
+    return _alone_with_tasks(environment, pins)
+
+
+def _part_with_tasks(part: MixturePart, pins: Iterator[Terminal]) -> MixturePart:
+    return part.model_copy(update={"environment": _alone_with_tasks(part.environment, pins)})
+
+
+def _alone_with_tasks(environment: Environment, pins: Iterator[Terminal]) -> Environment:
+    if terminal_in(environment) is None:
+        return environment
+    pinned = next(pins)
+    return environment.model_copy(update={"tasks": pinned}) if isinstance(environment, Agent) else pinned
 
 
 def _manifest(folder: Path, catalog: CatalogFolder, field: str, named_in: Path) -> TaskManifest:

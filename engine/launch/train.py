@@ -74,7 +74,7 @@ def carry_out(
     _refuse_unwritable(json_file)
     checkpoints = _checkpoints_for(spec, folder, resume=resume)
     try:
-        asyncio.run(probe(spec.environment.sandbox))
+        asyncio.run(probe(spec.environment))
         spool = Spool(folder / "spool", lock_timeout_s=1.0)
     except (SandboxUnavailable, SandboxLost, SpoolError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -6,9 +6,10 @@ split.  What turns out to be longer later is not refused any more: an episode wi
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from random import Random
 from typing import get_args
 
@@ -24,6 +25,7 @@ from engine.environments.contract import (
     RestorableSessions,
 )
 from engine.environments.imported import UnusableEnvironment
+from engine.environments.mixture import MixtureEnvironment
 from engine.environments.registry import environment_for
 from engine.loop.judge_phase import attribution_in
 from engine.models.origin import model_origin
@@ -36,10 +38,11 @@ from engine.spec.environment import Agent
 from engine.spec.exploration import Experience
 from engine.spec.judge import LlmJudge
 from engine.spec.message import ToolSchema
+from engine.spec.mixture import PlayedPart, parts_of
 from engine.spec.problems import Problem
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import needing_one_segment
-from engine.spec.run import Dataset, RunSpec
+from engine.spec.run import RunSpec
 from engine.spec.supervised import Demonstrations
 from engine.spec.trajectory import Split, Task
 from sandboxes.interface import Sandbox, SandboxUnavailable
@@ -61,14 +64,29 @@ def lacking_in_environment(spec: RunSpec) -> list[Problem]:
         environment = environment_for(spec.environment, spec.dataset)
     except UnusableEnvironment as unusable:
         return [unusable.problem]
-    renderer, environment_id = renderer_for(spec.model, spec.environment), spec.environment.id
+    if not isinstance(environment, MixtureEnvironment):
+        wanted: dict[Split, int] = {"train": spec.dataset.train_tasks, "heldout": spec.dataset.heldout_tasks}
+        return _lacking_in_part(spec, parts_of(spec.environment)[0], environment, wanted)
+    problems: list[Problem] = []
+    drawn = environment.counts("heldout", max(spec.evaluation.tasks, spec.evaluation.interim_tasks))
+    for part, played, tasks in zip(parts_of(spec.environment), environment.parts, drawn, strict=True):
+        found = _lacking_in_part(spec, part, played, {"train": 1, "heldout": max(1, tasks)})
+        problems += [_of_part(problem, part) for problem in found]
+    return problems
+
+
+def _lacking_in_part(
+    spec: RunSpec, part: PlayedPart, environment: Environment, wanted: Mapping[Split, int]
+) -> list[Problem]:
+    """``wanted``: how many tasks of each split the run asks it for."""
+    described, renderer = part.environment, renderer_for(spec.model, part.environment)
     missing = _missing_capabilities(
-        spec.recipe, environment, append_only=renderer.append_only, has_agent=environment_id == "agent"
+        spec.recipe, environment, append_only=renderer.append_only, has_agent=isinstance(described, Agent)
     )
-    of_agent = lacking(spec.environment.agent, spec.environment.sandbox) if isinstance(spec.environment, Agent) else []
-    if problems := [*missing, *of_agent, *_missing_tasks(spec.dataset, environment, environment_id)]:
+    of_agent = lacking(described.agent, described.sandbox) if isinstance(described, Agent) else []
+    if problems := [*missing, *of_agent, *_missing_tasks(wanted, environment, described.id)]:
         return problems
-    context_tokens, turn = model_origin(spec.model).context_tokens, spec.environment.max_turn_tokens
+    context_tokens, turn = model_origin(spec.model).context_tokens, described.max_turn_tokens
     try:
         room = _longest_prompt(environment, renderer) + turn
         if context_tokens < room:
@@ -79,7 +97,20 @@ def lacking_in_environment(spec: RunSpec) -> list[Problem]:
             problems += _demonstrations_without_room(writer, context_tokens)
         return problems
     except Exception as error:  # of the environment's own code, which may raise anything
-        return [_raised(environment_id, error)]
+        return [_raised(described.id, error)]
+
+
+def _of_part(problem: Problem, part: PlayedPart) -> Problem:
+    """The problem as one of this part: with the part's name, and with its field where the problem is about it."""
+    table, dot, name = problem.field.partition(".")
+    message = f"part {part.name}: {problem.message}"
+    if table == "dataset":
+        message += f", and {problem.value} {name.removesuffix('_tasks')} tasks are drawn from it"
+        remedy = "give it more tasks, a smaller weight, or the run fewer evaluation.tasks"
+        return replace(problem, field=part.field, value=part.environment.id, message=message, remedy=remedy)
+    return replace(
+        problem, field=f"{part.field}{dot}{name}" if table == "environment" else problem.field, message=message
+    )
 
 
 def _missing_capabilities(
@@ -132,8 +163,7 @@ def _is_scripted(recipe: Recipe) -> bool:
     return any(isinstance(stage.data, Demonstrations) for stage in recipe.stages)
 
 
-def _missing_tasks(dataset: Dataset, environment: Environment, environment_id: str) -> Iterator[Problem]:
-    wanted = {"train": dataset.train_tasks, "heldout": dataset.heldout_tasks}
+def _missing_tasks(wanted: Mapping[Split, int], environment: Environment, environment_id: str) -> Iterator[Problem]:
     try:
         for split in SPLITS:
             tasks = environment.tasks(split)

@@ -21,8 +21,8 @@ from engine.judge_endpoint import JudgeCounts, JudgeFailed
 from engine.rollout.judge import EnvironmentJudge, Judge
 from engine.rollout.judge_llm import LanguageModelJudge
 from engine.spec.credit import Attribution
-from engine.spec.environment import Environment
 from engine.spec.judge import LlmJudge
+from engine.spec.mixture import RunEnvironment
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
 from engine.spec.run import Dataset
@@ -114,7 +114,7 @@ def attribution_in(recipe: Recipe) -> Attribution | None:
 
 
 def judging_for(
-    recipe: Recipe, described: Environment, dataset: Dataset, environ: Mapping[str, str] = os.environ
+    recipe: Recipe, described: RunEnvironment, dataset: Dataset, environ: Mapping[str, str] = os.environ
 ) -> Judging | None:
     """The judging that a recipe asks for in the environment ``described``; None where nothing is judged.
 

@@ -9,7 +9,7 @@ from typing import get_args
 from engine.loop.group_filters import DROPPED, LOW_VARIANCE, Selected
 from engine.loop.planner import Played
 from engine.loop.quarantine import Release, is_out
-from engine.rollout.evaluation import success_rate, tool_error_rate
+from engine.rollout.evaluation import of_parts, success_rate, tool_error_rate
 from engine.rollout.worker import ENVIRONMENT_ATTEMPTS
 from engine.spec.agent import ExitClass
 from engine.spec.recipe import Recipe
@@ -50,12 +50,10 @@ def step_metrics(facts: StepFacts) -> dict[str, float]:
         values |= _start_metrics(facts.played)
     if lost := facts.played.discarded["environment-lost"] * ENVIRONMENT_ATTEMPTS + _losses(everyone):
         values["train/environment_lost"] = lost
-    values |= agent_metrics(everyone)
-    values |= context_metrics(everyone)
-    return values
+    return values | agent_metrics(everyone) | context_metrics(everyone) | part_metrics(everyone)
 
 
-def quarantine_metrics(sandbox: SandboxSpec | None, selected: Selected, release: Release) -> dict[str, float]:
+def quarantine_metrics(sandboxes: Sequence[SandboxSpec], selected: Selected, release: Release) -> dict[str, float]:
     """Return what alerts took out of this step, and what came of those of earlier steps.
 
     Where sandboxes have no network they are told only of steps in which there was something.
@@ -66,7 +64,7 @@ def quarantine_metrics(sandbox: SandboxSpec | None, selected: Selected, release:
         "train/quarantine_discarded": len(release.discarded),
         "train/released_too_late": len(release.late),
     }
-    has_network = sandbox is not None and sandbox.network != "none"
+    has_network = any(sandbox.network != "none" for sandbox in sandboxes)
     return values if has_network or any(values.values()) else {}
 
 
@@ -129,6 +127,20 @@ def context_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "context/repeated_calls": fmean(record.repeated_calls for _, record in kept),
         "context/thoughts": fmean(record.thoughts for _, record in kept),
     }
+
+
+def part_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """``part/NAME/...`` of each part of the environment that was played; nothing where it has no parts."""
+    values: dict[str, float] = {}
+    for part, rollouts in of_parts(trajectories).items():
+        values |= {
+            f"part/{part}/groups": len({rollout.prompt for rollout in rollouts}),
+            f"part/{part}/reward": fmean(rollout.reward for rollout in rollouts),
+            f"part/{part}/success": success_rate(rollouts),
+            f"part/{part}/turns": fmean(len(rollout.turns) for rollout in rollouts),
+            f"part/{part}/tool_error_rate": tool_error_rate(rollouts),
+        }
+    return values
 
 
 def staleness_shares(trained: Sequence[Trajectory], *, policy_version: int, ratio: int) -> dict[str, float]:

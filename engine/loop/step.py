@@ -39,7 +39,7 @@ from engine.loop.usage import UsageLog
 from engine.models.vocabulary import tokens_of
 from engine.reporting.event_writer import EventWriter
 from engine.spec import event
-from engine.spec.environment import Environment
+from engine.spec.mixture import RunEnvironment, sandboxes_of
 from engine.spec.model import Model
 from engine.spec.recipe import Recipe
 from engine.spec.rollout_group import RolloutGroup, rollouts_in
@@ -64,7 +64,7 @@ class StepRunner:
         usage: UsageLog,
         *,
         recipe: Recipe,
-        environment: Environment,
+        environment: RunEnvironment,
         model: Model,
         schedule: Schedule,
     ) -> None:
@@ -102,7 +102,7 @@ class StepRunner:
             step,
             step_metrics(facts)
             | learned
-            | quarantine_metrics(self._environment.sandbox, selected, release)
+            | quarantine_metrics(sandboxes_of(self._environment), selected, release)
             | played.metrics
             | {
                 "perf/tokens_per_s": sum(rollout.sampled_tokens for rollout in selected.rollouts) / played.seconds,

@@ -49,10 +49,12 @@ class _Ending:
 
 async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
     """Raises SandboxLost, EnvironmentFailed, ReplayDiverged, and whatever the generator raises."""
+    with named_as_environment_fault():
+        task = arena.environment.tasks(request.split)[request.task]
+    arena = arena.of_task(task)
     if arena.agent is not None:
         return await run_agent_episode(request, arena, arena.agent)
     with named_as_environment_fault():
-        task = arena.environment.tasks(request.split)[request.task]
         tools = arena.environment.tools(task)
     policy_session = arena.policy_session(request)
     watch = None if arena.monitor is None else arena.monitor.episode(arena.sandboxes, request.id)

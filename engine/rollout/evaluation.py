@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from engine.spec.evaluation_report import EvaluationReport
 from engine.spec.trajectory import Trajectory
@@ -24,6 +25,15 @@ def evaluation_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
             values |= {f"eval/level_{level}_{name}": success_rate(some) for level, some in _by_level(group).items()}
     if sampled:
         values["eval/tool_error_rate"] = tool_error_rate(sampled)
+    for name in ("greedy", "sampled", "purified"):
+        for part, group in of_parts(by_purpose[f"eval-{name}"]).items():
+            values |= {
+                f"eval/part/{part}/success_{name}": success_rate(group),
+                f"eval/part/{part}/reward_{name}": fmean(trajectory.reward for trajectory in group),
+                f"eval/part/{part}/turns_{name}": fmean(len(trajectory.turns) for trajectory in group),
+            }
+    for part, group in of_parts(sampled).items():
+        values[f"eval/part/{part}/tool_error_rate"] = tool_error_rate(group)
     return values
 
 
@@ -33,7 +43,19 @@ def report_metrics(report: EvaluationReport) -> dict[str, float]:
     for name, rate in (("greedy", report.greedy), ("sampled", report.sampled)):
         if rate is not None:
             values |= {f"eval/success_{name}_low": rate.low, f"eval/success_{name}_high": rate.high}
-    return values | {f"eval/pass_at_{k}": chance for k, chance in report.pass_at.items()}
+    values |= {f"eval/pass_at_{k}": chance for k, chance in report.pass_at.items()}
+    return values | {
+        f"eval/part/{row.part}/pass_at_{k}": chance for row in report.parts for k, chance in row.pass_at.items()
+    }
+
+
+def of_parts(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
+    """The trajectories of each part of the environment, by its name; nothing where it has no parts."""
+    parts: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        if trajectory.task.part is not None:
+            parts[trajectory.task.part].append(trajectory)
+    return dict(sorted(parts.items()))
 
 
 def success_rate(trajectories: Sequence[Trajectory]) -> float:

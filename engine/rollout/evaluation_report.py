@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from engine.algorithms.success import pass_at_k, success_rate
-from engine.spec.evaluation_report import EvaluationReport, Level, Rate, ToolUse
+from engine.rollout.evaluation import of_parts
+from engine.spec.evaluation_report import EvaluationReport, Level, PartRates, Rate, ToolUse
 from engine.spec.trajectory import ToolCall, Trajectory
 
 MOST_ROWS = 64
@@ -28,6 +29,7 @@ def evaluation_report(trajectories: Sequence[Trajectory], *, step: int, samples:
         **_rates(trajectories, samples),
         levels=[Level(level=level, **_rates(rows, samples)) for level, rows in sorted(levels.items())[:MOST_ROWS]],
         levels_left_out=max(0, len(levels) - MOST_ROWS),
+        parts=[PartRates(part=part, **_rates(rows, samples)) for part, rows in of_parts(trajectories).items()],
         tools=_tools([trajectory for trajectory in trajectories if trajectory.purpose == "eval-sampled"]),
     )
 

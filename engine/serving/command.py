@@ -13,6 +13,7 @@ from engine.launch.pinned_dataset import with_pinned_dataset
 from engine.launch.preflight import BadSpec, spec_from_file
 from engine.serving.app import BODY_BYTES, application
 from engine.serving.episodes import Episodes, Limits, Served, pool_of
+from engine.spec.mixture import Mixture
 from engine.spec.problems import Problem
 
 TOKEN_VARIABLE = "PALESTRA_ENVIRONMENTS_TOKEN"
@@ -57,6 +58,10 @@ def _is_loopback(host: str) -> bool:
 def _served(file: Path, limits: Limits) -> Served:
     """The environment of a run's file, under the run's name.  Raises BadSpec."""
     spec = with_pinned_dataset(spec_from_file(file), named_in=file, anywhere=True)
+    if isinstance(spec.environment, Mixture):
+        message = "an instance is of one environment, and this one has parts"
+        problem = Problem("environment.id", spec.environment.id, message, "give a file for each of its parts")
+        raise BadSpec([f"{file}: {problem}"])
     try:
         environment = environment_for(spec.environment, spec.dataset)
     except UnusableEnvironment as unusable:

@@ -31,6 +31,12 @@ class Level(Rates):
     level: int
 
 
+class PartRates(Rates):
+    """Of the tasks of one part of the environment."""
+
+    part: str
+
+
 class ToolUse(Strict):
     """How the sampled tries used a tool."""
 
@@ -48,4 +54,6 @@ class EvaluationReport(Rates):
     """Sampled tries of each task that were asked for."""
     levels: list[Level]
     levels_left_out: int = Field(default=0, ge=0)
+    parts: list[PartRates] = []
+    """Of an environment that has parts."""
     tools: list[ToolUse]

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from engine.spec.backends import ALWAYS_LED, GENERATORS, SHARDED_TRAINERS, TRAINERS
-from engine.spec.environment import SUITED_VOCABULARY, Agent, Environment, PythonMath
+from engine.spec.environment import Agent, PythonMath
 from engine.spec.estimator import CriticEstimator
 from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
 from engine.spec.impossible import impossible
 from engine.spec.megatron import Megatron
+from engine.spec.mixture import RunEnvironment, parts_of, sandboxes_of, suited_vocabulary
 from engine.spec.model import BuiltinModel, CatalogVersion, Model
 from engine.spec.placement import Placement
 from engine.spec.recipe import Recipe
@@ -269,7 +270,7 @@ class RunSpec(Strict):
     """Everything that decides what a run does."""
 
     name: Name
-    environment: Annotated[Environment, Field(discriminator="id")] = PythonMath()
+    environment: Annotated[RunEnvironment, Field(discriminator="id")] = PythonMath()
     dataset: Dataset = Dataset()
     model: Annotated[Model, Field(discriminator="kind")] = BuiltinModel()
     recipe: Recipe = Recipe()
@@ -301,10 +302,7 @@ class RunSpec(Strict):
         if not isinstance(given, dict):
             return given
         environment, model = given.get("environment"), given.get("model", {})
-        environment_id = environment.get("id") if isinstance(environment, dict) else getattr(environment, "id", None)
-        suited = (
-            SUITED_VOCABULARY.get(environment_id, "characters") if isinstance(environment_id, str) else "characters"
-        )
+        suited = suited_vocabulary(environment)
         if isinstance(model, BuiltinModel) and "vocabulary" not in model.model_fields_set:
             return {**given, "model": model.model_copy(update={"vocabulary": suited})}
         if isinstance(model, dict) and model.get("kind", "builtin") == "builtin" and "vocabulary" not in model:
@@ -328,6 +326,7 @@ class RunSpec(Strict):
                 f"use at most {MOST_THINGS // self.schedule.group_size}",
             )
         self._buffer_fits()
+        self._parts_have_sandboxes()
         self._devices_are_shared()
         if batch % minibatch:
             raise impossible(
@@ -354,7 +353,7 @@ class RunSpec(Strict):
 
     def _agent_can_play(self) -> None:
         """What sets an episode back, or goes on in its middle, would need the agent's program to do the same."""
-        if not isinstance(self.environment, Agent):
+        if not any(isinstance(part.environment, Agent) for part in parts_of(self.environment)):
             return
         reason = "an agent owns its context, and its program cannot be put into the middle of an episode"
         if self.recipe.expert_starts is not None:
@@ -398,6 +397,13 @@ class RunSpec(Strict):
                 f"{schedule.slots * members} rollouts could be in play or wait for training, more than {MOST_THINGS}",
                 "use a smaller async_ratio, prompts_per_step or redundancy",
             )
+
+    def _parts_have_sandboxes(self) -> None:
+        """Each part has sandboxes of its own, which no other part takes."""
+        needed = len(sandboxes_of(self.environment))
+        if self.resources.sandboxes < needed:
+            problem = f"{needed} parts of the environment take sandboxes, and each needs one of its own"
+            raise impossible("resources.sandboxes", self.resources.sandboxes, problem, f"use at least {needed}")
 
     def _devices_are_shared(self) -> None:
         resources = self.resources

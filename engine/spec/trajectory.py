@@ -78,6 +78,8 @@ class Task(Strict):
     level: int
     question: str
     answer: str
+    part: str | None = None
+    """Of the run's environment, by name; None where it has no parts."""
 
 
 class ToolCall(Strict):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from engine.algorithms.schedules import linear_warmup
 from engine.spec import files_of_0_2
-from engine.spec.environment import Environment
+from engine.spec.mixture import RunEnvironment, parts_of
 from engine.spec.recipe import Recipe
 from engine.spec.run import Schedule
 from engine.training.backends.interface import TrainerBackend
@@ -243,6 +243,7 @@ class Trainer:
         return beside
 
 
-def longest_response_tokens(environment: Environment, *, context_tokens: int) -> int:
+def longest_response_tokens(environment: RunEnvironment, *, context_tokens: int) -> int:
     """Return what a policy with such a context can write in one episode at most."""
-    return min(context_tokens, environment.max_turns * environment.max_turn_tokens)
+    longest = max(part.environment.max_turns * part.environment.max_turn_tokens for part in parts_of(environment))
+    return min(context_tokens, longest)

@@ -534,3 +534,56 @@ def test_a_stage_is_added_filled_and_taken_away_in_the_form(browser: Client, exp
     for _ in range(2):
         form = posted_by(shown(browser, experiment, form, "remove:recipe.stages.0"))
     assert saved(browser, experiment, form).recipe.stages == ()
+
+
+MIXED = {
+    "name": "mixed",
+    "environment": {
+        "id": "mixture",
+        "parts": [
+            {"name": "sums", "weight": 2, "environment": {"id": "python-math", "levels": [1]}},
+            {"name": "house", "environment": {"id": "household", "levels": [1, 3], "max_turns": 9}},
+        ],
+    },
+}
+
+
+@pytest.fixture
+def mixed(team: Team, alice: User) -> Experiment:
+    return create_experiment(team, RunSpec.model_validate(MIXED), acting_user=alice)
+
+
+def test_parts_of_an_environment_are_saved_as_they_were(browser: Client, mixed: Experiment) -> None:
+    assert saved(browser, mixed, form_of(browser, mixed)) == RunSpec.model_validate(MIXED)
+
+
+def test_a_part_is_added_given_another_kind_and_removed(browser: Client, mixed: Experiment) -> None:
+    added = posted_by(shown(browser, mixed, form_of(browser, mixed), "add:environment.parts"))
+    added |= {"environment.parts.2.name": "box", "environment.parts.2.environment.id": "sokoban"}
+    form = posted_by(shown(browser, mixed, added))
+    assert form["environment.parts.2.environment.max_turns"] == ["8"]  # Sokoban's own
+    parts = saved(browser, mixed, form | {"environment.parts.2.weight": "0.5"}).environment.parts
+    assert [(part.name, part.weight, part.environment.id) for part in parts][2:] == [("box", 0.5, "sokoban")]
+    fewer = posted_by(shown(browser, mixed, form_of(browser, mixed), "remove:environment.parts.0"))
+    assert [part.name for part in saved(browser, mixed, fewer).environment.parts] == ["house", "box"]
+
+
+def test_an_environment_becomes_one_of_parts(browser: Client, experiment: Experiment) -> None:
+    form = posted_by(shown(browser, experiment, form_of(browser, experiment) | {"environment.id": "mixture"}))
+    for number, name in enumerate(("first", "second")):
+        form = posted_by(shown(browser, experiment, form, "add:environment.parts"))
+        form[f"environment.parts.{number}.name"] = name
+    assert [part.name for part in saved(browser, experiment, form).environment.parts] == ["first", "second"]
+
+
+def test_a_row_within_a_part_is_added(browser: Client, mixed: Experiment) -> None:
+    form = form_of(browser, mixed) | {"environment.parts.1.environment.id": "qa"}
+    page = shown(browser, mixed, posted_by(shown(browser, mixed, form)), "add:environment.parts.1.environment.mcp")
+    assert "environment.parts.1.environment.mcp.0.name" in posted_by(page)
+
+
+def test_what_is_wrong_with_a_part_stands_at_its_field(browser: Client, mixed: Experiment) -> None:
+    form = form_of(browser, mixed) | {"environment.parts.1.weight": "0", "environment.parts.0.name": "A b"}
+    page = shown(browser, mixed, form)
+    assert "give more than 0" in about(page, "environment.parts.1.weight")
+    assert "small letters" in about(page, "environment.parts.0.name")

@@ -45,6 +45,9 @@ CARDS: dict[str, tuple[str, tuple[str, ...]]] = {
 _MAIN = {
     "environment": {"levels", "catalog", "max_turns", "max_turn_tokens"},
     "environment.tasks": {"levels", "catalog"},
+    "environment.parts": {"name", "weight"},
+    "environment.parts.environment": {"levels", "catalog", "max_turns", "max_turn_tokens"},
+    "environment.parts.environment.tasks": {"levels", "catalog"},
     "dataset": {"train_tasks", "heldout_tasks", "catalog"},
     "model": {"layers", "hidden_size", "heads", "context_tokens", "path", "catalog", "dtype", "run", "step"},
     "recipe.optimizer": {"learning_rate"},
@@ -68,6 +71,10 @@ _FOLDED = frozenset(
         "environment.response",
         "environment.tasks.sandbox",
         "environment.tasks.response",
+        "environment.parts.environment.sandbox",
+        "environment.parts.environment.response",
+        "environment.parts.environment.tasks.sandbox",
+        "environment.parts.environment.tasks.response",
         "recipe.mismatch",
         "resources.megatron",
     }
@@ -174,7 +181,7 @@ class Section:
 
     @property
     def is_folded(self) -> bool:
-        return self.path in _FOLDED
+        return _ROW.sub("", self.path) in _FOLDED
 
     @property
     def folded_names(self) -> str:

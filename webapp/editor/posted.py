@@ -11,9 +11,10 @@ from typing import Any
 from django.http import QueryDict
 from pydantic import BaseModel
 
+from engine.spec.mixture import suited_vocabulary
 from engine.spec.run import RunSpec
 from webapp.experiments.baseline import baseline_of, beneath
-from webapp.experiments.schema import Ask, asks_of
+from webapp.experiments.schema import Ask, asks_of, defaults_of
 
 ON = "on"
 _UNSAID: Any = object()
@@ -22,7 +23,7 @@ _UNSAID: Any = object()
 def document_in(form: QueryDict, base: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` is the document that the form was made for; it tells which tables have just changed their kind."""
     document = _table(RunSpec, "", form, base, baseline_of(base) if base else {})
-    if _environment_id(document) != _environment_id(base) and isinstance(document.get("model"), dict):
+    if _words(document) != _words(base) and isinstance(document.get("model"), dict):
         document["model"].pop("vocabulary", None)  # the other environment's words would be spelled
     recipe = base.get("recipe")
     if isinstance(recipe, Mapping) and recipe.get("preset"):
@@ -30,9 +31,11 @@ def document_in(form: QueryDict, base: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _environment_id(document: Mapping[str, Any]) -> Any:
+def _words(document: Mapping[str, Any]) -> tuple[Any, str]:
+    """The environment's kind, and the words that suit it and its parts."""
     environment = document.get("environment")
-    return environment.get("id") if isinstance(environment, Mapping) else None
+    kind = environment.get("id") if isinstance(environment, Mapping) else None
+    return kind, suited_vocabulary(environment)
 
 
 def _table(
@@ -62,7 +65,7 @@ def _answer(ask: Ask, path: str, form: QueryDict, base: Any, unsaid: Any) -> Any
         case "variant":
             return _variant(ask, path, form, base, unsaid)
         case "rows":
-            return _rows(ask, path, form)
+            return _rows(ask, path, form, base)
         case "flag":
             return path in form
         case "choices":
@@ -85,12 +88,16 @@ def _variant(ask: Ask, path: str, form: QueryDict, base: Any, unsaid: Any) -> An
     return {ask.tag: kind} | _table(ask.models[kind], path, form, base, beneath(ask, {ask.tag: kind}, unsaid))
 
 
-def _rows(ask: Ask, path: str, form: QueryDict) -> list[dict[str, Any]]:
+def _rows(ask: Ask, path: str, form: QueryDict, base: Any) -> list[dict[str, Any]]:
     """In their order; their numbers in the form need not be without gaps."""
+    known = base if isinstance(base, list) else []
     after = len(path) + 1
     numbers = {name[after:].partition(".")[0] for name in form if name.startswith(path + ".")}
     indices = sorted(int(text) for text in numbers if text.isascii() and text.isdigit())
-    return [_table(ask.model, f"{path}.{index}", form, None, {}) for index in indices]
+    return [
+        _table(ask.model, f"{path}.{index}", form, known[index] if index < len(known) else None, defaults_of(ask.model))
+        for index in indices
+    ]
 
 
 def _lines(ask: Ask, path: str, form: QueryDict) -> Any:
@@ -124,21 +131,33 @@ def _number(text: str) -> Any:
 def with_row(document: dict[str, Any], path: str) -> dict[str, Any]:
     """One more, empty row in the list at ``path``; the same document where there is no such list."""
     rows = list_at(document, path)
-    return document if rows is None else _put(document, path.split("."), [*rows, {}])
+    longer: dict[str, Any] = document if rows is None else _put(document, path.split("."), [*rows, {}])
+    return longer
 
 
 def without_row(document: dict[str, Any], path: str, index: int) -> dict[str, Any]:
     rows = list_at(document, path)
-    return document if rows is None else _put(document, path.split("."), [*rows[:index], *rows[index + 1 :]])
+    if rows is None:
+        return document
+    shorter: dict[str, Any] = _put(document, path.split("."), [*rows[:index], *rows[index + 1 :]])
+    return shorter
 
 
 def list_at(document: Any, path: str) -> list[Any] | None:
     """Return the list, None where none stands."""
     for name in path.split("."):
-        document = document.get(name) if isinstance(document, Mapping) else None
+        if isinstance(document, list):
+            document = document[int(name)] if name.isdecimal() and int(name) < len(document) else None
+        else:
+            document = document.get(name) if isinstance(document, Mapping) else None
     return document if isinstance(document, list) else None
 
 
-def _put(document: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+def _put(document: Any, path: list[str], value: Any) -> Any:
+    """``document`` with the value at a path whose tables and rows are there."""
+    if not path:
+        return value
     name, *rest = path
-    return {**document, name: _put(document[name], rest, value) if rest else value}
+    if isinstance(document, list):
+        return [_put(row, rest, value) if number == int(name) else row for number, row in enumerate(document)]
+    return {**document, name: _put(document.get(name), rest, value)}

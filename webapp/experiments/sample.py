@@ -6,6 +6,7 @@ from importlib import resources
 
 from django.db import transaction
 
+from engine.spec.mixture import alone
 from engine.spec.run import RunSpec
 from webapp.accounts.models import Team, User
 from webapp.accounts.services import create_team, one_time_password
@@ -51,7 +52,7 @@ def _make_experiment(team: Team, owner: User) -> Experiment:
     environment = publish_environment(
         team,
         spec.environment.id,
-        spec.environment,
+        alone(spec.environment),
         acting_user=owner,
         description="Arithmetic with a Python tool in a sandbox.",
     )

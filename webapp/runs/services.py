@@ -14,7 +14,7 @@ from django.db.models import F
 from django.utils import timezone
 from pydantic import ValidationError
 
-from engine.spec.environment import terminal_in
+from engine.spec.mixture import terminals_of
 from engine.spec.model import CheckpointModel, PretrainedModel
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
@@ -55,7 +55,7 @@ def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Expe
 
 def _named_versions(team: Team, spec: RunSpec) -> dict[str, Any]:
     """What the spec names of the catalog.  Raises Invalid."""
-    model, (field, terminal) = spec.model, terminal_in(spec.environment) or ("environment", None)
+    model, (field, terminal) = spec.model, next(iter(terminals_of(spec.environment)), ("environment", None))
     of_model = model.catalog if isinstance(model, PretrainedModel) else None
     of_tasks = terminal and terminal.catalog
     return {

@@ -5,11 +5,11 @@ from engine.models.tokenizer import tokenizer_for
 from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.renderers.chat import chat_renderer
 from engine.rollout.renderers.contract import Renderer
-from engine.spec.environment import Environment
+from engine.spec.mixture import RunEnvironment
 from engine.spec.model import BuiltinModel, Model
 
 
-def renderer_for(model: Model, environment: Environment) -> Renderer:
+def renderer_for(model: Model, environment: RunEnvironment) -> Renderer:
     """The renderer of the model's vocabulary.  A built-in model reasons where its environment says so."""
     origin = model_origin(model)
     if isinstance(origin.model, BuiltinModel):

@@ -60,7 +60,7 @@ async def test_a_crew_learns_and_plays_in_it_and_no_sandbox_is_made(environment,
             "resources": {"threads": 1, "kv_slots": 16},
         }
     )
-    await probe(spec.environment.sandbox)
+    await probe(spec.environment)
     async with opened_sandboxes(spec.environment, tmp_path, size=spec.resources.sandboxes) as sandboxes:
         assert sandboxes.pool.stats().started == 0
     workers = InProcessWorkers(spec, security_log=tmp_path)

@@ -66,6 +66,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "VerifiersTaskset": {"taskset": "package.taskset:Taskset", "python": "/opt/verifiers/bin/python"},
     "OpenEnv": {"url": "http://127.0.0.1:8000"},
     "Terminal": {"tasks": "tasks"},
+    "Mixture": {"parts": [{"name": "a"}, {"name": "b"}]},
+    "MixturePart": {"name": "a"},
     "Agent": {"agent": {"command": ["true"]}},
     "AgentProgram": {"command": ["true"]},
     "AgentFile": {"path": "agent.py", "content": ""},
