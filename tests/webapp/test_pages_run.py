@@ -110,6 +110,8 @@ EVALUATION = {
     "pass_at": {"1": 0.25, "2": 0.45, "4": 0.75},
     "levels": [{"level": 3, "tasks": 2, "greedy": None, "purified": None, "pass_at": {"1": 0.25},
                 "sampled": {"success": 0.25, "low": 0.0346, "high": 0.7609, "episodes": 8}}],
+    "parts": [{"part": "short-sums", "tasks": 1, "greedy": None, "purified": None, "pass_at": {"1": 0.5},
+               "sampled": {"success": 0.5, "low": 0.0346, "high": 0.7609, "episodes": 4}}],
     "tools": [{"tool": "<b>python</b>", "calls": 9, "failed": 2,
                "callers": {"success": 0.25, "low": 0.0346, "high": 0.7609, "episodes": 8}}],
 }  # fmt: skip
@@ -126,6 +128,7 @@ def test_an_evaluation_ends_with_its_table_on_the_page_and_over_rest(
     assert re.findall(r'scope="col" class="num">(pass@\d)', html) == ["pass@1", "pass@2", "pass@4"]
     assert re.findall(r"([\d.]+%) <span[^>]*>([\d.]+%) to ([\d.]+%)", html)[0] == ("50.0%", "9.4%", "90.5%")
     assert "&lt;b&gt;python&lt;/b&gt;" in html
+    assert '<th scope="row" class="mono">short-sums</th>' in html
     assert api_of(bob).get(f"/runs/{launching_run.id}").json()["summary"]["evaluation"] == EVALUATION
 
 
