@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from engine.cluster.sandboxes import _shares
 from engine.environments.mixture import MixtureEnvironment
 from engine.environments.registry import environment_for
+from engine.launch.chat import lacking_for_chat
 from engine.loop.environment_requirements import lacking_in_environment
 from engine.spec.problems import problems_in
 from engine.spec.run import RunSpec
@@ -100,3 +101,24 @@ def test_words_are_those_that_suit_all_parts() -> None:
     assert spec_of(SUMS, HOUSE).model.vocabulary == "household"
     pushing = {"name": "pushing", "environment": {"id": "sokoban"}}
     assert spec_of(SUMS, HOUSE, pushing).model.vocabulary == "characters"
+
+
+def test_releases_of_parts_with_sandboxes_are_of_one_age() -> None:
+    late = {"name": "late", "environment": {"id": "python-math", "response": {"release_within_steps": 9}}}
+    with pytest.raises(ValidationError) as refusal:
+        spec_of(SUMS, late)
+    [problem] = problems_in(refusal.value, RunSpec)
+    assert problem.field == "environment.parts.1.environment.response.release_within_steps"
+    assert "another part has" in problem.message
+
+
+def test_what_a_part_cannot_do_is_refused_under_its_name() -> None:
+    window = {"preset": "grpo", "context": {"template": "sliding-window", "window_turns": 2}}
+    assert lacking_in_environment(spec_of(SUMS, HOUSE, recipe=window, model={"context_tokens": 160})) == []
+    with pytest.raises(ValidationError, match="keeps no snapshots"):
+        spec_of(SUMS, HOUSE, recipe={"preset": "grpo", "purification": {}})
+
+
+def test_conversations_with_tools_are_with_one_environment() -> None:
+    assert [problem.field for problem in lacking_for_chat(spec_of(SUMS, HOUSE), with_tools=True)] == ["environment.id"]
+    assert lacking_for_chat(spec_of(SUMS, HOUSE), with_tools=False) == []
