@@ -116,7 +116,8 @@ def test_what_a_part_cannot_do_is_refused_under_its_name() -> None:
     window = {"preset": "grpo", "context": {"template": "sliding-window", "window_turns": 2}}
     assert lacking_in_environment(spec_of(SUMS, HOUSE, recipe=window, model={"context_tokens": 160})) == []
     with pytest.raises(ValidationError, match="keeps no snapshots"):
-        spec_of(SUMS, HOUSE, recipe={"preset": "grpo", "purification": {}})
+        without = {"id": "python-math", "sandbox": {"snapshots": False}}
+        spec_of(SUMS, HOUSE | {"environment": without}, recipe={"preset": "grpo", "purification": {}})
 
 
 def test_conversations_with_tools_are_with_one_environment() -> None:
