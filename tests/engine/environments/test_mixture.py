@@ -115,8 +115,8 @@ def test_releases_of_parts_with_sandboxes_are_of_one_age() -> None:
 def test_what_a_part_cannot_do_is_refused_under_its_name() -> None:
     window = {"preset": "grpo", "context": {"template": "sliding-window", "window_turns": 2}}
     assert lacking_in_environment(spec_of(SUMS, HOUSE, recipe=window, model={"context_tokens": 160})) == []
+    without = {"id": "python-math", "sandbox": {"snapshots": False}}
     with pytest.raises(ValidationError, match="keeps no snapshots"):
-        without = {"id": "python-math", "sandbox": {"snapshots": False}}
         spec_of(SUMS, HOUSE | {"environment": without}, recipe={"preset": "grpo", "purification": {}})
 
 
