@@ -70,7 +70,7 @@ class ProcessEnvironment:
             process, self._kept, next(_sessions)
         )
         try:
-            await session.ask(Nothing, "open", task=task.model_dump())
+            await session.ask(Nothing, "open", task=task.model_dump(exclude={"part"}))
             yield session
         finally:
             await session.close()
