@@ -19,7 +19,7 @@ CALLS_NEVER_ARRIVE = {"unknown-tool", "arguments", "frozen"}
 @pytest.mark.parametrize(
     ("ours", "theirs", "left_out"),
     [
-        (palestra_env.Task, trajectory.Task, set()),
+        (palestra_env.Task, trajectory.Task, {"part"}),
         (palestra_env.ToolSchema, message.ToolSchema, set()),
         (palestra_env.ToolRequest, message.ToolRequest, {"malformed"}),
         (palestra_env.ToolCall, trajectory.ToolCall, {"arguments", "written", "status", "began_at"}),

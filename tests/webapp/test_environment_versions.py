@@ -10,11 +10,12 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from engine.spec.environment import Household, PythonMath
+from tests.webapp.at_once import at_once
 from webapp.accounts.models import AuditEntry, Team, User
 from webapp.catalog.environment_versions import changed_fields, environment_of_text, text_of
 from webapp.catalog.models import Environment
 from webapp.catalog.services import publish_environment
-from webapp.refusals import Invalid
+from webapp.refusals import Invalid, Refused
 
 pytestmark = pytest.mark.django_db
 HOUSE = {"id": "household", "levels": [1, 2], "max_turns": 9}
@@ -192,3 +193,31 @@ def test_a_field_that_one_kind_does_not_have_is_absent_in_the_difference() -> No
     changed = {field.field: (field.before, field.after) for field in changed_fields(before, after)}
     assert changed["id"] == ("household", "python-math")
     assert changed["sandbox.network"][0] == "(absent)"
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [({"name": "n" * 101}, "name"), ({"description": "d" * 2001}, "description"), ({"name": "  "}, "name")],
+)
+def test_names_and_descriptions_are_refused_and_not_cut(
+    client: Client, bob: User, team: Team, tmp_path: Path, changed: dict[str, str], field: str
+) -> None:
+    client.force_login(bob)
+    shown = client.post("/environments/new", typed(HOUSE, **changed))
+    assert (shown.status_code, f'<span class="mono">{field}</span>' in shown.content.decode()) == (422, True)
+    given = {"name": "house", "description": "", **changed}
+    with pytest.raises(Invalid) as refusal:
+        publish_environment(team, given["name"].strip(), Household(), acting_user=bob, description=given["description"])
+    assert refusal.value.problems[0].field == field
+    assert Environment.objects.count() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_who_publish_the_same_at_once_publish_it_once(team: Team, bob: User) -> None:
+    def publish() -> str:
+        try:
+            return str(publish_environment(team, "house", Household(), acting_user=bob))
+        except Refused:
+            return "refused"
+
+    assert sorted(at_once(publish, publish)) == ["house v1", "refused"]

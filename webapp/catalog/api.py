@@ -19,7 +19,7 @@ from webapp.api.requests import Request, Text
 from webapp.catalog import environment_versions
 from webapp.catalog.access import datasets_of, environment_for, environments_of
 from webapp.catalog.models import Dataset, Environment
-from webapp.catalog.services import publish_environment
+from webapp.catalog.services import LONGEST_DESCRIPTION, LONGEST_NAME, publish_environment
 
 router = Router(tags=["catalog"])
 
@@ -57,8 +57,8 @@ class EnvironmentCheckRequest(Request):
 
 
 class EnvironmentRequest(EnvironmentCheckRequest):
-    name: str = Field(min_length=1, max_length=100, description="A new version where there is one of the name")
-    description: str = Field(default="", max_length=2000)
+    name: str = Field(min_length=1, max_length=LONGEST_NAME, description="A new version where there is one of the name")
+    description: str = Field(default="", max_length=LONGEST_DESCRIPTION)
 
 
 class EnvironmentCheckOut(Schema):

@@ -12,8 +12,9 @@ from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import Dataset, Environment
 from webapp.foreign_code import refuse_code_to_import
-from webapp.refusals import Refused
+from webapp.refusals import Invalid, Refused
 
+LONGEST_NAME, LONGEST_DESCRIPTION = 100, 2000
 Versioned = TypeVar("Versioned", Environment, Dataset)
 
 
@@ -23,9 +24,17 @@ def publish_environment(
 ) -> Environment:
     """Publish the next version of the environment ``name``.
 
-    Raises Invalid for code to be imported, Refused where the newest version says the same.
+    Raises Invalid for code to be imported and for a name or a description of no fitting length, Refused where the
+    newest version says the same.
     """
+    if not 1 <= len(name) <= LONGEST_NAME:
+        remedy = f"use 1 to {LONGEST_NAME} characters"
+        raise Invalid.field("name", name[:LONGEST_NAME], f"a name of {len(name)} characters", remedy)
+    if len(description) > LONGEST_DESCRIPTION:
+        remedy = f"use at most {LONGEST_DESCRIPTION}"
+        raise Invalid.field("description", len(description), f"a text of {len(description)} characters", remedy)
     refuse_code_to_import(document)
+    Team.objects.select_for_update().get(id=team.id)  # two who publish the same at once publish it once
     newest = team.environments.filter(name=name).order_by("-version").first()
     if newest is not None and newest.spec == document.model_dump(mode="json"):
         raise Refused(f"nothing is published: {newest} says the same")

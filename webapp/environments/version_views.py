@@ -17,7 +17,6 @@ from webapp.environments.views import BUILT_IN
 from webapp.experiments.access import experiments_of
 from webapp.refusals import Invalid, Refused
 
-LONGEST_NAME, LONGEST_DESCRIPTION = 100, 2000
 MOST_SIBLINGS = 100
 
 
@@ -30,8 +29,6 @@ def new(request: PageRequest) -> HttpResponse:
     typed = _typed(request)
     try:
         team = team_to_act_in(request, request.POST.get("team"), to="launch")
-        if not typed["name"]:
-            raise Invalid.field("name", "", "an environment has a name", "type one")
         version = publish_environment(
             team,
             typed["name"],
@@ -97,17 +94,16 @@ def _to_begin_with(request: PageRequest) -> dict[str, str]:
 
 def _typed(request: PageRequest) -> dict[str, str]:
     return {
-        "name": request.POST.get("name", "").strip()[:LONGEST_NAME],
-        "description": request.POST.get("description", "").strip()[:LONGEST_DESCRIPTION],
+        "name": request.POST.get("name", "").strip(),
+        "description": request.POST.get("description", "").strip(),
         "text": request.POST.get("environment", "").replace("\r\n", "\n"),
     }
 
 
 def _form(request: PageRequest, typed: dict[str, str]) -> dict[str, Any]:
     teams = [team for team in teams_of(request) if may(request, team, "launch")]
-    return {"section": "environments", "typed": typed, "teams": teams, "kinds": sorted(BUILT_IN)} | _result(
-        typed["text"]
-    )
+    shown = {"section": "environments", "typed": typed, "teams": teams, "kinds": sorted(BUILT_IN)}
+    return shown | {"chosen_team": request.POST.get("team", "")} | _result(typed["text"])
 
 
 def _result(text: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class ProcessEnvironment:
         return self._session(task)
 
     def _asked_tools(self, task: Task) -> Sequence[ToolSchema]:
-        answer = waited(_asked(self._kept, Tools, "tools", task=task.model_dump()))
+        answer = waited(_asked(self._kept, Tools, "tools", task=_as_asked(task)))
         return tuple(tool.schema_() for tool in answer.tools)
 
     @asynccontextmanager
@@ -70,10 +70,15 @@ class ProcessEnvironment:
             process, self._kept, next(_sessions)
         )
         try:
-            await session.ask(Nothing, "open", task=task.model_dump(exclude={"part"}))
+            await session.ask(Nothing, "open", task=_as_asked(task))
             yield session
         finally:
             await session.close()
+
+
+def _as_asked(task: Task) -> dict[str, Any]:
+    """What the contract of packages knows of a task: of which part of a run it is concerns nobody there."""
+    return task.model_dump(exclude={"part"})
 
 
 class ProcessTasks(Sequence[Task]):
