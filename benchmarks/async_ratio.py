@@ -117,7 +117,7 @@ QUICK_ARMS = tuple(arm for arm in ARMS if arm.ratio in (0, 2))
 
 @dataclass(frozen=True)
 class Measured:
-    """One run."""
+    """The measures of one run."""
 
     wall_s: float
     reward: float
@@ -192,7 +192,7 @@ def _sum(events: Sequence[dict[str, Any]], key: str) -> float:
 
 
 def _groups(trajectories: Sequence[dict[str, Any]]) -> list[list[list[float]]]:
-    """Of the rollouts that were trained on, by prompt."""
+    """The rewards of the rollouts that were trained on, by prompt."""
     groups: dict[int, list[list[float]]] = {}
     for trajectory in trajectories:
         if trajectory["purpose"] == "train":
@@ -258,7 +258,7 @@ def reward_row(arm: Arm, synchronous: Sequence[Measured], runs: Sequence[Measure
 
 
 def half_width(differences: Sequence[float]) -> float:
-    """Of the 95 % interval of their mean, by Student's t."""
+    """Half the width of the 95 % interval of their mean, by Student's t."""
     return STUDENT_95[len(differences)] * statistics.stdev(differences) / math.sqrt(len(differences))
 
 

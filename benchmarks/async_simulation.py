@@ -34,7 +34,7 @@ class Simulated:
 
     @property
     def idle(self) -> float:
-        """Of both GPUs together."""
+        """The idle share of both GPUs together."""
         return (self.sampling_idle + self.training_idle) / 2
 
 

@@ -111,7 +111,7 @@ def _options() -> argparse.Namespace:
 
 
 def _live(corpus: str, processes: int) -> dict[str, Any]:
-    """Of both halves from one run: sums, by class and for all; of the open half what went wrong as well."""
+    """What one run says of both halves: sums, by class and for all; of the open half what went wrong as well."""
     started = time.perf_counter()
     played = egress_live.play_all(egress_live.cases(corpus), processes)
     halves = {
@@ -148,7 +148,7 @@ def _print_live(corpus: str, live: dict[str, Any]) -> None:
 
 
 def _headline(live: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of the sealed halves, which nobody tuned on."""
+    """The headline of the sealed halves, which nobody tuned on."""
     rows = [row for corpus, played in live.items() for row in _reached(corpus, played["sealed"]["all"])]
     return [
         {"what": what, "value": value, "spread": None, "target": target, "met": met}
@@ -196,7 +196,7 @@ def _total(scores: Sequence[Score], corpus: Sequence[Scenario]) -> dict[str, int
 
 
 def _alerts() -> dict[str, Any]:
-    """Of a drill in a service of its own: the time from the packet to the alert in the database."""
+    """The latencies of a drill in a service of its own: the time from the packet to the alert in the database."""
     with TemporaryDirectory(prefix="pe-", dir="/tmp") as home:
         measured = Path(home, "summary.json")
         command = [sys.executable, "-m", "devtools", "up", "--once", "--spec", str(DRILL), "--json", str(measured)]

@@ -15,7 +15,7 @@ from benchmarks.distribution import Distribution
 class Headline:
     what: str
     value: float | None
-    """Of several measurements the median; None: it was not measured."""
+    """The median where there are several measurements; None: it was not measured."""
     spread: tuple[float, float] | None
     """Lowest and highest of several measurements."""
     target: str | None

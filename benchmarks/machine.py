@@ -45,7 +45,8 @@ class CoreTime:
         return cls(time.perf_counter(), _busy_seconds(cores), usage.ru_utime + usage.ru_stime)
 
     def others_share_until(self, end: "CoreTime", cores: int) -> float:
-        """Of the time of ``cores`` cores: what was neither idle nor used by children that have been waited for."""
+        """The share of the cores' time that went elsewhere: what was neither idle nor used by children that have been
+        waited for."""
         foreign = (end.busy - self.busy) - (end.ours - self.ours)
         return max(0.0, foreign / ((end.at - self.at) * cores))
 

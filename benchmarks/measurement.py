@@ -48,7 +48,7 @@ class Run:
     versions: dict[str, str]
     threads: int
     others_share: float = 0.0
-    """Of the time of the cores that the run was pinned to: what went to anybody else's processes."""
+    """The share of the time of the cores that the run was pinned to: what went to anybody else's processes."""
 
     @property
     def seconds(self) -> float:

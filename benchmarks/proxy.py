@@ -101,7 +101,7 @@ class DrawnPolicy:
 
 @dataclass(frozen=True)
 class Added:
-    """Of one round."""
+    """What the proxy added in the calls of one round."""
 
     p50_ms: float
     p95_ms: float

@@ -24,7 +24,7 @@ class Calls:
 
 
 def latencies(wanted: Calls) -> list[list[float]]:
-    """Of each agent the seconds of its calls, one after the other, in a conversation that grows."""
+    """The seconds of each agent's calls, one after the other, in a conversation that grows."""
     return asyncio.run(_all(wanted))
 
 

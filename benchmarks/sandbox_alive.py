@@ -30,7 +30,8 @@ class Alive:
     bound: str | None
     """Why there are fewer than were asked for."""
     share_answered: float
-    """Of the sandboxes that this machine was to hold: those that ran a program, and answered, while all were alive."""
+    """The share of the sandboxes that this machine was to hold: those that ran a program, and answered, while all were
+    alive."""
     failures: dict[str, int]
     """Why the others did not, and how many of them."""
     opened_per_s: float

@@ -22,7 +22,7 @@ WANTED_ALIVE = 1000
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> Distribution:
-    """Of what was measured in the same turns.  Raises ValueError when there are not as many of both."""
+    """The ratios of what was measured in the same turns.  Raises ValueError when there are not as many of both."""
     return Distribution.of([numerator / denominator for numerator, denominator in zip(above, below, strict=True)])
 
 

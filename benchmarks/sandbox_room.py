@@ -38,7 +38,7 @@ def room(wanted: int, free: Mapping[str, int]) -> Room:
 
 
 def spare() -> dict[str, int]:
-    """Of the machine, less what others are to keep; the limits of our own cgroups and of this user included."""
+    """What the machine has, less what others are to keep; the limits of our own cgroups and of this user included."""
     groups = _own_groups()
     tasks = int((PROC / "loadavg").read_text().split()[3].split("/")[1])
     of_processes = [int((PROC / f"sys/kernel/{name}").read_text()) - tasks for name in ("pid_max", "threads-max")]

@@ -61,7 +61,7 @@ class Episode:
     """How long the tool of each turn takes without needing a processor."""
     turn: int = 0
     version: int = 0
-    """Of the weights when it began."""
+    """The version of the weights when it began."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Machine:
     gpus: int
     cores: int
     rows_per_gpu: int
-    """Of the KV cache."""
+    """The rows of the KV cache."""
     step_s: float
     row_s: float
     train_token_gpu_s: float
@@ -83,9 +83,9 @@ class Machine:
     sandbox_cpu_s: float
     exec_cpu_s: float
     call_cpu_s: float
-    """Of the generator's actor, for the calls of a turn."""
+    """The seconds of the generator's actor, for the calls of a turn."""
     event_cpu_s: float
-    """Of the driver, to write a trajectory into the run's log."""
+    """The seconds of the driver, to write a trajectory into the run's log."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Plan:
     async_ratio: int
     batch: int
     trainer_gpus: int = 0
-    """Of ``apart`` and ``multiplexed``; ``colocated`` uses all of them for one thing at a time."""
+    """The GPUs that train of ``apart`` and ``multiplexed``; ``colocated`` uses all of them for one thing at a time."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class SimulatedRun:
     steps_per_hour: float
     trajectories_per_s: float
     gpu_idle_share: float
-    """Of all GPU seconds: neither decoding, nor training, nor taking weights."""
+    """The share of all GPU seconds: neither decoding, nor training, nor taking weights."""
     in_flight_mean: float
     in_flight_max: int
     """Trajectories in play at once, each with a sandbox."""

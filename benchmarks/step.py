@@ -25,7 +25,7 @@ from benchmarks.headline import Headline, at_most, headline_table, write_report
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = 1.0
 PHASES = ("sync-weights", "collect", "score", "credit", "update")
-"""Of a step; a run has others, which are the same on both sides."""
+"""The phases of a step; a run has others, which are the same on both sides."""
 ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
 RUN = """\
 name = "step"
@@ -90,14 +90,14 @@ STAGES = Path("engine/training/stages.py")
 
 @dataclass(frozen=True)
 class Measured:
-    """One run."""
+    """The times of one run."""
 
     steps_s: float
     """Wall-clock time of its steps."""
     collect_s: float
     """The part of it in which rollouts were sampled."""
     processor_s: float | None
-    """Of the whole run with all that it started; None where no cgroup counts it (v1 ``cpuacct``)."""
+    """The processor time of the whole run with all that it started; None where no cgroup counts it (v1 ``cpuacct``)."""
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ OURS: dict[Setting, str] = {
 }
 """What runs our side: a step's phases one after the other, or a run that overlaps them."""
 QUIET_SHARE = 0.1
-"""Of the cores' time: what other processes may take before the numbers are called unreliable."""
+"""The share of the cores' time: what other processes may take before the numbers are called unreliable."""
 
 
 def main() -> None:

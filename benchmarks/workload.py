@@ -26,9 +26,9 @@ TARGETS: dict[Setting, float] = {"completions": 1.2, "tool-use": 1.5, "slow-tool
 """Trajectories per second over the peer's that are to be reached."""
 SETTINGS: tuple[Setting, ...] = tuple(TARGETS)
 ASYNC_RATIO = 1
-"""Of ``slow-tools``, on our side."""
+"""The asynchronous ratio of ``slow-tools``, on our side."""
 ROLLOUTS = 256
-"""Of a step, all of which have a place in the generator and a sandbox at once, on both sides."""
+"""The rollouts of a step, all of which have a place in the generator and a sandbox at once, on both sides."""
 
 LEARNING_RATE = 1e-6
 """So small that the policies of both sides stay what they were, and lengths do not drift apart during a run.

@@ -29,7 +29,7 @@ LONGEST_ANSWER_BYTES = 1 << 20
 PAUSES_S = (0.5, 30.0)
 """The first pause before a question is asked again, and the longest."""
 SECOND_TEMPERATURE = 0.7
-"""Of all tries but the first: at 0 the same model would give the same unreadable answer again."""
+"""The temperature of all tries but the first: at 0 the same model would give the same unreadable answer again."""
 
 NOT_THAT_DOCUMENT = (ValueError, LookupError, TypeError, RecursionError)
 """What reading a field out of some other answer than was expected raises; the last is JSON nested too deep."""
@@ -217,7 +217,7 @@ def refusal_in(body: bytes) -> str:
 
 
 def seconds_in(retry_after: str) -> float:
-    """Of a header ``Retry-After`` that names seconds; 0 for any other."""
+    """The seconds of a header ``Retry-After`` that names seconds; 0 for any other."""
     return float(retry_after) if re.fullmatch("[0-9]{1,9}", retry_after) else 0.0
 
 

@@ -11,7 +11,7 @@ VARIABLE = "PALESTRA_SANDBOX_OWNER"
 
 
 def mark() -> str:
-    """Of what this process makes."""
+    """The mark of what this process makes."""
     return f"{os.getpid()}:{started_ticks(os.getpid())}:{_machine()}"
 
 

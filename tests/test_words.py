@@ -90,6 +90,31 @@ def test_each_kind_of_identifier_is_looked_at(path: str, code: str, words: set[s
     assert banned_in(path, code) == words
 
 
+FRAGMENT = re.compile(r"\s*(?:Of|Likewise|As above|One run|In seconds)\b(?! course)")
+"""How a docstring begins that is no sentence: it says something only behind the code."""
+
+
+def docstrings(code: str) -> Iterator[str]:
+    """Those of modules, classes and functions, and the texts below fields and constants."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for statement in node.body:
+                match statement:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        yield text
+
+
+def test_docstrings_are_sentences() -> None:
+    found = {path: [text for text in docstrings(code) if FRAGMENT.match(text)] for path, code in python_files().items()}
+    assert {path: texts for path, texts in found.items() if texts} == {}
+
+
+def test_each_kind_of_docstring_is_looked_at() -> None:
+    code = '"""Of a."""\nclass A:\n    """Likewise."""\n    b = 1\n    """Of b."""'
+    code += '\n    def c(self):\n        """As above."""'
+    assert sum(FRAGMENT.match(text) is not None for text in docstrings(code)) == 4
+
+
 @pytest.mark.parametrize("name", ["Attempt", "Verdict", "Answer", "Outcome"])
 def test_one_noun_has_one_meaning(name: str) -> None:
     """A class of this name said nothing: connection or run, gateway or judge, service or generator."""

@@ -24,7 +24,7 @@ from webapp.catalog.uploads import PART_BYTES
 
 TAR = ".tar"
 _LARGEST_HEADER_BYTES = 2**20
-"""Of an archive's entry.  A longer one is no name, and would be read into memory."""
+"""The largest header of an archive's entry.  A longer one is no name, and would be read into memory."""
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd", b"PK": "zip"}
 
 

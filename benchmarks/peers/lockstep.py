@@ -67,7 +67,7 @@ class LockstepGenerator:
         return output[:, longest:].tolist()
 
     def _config(self, request: GenerateRequest) -> GenerationConfig:
-        """Of the first request; all episodes of a training step sample alike."""
+        """The settings of the first request; all episodes of a training step sample alike."""
         drawn = {"do_sample": True, "temperature": request.temperature, "top_k": 0, "top_p": 1.0}
         return GenerationConfig(
             **(drawn if request.temperature else {"do_sample": False}),

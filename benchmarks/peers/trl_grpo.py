@@ -57,7 +57,7 @@ class TimedTrainer(GRPOTrainer):
 
     rollout_s = score_s = 0.0
     completion_ids: list[list[int]]
-    """Of the last batch."""
+    """The sampled ids of the last batch."""
 
     def _generate(self, *arguments: Any, **options: Any) -> Any:
         begin = time.perf_counter()

@@ -21,7 +21,7 @@ def call_rewards(
 
 
 def _paid(worked_K: Sequence[int]) -> list[int]:
-    """Of each chunk's calls that worked, those among the first ENOUGH_TOOL_CALLS."""
+    """How many calls are paid, by chunk: of those that worked, the ones among the first ENOUGH_TOOL_CALLS."""
     paid_K, left = list[int](), ENOUGH_TOOL_CALLS
     for worked in worked_K:
         paid_K.append(min(worked, left))

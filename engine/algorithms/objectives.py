@@ -40,7 +40,7 @@ class PolicyTokens:
     penalised_BT: Tensor | None = None
     """True on tokens that KL-Cov holds back."""
     trained_tokens_B: Tensor | None = None
-    """Of ``PolicyObjective.trained_BT``, how many there are in the whole trajectory of a row, of which the row may be
+    """How many tokens ``PolicyObjective.trained_BT`` marks in the whole trajectory of a row, of which the row may be
     one segment.  None: every row is a whole trajectory."""
     imitated_tokens_B: Tensor | None = None
     """The same of ``expert_BT``."""

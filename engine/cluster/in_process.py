@@ -7,7 +7,6 @@ thread; the episodes run on the loop's event loop.
 """
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
 
+from engine.cluster.garbage import collect_rarely
 from engine.cluster.generators import generator_for, hand_over_weights, reports_of, servers_of
 from engine.cluster.members import learner_for
 from engine.cluster.process_meter import ProcessMeter, server_readings, tree_reading
@@ -79,7 +79,7 @@ class InProcessWorkers:
             opened_parts(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
         )
         self._worker = rollout_worker_over(self._spec, self._generator, pools)
-        gc.freeze()  # what is there now stays: a full collection need not look at it again
+        collect_rarely()
 
     async def read_on(self) -> FilesRead:
         return await self._learning(self._learner.read_on)

@@ -21,7 +21,7 @@ from engine.spec.run import Resources
 
 GIB = 2**30
 SHARE = 0.5
-"""Of a GPU, for each of the two that share one."""
+"""The share of a GPU, for each of the two that share one."""
 
 GroupName = Literal["trainer", "generator", "rollouts"]
 

@@ -43,7 +43,7 @@ class RankProcesses:
         self.leader.close()
 
     def pids(self) -> list[int]:
-        """Of rank 1, 2, ..."""
+        """The process ids of rank 1, 2, ..."""
         return [process.pid for process in self._processes]
 
     def _started(self, number: int) -> subprocess.Popen[bytes]:

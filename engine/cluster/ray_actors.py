@@ -5,7 +5,6 @@ Actors import what they need in their own process only; a rollout worker never l
 """
 
 import asyncio
-import gc
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,6 +13,7 @@ from typing import Any
 
 import ray
 
+from engine.cluster.garbage import collect_rarely
 from engine.cluster.generator_client import GeneratorCall, GeneratorClient, GeneratorReply, GeneratorServer
 from engine.cluster.process_meter import ProcessMeter, server_readings
 from engine.cluster.rollout_members import rollout_worker_over
@@ -137,7 +137,7 @@ class RolloutActor:
         self._sandboxes = await self._open.enter_async_context(
             opened_parts(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
         )
-        gc.freeze()  # what is there now stays: a full collection need not look at it again
+        collect_rarely()
 
     async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
         """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""

@@ -35,7 +35,8 @@ class RayPlacement:
                 pass
 
     def options(self, actor: str, *, ranks_node: str) -> dict[str, Any]:
-        """Of ``actor``, by the names of ``Plan.seat``.  A rank without a reservation goes to ``ranks_node``."""
+        """The options of ``actor``, by the names of ``Plan.seat``.  A rank without a reservation goes to
+        ``ranks_node``."""
         seat = self._plan.seat(actor)
         options: dict[str, Any] = {"num_cpus": seat.cpus, "num_gpus": seat.gpus}
         if seat.group is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 LONGEST_ROW_BYTES = 4 * 2**20
-"""Of one row in its source; what is longer is skipped without being read into memory."""
+"""The longest form of one row in its source; what is longer is skipped without being read into memory."""
 _SKIPPED_BYTES = 2**20
 BOM = b"\xef\xbb\xbf"
 

@@ -63,7 +63,7 @@ class _Comparison:
             self._blame(text, {split: first for _, split, first in alike})
 
     def _blame(self, text: bytes, firsts: dict[int, int]) -> None:
-        """Of rows with one text, those of every split but the smallest; ``firsts`` has a row of each."""
+        """Blame the rows with one text in every split but the smallest; ``firsts`` has a row of each."""
         smallest = min(firsts, key=lambda split: (self._sizes[split], -split))
         for split in firsts.keys() - {smallest}:
             self._workbench.rows.execute(

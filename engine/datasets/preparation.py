@@ -168,7 +168,7 @@ class _Preparing:
         self._row += 1
 
     def _named_apart(self, row: DatasetRow) -> DatasetRow:
-        """Of equal rows, the second is ``<id>-2``, the third ``<id>-3``."""
+        """Give equal rows ids of their own: the second is ``<id>-2``, the third ``<id>-3``."""
         copies, name = 1, row.id
         while self._workbench.rows.execute("SELECT 1 FROM rows WHERE id = ?", [text_digest(name)]).fetchone():
             copies = self._workbench.value(f"copies {row.id}", 1) + 1

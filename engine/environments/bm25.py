@@ -34,7 +34,7 @@ class Bm25:
         return sorted(scores, key=lambda number: (-round(scores[number], 9), number))
 
     def scores(self, query: str) -> dict[int, float]:
-        """Of the documents that hold a term of the query.  A term counts once, however often it is asked."""
+        """The scores of the documents that hold a term of the query.  A term counts once, however often it is asked."""
         scores: dict[int, float] = defaultdict(float)
         for term in dict.fromkeys(terms_of(query.lower())):
             weights = self._weights.get(term, [])

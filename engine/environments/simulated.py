@@ -26,7 +26,7 @@ class Simulation(ToolSimulation[StateT]):
 
     @abstractmethod
     def verdicts(self, commands: Sequence[str | None]) -> list[JudgeVerdict]:
-        """Of each command (None: the turn was no command), played in order from the first state."""
+        """The verdict of each command (None: the turn was no command), played in order from the first state."""
 
     @property
     def answer(self) -> str:

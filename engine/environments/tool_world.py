@@ -71,12 +71,13 @@ class ToolSimulation(ABC, Generic[StateT]):
 
     @abstractmethod
     def judged(self, calls: Sequence[Sequence[ToolCall]], answer: str | None) -> list[JudgeVerdict]:
-        """Of each turn, played in order from the first state.  A turn without calls is the answer, or nothing."""
+        """The verdict of each turn, played in order from the first state.  A turn without calls is the answer, or
+        nothing."""
 
     def replayed(
         self, calls: Sequence[Sequence[ToolCall]]
     ) -> Iterator[list[tuple[StateT, ToolRequest, ActionResult[StateT]]]]:
-        """Of each turn its calls: the state before each, the call, and what it leads to."""
+        """The calls of each turn: the state before each, the call, and what it leads to."""
         now: ActionResult[StateT] = ActionResult(self.first, "")
         for of_turn in calls:
             played = []

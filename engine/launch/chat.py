@@ -220,7 +220,7 @@ class Out:
 
 
 class TextOut(Out):
-    """For a person at a terminal."""
+    """Writes for a person at a terminal."""
 
     def __call__(self, line: BaseModel) -> None:
         match line:

@@ -88,7 +88,7 @@ def _described(options: argparse.Namespace) -> Package:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command ``environment`` and what stands below it."""
+    """The parser of the command ``environment`` and what stands below it."""
     whole = argparse.ArgumentParser(prog="python -m engine environment", description="Environment packages.")
     commands = whole.add_subparsers(required=True)
     making = commands.add_parser("new", help="write a small package that works, and a run of it")

@@ -161,7 +161,7 @@ def trials(options: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command ``tasks`` and what stands below it."""
+    """The parser of the command ``tasks`` and what stands below it."""
     whole = argparse.ArgumentParser(prog="python -m engine tasks", description="Terminal tasks.")
     tasks = whole.add_subparsers(required=True)
     checking = tasks.add_parser("check", help="play each task with its solution and with nothing")

@@ -24,7 +24,7 @@ METRICS = {
     "multiplexing/training_seconds",
     "multiplexing/held_seconds",
 }
-"""Of each step: since the step before took its batch (docs/algorithms.md)."""
+"""What each step reports: since the step before took its batch (docs/algorithms.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ FIELD = "recipe.selection.difficulty"
 NAME = "difficulty.jsonl"
 """The table of a run that measures, in its folder."""
 CHECKED_TASKS = 200
-"""Of a named table so many tasks are compared before a start, since some worlds take milliseconds to make one; the run
+"""So many tasks of a named table are compared before a start, since some worlds take milliseconds to make one; the run
 itself compares all that it keeps."""
 _REMEDY = "measure again: python -m engine difficulty"
 Line = TypeVar("Line", bound=BaseModel)

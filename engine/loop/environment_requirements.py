@@ -50,7 +50,7 @@ from sandboxes.interface import Sandbox, SandboxUnavailable
 SCANNED_TASKS = 60
 """Tasks of a split that are looked at."""
 TASKS_PER_LEVEL = 12
-"""Of those, the first so many of each level are measured."""
+"""So many of them, the first of each level, are measured."""
 ATTEMPTS = 3
 """How often a prompt is measured whose environment's process is lost, the first time included."""
 SPLITS: tuple[Split, ...] = get_args(Split)

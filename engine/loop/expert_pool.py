@@ -81,7 +81,7 @@ class Expert(BaseModel):
 
 
 class ExpertPool(BaseModel):
-    """By the task's number, those that were touched last at the end."""
+    """Experts by the number of their task; those that were touched last at the end."""
 
     model_config = ConfigDict(extra="forbid")
 

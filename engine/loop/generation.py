@@ -41,7 +41,8 @@ METRICS = {f"buffer/{status}" for status in OCCUPANCY} | {
     "redundancy/unused_rollouts",
     "redundancy/unused_tokens",
 }
-"""Of each step, as the buffer was when the step took its batch and since the step before (docs/algorithms.md)."""
+"""What each step reports: as the buffer was when the step took its batch and since the step before
+(docs/algorithms.md)."""
 
 
 @dataclass(slots=True)

@@ -74,7 +74,7 @@ def comparable(credit: Estimator, groups: Sequence[RolloutGroup]) -> list[Rollou
 
 
 def fewest_compared(credit: Estimator) -> int:
-    """Of how many rollouts a group must consist for the credit to say something."""
+    """How many rollouts a group must have for the credit to say something."""
     return 2 if credit.compares_a_group() else 1
 
 

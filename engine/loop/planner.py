@@ -41,7 +41,7 @@ class Played:
     seconds: float = 0.0
     """How long they were played."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the buffer that they came from, where there is one."""
+    """What was measured of the buffer that they came from, where there is one."""
 
     def add(self, plans: Sequence[GroupPlan], collected: Collected) -> None:
         """One round.  The only place where rollouts find their group: on the way they travel in any order."""

@@ -174,7 +174,7 @@ def _chosen(
 
 
 def _number(taught: Trajectory, number_of: Callable[[Task], int | None]) -> int:
-    """Of its training task.  Raises _LeftOut."""
+    """The number of its training task.  Raises _LeftOut."""
     if not taught.success:
         raise _LeftOut("failed")
     if taught.alerts:

@@ -61,7 +61,7 @@ class YarnScaling:
     whole_dimensions: bool = True
     """Whether the ramp begins and ends at whole dimensions."""
     attention_factor: float | None = None
-    """Of cos and sin.  Absent: 0.1 ln(factor) + 1, or what ``mscale`` and ``mscale_all_dim`` make of it."""
+    """The factor of cos and sin.  Absent: 0.1 ln(factor) + 1, or what ``mscale`` and ``mscale_all_dim`` make of it."""
     mscale: float = 0
     mscale_all_dim: float = 0
 

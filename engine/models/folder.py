@@ -23,7 +23,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 LONGEST_HEADER_BYTES = 100 * 2**20
 """As safetensors itself has it; no config or index is longer either."""
 MOST_DIMENSIONS, LARGEST_SIZE = 64, 2**63 - 1
-"""Of a tensor, as torch has them.  A product of more and larger numbers would take hours."""
+"""The limits of a tensor, as torch has them.  A product of more and larger numbers would take hours."""
 BYTES_OF_DTYPE = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
     "F8_E4M3": 1, "F8_E5M2": 1,

@@ -28,7 +28,7 @@ class FolderWeights(Mapping[str, Tensor]):
 
     @classmethod
     def of_file(cls, file: Path) -> Self:
-        """Of one file of whatever name."""
+        """The weights in one file of whatever name."""
         weights = cls.__new__(cls)
         weights._open({file: None})
         return weights

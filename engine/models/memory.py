@@ -37,7 +37,7 @@ class TrainerMemory:
 
     @property
     def total(self) -> int:
-        """Of rank 0, which has the generator's copy beside what each rank has."""
+        """The memory of rank 0, which has the generator's copy beside what each rank has."""
         return sum(self.parts.values())
 
     @property
@@ -56,7 +56,7 @@ def trainer_memory(
     ranks: int = 1,
     trains: bool = True,
 ) -> TrainerMemory:
-    """Of each of the trainer's processes, with a frozen reference and a critic where the recipe has them.
+    """The memory of each of the trainer's processes, with a frozen reference and a critic where the recipe has them.
 
     One that trains nothing holds the weights and hands them on.
     """
@@ -102,7 +102,7 @@ def _whole_at_once(folder: ModelFolder, held: int) -> int:
 
 
 def adapter_parameters(folder: ModelFolder, lora: Lora) -> int:
-    """Of A and B at every module that the adapter targets."""
+    """The parameters of A and B at every module that the adapter targets."""
     shapes = [folder.tensors[f"{module}.weight"].shape for module in adapted_modules(folder, lora)]
     return sum(lora.rank * (rows + columns) for rows, columns in shapes)
 

@@ -69,7 +69,7 @@ class Habits:
         self._trimmed = self._reminders = self._repeated = self._thoughts = 0
 
     def read(self, number: int, message: AssistantMessage, results: Sequence[Message]) -> Sequence[Message]:
-        """Of turn ``number``, from 0, which says ``message``."""
+        """Return what the policy reads behind turn ``number``, from 0, which says ``message``."""
         if self._context is None:
             return results
         self._thoughts += bool(message.reasoning.strip())

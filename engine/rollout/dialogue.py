@@ -71,7 +71,7 @@ class _Answer:
     read_tokens: int = 0
     sampled_tokens: int = 0
     stream: TokenStream | None = None
-    """Of the turn under way."""
+    """The tokens of the turn under way."""
 
     def usage(self) -> Usage:
         return Usage(

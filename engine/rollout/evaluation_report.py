@@ -14,7 +14,7 @@ from engine.spec.evaluation_report import EvaluationReport, Level, PartRates, Ra
 from engine.spec.trajectory import ToolCall, Trajectory
 
 MOST_ROWS = 64
-"""Of levels, and of tools: the report is part of an event."""
+"""The most rows of levels, and of tools: the report is part of an event."""
 NO_SUCH_TOOL = "(no such tool)"
 Row = TypeVar("Row")
 Key = TypeVar("Key")
@@ -63,7 +63,7 @@ def _rate(counts: Sequence[tuple[int, int]]) -> Rate:
 
 
 def _counts(trajectories: Iterable[Trajectory]) -> list[tuple[int, int]]:
-    """Of each task its successes and its tries, all of one purpose."""
+    """The successes and the tries of each task, all of one purpose."""
     tasks = _rows(trajectories, lambda trajectory: trajectory.prompt)
     return [(sum(row.success for row in rows), len(rows)) for rows in tasks.values()]
 

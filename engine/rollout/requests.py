@@ -37,7 +37,7 @@ class EpisodeRequest:
     logprob_temperature: float = 1.0
     """At which the log-probs of what is sampled are taken; an evaluation's are at 1."""
     truncation: Truncation = NO_TRUNCATION
-    """Of the distribution that is sampled from."""
+    """The truncation of the distribution that is sampled from."""
     logprobs_truncated: bool = False
     """Whether log-probs are those of what the truncation keeps; an evaluation's never are."""
 
@@ -54,7 +54,8 @@ class EpisodeRequest:
         return derived_seed(self.seed, turn)
 
     def correction_seed(self, turn: int, attempt: int) -> int:
-        """Of the ``attempt``-th correction (from 1) of a failed call: no turn's seed depends on how many there were."""
+        """The seed of the ``attempt``-th correction (from 1) of a failed call: no turn's seed depends on how many there
+        were."""
         return derived_seed(self.seed, turn, "correction", attempt)
 
     def try_number(self, number: int) -> "EpisodeRequest":

@@ -42,7 +42,7 @@ from sandboxes.spec import SandboxSpec
 log = logging.getLogger(__name__)
 
 RECORDS_PER_S = 500.0
-"""Of one sandbox, in the long run.  What is more waits in the sandbox's ledger, which sums it up."""
+"""The records of one sandbox, in the long run.  What is more waits in the sandbox's ledger, which sums it up."""
 RECORDS_AT_ONCE = 2000.0
 _RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 

@@ -39,7 +39,7 @@ class ServingRefused(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one server."""
+    """The limits of one server."""
 
     episodes: int = 64
     """Instances at once, of all environments together."""

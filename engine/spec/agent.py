@@ -78,7 +78,7 @@ class AgentProgram(Strict):
     folder: AgentFolder | None = None
     """A folder whose files it comes with as well."""
     variables: list[AgentVariable] = Field(default=[], max_length=MOST_FILES)
-    """Of its environment, beside those that tell it where the model is."""
+    """The variables of its environment, beside those that tell it where the model is."""
     answer_file: str = Field(default="answer.txt", min_length=1, max_length=200)
     """Below /work: what stands in it at the end is the answer, where the task asks for one."""
     timeout_s: float = Field(default=300.0, gt=0, le=3600)

@@ -22,9 +22,9 @@ class Passage:
     """The segment that holds the turn."""
     turn: Turn
     read_tokens: int
-    """Of the turn's ``context_ids``, from the first one on."""
+    """How many of the turn's ``context_ids`` were read, from the first one on."""
     sampled_tokens: int
-    """Of its ``token_ids``."""
+    """How many of its ``token_ids`` were sampled."""
     shared: bool
     """It stands in an earlier segment than the one whose context this is."""
     characters: int | None = None

@@ -84,15 +84,15 @@ class ChatMessage(Strict):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text = ""
     reasoning: Text = ""
-    """Of an assistant: what stands before its calls or its answer."""
+    """In an assistant's message, what stands before its calls or its answer."""
     calls: list[ChatCall] = Field(default=[], max_length=64)
-    """Of an assistant."""
+    """The calls of an assistant."""
     token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1, max_length=2**16)
-    """Of an assistant: its turn as it was sampled, which its other fields then only repeat."""
+    """An assistant's turn as it was sampled, which its other fields then only repeat."""
     call: Id | None = None
-    """Of a tool: the call that it answers."""
+    """The call that a tool's message answers."""
     tool: Id | None = None
-    """Of a tool: its name."""
+    """The name of the tool that speaks."""
 
     @model_validator(mode="after")
     def _fields_belong_to_the_role(self) -> Self:

@@ -88,7 +88,7 @@ class ContextRecord(Strict):
     """What became of an episode's context."""
 
     trimmed_characters: int = Field(default=0, ge=0)
-    """Of tools' results, which the policy did not read."""
+    """The characters of tools' results, which the policy did not read."""
     reminders: int = Field(default=0, ge=0)
     repeated_calls: int = Field(default=0, ge=0)
     """Turns on which the policy was told that it repeats itself."""

@@ -104,7 +104,7 @@ class ChunkReturn(Estimator):
 
 
 AttributionScale = Literal["paper", "code"]
-"""Of what the std of a judge's verdicts is: trajectory averages (5.2), or steps (AgentEvolver's public code)."""
+"""The unit whose std scales a judge's verdicts: trajectory averages (5.2), or steps (AgentEvolver's public code)."""
 
 
 class Attribution(Estimator):

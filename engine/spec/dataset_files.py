@@ -31,9 +31,9 @@ class StoredSplit(Strict):
     name: SplitName
     rows: int = Field(ge=1)
     bytes: int = Field(ge=1)
-    """Of its lines."""
+    """The size of its lines."""
     sha256: Sha256
-    """Of its lines."""
+    """The digest of its lines."""
     offsets_sha256: Sha256
 
     @property

@@ -81,7 +81,7 @@ class SplitsByColumn(Strict):
 class SplitShare(Strict):
     name: SplitName
     share: float = Field(gt=0, le=1)
-    """Of the rows, or of the groups; the shares of all splits together are 1."""
+    """The share of the rows, or of the groups; the shares of all splits together are 1."""
 
 
 class SplitsByShare(Strict):

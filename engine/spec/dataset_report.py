@@ -31,7 +31,7 @@ class RowFault(Strict):
 class SourceColumn(Strict):
     name: str
     filled: int
-    """Of the rows that were looked at, those that have it."""
+    """How many of the rows that were looked at have it."""
     kind: str
     """What the first of them holds: text, number, list ..."""
 
@@ -47,7 +47,7 @@ class SourceReport(Strict):
     splits: list[str]
     """Values of the column that seems to hold the splits."""
     faults: list[RowFault]
-    """Of the files themselves, and of the rows that were looked at."""
+    """The faults of the files themselves, and of the rows that were looked at."""
 
 
 class Overlap(Strict):
@@ -67,7 +67,7 @@ class DuplicatesReport(Strict):
     across_splits: int = 0
     """Rows of which an equal or a near one stands in another split, which is smaller."""
     near: int = 0
-    """Of those, the ones that are not equal."""
+    """How many of those are not equal."""
     dropped: int = 0
     samples: list[Overlap] = []
 
@@ -77,7 +77,7 @@ class PreparationReport(Strict):
 
     state: Literal["reading", "comparing", "ready", "refused"]
     bytes_done: int
-    """Of the source."""
+    """How many bytes of the source are done."""
     rows: int
     faults: int = 0
     shown_faults: list[RowFault] = Field(default=[], max_length=MOST_FAULTS)

@@ -15,7 +15,7 @@ from engine.spec.strict import Strict
 
 MOST_MESSAGES = 1000
 LONGEST_METADATA_BYTES = 2**16
-"""Of a row's metadata as JSON text."""
+"""The longest form of a row's metadata as JSON text."""
 DEEPEST_METADATA = 16
 """Tables and lists within each other."""
 
@@ -71,7 +71,7 @@ class DatasetMessage(Strict):
     content: Text = ""
     name: Text | None = None
     tool_calls: list[RecordedToolCall] | None = None
-    """Of the assistant alone."""
+    """The calls of the assistant alone."""
     tool_call_id: Text | None = None
 
     @model_validator(mode="after")

@@ -36,7 +36,7 @@ class TaskDifficulty(Strict):
     number: int = Field(ge=0, le=MOST_TASKS)
     """Among the training tasks."""
     sha256: Sha256
-    """Of the task's content, by which it is known again."""
+    """The digest of the task's content, by which it is known again."""
     rollouts: int = Field(ge=0, le=MOST_THINGS)
     """Those that came back and raised no alert."""
     successes: int = Field(ge=0, le=MOST_THINGS)

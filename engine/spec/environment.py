@@ -194,7 +194,7 @@ TERMINAL_SANDBOX = SandboxSpec(
     network="watched", memory_mib=1024, disk_mib=64, processes=64, timeout_s=60, output_bytes=2**16, snapshots=False,
     terminal=True,
 )  # fmt: skip
-"""Of terminal tasks, unless a spec says otherwise."""
+"""The sandboxes of terminal tasks, unless a spec says otherwise."""
 
 
 class Terminal(Strict):
@@ -313,8 +313,8 @@ class Qa(Strict):
     """Taken from an answer, as the component ``length``, in proportion to its share of that length; an answer that is
     longer loses all of it."""
     sandbox: SandboxSpec = SandboxSpec(snapshots=False)
-    """Of the tools' sandboxes, and, without a network, of those in which verifiers run code.  Its ``timeout_s`` bounds
-    one call."""
+    """The form of the tools' sandboxes, and, without a network, of those in which verifiers run code.  Its
+    ``timeout_s`` bounds one call."""
     response: Response = Response()
 
     @property
@@ -383,7 +383,7 @@ class Imported(Strict):
     reasoning: bool = False
     """Whether a turn may begin with plain text of its own, before the tool call or the answer."""
     sandbox: SandboxSpec | None = None
-    """Of the sandboxes that its sessions may take; none where it is left out."""
+    """The form of the sandboxes that its sessions may take; none where it is left out."""
     response: Response = Response()
 
     @property

@@ -82,7 +82,7 @@ class CriticEstimator(Estimator):
     whiten: bool = True
     """Bring the advantages of a step to mean 0 and std 1, as PPO's reference code does."""
     critic_learning_rate: float = Field(default=1e-3, gt=0, le=1)
-    """Of the critic's own optimiser, constant."""
+    """The learning rate of the critic's own optimiser, constant."""
     value_clip: float | None = Field(default=0.5, gt=0, le=OUT_OF_REACH)
     """The critic's value may move this far per step before its loss stops rewarding it; absent: plain regression."""
 

@@ -11,13 +11,13 @@ from engine.spec.strict import Strict
 class Rate(Strict):
     success: float = Field(ge=0, le=1)
     low: float = Field(ge=0, le=1)
-    """Of the 95 % interval over tasks; so is ``high``."""
+    """The lower end of the 95 % interval over tasks; ``high`` is the upper one."""
     high: float = Field(ge=0, le=1)
     episodes: int = Field(ge=1)
 
 
 class Rates(Strict):
-    """Of some tasks, tried greedily, by sampling, and by sampling with repairs; None: not tried so."""
+    """The rates of some tasks, tried greedily, by sampling, and by sampling with repairs; None: not tried so."""
 
     tasks: int = Field(ge=0)
     greedy: Rate | None = None
@@ -32,7 +32,7 @@ class Level(Rates):
 
 
 class PartRates(Rates):
-    """Of the tasks of one part of the environment."""
+    """The rates of the tasks of one part of the environment."""
 
     part: str
 
@@ -55,5 +55,5 @@ class EvaluationReport(Rates):
     levels: list[Level]
     levels_left_out: int = Field(default=0, ge=0)
     parts: list[PartRates] = []
-    """Of an environment that has parts."""
+    """The parts of an environment that has parts."""
     tools: list[ToolUse]

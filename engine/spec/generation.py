@@ -37,7 +37,8 @@ NO_TRUNCATION = Truncation()
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of which log-probs are taken: softmax(logits / ``temperature``), brought to a sum of 1 over what is kept."""
+    """The distribution whose log-probs are taken: softmax(logits / ``temperature``), brought to a sum of 1 over what is
+    kept."""
 
     temperature: float = 1.0
     truncation: Truncation = NO_TRUNCATION
@@ -70,7 +71,7 @@ class GenerateRequest:
     logprob_temperature: float = 1.0
     """At which the log-probs of the answer are taken, whatever ``temperature`` is."""
     truncation: Truncation = NO_TRUNCATION
-    """Of the distribution at ``temperature``; it changes nothing of a greedy turn."""
+    """The truncation of the distribution at ``temperature``; it changes nothing of a greedy turn."""
     logprobs_truncated: bool = False
     """Whether log-probs are those of what ``truncation`` keeps, brought to a sum of 1, and not of the whole vocabulary.
     With ``logprob_temperature`` equal to ``temperature``, as it then must be, they are those of the very distribution

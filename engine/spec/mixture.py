@@ -47,7 +47,7 @@ class Mixture(Strict):
     parts: list[MixturePart] = Field(max_length=MOST_PARTS)
     """The environments, each with a name and a weight."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Of the draw alone: runs with equal parts and equal seeds see the parts in the same order."""
+    """The seed of the draw alone: runs with equal parts and equal seeds see the parts in the same order."""
 
     @model_validator(mode="after")
     def _there_are_several(self) -> Self:
@@ -81,12 +81,12 @@ class Mixture(Strict):
 
     @property
     def max_turns(self) -> int:
-        """Of the part that allows most."""
+        """The limit of the part that allows most."""
         return max(part.environment.max_turns for part in self.parts)
 
     @property
     def max_turn_tokens(self) -> int:
-        """Of the part that allows most."""
+        """The limit of the part that allows most."""
         return max(part.environment.max_turn_tokens for part in self.parts)
 
     @property
@@ -96,7 +96,7 @@ class Mixture(Strict):
 
     @property
     def response(self) -> Response:
-        """Of the first part with sandboxes: what concerns the run is equal in all of them."""
+        """The response of the first part with sandboxes: what concerns the run is equal in all of them."""
         sandboxed = (part.environment.response for part in self.parts if part.environment.sandbox is not None)
         return next(sandboxed, Response())
 

@@ -37,7 +37,7 @@ class Lora(Strict):
     alpha: float = Field(default=32.0, gt=0, le=10**6)
     """B A counts alpha / rank times."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of what A reads, in updates alone.  Above 0 the first ratios of an update are not exactly 1."""
+    """The dropout of what A reads, in updates alone.  Above 0 the first ratios of an update are not exactly 1."""
     targets: list[ModuleName] = ["all-linear"]
     """The modules that get an adapter, by the ends of their names, e.g. ``q_proj``; ``all-linear`` alone means every
     linear one but the head."""
@@ -116,7 +116,7 @@ class PretrainedModel(Strict):
     hub: HubName | None = None
     """A model of the Hugging Face hub, as ``org/name``, in place of a path."""
     revision: Annotated[str, StringConstraints(pattern=r"^[\w][\w./-]*$", max_length=200)] | None = None
-    """Of the hub's model: a commit, a tag or a branch."""
+    """The revision of the hub's model: a commit, a tag or a branch."""
     dtype: Precision = "float32"
     """In what the network computes and is sampled.  With ``bfloat16`` or ``float16`` trained weights are kept, and
     moved, in float32 (mixed precision); weights that LoRA leaves alone are held in it.  ``float16`` scales losses."""
@@ -161,7 +161,7 @@ class CheckpointModel(Strict):
     run: FolderPath
     """The run: its id or name below the home, or, on the command line alone, its folder."""
     step: int | None = Field(default=None, ge=0, le=MOST_STEPS)
-    """Of the checkpoint; absent: the newest whole one when the run starts."""
+    """The step of the checkpoint; absent: the newest whole one when the run starts."""
     context_tokens: ContextTokens | None = None
     """This and what follows: absent, as the other run had it."""
     dtype: Precision | None = None

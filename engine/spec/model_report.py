@@ -23,6 +23,6 @@ class ModelReport(Strict):
     context_tokens: int | None = None
     """The positions that the model was made for; None where its config does not say."""
     dtype: str = ""
-    """Of most weights."""
+    """The type of most weights."""
     template: str = ""
     """The form in which its chat template writes tool calls; ``code-fence`` where it writes none."""

@@ -14,7 +14,7 @@ Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 """How token losses become one number; the last divides by the longest possible response (Dr. GRPO)."""
 
 RatioSize = Literal["token", "chunk", "sequence"]
-"""Of what an importance ratio is taken: a token, or the geometric mean over a turn or over a trajectory."""
+"""What an importance ratio is taken over: a token, or the geometric mean over a turn or over a trajectory."""
 
 
 def _log_probs_at_1(problem: str) -> Requirement:
@@ -115,7 +115,7 @@ class Tis(Part):
 
     kind: Literal["tis"] = "tis"
     ratio: RatioSize = "sequence"
-    """Of what it is taken; larger than a token: the geometric mean."""
+    """What it is taken over; larger than a token: the geometric mean."""
     bound: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)
     """The largest weight."""
     aggregation: Aggregation = "token-mean"
@@ -127,9 +127,9 @@ class Topr(Part):
 
     kind: Literal["topr"] = "topr"
     ratio: RatioSize = "sequence"
-    """Of what it is taken; larger than a token: the geometric mean."""
+    """What it is taken over; larger than a token: the geometric mean."""
     bound: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)
-    """Of the weight of what is not positive."""
+    """The bound of the weight of what is not positive."""
     aggregation: Aggregation = "token-mean"
     """How token losses become one number."""
 
@@ -338,7 +338,7 @@ class Preference(Part):
     beta: float = Field(default=0.1, gt=0, le=LARGEST_NUMBER)
     """How strongly the policy is held to its reference.  The paper gives no value."""
     weight: float = Field(default=1.0, ge=0, le=LARGEST_NUMBER)
-    """Of the loss on pairs beside the objective's; 0 is its absence.  The paper gives no value."""
+    """The weight of the loss on pairs beside the objective's; 0 is its absence.  The paper gives no value."""
 
 
 class Mismatch(Part):

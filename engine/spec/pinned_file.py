@@ -17,7 +17,8 @@ class PinnedFile(Strict):
     """Below the folder of recorded trajectories (``PALESTRA_TRAJECTORIES``) or, on the command line alone, beside the
     run's file or anywhere by its absolute path."""
     sha256: Sha256 | None = Field(default=None)
-    """Of its content; a file of another content is refused.  Absent: the content that it has when the run starts."""
+    """The digest of its content; a file of another content is refused.  Absent: the content that it has when the run
+    starts."""
 
     @model_validator(mode="before")
     @classmethod

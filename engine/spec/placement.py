@@ -8,7 +8,7 @@ from engine.spec.strict import Strict
 
 
 class Placement(Strict):
-    """Of ``resources``: it decides where a run's processes are, and nothing of what the run learns.
+    """Placement decides where a run's processes are, and nothing of what the run learns.
 
     The trainer's ranks are always on one node.  A run may be resumed with another placement.
     """

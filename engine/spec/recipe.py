@@ -90,7 +90,7 @@ class Optimizer(Strict):
     """AdamW."""
 
     learning_rate: float = Field(default=3e-4, gt=0, le=1)
-    """Of RL; constant after the warm-up."""
+    """The learning rate of RL; constant after the warm-up."""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """AdamW's, in RL alone."""
     grad_clip: float = Field(default=1.0, gt=0, le=OUT_OF_REACH)

@@ -44,7 +44,7 @@ class Dataset(Strict):
     train_tasks: int = Field(default=20000, ge=1, le=MOST_TASKS)
     heldout_tasks: int = Field(default=510, ge=1, le=MOST_TASKS)
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Of the task generator; runs with equal dataset seeds see equal tasks."""
+    """The seed of the task generator; runs with equal dataset seeds see equal tasks."""
 
     @model_validator(mode="after")
     def _comes_from_one_place(self) -> Self:
@@ -86,7 +86,7 @@ class Resources(Strict):
     """Sandboxes per rollout worker."""
     placement: Placement = Placement()
     sglang: Sglang = Sglang()
-    """Of ``generator = "sglang"`` alone."""
+    """The settings of ``generator = "sglang"`` alone."""
 
     @model_validator(mode="after")
     def _trainer_can_have_ranks(self) -> Self:
@@ -226,7 +226,7 @@ class Schedule(Strict):
 
     @property
     def truncation(self) -> Truncation:
-        """Of what training samples from."""
+        """The truncation of what training samples from."""
         return Truncation(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
     @property
@@ -236,7 +236,7 @@ class Schedule(Strict):
 
     @property
     def logprob_distribution(self) -> Distribution:
-        """Of which log-probs are taken of what training samples."""
+        """The distribution whose log-probs are taken of what training samples."""
         return Distribution(self.logprob_temperature, self.truncation if self.logprobs_truncated else NO_TRUNCATION)
 
 
@@ -262,7 +262,7 @@ class Evaluation(Strict):
 
     @property
     def truncation(self) -> Truncation:
-        """Of what evaluation samples from."""
+        """The truncation of what evaluation samples from."""
         return Truncation(top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
@@ -378,7 +378,7 @@ class RunSpec(Strict):
             )
 
     def _scheduled_components_are_paid(self) -> None:
-        """Of an environment that knows what it pays; another one's components are known when they are paid."""
+        """An environment that knows what it pays is asked; another one's components are known when they are paid."""
         paid: set[str] | None = getattr(self.environment, "reward_components", None)
         for number, schedule in enumerate(self.recipe.reward.schedules):
             if paid is not None and schedule.component not in paid:

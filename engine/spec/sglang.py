@@ -60,7 +60,7 @@ class Sglang(Strict):
     """Where these safetensors stand for as long as they are needed; absent: a folder of the temporary ones.  Servers
     given by ``urls`` have to see it under the same path."""
     logprobs_at: Literal["one", "sampling"] = "one"
-    """Of which distribution the servers report log-probs: the model's own, or at each request's temperature.  Set it
+    """The distribution whose log-probs the servers report: the model's own, or at each request's temperature.  Set it
     to ``sampling`` with ``schedule.logprobs_at = "sampling"`` at a temperature other than 1.  Started servers are
     started so; those given by ``urls`` are asked to prove it."""
     start_timeout_s: float = Field(default=600.0, gt=0, le=7200)

@@ -78,7 +78,8 @@ class Revisiting(Strict):
     stage: int = Field(ge=1, le=MOST_STAGES)
     """The number of the earlier stage, from 1."""
     share: float = Field(default=0.2, gt=0, lt=1)
-    """Of a batch's examples, or of its tokens where ``batch_tokens`` counts them.  The paper gives no value."""
+    """The share of a batch's examples, or of its tokens where ``batch_tokens`` counts them.  The paper gives no
+    value."""
     keep: Literal["all", "verified"] = "all"
     """``verified``: trajectories that succeeded, without a failed call and without a turn that Rel(k) masks.  Chat and
     text say nothing of success."""

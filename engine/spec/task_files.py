@@ -32,7 +32,7 @@ class StoredTaskEntry(Strict):
 
     name: TaskName
     digest: TaskDigest
-    """Of names, permissions to execute and contents (``engine/environments/terminal/folder_files.py``)."""
+    """The digest of names, permissions to execute and contents (``engine/environments/terminal/folder_files.py``)."""
     level: int = Field(ge=1, le=3)
     has_solution: bool
     needs_image: bool
@@ -50,7 +50,7 @@ class TaskManifest(Strict):
 
     schema_version: Literal[1] = 1
     digest: TaskDigest
-    """Of all tasks, by their names and digests."""
+    """The digest of all tasks, by their names and digests."""
     tasks: list[StoredTaskEntry] = Field(min_length=1)
     """By name."""
 

@@ -79,7 +79,7 @@ class Task(Strict):
     question: str
     answer: str
     part: str | None = None
-    """Of the run's environment, by name; None where it has no parts."""
+    """The part of the run's environment, by name; None where it has no parts."""
 
 
 class ToolCall(Strict):
@@ -159,14 +159,15 @@ class Turn(Strict):
     token_ids: list[int]
     pieces: list[str]
     logprobs: list[float]
-    """Of the sampled tokens, as the generator reported them (nats), at the temperature of ``schedule.logprobs_at``."""
+    """The log-probs of the sampled tokens, as the generator reported them (nats), at the temperature of
+    ``schedule.logprobs_at``."""
     policy_versions: list[int]
     advantages: list[float] | None = None
     """There is one per sampled token; it is None until the credit phase, and in evaluation."""
     old_logprobs: list[float] | None = None
     """Recomputed by the trainer before its update; None in evaluation."""
     tool_calls: list[ToolCall] = []
-    """Of the calls that it asked for, in their order; none where it answered, or said neither."""
+    """The records of the calls that it asked for, in their order; none where it answered, or said neither."""
     answered: bool = False
     """It is an answer that the environment took.  An episode may go on behind one."""
     observed_text: str | None = None
@@ -199,7 +200,7 @@ class Turn(Strict):
 
     @property
     def token_count(self) -> int:
-        """Of what it appended to its segment, read and sampled."""
+        """The length of what it appended to its segment, read and sampled."""
         return len(self.context_ids) + len(self.token_ids)
 
 
@@ -334,6 +335,8 @@ class Trajectory(Strict):
         """The same trajectory with other turns in the places of the present ones, which are as many."""
         if len(turns) != len(self.turns):
             raise ValueError(f"{len(turns)} turns in place of {len(self.turns)}")
+        if len(self.segments) == 1:
+            return self.model_copy(update={"segments": [self.segments[0].model_copy(update={"turns": [*turns]})]})
         segments = [
             segment.model_copy(update={"turns": [turns[number] for number in numbers]})
             for segment, numbers in zip(self.segments, self.turn_numbers, strict=True)
@@ -371,7 +374,7 @@ class Trajectory(Strict):
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """Likewise the policy's own."""
+        """The records of the policy's own calls."""
         return [call for turn in self.turns if not turn.prefilled for call in turn.tool_calls]
 
     @property

@@ -14,7 +14,7 @@ from engine.spec.strict import Strict
 Role = Literal["all", "loop", "learner", "rank", "generator", "server", "rollout"]
 """``all``: a run whose roles share one process."""
 Health = Literal["starting", "up", "down", "given-up"]
-"""Of a server: on its way for the first time; answering; gone, and started again soon; gone for good."""
+"""A server is on its way for the first time; answering; gone, and started again soon; gone for good."""
 
 
 MOST = 400
@@ -67,7 +67,7 @@ class ServerUse(Strict):
     """The share of prompt tokens, since the attempt began, that it had read before."""
     restarts: int = Field(ge=0)
     version: int = Field(ge=0)
-    """Of the weights that it samples with."""
+    """The version of the weights that it samples with."""
 
 
 class Usage(Strict):
@@ -96,7 +96,7 @@ class ProcessReading:
 
 @dataclass(frozen=True, slots=True)
 class ServerReading:
-    """As ``ServerUse``; tokens are counted since the attempt began, which was at ``began_at``."""
+    """What ``ServerUse`` has; tokens are counted since the attempt began, which was at ``began_at``."""
 
     number: int
     url: str
@@ -112,7 +112,7 @@ class ServerReading:
     version: int
     began_at: float
     pid: int | None
-    """Of the process that keeps it; None where it is given by URL."""
+    """The id of the process that keeps it; None where it is given by URL."""
 
 
 @dataclass(frozen=True, slots=True)

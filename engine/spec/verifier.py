@@ -23,7 +23,7 @@ class _Verifier(Strict):
     the end of its line or, where nothing stands there, of the answer; ``boxed``: in the last ``\\boxed{}``; ``fenced``:
     in the last block between lines of three backticks.  An answer that lacks it is wrong."""
     marker: str = Field(default="Answer:", min_length=1, max_length=100)
-    """Of ``place = "marker"`` alone."""
+    """The marker, for ``place = "marker"`` alone."""
 
 
 class ExactText(_Verifier):

@@ -175,7 +175,7 @@ class _Row:
     turns: list[tuple[list[int], Turn]]
     """With what of the turn's context is left."""
     numbers: list[int] | None
-    """Of the turns, where segments were written side by side."""
+    """The numbers of the turns, where segments were written side by side."""
 
     @property
     def turn_numbers(self) -> np.ndarray | None:

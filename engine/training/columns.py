@@ -10,6 +10,7 @@ Numpy and no torch, since the loop's process joins.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import fmean
 from typing import Literal, Self
 
@@ -53,7 +54,8 @@ def turns_of(values: np.ndarray, trajectory: Trajectory) -> list[list[float]]:
     lengths = [len(turn.token_ids) for turn in trajectory.turns]
     if sum(lengths) != len(values):
         raise ValueError(f"a column of {len(values)} entries for the {sum(lengths)} tokens of {trajectory.id}")
-    return [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])] if lengths else []
+    uncut = iter(values.tolist())
+    return [list(islice(uncut, length)) for length in lengths]
 
 
 def with_columns(trajectory: Trajectory, columns: CreditColumns, *, text_of: Callable[[list[int]], str]) -> Trajectory:
@@ -63,7 +65,7 @@ def with_columns(trajectory: Trajectory, columns: CreditColumns, *, text_of: Cal
     ``text_of`` decodes token ids: a reader sees the experience that was stripped.
     """
     kept = [change for change in trajectory.changes if change.kind not in ("stripped", "mismatch-masked")]
-    fresh = trajectory.model_copy(update={"changes": kept})
+    fresh = trajectory if kept == trajectory.changes else trajectory.model_copy(update={"changes": kept})
     credited = imitating_all(fresh) if columns.imitates_all else fresh
     advantages = turns_of(columns.advantages, trajectory)
     turns = [

@@ -48,7 +48,8 @@ class CreditedRollout:
     reward: float
     columns: CreditColumns
     samples: Sequence[Sample]
-    """Of its segments, with advantages and old log-probs, and unmasked: what masks it may still be decided."""
+    """The samples of its segments, with advantages and old log-probs, and unmasked: what masks it may still be
+    decided."""
     as_sampled: Sequence[Sample]
     """What a critic learns from; empty where the recipe has none."""
     pairs: Sequence[Pair]

@@ -25,7 +25,7 @@ COLUMNS = (
     "token_ids", "loss_mask", "advantages", "rollout_logprobs", "old_logprobs",
     "expert", "boosted", "kept", "penalised", "values", "returns", "positions",
 )  # fmt: skip
-"""Of a sample, in the order of the fields of a micro-batch."""
+"""The arrays of a sample, in the order of the fields of a micro-batch."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from engine.training.supervised import batch_of_step, with_turn_masks
 MOST_VALIDATION = 512
 """Examples that are kept out of training, at most: measuring more of them takes long and says little more."""
 INDEXED_BYTES = 4 * 2**20
-"""Of a file, between two signs of life."""
+"""The bytes of a file, between two signs of life."""
 _VALIDATION_EPOCH = 2**62
 """The number of the order from which held-out examples are taken; no stage has so many epochs."""
 
@@ -42,7 +42,7 @@ class EpochBatches:
     def __init__(self, numbers: Sequence[int], lengths: np.ndarray, *, size: int, tokens: int, seed: int) -> None:
         self._numbers, self._lengths, self._size, self._most, self._seed = numbers, lengths, size, tokens, seed
         self._first_steps = [0]
-        """Of each epoch that was cut by tokens, and of the next one."""
+        """The first steps of each epoch that was cut by tokens, and of the next one."""
         self._cut: tuple[int, list[list[int]]] = (-1, [])
 
     def batch(self, step: int) -> list[int]:

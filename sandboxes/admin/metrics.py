@@ -18,7 +18,7 @@ class HostStats(Wire):
     fault: str | None
     """Why it is missing or down."""
     sandboxes: int
-    """Of this admin's."""
+    """The sandboxes of this admin's."""
     used_memory_mib: int
     capacity_sandboxes: int
     capacity_memory_mib: int

@@ -22,7 +22,7 @@ FREEZE_S = 5.0
 PAUSE_S = 0.0005
 ATTEMPTS = 20
 SHARES, WEIGHT, MOST_SHARES, MOST_WEIGHT = 1024, 100, 262144, 10000
-"""Of one ordinary process: cpu.shares (v1), cpu.weight (v2)."""
+"""The share of one ordinary process: cpu.shares (v1), cpu.weight (v2)."""
 BUFFER_BYTES = 16 * 2**20
 """All TCP and UDP sockets of a sandbox's processes share it."""
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 1; shift; done; shift; exec "$@"'
@@ -213,7 +213,8 @@ def _bound(tree: Hierarchy, folder: Path, bounds: Bounds) -> None:
 
 
 def _bound_buffers(folder: Path) -> None:
-    """Of TCP and UDP: v1 counts them beside the memory, and only where they have a limit; v2 counts them as memory."""
+    """Bound the buffers of TCP and UDP: v1 counts them beside the memory, and only where they have a limit; v2 counts
+    them as memory."""
     try:
         (folder / "memory.kmem.tcp.limit_in_bytes").write_text(str(BUFFER_BYTES))
     except OSError as error:

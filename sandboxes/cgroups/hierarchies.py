@@ -29,7 +29,7 @@ class Hierarchy:
     """``.../palestra``."""
     version: int
     controllers: frozenset[str]
-    """Of ``CONTROLLERS`` and ``FREEZER``."""
+    """The controllers of ``CONTROLLERS`` and ``FREEZER``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from sandboxes.egress.rule_checks import host_matches
 @dataclass(frozen=True, slots=True)
 class Conflict:
     field: str
-    """Of the later rule."""
+    """The field of the later rule."""
     value: object
     problem: str
     remedy: str
@@ -32,7 +32,7 @@ class _Place:
     host: str | None
     network: Network | None
     first: int = 0
-    """Of the network, as numbers: places are compared by the hundred thousand."""
+    """The first address of the network, as numbers: places are compared by the hundred thousand."""
     last: int = 0
 
     @classmethod
@@ -119,7 +119,8 @@ def _ways_cover(one: Rule, other: Rule) -> bool:
 
 
 def _ways_nest(one: Rule, other: Rule) -> bool:
-    """Of the ports one has all of the other's, and of the methods too, be it the other way round."""
+    """Return whether one has all of the other's ports, and one all of the other's methods, be it the other way
+    round."""
     ports = _ports_cover(one, other) or _ports_cover(other, one)
     return ports and (_methods_cover(one, other) or _methods_cover(other, one))
 

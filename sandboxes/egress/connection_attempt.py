@@ -74,7 +74,7 @@ class ConnectionAttempt(Frozen):
     """Unix time in seconds, by the host's clock."""
     protocol: Protocol
     family: Family = "ipv4"
-    """Of the socket that the sandbox used; ``address`` may be IPv4 all the same (v4-mapped)."""
+    """The family of the socket that the sandbox used; ``address`` may be IPv4 all the same (v4-mapped)."""
     address: Annotated[str, AfterValidator(normalised)] | None = None
     """Original destination, normalised; of a DNS query the server that it was sent to."""
     port: int | None = Field(default=None, ge=0, le=65535)
@@ -83,7 +83,7 @@ class ConnectionAttempt(Frozen):
     name: Name | None = None
     """The name that a DNS query asks for.  Of anything else: the pinned name, for readers; ``decide`` ignores it."""
     query_type: Word | None = None
-    """Of a DNS query: A, AAAA, TXT ..."""
+    """The type of a DNS query: A, AAAA, TXT ..."""
     sni: Name | None = None
     """From the TLS client hello."""
     host: Name | None = None

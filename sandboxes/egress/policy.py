@@ -17,7 +17,7 @@ RESOLVED_TYPES: frozenset[str | None] = frozenset({"A", "AAAA"})
 """Record types that the resolver answers: others carry data and no addresses."""
 RULES_LIMIT = 200
 DESTINATIONS_LIMIT = 1000
-"""Of all rules: each is compared with each when a policy is read."""
+"""The most destinations of all rules together: each is compared with each when a policy is read."""
 
 
 class Quotas(Frozen):

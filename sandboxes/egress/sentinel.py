@@ -30,7 +30,7 @@ DETECTOR_FAILED = RuleInfo(
     "report it: it is a defect",
 )
 MOST_SANDBOXES = 1024
-"""Of which something is remembered; the one that was silent for longest is forgotten first."""
+"""So many sandboxes are remembered; the one that was silent for longest is forgotten first."""
 
 
 class Sentinel:

@@ -151,7 +151,8 @@ def _ids(client: docker.APIClient) -> set[str]:
 
 
 def _manifest(tar: tarfile.TarFile) -> list[dict[str, Any]] | None:
-    """Of ``docker save``; None for a root file system, in which a file of that name may be anything.
+    """The list in an archive of ``docker save``; None for a root file system, in which a file of that name may be
+    anything.
 
     Keys without case, as Docker reads them.
     """

@@ -103,7 +103,7 @@ def _opening(flags_at: int) -> list[Instruction]:
 
 
 def socket_questions() -> list[Instruction]:
-    """Of a call of ``socket``: which are asked about.  Returns in every case."""
+    """Decide which calls of ``socket`` are asked about.  Returns in every case."""
     return [
         (LOAD, 0, 0, AT_ARGUMENTS), (JUMP_EQUAL, 0, 1, UNIX), (RETURN, 0, 0, ALLOW),
         # C libraries list their addresses by this one whenever a name is looked up: refused without a word.

@@ -11,14 +11,14 @@ from sandboxes.observation import kernel
 AT_FDCWD = -100
 LINKS = 8
 MOST_DESCRIPTORS = 64
-"""Of one process that are looked at."""
+"""The most descriptors of one process that are looked at."""
 DELETED = " (deleted)"
 NETWORK_SOCKETS = ("TCP", "UDP", "MPTCP", "PING", "RAW")
 
 
 _PIPE = re.compile(r"pipe:\[(\d+)\]")
 _NUMBERS = re.compile(rb"^Tgid:\s*(\d+)$.*^PPid:\s*(\d+)$.*^NStgid:([\s\d]+)$", re.MULTILINE | re.DOTALL)
-"""Of /proc/PID/status."""
+"""The lines with numbers of /proc/PID/status."""
 
 
 def signed(argument: int) -> int:
@@ -193,7 +193,7 @@ def _handle_path(root: int, path: str, *, follow: bool) -> str | None:
 
 
 def _target(root: int, path: str) -> str | None:
-    """Of a symbolic link."""
+    """The target of a symbolic link."""
     try:
         fd = kernel.opened_in(root, path, follow=False)
     except (OSError, ValueError):

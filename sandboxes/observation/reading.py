@@ -59,7 +59,7 @@ class Started:
 
 
 class Reader:
-    """Of one sandbox."""
+    """The reader of one sandbox."""
 
     def __init__(self, root: int, agent: int) -> None:
         self._root, self._agent = root, agent

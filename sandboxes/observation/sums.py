@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from sandboxes.observation.reading import Action
 
 AT_ONCE, PER_S = 1000.0, 200.0
-"""Of one kind, told each for itself."""
+"""The most observations of one kind, told each for itself."""
 ALIKE = 512
 """Kinds of sums of each of the two finer sorts that are held."""
 SOCKET_KINDS = 64

@@ -18,7 +18,7 @@ from sandboxes.service.refusals import Busy, Unusable
 from sandboxes.spec import SandboxSpec
 
 SHARE = 0.8
-"""Of the machine's memory, where no capacity is given."""
+"""The share of the machine's memory, where no capacity is given."""
 SANDBOXES = 1000
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -41,7 +41,7 @@ class Capacity:
 
 
 def _memory_bytes() -> int:
-    """Of the machine, or of the container that we are in, if that has less."""
+    """The size of the machine, or of the container that we are in, if that has less."""
     known = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in map(Path, CGROUP_LIMITS):
         if path.exists() and (text := path.read_text().strip()).isdigit():
@@ -117,7 +117,7 @@ class Gate:
 
     @property
     def capacity(self) -> Capacity:
-        """Of all rooms together."""
+        """The sum of all rooms together."""
         known = [room.capacity for room in self.rooms if room.capacity is not None]
         return Capacity(sum(capacity.sandboxes for capacity in known), sum(capacity.memory_mib for capacity in known))
 

@@ -21,7 +21,7 @@ class HostView(Wire):
     """Sandboxes here that are not the asking admin's, and the memory that they may fill."""
     others_memory_mib: int
     states: dict[str, SandboxState]
-    """Of the asking admin's sandboxes, those that ended a short time ago too."""
+    """The states of the asking admin's sandboxes, those that ended a short time ago too."""
 
 
 class HostedForAdmin(Wire):

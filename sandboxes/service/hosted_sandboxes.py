@@ -50,7 +50,7 @@ class HostedSandboxes:
         self.ended: Counter[SandboxState] = Counter()
         """How many sandboxes have come to which end, ever."""
         self.execs = self.denied = self.froze = 0
-        """Of the sandboxes that were forgotten since; ``froze`` of all."""
+        """The calls of the sandboxes that were forgotten since; ``froze`` of all."""
         self.draining = False
         self.instance = secrets.token_hex(8)
         """Another one after each start: the sandboxes of the one before are gone."""

@@ -30,7 +30,7 @@ class RegisterHost(Wire):
 class Registration:
     admin_url: str
     join_token: str = field(repr=False)
-    """Of the role ``host``."""
+    """The token of the role ``host``."""
     name: HostName
     advertised: str
     """The address by which the admin reaches this machine."""

@@ -11,7 +11,7 @@ from sandboxes.egress.record import EgressRecord
 from sandboxes.service.refusals import NotThere
 
 USERS = 2
-"""Of one sandbox, whose records are kept: the present and the former one."""
+"""The users of one sandbox, whose records are kept: the present and the former one."""
 
 
 class Relay:

@@ -86,7 +86,7 @@ def take_run(stack: Stack, page: Page, run_id: str, file: Path) -> None:
 
 
 def size_of(file: Path) -> tuple[int, int]:
-    """Of a PNG, in pixels."""
+    """The width and height of a PNG, in pixels."""
     head = file.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", head[16:])

@@ -108,7 +108,7 @@ async def starts_cancelled_anywhere(spec: SandboxSpec, *, pause_s: float) -> Non
 
 
 def children() -> set[int]:
-    """Of this process; a thread that ends meanwhile leaves its own to another one."""
+    """The children of this process; a thread that ends meanwhile leaves its own to another one."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

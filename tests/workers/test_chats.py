@@ -64,7 +64,7 @@ def talked_run(user: User, trained: Path, settings: Any, tmp_path: Path, monkeyp
 
 @pytest.fixture(scope="module")
 def tiny_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Of a folder that can really be talked with."""
+    """The files of a folder that can really be talked with."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "engine", "make-model", str(folder)], env=env, check=True, timeout=600)

@@ -50,7 +50,7 @@ def _note_use(key: ApiKey) -> None:
 
 
 class SessionAuth(APIKeyCookie):
-    """For our own pages.  A request with an ``Authorization`` header is judged by that alone."""
+    """Serves our own pages.  A request with an ``Authorization`` header is judged by that alone."""
 
     param_name = settings.SESSION_COOKIE_NAME
 

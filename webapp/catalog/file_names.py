@@ -10,7 +10,7 @@ from engine.spec.problems import Problem
 
 MOST_FILES = 2000
 MOST_TEXT_BYTES = 256 * 2**20
-"""Of a file that holds no weights."""
+"""The size of a file that holds no weights."""
 WEIGHTS = ".safetensors"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}")
 _SUFFIXES = (".json", WEIGHTS, ".txt", ".jinja", ".model", ".md")

@@ -38,7 +38,7 @@ def import_folder(team: Team, name: str, path: str, *, acting_user: User) -> Mod
 def import_dataset(
     team: Team, name: str, path: str, preparation: Preparation | None = None, *, acting_user: User
 ) -> DatasetVersion:
-    """Of a folder's files, or of one file.  Raises Invalid for a path that is neither below the import root, and what
+    """Import a folder's files, or one file.  Raises Invalid for a path that is neither below the import root, and what
     ``begin_dataset`` raises."""
     found = _below_root(path, holds_rows, "file or folder")
     try:
@@ -55,8 +55,8 @@ def import_dataset(
 def import_tasks(
     team: Team, name: str, path: str, check: TaskCheck | None = None, *, acting_user: User
 ) -> TaskSetVersion:
-    """Of a folder of tasks, a tar of one, or rows of a SWE-bench form.  Raises Invalid for a path that is none of them
-    below the import root, and what ``begin_tasks`` raises."""
+    """Import a folder of tasks, a tar of one, or rows of a SWE-bench form.  Raises Invalid for a path that is none of
+    them below the import root, and what ``begin_tasks`` raises."""
     found = _below_root(path, holds_tasks, "file or folder")
     try:
         size_bytes = _bytes_below(found)
@@ -67,7 +67,8 @@ def import_tasks(
 
 
 def _bytes_below(path: Path) -> int:
-    """Of the files that are there now, of so many as are counted; what is more is found when they are stored."""
+    """The size of the files that are there now, of so many as are counted; what is more is found when they are
+    stored."""
     if path.is_file():
         return path.stat().st_size
     found = (entry for entry in islice(path.rglob("*"), MOST_COUNTED) if entry.is_file() and not entry.is_symlink())

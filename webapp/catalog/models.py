@@ -254,7 +254,7 @@ class Upload(models.Model):
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="+")
     kind = models.CharField(max_length=7, choices=UploadKind.choices, default=UploadKind.MODEL)
     name = models.CharField(max_length=100)
-    """Of the model, the dataset or the task set."""
+    """The name of the model, the dataset or the task set."""
     files = models.JSONField()
     """``[{"name": "model.safetensors", "bytes": 123}, ...]``: announced first, so that there is room for all."""
     version = models.OneToOneField(ModelVersion, on_delete=models.CASCADE, null=True, related_name="upload")
@@ -284,7 +284,7 @@ class UploadPart(models.Model):
     file = models.PositiveIntegerField()
     """The place in ``Upload.files``, from 0."""
     number = models.PositiveIntegerField()
-    """Of the part in its file, from 0."""
+    """The number of the part in its file, from 0."""
     sha256 = models.CharField(max_length=64)
 
     class Meta:

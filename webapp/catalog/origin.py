@@ -28,9 +28,9 @@ class CheckpointOrigin(Strict):
     kind: Literal["checkpoint"] = "checkpoint"
     run: str
     number: int
-    """Of the run in its team."""
+    """The number of the run in its team."""
     name: str
-    """Of the run."""
+    """The name of the run."""
     step: int
     environment: str
     data: dict[str, Any]

@@ -32,7 +32,7 @@ class ShelfPages:
     """The pages of one kind of things that a team keeps in versions."""
 
     section: str
-    """Of the sidebar."""
+    """The key of the sidebar."""
     app: str
     """Whose templates and addresses they are: ``index``, ``table`` and ``new``; ``version``."""
     kind: UploadKind

@@ -61,7 +61,7 @@ class TaskSetVersion(StoredVersion):
     check_settings = models.JSONField(null=True)
     """``engine.spec.task_check.TaskCheck`` of the last check."""
     check_id = models.UUIDField(default=uuid4)
-    """Of the job that checks it, and of the job's folder; another one for each job."""
+    """The id of the job that checks it, and of the job's folder; another one for each job."""
     check_jobs = models.PositiveIntegerField(default=0)
     """Jobs of this check that have died."""
     log_bytes = models.BigIntegerField(default=0)
@@ -99,7 +99,7 @@ class TaskSetVersion(StoredVersion):
 
     @property
     def submission_id(self) -> str:
-        """Of the job that checks it."""
+        """The id of the job that checks it."""
         return f"task-check-{self.check_id}"
 
     def manifest(self) -> TaskManifest:
@@ -135,7 +135,7 @@ class StoredTask(models.Model):
         return self.name
 
     def rewards(self, kind: str) -> list[float | None]:
-        """Of the trials so far, in the order of their repetitions."""
+        """The rewards of the trials so far, in the order of their repetitions."""
         trials = sorted((trial for trial in self.trials.all() if trial.kind == kind), key=lambda one: one.repetition)
         return [trial.reward for trial in trials]
 

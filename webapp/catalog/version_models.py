@@ -18,7 +18,7 @@ class Named(models.Model):
 
     name = models.CharField(max_length=100)
     last_number = models.PositiveIntegerField(default=0)
-    """Of its versions.  A deleted version's number is never given again: specs name it."""
+    """The number of the latest of its versions.  A deleted version's number is never given again: specs name it."""
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -34,7 +34,7 @@ class StoredVersion(models.Model):
 
     storage: ClassVar[Storage]
     noun: ClassVar[str]
-    """Of what it is a version."""
+    """The name of what it is a version."""
     store_message: ClassVar[str]
     """The name of the task that does what is next for it (``webapp/queue.py``)."""
     of_family: ClassVar[str]
@@ -47,7 +47,7 @@ class StoredVersion(models.Model):
     number = models.PositiveIntegerField(null=True)
     """1, 2, 3 ... within its name, given when it becomes ready."""
     sha256 = models.CharField(max_length=64, blank=True)
-    """Of its manifest."""
+    """The digest of its manifest."""
     state = models.CharField(max_length=10)
     """One of the kind's own."""
     state_since = models.DateTimeField(default=timezone.now)
@@ -59,7 +59,7 @@ class StoredVersion(models.Model):
     origin = models.JSONField()
     """``webapp.catalog.origin.Origin``: the folder, the upload or the checkpoint that it is made of."""
     bytes = models.BigIntegerField(default=0)
-    """Of all files, as announced until it is ready."""
+    """The size of all files, as announced until it is ready."""
     bytes_done = models.BigIntegerField(default=0)
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)

@@ -34,7 +34,7 @@ class ConversationRequest(Strict):
     model_version: int | None = Field(default=None, ge=1, lt=2**63)
     """In place of a run: the id of a version of a model."""
     step: int | None = Field(default=None, ge=0, lt=2**31)
-    """Of the checkpoint; absent: the newest."""
+    """The step of the checkpoint; absent: the newest."""
     tools: bool = False
     """Whether the tools of the run's environment answer calls, in sandboxes under the run's egress policy."""
 

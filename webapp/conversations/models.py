@@ -31,13 +31,13 @@ WITH_PROCESS = frozenset({State.LOADING, State.READY, State.ANSWERING})
 
 
 class Conversation(models.Model):
-    """With a step of a run, or with a version of a model."""
+    """A talk with a step of a run, or with a version of a model."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="conversations")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, null=True, related_name="conversations")
     step = models.PositiveIntegerField(null=True)
-    """Of the run's checkpoint."""
+    """The step of the run's checkpoint."""
     model_version = models.ForeignKey(ModelVersion, on_delete=models.SET_NULL, null=True, related_name="conversations")
     version_name = models.CharField(max_length=120, blank=True)
     """``name@number`` of the version; it stays when the version is deleted."""

@@ -20,7 +20,7 @@ from webapp.runs.models import Run
 MOST_PER_TEAM = 200
 """Conversations that are kept; the oldest that nobody uses make room."""
 MOST_ENTRIES = 50_000
-"""Of one conversation."""
+"""The most entries of one conversation."""
 KEPT_FOR = timedelta(days=30)
 
 

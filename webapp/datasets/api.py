@@ -192,7 +192,7 @@ def versions_of_dataset(
 def list_versions(
     request: HttpRequest, state: DatasetState | None = None, limit: Page = 50, cursor: str | None = None
 ) -> DatasetVersionPage:
-    """Of all datasets, the newest first."""
+    """The versions of all datasets, the newest first."""
     rows = dataset_versions_of(request)
     return _versions(rows if state is None else rows.filter(state=state), limit, cursor)
 

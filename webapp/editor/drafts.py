@@ -154,9 +154,9 @@ class Size:
     rollouts: int
     updates_per_step: int
     evaluation_tries: int
-    """Of the full evaluation, greedy and sampled."""
+    """The tries of the full evaluation, greedy and sampled."""
     parameters: int | None
-    """Of a built-in transformer, without the embedding; None where only the model's folder says."""
+    """The number of a built-in transformer, without the embedding; None where only the model's folder says."""
     has_critic: bool
 
     @classmethod

@@ -63,7 +63,7 @@ _MAIN = {
 _ROW = re.compile(r"\.\d+")
 """The number of a row in the path of what is in it."""
 _MANY = 5
-"""Of a table without an entry above, a longer list than this is cut to ``_FIRST``."""
+"""In a table without an entry above, a longer list than this is cut to ``_FIRST``."""
 _FIRST = 4
 _FOLDED = frozenset(
     {

@@ -33,7 +33,7 @@ class Connection(Strict):
     scheme: Literal["tls", "http", "other"] = "tls"
     """What its first bytes are: a TLS hello that names the host, a plain HTTP request, or what cannot be read."""
     method: str = Field(default="GET", pattern=r"^[A-Z][A-Z-]{0,31}$")
-    """Of a plain HTTP request."""
+    """The method of a plain HTTP request."""
     resolves_to: str | None = None
     """What the host name resolves to, where that matters to the rules; a public address otherwise."""
 
@@ -77,7 +77,7 @@ class ConnectionAnswer:
     connection: Connection
     address: str
     special_range: str | None
-    """Of which special range the address is, if of any."""
+    """The special range that the address is in, if any."""
     stages: list[Stage]
 
     @property

@@ -122,7 +122,8 @@ def _levels(request: HttpRequest, environment: str) -> list[Level]:
 
 
 def _newest_asked(request: HttpRequest, environment: str) -> Run | None:
-    """Of the newest runs in the environment: older ones are not looked at, however many there are."""
+    """The one that is asked for among the newest runs in the environment: older ones are not looked at, however many
+    there are."""
     in_it = runs_of(request).annotate(environment=ENVIRONMENT_OF_RUN).filter(environment=environment)
     newest = list(in_it.order_by("-created_at").values_list("id", flat=True)[:NEWEST_RUNS])
     has_trajectories = Exists(Trajectory.objects.filter(run=OuterRef("id")))

@@ -25,7 +25,7 @@ class Ask:
     may_be_absent: bool = False
     """It is True where None is a value of its own."""
     models: dict[str, type[BaseModel]] = field(default_factory=dict)
-    """Of a variant by tag; the one of a table or of rows under the empty name."""
+    """The models of a variant by tag; the one of a table or of rows under the empty name."""
     tag: str = ""
     choices: tuple[str, ...] = ()
     is_whole: bool = False
@@ -34,7 +34,7 @@ class Ask:
 
     @property
     def model(self) -> type[BaseModel]:
-        """Of a table or of rows; of a variant the first one, for documents that name none."""
+        """The model of a table or of rows; of a variant the first one, for documents that name none."""
         return next(iter(self.models.values()))
 
     def model_for(self, value: Any) -> type[BaseModel]:

@@ -141,7 +141,7 @@ def versions_of_model(request: HttpRequest, model_id: int, limit: Page = 50, cur
 def list_versions(
     request: HttpRequest, state: VersionState | None = None, limit: Page = 50, cursor: str | None = None
 ) -> VersionPage:
-    """Of all models, the newest first."""
+    """The versions of all models, the newest first."""
     rows = versions_of(request)
     return _versions(rows if state is None else rows.filter(state=state), limit, cursor)
 

@@ -59,7 +59,7 @@ def promote_checkpoint(run: Run, step: int, name: str, *, acting_user: User) -> 
 
 
 def _refuse_adapter_alone(run: Run) -> None:
-    """Of a warm start too the run's own spec says how an adapter is saved: it takes over no other's."""
+    """A warm start takes over no adapter either: the run's own spec says how one is saved."""
     lora = run.spec["model"].get("lora")
     if lora is not None and lora.get("export") == "adapter":
         message = 'its checkpoints hold the adapter alone (model.lora.export = "adapter"), and a model has all weights'

@@ -151,7 +151,7 @@ class ConversationConsumer(_Speaker):
 
 
 class AlertConsumer(_Speaker):
-    """Of all teams that the viewer is in when it connects; one who joins or leaves a team comes again."""
+    """The alerts of all teams that the viewer is in when it connects; one who joins or leaves a team comes again."""
 
     teams: Teams | None = None
 

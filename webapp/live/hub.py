@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 class Hub(ABC):
     def __init__(self, group: str) -> None:
         self.group = group
-        """Of the channel layer: whoever changes what this hub reads notifies it."""
+        """The group of the channel layer: whoever changes what this hub reads notifies it."""
         self.viewers = 0
         self._notified = asyncio.Event()
         self._changed = asyncio.Event()

@@ -74,7 +74,7 @@ class LaneUse:
     busy_s: float
     """Time in which at least one span was under way."""
     share: float
-    """Of the time from the first span of any lane to the end of the last."""
+    """The share of the time from the first span of any lane to the end of the last."""
     at_once: float
     """Spans that were under way at once, on average while the lane was busy."""
     longest: LaneSpan

@@ -37,7 +37,8 @@ class Decided:
     held_back: int = 0
     """Trajectories that were not found benign, because another alert that quarantined them is undecided."""
     without_effect: int = 0
-    """Of the trajectories decided on now, those of runs that have ended: nothing is trained any more."""
+    """The trajectories decided on now that have no effect: those of runs that have ended: nothing is trained any
+    more."""
 
     def __add__(self, other: "Decided") -> "Decided":
         return Decided(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))

@@ -13,8 +13,8 @@ from engine.spec.trajectory import Change, Trajectory, Turn
 
 Tone = Literal["good", "bad", "warn", ""]
 MOST_PAIRS = 16_000
-"""Of words, or else of lines, that are compared with each other: comparing takes quadratic time, and cubic where a text
-repeats itself.  Beyond that texts are shown whole, one after the other."""
+"""The most pairs of words, or else of lines, that are compared with each other: comparing takes quadratic time, and
+cubic where a text repeats itself.  Beyond that texts are shown whole, one after the other."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from webapp.trajectories.models import Trajectories, Trajectory
 
 ExportFormat = Literal["chat", "atif"]
 MOST_TOKENS = 2**23
-"""Of the contexts of all branches of one trajectory."""
+"""The most tokens of the contexts of all branches of one trajectory."""
 ROWS_AT_ONCE = 50
 
 

@@ -178,7 +178,7 @@ class Histogram:
 
 
 def reward_histogram(run: Run, chosen: Filter) -> Histogram | None:
-    """Of the chosen step, or else of the newest; None without any trajectory."""
+    """The histogram of the chosen step, or else of the newest; None without any trajectory."""
     every_reward = replace(chosen, reward_min="", reward_max="")
     every_step = replace(every_reward, step="").of_run(run).order_by().annotate(sampled_for=SAMPLED_FOR_STEP)
     newest = every_step.aggregate(step=Max("sampled_for"))["step"]

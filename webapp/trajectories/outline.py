@@ -28,7 +28,7 @@ class Call:
     """The turn's, counted from 1 on."""
     cost: CallCost
     seconds: float | None
-    """Of its tool calls; None where there are none, or where an agent made them itself."""
+    """The seconds of its tool calls; None where there are none, or where an agent made them itself."""
     alerts: int
 
 

@@ -9,9 +9,9 @@ COLOURS = {"advantage": "Advantage", "logprob": "Log-prob", "ratio": "Ratio", "n
 ADVANTAGE_STEP = 0.4
 """Advantages are shaded in five steps to each side, the last one from 1.8 on."""
 LOGPROB_EDGES = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""Of -log p in nats: 0.05 is a token that was nearly certain, 2 one that was a surprise."""
+"""The edges of -log p in nats: 0.05 is a token that was nearly certain, 2 one that was a surprise."""
 RATIO_EDGES = (0.001, 0.01, 0.05, 0.1, 0.2)
-"""Of |log(p_trainer / p_sampler)|: how far trainer and sampler disagree about the same token."""
+"""The edges of |log(p_trainer / p_sampler)|: how far trainer and sampler disagree about the same token."""
 
 
 @dataclass(frozen=True)

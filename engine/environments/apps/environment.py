@@ -113,7 +113,7 @@ class AppsSimulation(ToolSimulation[Database]):
 
     @cached_property
     def _changing(self) -> list[bool]:
-        """Of each call of the way, whether it changed a table."""
+        """Tell for each call of the way whether it changed a table."""
         now, changing = self.first, list[bool]()
         for request in self._agent.requests:
             before, now = now, self.called(now, request).state

@@ -61,7 +61,7 @@ def faults_in(name: str, arguments: Arguments) -> list[str]:
 
 
 def _kinds(name: str) -> dict[str, Kind]:
-    """Of each argument; every function but a login takes a token."""
+    """The kinds of each argument; every function but a login takes a token."""
     token: dict[str, Kind] = {} if name.endswith(".login") else {"token": "text"}
     return token | dict(FUNCTIONS[name].parameters)
 

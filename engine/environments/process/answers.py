@@ -21,8 +21,8 @@ MOST_MESSAGES = 1024
 MOST_COMPONENTS = 64
 TASKS_PER_ANSWER = 64
 REFUSED_KEYWORDS = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$recursiveRef", "$id"})
-"""Of the JSON schema of a tool: arguments are checked in the engine, where a pattern may take for ever, and a reference
-may lead anywhere or in a circle."""
+"""What the JSON schema of a tool may not use: arguments are checked in the engine, where a pattern may take for ever,
+and a reference may lead anywhere or in a circle."""
 AnswerT = TypeVar("AnswerT", bound="ProcessAnswer")
 
 

@@ -19,7 +19,7 @@ from engine.spec.trajectory import Split, Task
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 CHECKED_TASKS = 4
-"""Of each split."""
+"""The tasks that are checked of each split."""
 FAULTS = (EnvironmentProcessLost, RaisedInProcess, MisfitAnswer, VerifierFailed)
 
 

@@ -23,7 +23,7 @@ from sandboxes.spec import SandboxSpec
 
 LINE_BYTES = 4 * 2**20
 LOG_BYTES = 4096
-"""Of what the process printed last, kept for messages."""
+"""The length of what the process printed last, kept for messages."""
 LOG_CHUNK_BYTES, LOG_PAUSE_S = 2**16, 0.01
 """A process that prints without end costs its own time, not the engine's."""
 MOST_REASON = 2000

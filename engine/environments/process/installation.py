@@ -24,7 +24,7 @@ INSIDE = "/environment"
 OLDEST_PYTHON = (3, 10)
 INSTALL_S = 1800
 PASSED_ON = ("PATH", "HOME", "LANG", "SSL_CERT_FILE", "http_proxy", "https_proxy", "no_proxy")
-"""Of our variables, beside pip's own, what pip is given: no secret of the engine's is among them."""
+"""What pip is given of our variables, beside its own: no secret of the engine's is among them."""
 FACTS = "import json, sys; print(json.dumps([sys.version_info[:2], sys.base_prefix, sys.prefix, sys.executable]))"
 
 

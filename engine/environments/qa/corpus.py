@@ -14,9 +14,9 @@ from engine.spec.dataset_row import DatasetRow
 from engine.spec.qa_tools import Search
 
 LARGEST_CORPUS_BYTES = 2**28
-"""Of the split as it is stored."""
+"""The largest size of the split as it is stored."""
 MOST_WORDS = 32
-"""Of a query; those behind them are left out."""
+"""The most words of a query that are looked for; those behind them are left out."""
 TOKENIZER = "unicode61 remove_diacritics 2"
 """Words in any case and without accents, as SQLite divides them."""
 _WORD = re.compile(r"\w+")

@@ -15,7 +15,8 @@ from engine.spec.run import Dataset
 from engine.spec.trajectory import Split, Task
 
 CHECKED_ROWS = 1000
-"""Of each split, when the environment is made; a later row that cannot be checked is found when it is answered."""
+"""The rows that are checked of each split, when the environment is made; a later row that cannot be checked is found
+when it is answered."""
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 

@@ -47,7 +47,7 @@ class Corpus:
 
     def __init__(self, kind_of: Mapping[str, Kind], facts: Mapping[tuple[str, str], str], rng: Random) -> None:
         self.kind_of = kind_of
-        """Of every entity, by its name."""
+        """The kind of every entity, by its name."""
         self.facts = facts
         """(entity, relation) -> the name of another entity, or a plain value."""
         ids = rng.sample(range(100, 1000), len(kind_of))

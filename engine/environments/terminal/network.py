@@ -6,12 +6,13 @@ from sandboxes.egress.rule import Rule
 from sandboxes.spec import SandboxSpec
 
 PORTS = (80, 443)
-"""Of the hosts of an allowlist."""
+"""The ports of the hosts of an allowlist."""
 RULE = "task"
 
 
 def mode_of(file: TaskFile, *, of_tests: bool) -> tuple[NetworkMode, tuple[str, ...]]:
-    """Of the tests or of the policy: its own mode and hosts, else the environment's, else no network."""
+    """The mode and the hosts of the tests or of the policy: its own mode and hosts, else the environment's, else no
+    network."""
     phase = file.verifier if of_tests else file.agent
     if phase.network_mode is not None:
         return phase.network_mode, tuple(phase.allowed_hosts)

@@ -21,7 +21,7 @@ class RewardUnreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TestReward:
-    """From 0 to 1, and the parts that ``reward.json`` names beside it."""
+    """A reward from 0 to 1, and the parts that ``reward.json`` names beside it."""
 
     reward: float
     components: Mapping[str, float] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class TestReward:
 
 
 def reward_of(text: bytes | None, document: bytes | None) -> TestReward:
-    """Of ``reward.txt`` and ``reward.json``, either of which may be None.  Raises ``RewardUnreadable``."""
+    """The reward of ``reward.txt`` and ``reward.json``, either of which may be None.  Raises ``RewardUnreadable``."""
     if document is None:
         if text is None:
             raise RewardUnreadable("the tests wrote neither reward.txt nor reward.json")

@@ -23,7 +23,7 @@ from engine.spec.task_check import MOST_PROBLEMS, FoundProblem, TasksReport
 from engine.spec.task_files import TASKS_FOLDER, TASKS_MANIFEST, StoredTaskEntry, TaskFileEntry, TaskManifest
 
 MOST_ENTRIES = 200_000
-"""Of an archive."""
+"""The most entries of an archive."""
 _CHUNK_BYTES = 2**20
 
 

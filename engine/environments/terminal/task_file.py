@@ -149,7 +149,7 @@ class VerifierTable(_Phase):
 
 
 class SolutionTable(Strict):
-    """Of ``solution/solve.sh``."""
+    """What the service knows of ``solution/solve.sh``."""
 
     env: Variables = {}
 

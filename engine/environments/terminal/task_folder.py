@@ -30,7 +30,7 @@ from sandboxes.tree import LONGEST_PATH_BYTES, MOST_BYTES, Tree, TreeEntry
 
 TASK_FILE, INSTRUCTION, TESTS, SOLVE = "task.toml", "instruction.md", "tests/test.sh", "solution/solve.sh"
 TEXT_BYTES = 256 * 1024
-"""Of ``task.toml``, ``instruction.md`` and a Dockerfile, each."""
+"""The longest text of ``task.toml``, ``instruction.md`` and a Dockerfile, each."""
 UNSUPPORTED = {
     "steps": "tasks of several steps are not supported",
     "environment/docker-compose.yaml": "tasks of several containers are not supported",
@@ -171,7 +171,7 @@ class _Reader:
             return None
 
     def _has_known_schema(self, given: dict[str, object]) -> bool:
-        """Of another schema nothing else is read: what its keys mean is not known."""
+        """A file of another schema is not read further: what its keys mean is not known."""
         version = given.get("schema_version", given.get("version"))
         if version in SCHEMAS:
             return True

@@ -24,7 +24,7 @@ from sandboxes.tree import MOST_ENTRIES, Tree, TreeLimits
 
 TESTS, LOGS = "/tests", "/logs/verifier"
 HOME = "/tmp/home"
-"""Of the tests: not the folder that the policy worked in, whose start-up files would be theirs."""
+"""The home folder of the tests: not the folder that the policy worked in, whose start-up files would be theirs."""
 HANDED_IN = TreeLimits(entries=MOST_ENTRIES, size_bytes=MOST_TREE_BYTES)
 LAST_CHARACTERS = 2000
 

@@ -30,7 +30,7 @@ class Verification:
 
 
 def fresh_sandbox(sandbox: SandboxSpec, *, timeout_s: float) -> SandboxSpec:
-    """Of a sandbox in which a verifier runs code: limits as the environment's, and no way to any network."""
+    """The spec of a sandbox in which a verifier runs code: limits as the environment's, and no way to any network."""
     return sandbox.model_copy(update={"network": "none", "egress": None, "snapshots": False, "timeout_s": timeout_s})
 
 

@@ -16,7 +16,7 @@ import time
 
 CHECK_S = 5
 MEMORY_BYTES = 2**30
-"""Of a child, beside what the library takes."""
+"""The memory of a child, beside what the library takes."""
 
 
 def are_equal(expected: str, result: str, digits: int) -> bool:

@@ -125,7 +125,8 @@ async def _both(call: Awaitable[None], ours: Callable[..., None], *arguments: ob
 
 
 def address_towards(url: str) -> str:
-    """Of this machine, by which a server at ``url`` is reached, and reaches us.  Raises ServerGone where none does."""
+    """The address of this machine, by which a server at ``url`` is reached, and reaches us.  Raises ServerGone where
+    none does."""
     parts = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

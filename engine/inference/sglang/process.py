@@ -49,7 +49,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that keeps the server; its child leads the server's process group."""
+        """The id of the process that keeps the server; its child leads the server's process group."""
         return None if self._keeper is None else self._keeper.pid
 
     def start(self) -> None:
@@ -150,7 +150,7 @@ def devices_of(number: int, settings: Sglang, visible: str | None) -> str:
 
 
 def new_key() -> str:
-    """Of letters and digits alone: on a command line, a key that begins with a dash would be an option."""
+    """A key has letters and digits alone: on a command line, a key that begins with a dash would be an option."""
     return secrets.token_hex(24)
 
 

@@ -22,9 +22,9 @@ from engine.models.weights import WeightSource
 
 SHARD_BYTES = 2 * 2**30
 PART_BYTES = 128 * 2**20
-"""Of one request; a third more as base64."""
+"""The length of one request; a third more as base64."""
 RESERVE_BYTES = 256 * 2**20
-"""Of the disk that stays free."""
+"""The part of the disk that stays free."""
 
 
 class NoRoomForWeights(RuntimeError):

@@ -20,13 +20,15 @@ BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 PREFILL_ROWS = 8
 """Prompts, or long observations, that are read at once where that costs little."""
 PREFILL_TOKENS = 16
-"""Of each of them in one pass.  Where fewer are read at once, more tokens of each are: a pass has as many in all."""
+"""The tokens of each of them in one pass.  Where fewer are read at once, more tokens of each are: a pass has as many in
+all."""
 PREFILL_BYTES = 256 * 2**20
 """Up to which PREFILL_ROWS rows cost little; beyond it there is one for four slots."""
 LOGITS_BYTES = 256 * 2**20
 """What logits and all that sampling makes of them may take at once; one row is computed in any case."""
 BYTES_PER_LOGIT = 64
-"""Of one logit while it is sampled from: itself, scaled, its probability, float64 sums, and the order of truncation."""
+"""The bytes of one logit while it is sampled from: itself, scaled, its probability, float64 sums, and the order of
+truncation."""
 SHORTEST_CONTEXT = 16
 """Below which no context is offered as a remedy; `model.context_tokens` takes no smaller one."""
 _COLUMN_MULTIPLE = 8
@@ -44,7 +46,8 @@ class Layout:
 
     @property
     def columns(self) -> int:
-        """Of a cache row: one more than the context is long, for padding, and then as many as make aligned rows."""
+        """The width of a cache row: one more than the context is long, for padding, and then as many as make aligned
+        rows."""
         return -(-(self.context_tokens + 1) // _COLUMN_MULTIPLE) * _COLUMN_MULTIPLE
 
     @property

@@ -27,19 +27,25 @@ class Draws:
         self.forced_S = np.full(slots, NOT_FORCED)
         self.top_k_S, self.top_p_S, self.min_p_S = np.zeros(slots, dtype=np.int64), np.ones(slots), np.zeros(slots)
         self.logprobs_truncated_S = np.zeros(slots, dtype=np.bool_)
-        self._forces = self._truncates = False
-        """Whether any slot has its token given, or truncates."""
+        self._forces = self._truncates = self._heats = self._logprobs_heat = self._takes_likeliest = False
+        """Whether any slot has its token given, truncates, has another temperature than 1, or one of 0."""
 
     def put(self, slot: int, request: GenerateRequest, *, uniform: float, forced: int) -> None:
         """``forced`` is the token to take, or NOT_FORCED."""
-        self.temperature_S[slot] = request.temperature
-        self.uniform_S[slot], self.forced_S[slot] = uniform, forced
-        self.logprob_temperature_S[slot] = request.logprob_temperature
+        self.uniform_S[slot] = uniform
+        if request.temperature != 1:
+            self._heats = True
+            self._takes_likeliest |= request.temperature == 0
+            self.temperature_S[slot] = request.temperature
+        if request.logprob_temperature != 1:
+            self._logprobs_heat = True
+            self.logprob_temperature_S[slot] = request.logprob_temperature
         if forced != NOT_FORCED:
             self._forces = True
-        if request.truncation != NO_TRUNCATION:
+            self.forced_S[slot] = forced
+        truncation = request.truncation
+        if truncation is not NO_TRUNCATION and truncation != NO_TRUNCATION:
             self._truncates = True
-            truncation = request.truncation
             self.top_k_S[slot], self.top_p_S[slot] = truncation.top_k, truncation.top_p
             self.min_p_S[slot] = truncation.min_p
             self.logprobs_truncated_S[slot] = request.logprobs_truncated
@@ -53,13 +59,12 @@ class Draws:
         truncates = self._truncates and bool(
             self.top_k_S[rows].any() or (self.top_p_S[rows] < 1).any() or self.min_p_S[rows].any()
         )
-        heats, logprobs_heat = bool((self.temperature_S != 1).any()), bool((self.logprob_temperature_S != 1).any())
         return BlockDraws(
             uniform_B=tensor(self.uniform_S),
-            temperature_B=tensor(self.temperature_S) if heats else None,
-            logprob_temperature_B=tensor(self.logprob_temperature_S) if logprobs_heat else None,
+            temperature_B=tensor(self.temperature_S) if self._heats else None,
+            logprob_temperature_B=tensor(self.logprob_temperature_S) if self._logprobs_heat else None,
             forced_B=tensor(self.forced_S) if self._forces else None,
-            takes_likeliest=heats and bool((self.temperature_S == 0).any()),
+            takes_likeliest=self._takes_likeliest,
             truncation=BlockTruncation(
                 *map(tensor, (self.top_k_S, self.top_p_S, self.min_p_S, self.logprobs_truncated_S))
             )

@@ -28,7 +28,7 @@ class Reply:
         return cls(loop, loop.create_future(), on_token)
 
     def tell(self, token: int, logprob: float) -> None:
-        """Of a token, while the caller waits for more."""
+        """Report a token while the caller waits for more."""
         if (on_token := self.on_token) is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(lambda: None if self.future.done() else on_token(token, logprob))
 
@@ -101,7 +101,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Session:
-    """Of ``ids``, the first ``cached`` stand in the KV cache, each at its own position; the others are unread.
+    """The first ``cached`` of the ``ids`` stand in the KV cache, each at its own position; the others are unread.
 
     The first ``to_prefill`` of the unread are read in chunks, the others one per step; the step that
     reads the last of them samples its successor.  After a turn the last sampled token is unread: it

@@ -44,9 +44,9 @@ class Found:
 
     context: Context
     digest: bytes
-    """Of its tools and messages, which ``Contexts.spoke`` takes with the answer."""
+    """The digest of its tools and messages, which ``Contexts.spoke`` takes with the answer."""
     number: int | None
-    """Of the turn; None where it begins anew."""
+    """The number of the turn; None where it begins anew."""
     results: dict[str, str]
     """What the call's messages say of that turn's tool calls, by their ids."""
 
@@ -149,7 +149,7 @@ def _check_results(entry: AssistantMessage, read: Sequence[Message]) -> None:
 
 
 def _digests(asked: Asked) -> Iterator[bytes]:
-    """Of the tools, and of the tools and each beginning of the messages."""
+    """The digests of the tools, and of the tools and each beginning of the messages."""
     tools = [(tool.name, tool.description, tool.parameters) for tool in asked.tools]
     digest = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).digest()
     yield digest

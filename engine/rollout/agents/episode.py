@@ -223,8 +223,8 @@ def _trajectory(request: EpisodeRequest, arena: Arena, task: Task, played: _Play
 
 
 def _oldest_version(turns: Sequence[Turn], planned: int) -> int:
-    """Of all tokens: of calls side by side the one that began first may be over last.  ``planned`` where there are
-    none."""
+    """The oldest version of all tokens: of calls side by side the one that began first may be over last.  ``planned``
+    where there are none."""
     return min((version for turn in turns for version in turn.policy_versions), default=planned)
 
 

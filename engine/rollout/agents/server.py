@@ -35,7 +35,7 @@ MOST_HEADER_BYTES = 16 * 2**10
 MOST_BODY_BYTES = 8 * 2**20
 MOST_CONNECTIONS = 64
 MOST_HELD_BYTES = 4 * MOST_BODY_BYTES
-"""Of all bodies that are being received from one agent."""
+"""The bytes of all bodies that are being received from one agent."""
 READ_BYTES = 2**13
 """At once: no more than this is read of headers beyond their limit, which holds for what is incomplete."""
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """In seconds."""
+    """How long a server waits, in seconds."""
 
     request: float = 30.0
     """From the first byte of a connection, or the end of an answer, to the end of the next request."""

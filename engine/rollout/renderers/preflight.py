@@ -21,7 +21,7 @@ from engine.spec.message import AssistantMessage, Message, ToolSchema
 from engine.spec.problems import Problem
 
 MOST_SECONDS = 30
-"""Of processor time, and twice that by the clock."""
+"""The limit of processor time, and twice that by the clock."""
 MOST_BYTES = 4 * 2**30
 _TOOLS = (ToolSchema.of_text("python", "code", "Runs a program."),)
 _TAKE_ANOTHER = "take the tokenizer and the template that the model came with"

@@ -33,7 +33,7 @@ from engine.models.pretrained_tokenizer import FIELD, PretrainedTokenizer, patte
 MOST_STEPS = 10**6
 """Turns of loops and calls of macros in one rendering."""
 MOST_BITS = 2**16
-"""Of a whole number that the template makes by multiplying."""
+"""The length of a whole number that the template makes by multiplying."""
 MOST_CHARACTERS = 2**26
 """In one rendering, and in one value that the template keeps under a name, joins or multiplies."""
 MOST_RENDERINGS, MOST_REMEMBERED = 1024, 2**24
@@ -244,7 +244,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as its parent
-        """Of what the sandbox lets a template call, our own counters need not be looked at each time."""
+        """The sandbox decides what a template may call; our own counters need not be looked at each time."""
         if isinstance(__obj, MethodType) and __obj.__self__ is __self.bounds:
             return __obj(*args)
         return super().call(__context, __obj, *args, **kwargs)

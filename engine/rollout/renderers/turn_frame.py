@@ -59,7 +59,7 @@ def assistant(content: str, **entries: Any) -> Document:
 
 
 def call_id(number: int) -> str:
-    """Of a turn's ``number``-th call, from 0: nine characters, as Mistral's templates demand."""
+    """The id of a turn's ``number``-th call, from 0: nine characters, as Mistral's templates demand."""
     return f"call{number:05d}"
 
 

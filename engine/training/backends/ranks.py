@@ -63,7 +63,7 @@ class _Begin:
 @dataclass(frozen=True)
 class _Call:
     method: str
-    """Of the rank's backend, or of its critic: ``step``, ``critic.step``."""
+    """A method of the rank's backend, or of its critic: ``step``, ``critic.step``."""
     arguments: Sequence[Any]
     named: dict[str, Any]
 

@@ -142,7 +142,7 @@ def shares(batch: Batch, ranks: int) -> list[list[int]]:
 
 
 def _together(losses: Sequence[BatchLoss]) -> BatchLoss:
-    """Of ranks that have divided by the weight of all; what they observed, rank after rank."""
+    """The losses of ranks that have divided by the weight of all; what they observed, rank after rank."""
     observed = [
         [entry for of_rank in of_term for entry in of_rank]
         for of_term in zip(*(loss.observations for loss in losses), strict=True)

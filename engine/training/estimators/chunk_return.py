@@ -52,7 +52,7 @@ def _call_rewards(trajectory: Trajectory) -> list[float]:
 
 
 def _expert_returns(credit: ChunkReturn, trajectory: Trajectory, success_reward: float) -> list[float]:
-    """Of each turn of the expert, discounted by the distance to the end of the *expert's* trajectory.
+    """The returns of each turn of the expert, discounted by the distance to the end of the *expert's* trajectory.
 
     Failed calls may have cost an expert more than its success earned.  Then it is not imitated: at 0, not below.
     """

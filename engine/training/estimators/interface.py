@@ -18,7 +18,7 @@ from engine.spec.trajectory import Trajectory, Turn
 from engine.training.batch import Sample
 
 TurnAdvantages = list[list[float]]
-"""Of one trajectory: per turn, per token of it."""
+"""The advantages of one trajectory, per turn and per token of it."""
 Values = Callable[[Sequence[Sample]], list[np.ndarray]]
 """A critic's values, aligned with each sample's tokens."""
 

@@ -51,7 +51,7 @@ REMOVE_S = 10.0
 PLACES = {"work": "0755", "tmp": "1777", "dev/shm": "1777"}
 """What can be written, with its permissions."""
 SHARED_MIB = 1
-"""Of /dev/shm: for semaphores, not for files.  The limit of what is written is ``disk_mib``, of two places."""
+"""The size of /dev/shm: for semaphores, not for files.  The limit of what is written is ``disk_mib``, of two places."""
 EMPTY = "ro,size=4k,nr_inodes=64,mode=0000,nosuid,nodev,noexec"
 SOCKET_BUFFERS = "4096 32768 131072"
 """Least, first and most bytes of one connection's buffer, for who does not set them by itself."""
@@ -136,7 +136,7 @@ def room(spec: SandboxSpec, place: str) -> str:
 
 
 def sandbox_memory_bytes(spec: SandboxSpec) -> int:
-    """Of all processes, the files, and the agent with the snapshots that it keeps."""
+    """The memory of all processes, the files, and the agent with the snapshots that it keeps."""
     disks = 2 + (len(TASK_FOLDERS) if spec.terminal else 0) + (KEPT_DISKS if spec.snapshots else 0)
     files_mib = spec.disk_mib * disks + SHARED_MIB
     return (spec.memory_mib + files_mib + AGENT_MIB) * 2**20
@@ -167,7 +167,7 @@ class Container:
     stream: socket.socket
     """Its standard streams, attached before it started; the link's to close."""
     init_pid: int = 0
-    """Of its first process on this machine; 0 if the daemon's processes cannot be seen here."""
+    """The process id of its first process on this machine; 0 if the daemon's processes cannot be seen here."""
     init: int = -1
     """A pidfd of it."""
     limits: Literal["cgroup"] = "cgroup"

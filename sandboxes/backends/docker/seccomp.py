@@ -54,7 +54,7 @@ symlink symlinkat sync sync_file_range syncfs sysinfo tee tgkill time timer_crea
 timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink
 unlinkat utime utimensat utimes vfork vmsplice wait4 waitid write writev
 """
-"""Of both architectures; a name that one of them lacks is passed over there."""
+"""The calls of both architectures; a name that one of them lacks is passed over there."""
 
 Rule = dict[str, object]
 WORD = 0xFFFFFFFF

@@ -15,10 +15,10 @@ SANDBOX_PYTHON = "/usr/bin/python3"
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 TASK_FOLDERS = ("tests", "solution", "logs")
-"""Of a terminal task.  They are links to below ``HIDDEN``, whose contents every detector protects."""
+"""The folders of a terminal task.  They are links to below ``HIDDEN``, whose contents every detector protects."""
 HIDDEN = "/tmp/.palestra"
 SHARED_BYTES = 2**20
-"""Of /dev/shm beside terminals, where it cannot be /tmp: for semaphores, not for files."""
+"""The size of /dev/shm beside terminals, where it cannot be /tmp: for semaphores, not for files."""
 BOOT = """\
 import marshal, os, sys
 sys.path[:] = [p for p in sys.path if p]

@@ -12,7 +12,8 @@ from sandboxes.spec import SandboxSpec
 
 OPEN_FILES = 256
 OWN_MIB = 32
-"""Of a sandbox itself: bubblewrap, the agent, page tables, the kernel's records of files, pipes and sockets."""
+"""The memory of a sandbox itself: bubblewrap, the agent, page tables, the kernel's records of files, pipes and
+sockets."""
 OWN_PROCESSES = 5
 """bubblewrap, the zygote, the agent, and two for the moment in which a sandbox is made."""
 ALONE, WITH_ZYGOTE = 1, 2

@@ -49,7 +49,7 @@ NOT_IMPLEMENTED = (
 OBSERVED_REFUSED, OBSERVED_MISSING = NOT_PERMITTED, ("memfd_create",)
 """Calls of an observed sandbox that observation.filter asks about, and that are refused by the answer."""
 PRIO_PROCESS, IOPRIO_WHO_PROCESS = 0, 1
-"""Of one process.  The other values name a group or a *user*: the agent is of the same user as its guests."""
+"""These name one process.  The other values name a group or a *user*: the agent is of the same user as its guests."""
 ME = 0
 SELF_ONLY = {
     "prlimit64": {0: ME},

@@ -28,7 +28,7 @@ from sandboxes.teardown import completed
 
 log = logging.getLogger(__name__)
 OWN_PROCESSES = 2
-"""Of a zygote between two sandboxes: bubblewrap and itself."""
+"""The processes of a zygote between two sandboxes: bubblewrap and itself."""
 CREDENTIALS = struct.Struct("@iII")
 MAKE_S = 30.0
 

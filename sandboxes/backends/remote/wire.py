@@ -24,12 +24,12 @@ MOST_RECORDS = 1000
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/@-]{0,99}$")]
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 URL = r"^https?://[^/@?#\s]+$"
-"""Of a host: scheme, address and port, without user, path or query."""
+"""The form of a host's address: scheme, address and port, without user, path or query."""
 Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for a change.")]
 
 
 def _decoded(given: Any) -> Any:
-    """Of bytes nothing: it is only text that is base64."""
+    """Bytes that are given stay as they are: only text is base64."""
     if not isinstance(given, str):
         return given
     try:
@@ -91,7 +91,7 @@ class SandboxView(Wire):
     id: str
     """It names the sandbox at the service, for its whole life."""
     name: str | None = None
-    """Of its present user: ``attempt.sandbox`` of the records.  None until it is open."""
+    """The name of its present user: ``attempt.sandbox`` of the records.  None until it is open."""
     owner: str
     user: str
     state: SandboxState

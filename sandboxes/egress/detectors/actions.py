@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.observed_action import ObservedAction
@@ -39,7 +38,7 @@ _RUNS_DECODED = re.compile(
 """Somebody runs what is decoded, or may."""
 EXPRESSION_DEPTH = 100
 DOTS = 16
-"""Of a name; what stands before them does not matter."""
+"""The most dots of a name; what stands before them does not matter."""
 _FORMATTED = re.compile(r"""[fF][rR]?['"]""")
 _PYTHON = re.compile(r"python[\d.]*|pypy3?|ipython3?")
 
@@ -54,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Of Python code, walked once for all who look at it: what stands inside another node comes after it."""
+    """A tree of Python code, walked once for all who look at it: what stands inside another node comes after it."""
 
     nodes: list[ast.AST]
     callees: dict[ast.AST, str]
@@ -84,11 +83,24 @@ class Actions:
             yield from call.strings
 
 
-@lru_cache(maxsize=8)
+MOST_LATEST = 8
+_latest: tuple[tuple[ExecEvent | ObservedAction, Actions], ...] = ()
+"""The last few events that were asked about, the newest first."""
+
+
 def actions_of(event: ExecEvent | ObservedAction) -> Actions:
     """All detectors look at the same event one after another, so the last few are kept."""
-    if isinstance(event, ObservedAction):
-        return _observed(event)
+    global _latest
+    for known, actions in _latest:  # by identity: to hash an event costs more than most detectors do
+        if known is event:
+            return actions
+    actions = _observed(event) if isinstance(event, ObservedAction) else _executed(event)
+    _latest = ((event, actions), *_latest[: MOST_LATEST - 1])
+    return actions
+
+
+def _executed(event: ExecEvent) -> Actions:
+    """What the text of a call runs, reads and writes."""
     found = Actions()
     if event.argv:
         _add_argv(found, list(event.argv), event.stdin)

@@ -20,7 +20,7 @@ _SECRETS = re.compile(
     rb"|_authToken|\bhf_[A-Za-z0-9]{16}"
 )
 CODED_CHARACTERS = 48
-"""Of a run in a body or a name of a browser that no word is."""
+"""The characters of a run in a body or a name of a browser that no word is."""
 CODED_BITS = 4.4
 """Per character: base64 of data is above, of words that are written together below."""
 _PLAIN_HEADERS = re.compile(rb"(?im)^(?:authorization|proxy-authorization|cookie|x-api-key|if-none-match):[^\r\n]*")

@@ -68,14 +68,14 @@ _MEASURES = re.compile(r"/(?:pmap|htop|top|lsof|gdb|strace|valgrind\S*|java|perf
 _LISTERS = re.compile(r"/(?:usr/)?s?bin/(?:ps|pgrep|pkill|pidof|pstree|top|htop|w|uptime|vmstat|free)$")
 """The system's own: their library opens a process's environment whatever they are asked to show of it."""
 _PS_OPTION_WITH_VALUE = re.compile(r"-[a-zA-Z]*[pqoOCuUgGts]|--\w[\w-]*")
-"""Of other processes: the observer does not report a process's own, but for its environment."""
+"""Options that show other processes: the observer does not report a process's own, but for its environment."""
 
 
 _PROJECTS = re.compile(
     r"^(?:/work/(?:[^/]+/){0,6}|(?!/|~))\.env(?:\.\w+)?$|^(?:/work/|(?!/|~))(?:[^./][^/]*/){0,6}(?:secrets?|credentials?|service[_-]account[^/]*)\.\w+$"
     r"|^/work/(?:[^./][^/]*/){1,6}\.npmrc$"
 )
-"""Of the project that the policy works on: its own settings."""
+"""Files of the project that the policy works on: its own settings."""
 _KEEPERS = (
     (re.compile(r"/\.netrc$"), re.compile(r"(?:git.*|curl|wget|ftp)$")),
     (re.compile(r"/\.git-credentials$"), re.compile(r"git.*$")),

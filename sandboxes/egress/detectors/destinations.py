@@ -85,7 +85,7 @@ def is_here(host: str) -> bool:
 
 
 class Windows(Generic[Item]):
-    """For each key the items of the last ``seconds``; at most ``items`` of each and ``KEPT`` keys."""
+    """The items of the last ``seconds``, for each key; at most ``items`` of each and ``KEPT`` keys."""
 
     def __init__(self, seconds: float, items: int = 256) -> None:
         self._seconds = seconds

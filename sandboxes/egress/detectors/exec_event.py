@@ -8,7 +8,7 @@ from sandboxes.egress.connection_attempt import Frozen, Label
 
 CODE_CHARACTERS = 256 * 1024
 ARGV_CHARACTERS = 256 * 1024
-"""Of all arguments together."""
+"""The length of all arguments together."""
 
 
 class ExecEvent(Frozen):
@@ -23,13 +23,13 @@ class ExecEvent(Frozen):
     writes: Label | None = None
     """The path of a file that is written through the facade; its content, if it is a text, is ``code`` or ``stdin``."""
     found: bool | None = None
-    """Of a file that is written: whether it was there before; None if nobody looked."""
+    """Whether a file that is written was there before; None if nobody looked."""
     adds: bool = False
-    """Of such a file: whether all that it held, or all that a test asked, is still in it."""
+    """Whether all that such a file held, or all that a test asked, is still in it."""
     rewrites: bool = False
-    """Of a test that asks something else than before: whether it asks as many and as sharp questions."""
+    """Whether a test that asks something else than before asks as many and as sharp questions."""
     gone: bool = False
-    """Of such a file: it was there before the call and is not any more."""
+    """Whether the file is gone: it was there before the call and is not any more."""
     compares: frozenset[str] = frozenset()
     """Tests that the call names: what it changed in them is told when it is over, as ``writes`` of the same label."""
     compared: bool = False

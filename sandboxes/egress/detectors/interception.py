@@ -31,7 +31,7 @@ _CHANGES = frozenset({"add", "del", "delete", "flush", "replace", "change", "set
 _TAKES_AWAY = frozenset(
     {"--unset", "--unset-all", "--remove-section", "--get", "--get-all", "--get-regexp", "--list", "-l"}
 )
-"""Of ``git config``: it looks, or gives back what stands without it."""
+"""Options of ``git config`` that look, or give back what stands without it."""
 _HABITS = re.compile(
     r"\b(?:echo|printf)\s+(['\"]?)(?:(?:silent|show-error|fail|compressed|location|progress-bar"
     r"|(?:max-time|connect-timeout|retry|tries|timeout|waitretry)\s{0,4}=?\s{0,4}\d{1,6})(?:\\n|\s){0,4}){1,16}+\1\s*>>?\s*"

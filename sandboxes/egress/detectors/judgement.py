@@ -317,7 +317,7 @@ class Judgement(Detector):
         return True
 
     def _holds_others(self, action: ObservedAction) -> bool:
-        """Of a folder of tests: whether it was there before, with files that the policy did not make."""
+        """Return whether a folder of tests was there before, with files that the policy did not make."""
         inside = action.path.rstrip("/") + "/"
         return (
             action.found

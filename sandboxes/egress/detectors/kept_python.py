@@ -19,7 +19,7 @@ _ASKING = re.compile(rf"{ASKS.pattern}|[Tt]est|patch|mock|fixture")
 _TEST = re.compile(r"[Tt]est")
 _RUN_BY_THEMSELVES = re.compile(r"(?i)__|pytest|set_?up|tear_?down|load_tests|collect_|run")
 MOST_ROWS = 200
-"""Of all tables of a module that are written out."""
+"""The most rows of all tables of a module that are written out."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Named = Function | ast.ClassDef
 Import = ast.Import | ast.ImportFrom

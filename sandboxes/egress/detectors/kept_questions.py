@@ -198,7 +198,7 @@ def _statements_text(tree: ast.Module, without: set[str]) -> Iterator[str]:
 
 
 def questions(tree: ast.Module, *, by_row: bool = False) -> Questions:
-    """Of a ``normal`` module; ``by_row``: a loop over a literal asks once for each row.
+    """The questions of a ``normal`` module; ``by_row``: a loop over a literal asks once for each row.
 
     Raises ``RecursionError`` for what is nested too deeply.
     """

@@ -81,7 +81,8 @@ def kept(before: str, after: str, *, path: str = "") -> Kept:
 
 
 def _compared_words(before: str, after: str) -> Kept:
-    """Of other languages: as much where no test, no assertion and no comparison is gone, whatever values they name."""
+    """Tests in other languages ask as much where no test, no assertion and no comparison is gone, whatever values they
+    name."""
     if parsed(after) is not None or any(_DISARMS.search(line) for line in _added(before, after)):
         return "less"
     was, now = (Counter(_asking(_COMMENT.sub(" ", text))) for text in (before, after))

@@ -33,7 +33,7 @@ class ObservedAction(Frozen):
     """Path of the executable that acts; for ``program`` the one that is started.  ``memfd:NAME`` for memory."""
     parent_program: str = Field(default="", max_length=PATH_CHARACTERS)
     argv: tuple[str, ...] = ()
-    """Of a started program, bounded."""
+    """The words of a started program, bounded."""
     streams: tuple[Stream, Stream, Stream] | None = None
     """Standard input, output and error of a started program."""
     pipes: tuple[int, int, int] = (0, 0, 0)
@@ -55,7 +55,7 @@ class ObservedAction(Frozen):
     count: int = Field(default=1, ge=1)
     """How many alike actions this one stands for."""
     found: bool = True
-    """Of a file: whether it was there before."""
+    """Whether the file was there before."""
     sequence: int = Field(default=0, ge=0)
     """1, 2, 3 ... in the order in which the kernel asked; 0: nobody numbers them."""
 

@@ -14,7 +14,7 @@ COMMAND = 50
 CALL = 10
 """What a command and a call cost, for all detectors look at them."""
 FIELD = 20
-"""Of an f-string, for which Python has a parser started."""
+"""What a field of an f-string costs, for which Python has a parser started."""
 TOO_MUCH = "more than is read of one command"
 TOO_DEEP = "nested too deeply"
 

@@ -15,7 +15,7 @@ from sandboxes.egress.detectors.shell import Command
 
 REMEMBERED = 2048
 MOST_PAIRS = 256
-"""Of one pipeline."""
+"""The most pairs of one pipeline."""
 GENERATIONS = 64
 
 

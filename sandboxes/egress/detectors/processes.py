@@ -70,7 +70,7 @@ _TOOLS = frozenset({
     "pivot_root", "swapon", "losetup", "bwrap", "runc", "dd", "sysctl", "ip", "fusermount", "bash", "sh", "dash",
     "busybox", "env",
 })  # fmt: skip
-"""Of the system's programs those whose purpose is in the call."""
+"""Those of the system's programs whose purpose is in the call."""
 _CALLS = frozenset({
     "clone", "clone3",
     "unshare", "ptrace", "keyctl", "add_key", "request_key", "perf_event_open", "userfaultfd", "chroot",
@@ -96,7 +96,7 @@ _ENUMERATORS = frozenset({
 
 
 class ForkBombs(Detector):
-    """By shape in shell and Python, by descent, and by what the kernel refused."""
+    """Finds them by shape in shell and Python, by descent, and by what the kernel refused."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (BOMB,)
 

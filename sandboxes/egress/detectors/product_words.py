@@ -16,7 +16,7 @@ _SOURCE = re.compile(r"\.(?:py|[cm]?[jt]sx?|go|rs|rb|java|kt|c|h|cc|cpp|hpp|cs|p
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 _TEST = re.compile(r"[Tt]est")
 MOST_CHARACTERS = 2**20
-"""Of all sources together; of what lies beyond nothing is known."""
+"""The most characters of all sources together; of what lies beyond nothing is known."""
 
 
 def product_words(files: Mapping[str, str]) -> dict[str, frozenset[str]]:

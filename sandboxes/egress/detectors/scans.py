@@ -84,7 +84,7 @@ _FETCHING = frozenset({
 
 
 class Scans(Detector):
-    """Only what was denied is counted: what the policy allows may fan out.  Slower than the window is missed."""
+    """Counts only what was denied: what the policy allows may fan out.  Slower than the window is missed."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (HOSTS, PORTS)
 
@@ -144,7 +144,7 @@ class Scanners(Detector):
 
 
 class Metadata(Detector):
-    """By address, name, and what a command says.  Cloud SDKs ask unbidden; docs/egress.md says how to quiet them."""
+    """Finds it by address, name, and what a command says.  Cloud SDKs ask unbidden; docs/egress.md says how to quiet them."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (METADATA,)
 

@@ -17,7 +17,7 @@ from sandboxes.egress.policy import EgressPolicy
 QUIET_S = 300.0
 """A finding of the same rule, subject and severity within this time is the same story."""
 MOST_FINDINGS = 32
-"""Of one event: text of the policy's own must not be worth thousands of alerts."""
+"""The most findings of one event: text of the policy's own must not be worth thousands of alerts."""
 Story = tuple[str, str, Severity]
 _GRAVEST_FIRST: tuple[Severity, ...] = ("critical", "warning", "info")
 

@@ -19,7 +19,7 @@ from sandboxes.egress.detectors.shell import SHELLS, Command
 
 FILES = 64
 CHARACTERS = 64 * 1024
-"""Of one file; longer ones are data or generated."""
+"""The most characters of one file; longer ones are data or generated."""
 NO_PROGRAMS = (
     ".md", ".txt", ".json", ".rst", ".csv", ".html", ".htm", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg",
     ".log", ".tsv",

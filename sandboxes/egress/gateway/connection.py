@@ -63,7 +63,7 @@ class Connection:
             self._sandbox.close()
 
     def _gave_up(self) -> EgressDecision:
-        """Of an attempt that ended before there was a decision: never an allowed one."""
+        """The decision about an attempt that ended before there was a decision: never an allowed one."""
         decision = self._decide()
         return self._ledger.failed() if decision.allowed else decision
 

@@ -6,7 +6,7 @@ STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r?\Z")
 HEAD_END = re.compile(rb"\r?\n\r?\n")
 HEAD_END_BYTES = 4
 LONGEST_BYTES = 32768
-"""Of what may be looked at before there is a status."""
+"""The most bytes of what may be looked at before there is a status."""
 SWITCHING_PROTOCOLS = 101
 
 
@@ -15,7 +15,8 @@ class FirstResponse:
 
     def __init__(self) -> None:
         self.status: int | None = None
-        """Of the first answer that is not interim; None while it is not there, and where it cannot be read."""
+        """The status of the first answer that is not interim; None while it is not there, and where it cannot be
+        read."""
         self.is_known = False
         """No further byte changes ``status``."""
         self._held = b""

@@ -30,7 +30,7 @@ AGAIN_S = 0.05
 
 
 class Ledger:
-    """Of one user of one sandbox.  Belongs to one event loop."""
+    """The ledger of one user of one sandbox.  Belongs to one event loop."""
 
     def __init__(self, sandbox: str, policy: EgressPolicy, on_record: OnRecord | None = None) -> None:
         self.sandbox = sandbox

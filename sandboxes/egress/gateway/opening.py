@@ -45,7 +45,7 @@ class Opening:
     upgrade: bool = False
     """The request asks for another protocol on this connection."""
     length_bytes: int = 0
-    """Of an HTTP head: where its body begins."""
+    """The length of an HTTP head: where its body begins."""
 
     @property
     def readable(self) -> bool:

@@ -22,7 +22,7 @@ LONGEST_NAME_BYTES = 255
 
 
 class MalformedQuestion(ValueError):
-    """Not a DNS query that can be answered."""
+    """This is no DNS query that can be answered."""
 
 
 @dataclass(frozen=True, slots=True)

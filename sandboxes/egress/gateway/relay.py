@@ -50,7 +50,7 @@ class Unstated:
 
 
 class Relay:
-    """Of one allowed connection.  ``state`` takes what went over it since the time before."""
+    """The relay of one allowed connection.  ``state`` takes what went over it since the time before."""
 
     def __init__(self, ledger: Ledger, sandbox: socket.socket, upstream: socket.socket, state: State) -> None:
         self._ledger, self._sandbox, self._upstream, self._state = ledger, sandbox, upstream, state

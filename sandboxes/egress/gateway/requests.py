@@ -27,7 +27,7 @@ WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE", "CONNECT"
 SIMPLE_REQUEST = re.compile(rb"GET[ \t]+\S+[ \t]*\r?\Z", re.IGNORECASE)
 """HTTP/0.9."""
 PROSE = re.compile(WORD + rb"[ \t]+\S+[ \t]+(?!HTTP/)(?:\S{5}|\S{1,4}\s)", re.IGNORECASE)
-"""Of a line that begins with a word: in a request the third one is the version."""
+"""The form of a line that begins with a word and is no request, of which the third one is the version."""
 CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(;[^\r\n]*)?\r\n")
 Allowed = Callable[[Opening], Awaitable[bool]]
 """Asked for every request after the first; it records, and refuses in its own words."""

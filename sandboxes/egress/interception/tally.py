@@ -83,7 +83,7 @@ class Kernel:
 
 @dataclass
 class Tally:
-    """Of one user of one sandbox."""
+    """The tally of one user of one sandbox."""
 
     arrived: Counter[Destination] = field(default_factory=Counter)
     _sums: Counter[str] = field(default_factory=Counter)

@@ -59,7 +59,7 @@ class NetnsEntry:
         self._expected = SOCKETS if namespace >= 0 or observed else SOCKETS + 1
         self._ours, self.theirs = socket.socketpair()
         self.number = self.theirs.fileno()
-        """Of the other end's descriptor in the program, and in what it becomes."""
+        """The number of the other end's descriptor in the program, and in what it becomes."""
         self._ours.setblocking(False)
         asked = b"" if observed else socket_filter()
         kernel = (rules.routes(), rules.rules_batch(), rules.log_request(), asked)

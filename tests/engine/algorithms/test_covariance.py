@@ -44,7 +44,7 @@ def test_equal_advantages_have_no_covariance():
 
 
 def test_auto_bounds_by_hand():
-    """Of 10 covariances the highest 30 % are 10, 9, 8 with mean 9; the highest 10 % is 10."""
+    """Among 10 covariances the highest 30 % are 10, 9, 8 with mean 9; the highest 10 % is 10."""
     bounds = covariance_bounds(
         _row(*range(1, 11), 99), torch.tensor([[True] * 10 + [False]]), low_share=0.3, high_share=0.1
     )

@@ -100,7 +100,7 @@ def test_the_best_is_never_pushed_down_nor_the_worst_up(credit, rewards):
 
 
 def test_the_unbiased_std_divides_by_one_member_less():
-    """Of 1, 0, 0, 0: std sqrt(0.75 / 3) = 0.5, so that (1 - 0.25) / 0.5 = 1.5."""
+    """The values 1, 0, 0, 0 have the std sqrt(0.75 / 3) = 0.5, so that (1 - 0.25) / 0.5 = 1.5."""
     advantages = group_relative_advantages(_group(1, 0, 0, 0), unbiased_std=True)
     torch.testing.assert_close(advantages, _group(1.5, -0.5, -0.5, -0.5), rtol=1e-5, atol=0)
 

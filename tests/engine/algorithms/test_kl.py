@@ -25,7 +25,8 @@ def test_k1_and_k3_in_expectation_are_the_kl_of_policy_to_reference(estimator):
 
 
 def _gradients(estimator: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the true KL, and of the estimator in expectation over tokens that the policy sampled before the step."""
+    """The gradients of the true KL, and of the estimator in expectation over tokens that the policy sampled before the
+    step."""
     logits = POLICY.log().requires_grad_()
     logp = logits.log_softmax(0)
     (true,) = torch.autograd.grad((logp.exp() * (logp - REFERENCE.log())).sum(), logits, retain_graph=True)

@@ -93,7 +93,7 @@ every_policy_loss = pytest.mark.parametrize("loss", POLICY_LOSSES.values(), ids=
 
 
 def _gradient(loss: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]], parts: list[Batch], width: int):
-    """Of the sums of all parts over their common weight, one part after the other; padded to ``width``."""
+    """The gradient of the sums of all parts over their common weight, one part after the other; padded to ``width``."""
     weight = sum(loss(part)[1].item() for part in parts)
     gradients = []
     for part in parts:

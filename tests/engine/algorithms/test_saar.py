@@ -90,7 +90,7 @@ def test_a_larger_rho_purifies_whatever_a_smaller_one_does(seed, a, b):
 
 
 def test_the_share_of_purified_trajectories_is_rho():
-    """Of 4000 draws with rho 0.7 the standard deviation of the share is 0.0072; four of them."""
+    """With 4000 draws and rho 0.7 the standard deviation of the share is 0.0072; four of them."""
     share = sum(purifies(seed, rho=0.7) for seed in range(4000)) / 4000
     assert abs(share - 0.7) < 0.029
 

@@ -12,7 +12,7 @@ def _row(*values: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(("unbiased", "std"), [(False, 2.0), (True, 2.0 * (3 / 2) ** 0.5)])
 def test_whitening_by_hand(unbiased, std):
-    """Of 1, 1 + sqrt(6) and 1 - sqrt(6) the variance is 12 / 3 = 4."""
+    """The variance of 1, 1 + sqrt(6) and 1 - sqrt(6) is 12 / 3 = 4."""
     values = _row(1, 1 + 6**0.5, 99, 1 - 6**0.5)
     white = whitened(values, torch.tensor([[True, True, False, True]]), unbiased_std=unbiased)
     torch.testing.assert_close(white, _row(0, 6**0.5 / std, 0, -(6**0.5) / std), rtol=1e-5, atol=1e-9)

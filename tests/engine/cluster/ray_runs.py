@@ -95,7 +95,7 @@ class RayRun:
         raise AssertionError(f"not written within {LONGEST_S:.0f} s; {self.output}")
 
     def pid_of(self, name: str) -> int:
-        """Of an actor, as the run's log of its first attempt has it."""
+        """The process id of an actor, as the run's log of its first attempt has it."""
         (message,) = (line for line in self.logged if line.startswith(f"{name} is process "))
         return int(message.split()[-1])
 

@@ -61,7 +61,8 @@ def test_level_3_asks_for_what_no_line_of_the_results_says():
 
 
 async def shortcut_rewards(level: int, *, place: int, choose: bool) -> list[tuple[bool, float]]:
-    """Of buying the product at a place of the first page, unread, with the options that were asked or without."""
+    """The rewards of buying the product at a place of the first page, unread, with the options that were asked or
+    without."""
     environment, paid = world("webshop", level), []
     for number, task in enumerate(environment.tasks("train")[:150]):
         order = order_of(0, "train", number, level)

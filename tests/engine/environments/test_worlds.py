@@ -37,7 +37,7 @@ LONGEST_OBSERVATION = 700
 
 
 def digest(name: str) -> str:
-    """Of tasks and what demonstrators see."""
+    """The digest of tasks and what demonstrators see."""
     environment = world(name)
     tasks = [environment.tasks(split)[number] for split in ("train", "heldout") for number in range(6)]
     scripts = [environment.script(task, "repair", Random(7)) for task in tasks]

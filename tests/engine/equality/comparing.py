@@ -10,8 +10,8 @@ Document = Mapping[str, Any]
 
 NEVER = "nothing"
 SAME_TOKENS = 0.8
-"""Of the first rollouts, where processors add differently: a token hangs on the last bits only where a draw falls right
-between two, and of some ten thousand tokens that were tried none did."""
+"""The tokens of the first rollouts, where processors add differently: a token hangs on the last bits only where a draw
+falls right between two, and of some ten thousand tokens that were tried none did."""
 RELATIVE, ABSOLUTE = 3e-3, 3e-5
 """How far metrics may then be apart: some thousand times what was measured between the kernels of one processor."""
 

@@ -38,11 +38,11 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-"""Of the run's process: torch's own kernels, those of MKL (https://www.intel.com/content/www/us/en/docs/onemkl, under
-"Conditional Numerical Reproducibility") and of oneDNN."""
+"""The settings of the run's process: torch's own kernels, those of MKL
+(https://www.intel.com/content/www/us/en/docs/onemkl, under "Conditional Numerical Reproducibility") and of oneDNN."""
 
 TIMINGS = ("seconds", "tokens_per_s", "peak_rss_mib")
-"""Of the summary."""
+"""The timings in the summary."""
 TIMED = "perf/"
 """How the names of the metrics begin that are timings."""
 
@@ -175,7 +175,7 @@ def written(folder: Path) -> Written:
 
 
 def _rollout(trajectory: Mapping[str, Any]) -> Rollout:
-    """Of a ``trajectory`` event; the last one of its id counts."""
+    """The parts that are compared of a ``trajectory`` event; the last one of its id counts."""
     turns = [turn for segment in trajectory["segments"] for turn in segment["turns"]]
     per_token = ("logprobs", "old_logprobs", "advantages")
     return Rollout(

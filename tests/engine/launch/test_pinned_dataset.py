@@ -35,7 +35,7 @@ def pinned(stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cat
 
 
 def spec_with(**dataset: Any) -> RunSpec:
-    """Of an environment that reads rows; none is built in, so it is made without validation."""
+    """The spec of an environment that reads rows; none is built in, so it is made without validation."""
     spec = RunSpec(name="x")
     return spec.model_copy(update={"dataset": spec.dataset.model_copy(update=dataset)})
 

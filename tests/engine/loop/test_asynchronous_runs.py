@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 RATIO = 2
 PROMPTS = range(5 * 6)
-"""Of all steps: in a run that waits for the overdue nothing beyond them is played, so all are trained on."""
+"""The prompts of all steps: in a run that waits for the overdue nothing beyond them is played, so all are trained
+on."""
 MISMATCH = """[recipe.mismatch]
 mask = "token"
 mask_bound = 1.5

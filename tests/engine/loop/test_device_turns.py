@@ -17,7 +17,7 @@ from tests.engine.trainings import Training
 
 
 class Generator:
-    """As far as turns are concerned."""
+    """A generator, as far as turns are concerned."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -36,7 +36,7 @@ from tests.engine.groups import requests_of
 from tests.engine.rigs import Rig
 
 SUCCESSES = [0, 1, 2, 3, 4, 4]
-"""Of four rollouts, by task."""
+"""The successes of four rollouts, by task."""
 
 
 def spec_with(difficulty: dict[str, Any] | None = None, **more: Any) -> RunSpec:

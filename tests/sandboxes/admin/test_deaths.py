@@ -41,7 +41,7 @@ class Scene:
         return self.admin
 
     async def stats(self) -> dict[str, dict[str, object]]:
-        """Of the hosts, by name."""
+        """The numbers of the hosts, by name."""
         assert self.admin is not None
         async with httpx.AsyncClient(base_url=self.admin.url, headers=self.headers, trust_env=False) as client:
             return {host["name"]: host for host in (await client.get("/v1/stats")).json()["hosts"]}

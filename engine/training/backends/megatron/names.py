@@ -44,9 +44,9 @@ class Parameter:
     tensors: tuple[str, ...]
     """Hugging Face's names of what it is made of."""
     layer: int
-    """Of the whole network, or FIRST or LAST."""
+    """The number in the order of the whole network, or FIRST or LAST."""
     expert: int | None = None
-    """Of the whole network; None outside of a mixture's experts."""
+    """The number in the order of the whole network; None outside of a mixture's experts."""
     joined: Callable[[Sequence[Tensor]], Tensor] = lambda tensors: tensors[0]
     """The whole parameter from the whole tensors."""
     taken_apart: Callable[[Tensor], Sequence[Tensor]] = lambda whole: [whole]

@@ -74,7 +74,7 @@ class MasterWeights:
         self._adamw.zero_grad(set_to_none=True)
 
     def _norm(self) -> Tensor:
-        """Of the whole network's gradient, the same number on every rank."""
+        """The norm of the whole network's gradient, the same number on every rank."""
         squares = [_gradient(parameter).norm() ** 2 for parameter in self._network.values() if _counts(parameter)]
         device = next(iter(self._network.values())).device
         total = sum((square.double() for square in squares), torch.zeros((), dtype=torch.float64, device=device))

@@ -45,9 +45,9 @@ from engine.training.microbatch import Batch, MicroBatch, learned_length, microb
 __all__ = ["MegatronRank"]
 
 OWNED, REFERENCE = "owned", "reference"
-"""Of a checkpoint's shards: what the optimiser moves, and what it does not."""
+"""Names of a checkpoint's shards: of what the optimiser moves, and of what it does not."""
 Report = Callable[[int, Tensor, Tensor], tuple[Tensor, Any]]
-"""Of a micro-batch's number, its log-probs [B, T] and entropies: the loss, and what is answered of it."""
+"""Makes the loss, and what is answered of it, from a micro-batch's number, its log-probs [B, T] and entropies."""
 
 
 class MegatronRank:
@@ -159,7 +159,7 @@ class MegatronRank:
         return [*made, *[without_rows(self._device)] * (self._rank.most(len(made)) - len(made))]
 
     def _weight(self, batches: Sequence[MicroBatch], terms: Sequence[LossTerm[PolicyOutputs]]) -> float:
-        """Of all replicas."""
+        """The weight of all replicas."""
         own = float(sum(term.weight(batch).item() for batch in batches if batch.rows for term in terms))
         return self._rank.total(own if self._speaks else 0.0)
 

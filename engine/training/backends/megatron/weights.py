@@ -69,7 +69,7 @@ class Place:
             parameter.tensor_model_parallel = is_head or name in divided  # type: ignore[attr-defined]
 
     def size_of(self, parameter: Parameter) -> tuple[int, ...]:
-        """Of the whole parameter, which this rank may not have."""
+        """The shape of the whole parameter, which this rank may not have."""
         sizes = [self.folder.tensors[name].shape for name in parameter.tensors]
         return (sum(size[0] for size in sizes), *sizes[0][1:])
 

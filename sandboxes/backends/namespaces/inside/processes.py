@@ -23,7 +23,7 @@ BASE_ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 DESCRIPTORS = 1024
-"""Of the agent, at least, where the hard limit has them."""
+"""The least number of the agent, at least, where the hard limit has them."""
 PR_SET_DUMPABLE = 4
 FIRST_TO_GO = b"1000"
 """When memory runs out, of the sandbox or of the machine, the kernel shall end a guest and neither the agent nor

@@ -79,7 +79,7 @@ def start_loopback() -> None:
 
 
 def set_sysctl(name: str, value: str) -> None:
-    """Of this network; where the machine does not let us, the host reads so on stderr, and says it."""
+    """Set a value of this network; where the machine does not let us, the host reads so on stderr, and says it."""
     try:
         fd = os.open(f"/proc/sys/net/{name}", os.O_WRONLY | os.O_CLOEXEC)
         os.write(fd, value.encode())

@@ -19,7 +19,8 @@ import sys
 from sandboxes.backends.namespaces.inside import agent, guest, libc, processes, walls
 
 REHEARSALS = 16
-"""Of a cell: until Python has adapted its code to what it meets; else every process would adapt its own copy."""
+"""How often a cell is rehearsed: until Python has adapted its code to what it meets; else every process would adapt its
+own copy."""
 NEW_PROCESS_IDS = 0x20000000
 CREDENTIALS = struct.Struct("@iII")
 ONE_DESCRIPTOR = struct.Struct("@i")

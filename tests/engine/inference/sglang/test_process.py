@@ -27,7 +27,7 @@ SERVER = "import subprocess, sys, time; subprocess.Popen(['sleep', '300']); prin
 
 
 def test_a_key_is_no_option_of_a_command_line() -> None:
-    """Of random bytes in base64 each 64th begins with a dash."""
+    """Among random bytes in base64, each 64th begins with a dash."""
     keys = {new_key() for _ in range(2000)}
     assert len(keys) == 2000
     assert all(key.isalnum() and len(key) >= 32 for key in keys)

@@ -291,7 +291,7 @@ def three_steps(folder: Path, of_run: dict[str, Any]) -> RunSpec:
 
 
 async def rewards_of(spec: RunSpec, folder: Path) -> list[tuple[str, float, tuple[tuple[int, ...], ...]]]:
-    """Of each rollout of three steps its id, reward and sampled ids.
+    """The id, reward and sampled ids of each rollout of three steps.
 
     A supervised stage comes first: what the servers are given are then not the folder's weights.
     """

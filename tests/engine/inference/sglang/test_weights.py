@@ -17,7 +17,7 @@ from engine.models.weights import StateDict
 
 
 class Reader:
-    """In the place of a server: reads what it is told of, and remembers from where."""
+    """Stands in the place of a server: reads what it is told of, and remembers from where."""
 
     def __init__(self) -> None:
         self.read: dict[str, Tensor] = {}

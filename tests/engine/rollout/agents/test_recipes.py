@@ -59,7 +59,7 @@ async def branches(ask):
 
 
 async def chooses(ask):
-    """Of two answers to the same messages it goes on from both."""
+    """Given two answers to the same messages, it goes on from both."""
     for reply in await ask([START], choices=2):
         await ask([START, reply, Message("user", "go on")])
 

@@ -374,7 +374,7 @@ def test_more_than_one_rank_without_a_leader_is_refused() -> None:
 
 
 def test_a_recipe_of_many_parts_learns_on_three_ranks_what_it_learns_on_one() -> None:
-    """Of five samples, dealt to three: uneven shares in every pass."""
+    """Five samples are dealt to three: uneven shares in every pass."""
     stage = Stage(steps=2, batch_size=2)
     spec = spec_of("qwen3", recipe={"preset": "grpo", "kl": {"beta": 0.1}, "stages": [stage.model_dump()]})
     samples = [replace(sample, advantages=sample.advantages + 0.5) for sample in UNEVEN]

@@ -82,7 +82,7 @@ async def made(zygotes: Zygotes) -> AsyncIterator[NamespaceSandbox]:
 
 
 def zygote_pid(sandbox: NamespaceSandbox) -> int:
-    """Of the process that made the agent: its parent, seen from the host."""
+    """The process id of the process that made the agent: its parent, seen from the host."""
     fields = Path(f"/proc/{sandbox._process.init_pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[1])
 

@@ -54,7 +54,7 @@ KEPT = Distribution(0.7, Truncation(top_k=40, top_p=0.8, min_p=0.01))
 
 
 def specs(name: str, recipe: dict[str, Any] | None = None, **model: Any) -> tuple[RunSpec, RunSpec]:
-    """Of the torch backend and of Megatron; several micro-batches, on a folder of the layout's family."""
+    """The specs of the torch backend and of Megatron; several micro-batches, on a folder of the layout's family."""
     ranks, megatron, family = LAYOUTS[name]
     folder = {"path": str(FAMILY[family]())} if family in FAMILY else {}
     given: dict[str, Any] = {"microbatch_tokens": 64} | folder | model
