@@ -34,7 +34,7 @@ from sandboxes.pool import Pool
 from sandboxes.spec import SandboxSpec
 
 _CORPUS = Path(__file__).parents[1] / "tests" / "sandboxes" / "egress" / "corpus"
-CORPORA = {name: _CORPUS / name for name in ("strangers", "second", "fourth", "fifth", "sixth")}
+CORPORA = {name: _CORPUS / name for name in ("strangers", "second", "fourth", "fifth", "sixth", "seventh")}
 """Each by somebody who had not seen the detectors' code."""
 OWN_TASKS = "third"
 """Ordinary tasks by those who made the detectors, all of them open: what raised an alarm there was mended."""

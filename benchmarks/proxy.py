@@ -36,7 +36,7 @@ from engine.launch.sample_model import make_sample_model
 from engine.rollout.agents.call_sessions import CallSessions
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.proxy import Budget, ModelProxy
-from engine.rollout.agents.server import ProxyServer
+from engine.rollout.agents.server import ProxyServer, RolloutDoor
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.renderers.chat import chat_renderer
 from engine.rollout.renderers.contract import Renderer
@@ -199,7 +199,7 @@ async def served(renderer: Renderer, policies: list[DrawnPolicy]) -> AsyncIterat
             listener = socket.create_server(("127.0.0.1", 0), backlog=AGENTS)
             listener.setblocking(False)
             ports.append(listener.getsockname()[1])
-            server = ProxyServer(_proxy(renderer, policy, number), KEY)
+            server = ProxyServer(RolloutDoor(_proxy(renderer, policy, number), KEY))
             await held.enter_async_context(server.serving(listener))
         yield ports
 

@@ -109,6 +109,14 @@ def _parser() -> argparse.ArgumentParser:
     )  # engine/serving/command.py reads its options
     serving.add_argument("arguments", nargs=argparse.REMAINDER)
     serving.set_defaults(run=_serve_environments)
+    models = commands.add_parser(
+        "serve-models",
+        help="models and checkpoints behind OpenAI's and Anthropic's endpoints",
+        add_help=False,
+        prefix_chars="\0",
+    )  # engine/serving/models/command.py reads its options
+    models.add_argument("arguments", nargs=argparse.REMAINDER)
+    models.set_defaults(run=_serve_models)
     schema = commands.add_parser("schema", help="print the JSON schema of a run")
     schema.set_defaults(run=_schema)
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
@@ -245,6 +253,14 @@ def _tasks(options: argparse.Namespace) -> int:
 
 def _environment(options: argparse.Namespace) -> int:
     from engine.launch.environment_commands import parser
+
+    chosen = parser().parse_args(options.arguments)
+    status: int = chosen.run(chosen)
+    return status
+
+
+def _serve_models(options: argparse.Namespace) -> int:
+    from engine.serving.models.command import parser
 
     chosen = parser().parse_args(options.arguments)
     status: int = chosen.run(chosen)

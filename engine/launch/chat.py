@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import Any, BinaryIO
@@ -29,23 +28,15 @@ from pydantic import BaseModel, ValidationError
 from engine.cluster.generators import generator_for
 from engine.cluster.sandboxes import opened_sandboxes
 from engine.environments.registry import environment_for
+from engine.launch.model_choice import ModelChoice, chosen_model, lacking_for_model, renderers_of, spec_of_model
 from engine.launch.preflight import BadSpec, spec_from_file
 from engine.loop.environment_requirements import lacking_in_environment
-from engine.loop.generator_requirements import lacking_in_generator
-from engine.loop.model_requirements import lacking_in_model
-from engine.loop.state import RunState
-from engine.models.catalog import compare_with_manifest
-from engine.models.folder import opened_folder
-from engine.models.origin import model_origin, pinned
-from engine.models.pretrained_tokenizer import ModelFolderRefused, PretrainedTokenizer
-from engine.models.tokenizer import tokenizer_for
+from engine.models.origin import model_origin
+from engine.models.pretrained_tokenizer import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
 from engine.rollout.chat_tools import ChatTools, ChosenTools
 from engine.rollout.dialogue import Dialogue, DialogueRefused
 from engine.rollout.faults import EnvironmentFailed
-from engine.rollout.renderers.characters import CharacterRenderer
-from engine.rollout.renderers.chat import ChatRenderer
-from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.preflight import chat_problem
 from engine.rollout.renderers.template import TemplateRefused
 from engine.rollout.security_log import AlertEntry
@@ -65,15 +56,12 @@ from engine.spec.chat import (
     Tokens,
 )
 from engine.spec.mixture import Mixture, alone
-from engine.spec.model import BuiltinModel, CheckpointModel, PretrainedModel
+from engine.spec.model import BuiltinModel
 from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem, shown_value
-from engine.spec.recipe import Recipe
-from engine.spec.run import Evaluation, RunSpec
+from engine.spec.run import RunSpec
 from sandboxes.interface import SandboxLost, SandboxUnavailable
 
-USUAL_CONTEXT = 4096
-"""Tokens of a folder's chat, where neither the model nor the caller says less."""
 _PR_SET_PDEATHSIG = 1
 log = logging.getLogger("engine.chat")
 
@@ -121,46 +109,22 @@ def end_with_parent(parent: int) -> None:
 
 def chat_spec(options: ChatOptions) -> RunSpec:
     """The run that the chat would be: its model, its environment, one slot.  Raises BadSpec."""
-    before = None
-    try:
-        if options.run is not None:
-            model: Any = pinned(CheckpointModel(run=options.run, step=options.step), anywhere=True)
-            before = _spec_of_checkpoint(model)
-            model = model.model_copy(update={"context_tokens": options.context_tokens})
-        else:
-            assert options.model is not None  # the command line takes one of the two
-            if options.catalog is not None:
-                compare_with_manifest(options.model, options.catalog)
-            model = _model_of_folder(options.model.resolve(), options.context_tokens)
-    except ModelFolderRefused as unusable:
-        raise BadSpec([str(unusable.problem)]) from unusable
-    except ValidationError as error:
-        raise BadSpec([f"--run {options.run}: {error.errors(include_url=False)[0]['msg']}"]) from error
-    chosen = _environment_from(options.environment, before)
-    resources = chosen.resources if before is None else before.resources
-    few = {"kv_slots": 1, "sandboxes": 1, "rollout_workers": 1, "threads": options.threads or resources.threads}
-    return RunSpec(
-        name="chat",
-        environment=chosen.environment,
-        dataset=chosen.dataset,
-        model=model,
-        recipe=Recipe.model_validate({"preset": "evaluate"}),
-        resources=resources.model_copy(update=few),
-        evaluation=Evaluation(tasks=1, interim_tasks=1),
+    chosen = chosen_model(
+        ModelChoice(options.model, options.run, options.step, options.context_tokens, options.catalog)
     )
+    played = _environment_from(options.environment, chosen.before)
+    return spec_of_model(chosen, played, name="chat", slots=1, threads=options.threads)
 
 
 def lacking_for_chat(spec: RunSpec, *, with_tools: bool, task: int = 0) -> list[Problem]:
     """What this machine does not have, or has no room for."""
-    if problems := lacking_in_model(spec, with_trainer=False):
+    if (problems := lacking_for_model(spec)) or not with_tools:
         return problems
-    if not with_tools:
-        return lacking_in_generator(spec)
     if isinstance(spec.environment, Mixture):
         message = "a conversation is with one environment, and this one has parts"
         remedy = "give --environment a run's file with one of them, or chat without tools"
         return [Problem("environment.id", spec.environment.id, message, remedy)]
-    return [*lacking_in_generator(spec), *(lacking_in_environment(spec) or _missing_task(spec, task))]
+    return lacking_in_environment(spec) or _missing_task(spec, task)
 
 
 def _missing_task(spec: RunSpec, task: int) -> list[Problem]:
@@ -168,20 +132,6 @@ def _missing_task(spec: RunSpec, task: int) -> list[Problem]:
     return (
         [] if task < tasks else [Problem("task", task, f"there are {tasks} held-out tasks", f"use at most {tasks - 1}")]
     )
-
-
-def _spec_of_checkpoint(model: CheckpointModel) -> RunSpec:
-    """Raises BadSpec."""
-    file = Path(model.run) / "checkpoints" / f"step-{model.step:06d}" / "state.json"
-    try:
-        return RunState.model_validate_json(file.read_bytes()).spec
-    except (OSError, ValidationError) as error:
-        raise BadSpec([f"{file}: cannot be read ({type(error).__name__}); give another --step"]) from error
-
-
-def _model_of_folder(folder: Path, context_tokens: int | None) -> PretrainedModel:
-    longest = opened_folder(folder).longest_context or USUAL_CONTEXT
-    return PretrainedModel(path=str(folder), context_tokens=context_tokens or min(longest, USUAL_CONTEXT))
 
 
 def _environment_from(choice: str | None, before: RunSpec | None) -> RunSpec:
@@ -255,7 +205,7 @@ class _Chat:
             context_tokens = model_origin(self._spec.model).context_tokens
             self._dialogue = Dialogue(
                 generator,
-                self._renderers(),
+                renderers_of(self._spec),
                 self._out,
                 context_tokens=context_tokens,
                 vocabulary=len(tokens_of(self._spec.model)),
@@ -283,23 +233,6 @@ class _Chat:
         except SandboxUnavailable as unavailable:
             raise BadSpec([f"environment.sandbox: {unavailable}; talk without tools"]) from unavailable
         return ChosenTools(environment, task, sandboxes.pool, sandboxes.monitor)
-
-    def _renderers(self) -> Callable[[str], Renderer]:
-        """By the choice of ``Sampling.reasoning``; the tokenizer is read once.  They raise ModelFolderRefused."""
-        origin = model_origin(self._spec.model)
-        if isinstance(model := origin.model, BuiltinModel):
-            tokenizer, usual = tokenizer_for(model.vocabulary), self._spec.environment.reasoning
-            chosen = {"on": True, "off": False, "auto": usual}
-            return lambda reasoning: CharacterRenderer(tokenizer, reasoning=chosen[reasoning])
-        assert origin.weights is not None  # a pretrained model has a folder
-        read = PretrainedTokenizer(origin.weights)
-
-        @cache
-        def renderer(reasoning: str) -> Renderer:
-            choice: Any = model.reasoning if reasoning == "auto" else reasoning
-            return ChatRenderer(read, tool_calls=model.tool_calls, reasoning=choice)
-
-        return renderer
 
     async def _ready(self) -> None:
         opening = [ChatMessage(role=message.role, content=message.content) for message in await self._tools.opening()]

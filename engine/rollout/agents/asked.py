@@ -8,11 +8,24 @@ from engine.spec.message import AssistantMessage, Message, ToolSchema
 Entry = Message | AssistantMessage
 """A message of a conversation: to the policy, or its own."""
 RefusalKind = Literal[
-    "malformed", "unsupported", "conversation", "template", "context", "budget", "rate", "key", "size", "route", "time"
+    "malformed",
+    "unsupported",
+    "conversation",
+    "template",
+    "context",
+    "budget",
+    "rate",
+    "key",
+    "size",
+    "route",
+    "time",
+    "model",
+    "unavailable",
 ]
 """The request is no JSON or has a field of the wrong form; asks for an option that the generator lacks; its messages
 cannot follow one another; the model's chat template cannot write them; they leave no room; calls or tokens are used up;
-too many calls at once; the key is wrong; it is too large; there is no such endpoint; it did not arrive in time."""
+too many calls at once; the key is wrong; it is too large; there is no such endpoint; it did not arrive in time; there
+is no such model; the model cannot answer now."""
 STATUS: dict[RefusalKind, int] = {
     "malformed": 400,
     "unsupported": 400,
@@ -25,6 +38,8 @@ STATUS: dict[RefusalKind, int] = {
     "size": 413,
     "route": 404,
     "time": 408,
+    "model": 404,
+    "unavailable": 503,
 }
 """The budget is no 429, which clients would try again."""
 
@@ -32,9 +47,10 @@ STATUS: dict[RefusalKind, int] = {
 class RequestRefused(Exception):
     """A request that is answered with an error; the run goes on."""
 
-    def __init__(self, kind: RefusalKind, message: str, *, field: str | None = None) -> None:
+    def __init__(self, kind: RefusalKind, message: str, *, field: str | None = None, retry_s: int = 1) -> None:
+        """``retry_s``: after how long it may be tried again, where it may."""
         super().__init__(message)
-        self.kind, self.field = kind, field
+        self.kind, self.field, self.retry_s = kind, field, retry_s
 
     @property
     def status(self) -> int:
@@ -56,6 +72,11 @@ class Asked:
     stops: tuple[str, ...] = ()
     """Texts at which a turn ends, none of them empty; the agent is answered what stands before."""
     seed: int | None = None
+    temperature: float | None = None
+    """How the turn is to be sampled, this and the next two; None: not said.  A rollout's policy is sampled as its run
+    says, whatever is asked for."""
+    top_p: float | None = None
+    top_k: int | None = None
     stream: bool = False
     logprobs: bool = False
     """Whether the answer shows the log-prob of each token."""

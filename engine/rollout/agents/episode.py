@@ -21,7 +21,7 @@ from engine.rollout.agents.call_sessions import CallSessions
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.program import PORT, Ended, exit_class, placed, ran
 from engine.rollout.agents.proxy import Budget, ModelProxy
-from engine.rollout.agents.server import ProxyServer
+from engine.rollout.agents.server import ProxyServer, RolloutDoor
 from engine.rollout.arena import Arena
 from engine.rollout.checked_session import CheckedSession
 from engine.rollout.faults import EnvironmentFailed, named_as_environment_fault
@@ -121,7 +121,7 @@ class _Episode:
             with named_as_environment_fault():
                 self._sandbox = sandbox = await session.prepared()
                 await placed(self._agent, sandbox)
-            server = ProxyServer(self._proxy, self._key)
+            server = ProxyServer(RolloutDoor(self._proxy, self._key))
             async with server.serving(await sandbox.listen(PORT)):
                 return await self._unless_stopped(ran(self._agent, sandbox, task.question, self._key))
         except SandboxFrozen:

@@ -84,6 +84,15 @@ def number(document: Document, name: str, least: int, most: int) -> int | None:
     return int(value)
 
 
+def share(document: Document, name: str, most: float) -> float | None:
+    value = document.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        wrong(name, value, f"a number from 0 to {most:g}")
+    return float(value)
+
+
 def stops(document: Document, name: str) -> tuple[str, ...]:
     """A text or several, at which a turn ends."""
     value = document.get(name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.call_sessions import CallSessions
 from engine.rollout.agents.capture import Call, segments_of
-from engine.rollout.agents.contexts import Contexts, Found, Spoken
+from engine.rollout.agents.contexts import Context, Contexts, Found, Spoken
 from engine.rollout.agents.stops import ended, stopped
 from engine.rollout.renderers.contract import Renderer
 from engine.seeds import derived_seed
@@ -97,35 +97,17 @@ class ModelProxy:
 
     async def complete(self, asked: Asked) -> list[Call]:
         """Sample one turn for each choice.  Raises RequestRefused; whoever answers with it calls ``refuse``."""
-        self._refuse_far_too_long(asked)
+        refuse_far_too_long(asked, self._budget.context_tokens)
         tokens = self._reserved(asked)
         try:
             found = self._contexts.find(asked)
-            room = self._budget.context_tokens - len(found.context.token_ids)
-            if room < 1:
-                raise RequestRefused(
-                    "context",
-                    f"the messages are {len(found.context.token_ids)} tokens, and the model's context has "
-                    f"{self._budget.context_tokens}: send less",
-                    field="messages",
-                )
+            room = room_behind(found.context, self._budget.context_tokens)
             if found.number is not None:
                 self.calls[found.number].results.update(found.results)
             return await self._sampled(asked, found, min(room, tokens))
         finally:
             self._under_way -= asked.choices
             self._reserved_tokens -= tokens * asked.choices
-
-    def _refuse_far_too_long(self, asked: Asked) -> None:
-        """Before anything is made into ids, which takes the worker's time."""
-        characters = sum(_characters(entry) for entry in asked.messages)
-        if characters > self._budget.context_tokens * LONGEST_TOKEN:
-            raise RequestRefused(
-                "context",
-                f"the messages are {characters} characters, and the model's context has "
-                f"{self._budget.context_tokens} tokens: send less",
-                field="messages",
-            )
 
     def _reserved(self, asked: Asked) -> int:
         """The tokens that each choice may have, which nobody else has until the call is over."""
@@ -179,31 +161,66 @@ class ModelProxy:
     async def _captured(self, asked: Asked, found: Found, generated: Generated) -> Call:
         """Kept from now on, whoever is still there to read it."""
         number = len(self.calls)
-        call = self._stopped_call(asked, found, generated, number) if asked.stops else None
-        if call is None:
-            token_ids = ended(generated, len(generated.token_ids), self.renderer)
-            parsed = self.renderer.parse(token_ids, asked.tools)
-            text = "" if parsed.message.malformed is None else self.renderer.text(token_ids[:-1])
-            reply = _named(parsed.message, text, number)
-            call = Call(found.context, generated, parsed.message, reply)
-            self._contexts.spoke(number, found.digest, reply, Spoken(found.context, token_ids, parsed))
+        call, spoken = answered(asked, found.context, generated, self.renderer, str(number))
+        if spoken is not None:
+            self._contexts.spoke(number, found.digest, call.reply, spoken)
         self.calls.append(call)
         async with self._in_turn:
             await self._on_call(number, call)
         return call
 
-    def _stopped_call(self, asked: Asked, found: Found, generated: Generated, number: int) -> Call | None:
-        """The turn where a stop string ends it.  No later call goes on from its ids, which hold the stop string: the
-        agent's messages do not."""
-        if (at := stopped(generated, asked.stops, self.renderer, asked.tools)) is None:
-            return None
-        reply = replace(_named(at.parsed.message, "", number), content=at.text)
-        dropped = len(generated.token_ids) - at.tokens
-        kept = generated if not dropped else _beginning(generated, at.tokens)
-        return Call(found.context, kept, at.parsed.message, reply, stop=at.stop, dropped_tokens=dropped)
-
     async def close(self) -> None:
         await self._sessions.close()
+
+
+def answered(
+    asked: Asked, context: Context, generated: Generated, renderer: Renderer, id: str
+) -> tuple[Call, Spoken | None]:
+    """The call that a turn makes, with the turn that later calls may go on from: None where a stop string ended it.
+
+    ``id`` makes the ids of its tool calls.
+    """
+    if asked.stops and (call := _stopped_call(asked, context, generated, renderer, id)) is not None:
+        return call, None
+    token_ids = ended(generated, len(generated.token_ids), renderer)
+    parsed = renderer.parse(token_ids, asked.tools)
+    text = "" if parsed.message.malformed is None else renderer.text(token_ids[:-1])
+    reply = _named(parsed.message, text, id)
+    return Call(context, generated, parsed.message, reply), Spoken(context, token_ids, parsed)
+
+
+def _stopped_call(asked: Asked, context: Context, generated: Generated, renderer: Renderer, id: str) -> Call | None:
+    """The turn where a stop string ends it.  No later call goes on from its ids, which hold the stop string: the
+    agent's messages do not."""
+    if (at := stopped(generated, asked.stops, renderer, asked.tools)) is None:
+        return None
+    reply = replace(_named(at.parsed.message, "", id), content=at.text)
+    dropped = len(generated.token_ids) - at.tokens
+    kept = generated if not dropped else _beginning(generated, at.tokens)
+    return Call(context, kept, at.parsed.message, reply, stop=at.stop, dropped_tokens=dropped)
+
+
+def refuse_far_too_long(asked: Asked, context_tokens: int) -> None:
+    """Before anything is made into ids, which takes time.  Raises RequestRefused."""
+    characters = sum(_characters(entry) for entry in asked.messages)
+    if characters > context_tokens * LONGEST_TOKEN:
+        raise RequestRefused(
+            "context",
+            f"the messages are {characters} characters, and the model's context has {context_tokens} tokens: send less",
+            field="messages",
+        )
+
+
+def room_behind(context: Context, context_tokens: int) -> int:
+    """The tokens that a turn may have behind it, at least 1.  Raises RequestRefused."""
+    if (room := context_tokens - len(context.token_ids)) < 1:
+        raise RequestRefused(
+            "context",
+            f"the messages are {len(context.token_ids)} tokens, and the model's context has "
+            f"{context_tokens}: send less",
+            field="messages",
+        )
+    return room
 
 
 def _characters(entry: Entry) -> int:
@@ -217,9 +234,9 @@ def _beginning(generated: Generated, tokens: int) -> Generated:
     )
 
 
-def _named(message: AssistantMessage, text: str, number: int) -> AssistantMessage:
-    """What the agent is answered: tool calls have ids of the rollout's own, and what cannot be read is ``text``."""
+def _named(message: AssistantMessage, text: str, id: str) -> AssistantMessage:
+    """What the agent is answered: tool calls have ids of the proxy's own, and what cannot be read is ``text``."""
     if message.malformed is not None:
         return AssistantMessage(text)
-    requests = tuple(replace(request, id=f"call_{number}_{place}") for place, request in enumerate(message.requests))
+    requests = tuple(replace(request, id=f"call_{id}_{place}") for place, request in enumerate(message.requests))
     return replace(message, requests=requests)

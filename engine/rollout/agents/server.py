@@ -1,7 +1,8 @@
-"""The HTTP of one rollout's proxy: what reaches it comes from one sandbox, and all of it may be hostile.
+"""The HTTP of the model proxy: whatever reaches it may be hostile.
 
-It listens in the network of that sandbox alone, answers one key, and is gone with the rollout.  Connections, headers,
-bodies, and the time that each may take are bounded; a caller that hangs up ends its call.
+A rollout's server listens in the network of its sandbox alone, answers one key, and is gone with the rollout; that of
+served models (``engine/serving/models``) answers the keys of teams.  Connections, headers, bodies, and the time that
+each may take are bounded; a caller that hangs up ends its call.
 """
 
 import asyncio
@@ -9,14 +10,14 @@ import hmac
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 
-from engine.rollout.agents.asked import RequestRefused
+from engine.rollout.agents.asked import Asked, RequestRefused
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.dialects.chat_completions import ChatCompletions
 from engine.rollout.agents.dialects.contract import Dialect
@@ -24,6 +25,7 @@ from engine.rollout.agents.dialects.messages import Messages
 from engine.rollout.agents.dialects.responses import Responses
 from engine.rollout.agents.fields import document_in
 from engine.rollout.agents.proxy import ModelProxy
+from engine.rollout.renderers.contract import Renderer
 
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": ChatCompletions(),
@@ -52,9 +54,77 @@ class Patience:
     """For the agent to take what it asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The turns that were sampled for a request."""
+
+    id: str
+    calls: Sequence[Call]
+    renderer: Renderer
+    """What shows their tokens as text."""
+
+
+class Answerer(Protocol):
+    """Answers the requests of one key."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The names under which it may be asked."""
+        ...
+
+    async def complete(self, asked: Asked) -> Completed:
+        """Raises RequestRefused."""
+        ...
+
+    def refuse(self, kind: str) -> None:
+        """Count a request that is answered with an error."""
+        ...
+
+
+class Door(Protocol):
+    """Knows the keys."""
+
+    def answerer(self, keys: Sequence[bytes]) -> Answerer | None:
+        """Who answers a request that brings these keys, which may be none; None where they open nothing."""
+        ...
+
+    def refuse(self, kind: str) -> None:
+        """Count a request of nobody who is known."""
+        ...
+
+    def failed(self) -> None:
+        """Take note of an exception, which is being handled, that nobody expected."""
+        ...
+
+
+class RolloutDoor:
+    """One key, for one rollout.  A ``Door`` and its ``Answerer``."""
+
+    models = ("policy",)
+
+    def __init__(self, proxy: ModelProxy, key: str) -> None:
+        self._proxy, self._key = proxy, key.encode()
+
+    def answerer(self, keys: Sequence[bytes]) -> Answerer | None:
+        """Every key that is given must be the right one, and one must be given."""
+        return self if keys and all(hmac.compare_digest(key, self._key) for key in keys) else None
+
+    async def complete(self, asked: Asked) -> Completed:
+        calls = await self._proxy.complete(asked)
+        return Completed(str(self._proxy.calls.index(calls[0])), calls, self._proxy.renderer)
+
+    def refuse(self, kind: str) -> None:
+        self._proxy.refuse(kind)
+
+    def failed(self) -> None:
+        if self._proxy.failure is None:  # else the episode raises it
+            log.exception("an agent's call failed")
+            self._proxy.refuse("failed")
+
+
 @dataclass(slots=True)
 class Bodies:
-    """What all connections of an agent hold of bodies that have not come to their end."""
+    """What all connections of a server hold of bodies that have not come to their end."""
 
     held_bytes: int = 0
 
@@ -71,8 +141,10 @@ class Bodies:
 
 
 class ProxyServer:
-    def __init__(self, proxy: ModelProxy, key: str, patience: Patience = Patience()) -> None:
-        self._proxy, self._key, self._patience = proxy, key.encode(), patience
+    def __init__(
+        self, door: Door, patience: Patience = Patience(), *, most_connections: int = MOST_CONNECTIONS
+    ) -> None:
+        self._door, self._patience, self._most_connections = door, patience, most_connections
         self._connections: set[asyncio.Task[None]] = set()
         self._closing = False
         self._bodies = Bodies()
@@ -98,23 +170,21 @@ class ProxyServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
         assert connection is not None
-        if len(self._connections) >= MOST_CONNECTIONS:
+        if len(self._connections) >= self._most_connections:
             writer.transport.abort()
             return
         self._connections.add(connection)
         # asyncio does so itself where it knows that the listener speaks TCP, which not every listener tells.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            await _Connection(self._proxy, self._key, self._patience, self._bodies, reader, writer).serve()
+            await _Connection(self._door, self._patience, self._bodies, reader, writer).serve()
         except (OSError, h11.RemoteProtocolError, TimeoutError):
             log.debug("an agent's connection ended in the middle", exc_info=True)
         except asyncio.CancelledError:
             if not self._closing:
                 raise
         except Exception:
-            if self._proxy.failure is None:  # else the episode raises it
-                log.exception("an agent's call failed")
-                self._proxy.refuse("failed")
+            self._door.failed()
         finally:
             self._connections.discard(connection)
             writer.transport.abort()
@@ -125,34 +195,36 @@ class _Connection:
 
     def __init__(
         self,
-        proxy: ModelProxy,
-        key: bytes,
+        door: Door,
         patience: Patience,
         bodies: Bodies,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self._proxy, self._key, self._patience, self._bodies = proxy, key, patience, bodies
+        self._door, self._patience, self._bodies = door, patience, bodies
         self._reader, self._writer = reader, writer
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
 
     async def serve(self) -> None:
         while True:
             dialect: Dialect = DIALECTS["/v1/chat/completions"]
+            refuse = self._door.refuse
             try:
                 async with asyncio.timeout(self._patience.request):
                     request = await self._event()
                     if not isinstance(request, h11.Request):
                         return
                     dialect = DIALECTS.get(_path(request), dialect)
+                    answerer = self._answerer(request)
+                    refuse = answerer.refuse
                     self._check(request)
                     body = await self._body()
-                await self._answered(request, dialect, body)
+                await self._answered(answerer, request, dialect, body)
             except RequestRefused as refusal:
-                self._proxy.refuse(refusal.kind)
-                await self._send(refusal.status, _json(dialect.refusal(refusal)))
+                refuse(refusal.kind)
+                await self._send(refusal.status, _json(dialect.refusal(refusal)), retry_s=refusal.retry_s)
             except h11.RemoteProtocolError as error:
-                self._proxy.refuse("malformed")
+                refuse("malformed")
                 if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                     await self._send(error.error_status_hint, b'{"error": {"message": "no HTTP request"}}')
                 return
@@ -167,22 +239,22 @@ class _Connection:
             self._http.receive_data(await self._reader.read(READ_BYTES))
         return event
 
+    def _answerer(self, request: h11.Request) -> Answerer:
+        """Raises RequestRefused."""
+        keys = [value.removeprefix(b"Bearer ") for name, value in request.headers if name == b"authorization"]
+        keys += [value for name, value in request.headers if name == b"x-api-key"]
+        if (answerer := self._door.answerer(keys)) is None:
+            raise RequestRefused("key", "the key opens nothing here")
+        return answerer
+
     def _check(self, request: h11.Request) -> None:
         """Before the body is read.  Raises RequestRefused."""
-        if not self._has_key(request):
-            raise RequestRefused("key", "the key is not that of this rollout")
         path = _path(request)
         if path not in (*DIALECTS, MODELS) or request.method != (b"GET" if path == MODELS else b"POST"):
             raise RequestRefused("route", f"there is POST {', POST '.join(DIALECTS)} and GET {MODELS}")
         length = next((value for name, value in request.headers if name == b"content-length"), b"0")
         if int(length) > MOST_BODY_BYTES:
             raise RequestRefused("size", f"the body has {int(length)} bytes: use at most {MOST_BODY_BYTES}")
-
-    def _has_key(self, request: h11.Request) -> bool:
-        """Every key that is given must be the right one, and one must be given."""
-        given = [value.removeprefix(b"Bearer ") for name, value in request.headers if name == b"authorization"]
-        given += [value for name, value in request.headers if name == b"x-api-key"]
-        return bool(given) and all(hmac.compare_digest(value, self._key) for value in given)
 
     async def _body(self) -> bytes:
         body = bytearray()
@@ -202,23 +274,23 @@ class _Connection:
 
     # ---- what is answered ----
 
-    async def _answered(self, request: h11.Request, dialect: Dialect, body: bytes) -> None:
+    async def _answered(self, answerer: Answerer, request: h11.Request, dialect: Dialect, body: bytes) -> None:
         if _path(request) == MODELS:
-            models = [{"id": "policy", "object": "model", "created": 0, "owned_by": "palestra"}]
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "palestra"} for name in answerer.models]
             await self._send(200, _json({"object": "list", "data": models}))
             return
         asked = dialect.read(document_in(body))
-        calls = await self._unless_hung_up(asked)
-        pieces = [self._proxy.renderer.pieces(call.generated.token_ids) if asked.logprobs else [] for call in calls]
-        id = f"{self._proxy.calls.index(calls[0])}"
+        completed = await self._unless_hung_up(answerer, asked)
+        id, calls, shown = completed.id, completed.calls, completed.renderer
+        pieces = [shown.pieces(call.generated.token_ids) if asked.logprobs else [] for call in calls]
         if asked.stream:
             await self._stream(dialect.events(asked, calls, id, pieces))
         else:
             await self._send(200, _json(dialect.answer(asked, calls, id, pieces)))
 
-    async def _unless_hung_up(self, asked: Any) -> list[Call]:
+    async def _unless_hung_up(self, answerer: Answerer, asked: Asked) -> Completed:
         """A caller that closes its end does not wait for the answer any more.  Raises OSError then."""
-        sampling = asyncio.ensure_future(self._proxy.complete(asked))
+        sampling = asyncio.ensure_future(answerer.complete(asked))
         listening = asyncio.ensure_future(self._reader.read(READ_BYTES))
         try:
             await asyncio.wait((sampling, listening), return_when=asyncio.FIRST_COMPLETED)
@@ -235,8 +307,11 @@ class _Connection:
                 task.cancel()
             await asyncio.gather(sampling, listening, return_exceptions=True)
 
-    async def _send(self, status: int, body: bytes) -> None:
-        head = self._head(status, b"application/json", [(b"content-length", b"%d" % len(body))])
+    async def _send(self, status: int, body: bytes, *, retry_s: int = 1) -> None:
+        more = [(b"content-length", b"%d" % len(body))]
+        if status in (429, 503):
+            more.append((b"retry-after", b"%d" % retry_s))
+        head = self._head(status, b"application/json", more)
         parts = (head, self._http.send(h11.Data(data=body)), self._http.send(h11.EndOfMessage()))
         await self._write(b"".join(part for part in parts if part))
 
@@ -249,8 +324,6 @@ class _Connection:
     def _head(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> bytes | None:
         if self._http.their_state is not h11.DONE:  # a body that is not read: nothing after it can be
             more = [*more, (b"connection", b"close")]
-        if status == 429:
-            more = [*more, (b"retry-after", b"1")]
         return self._http.send(h11.Response(status_code=status, headers=[(b"content-type", kind), *more]))
 
     async def _write(self, data: bytes | None) -> None:

@@ -109,7 +109,7 @@ class Installs(Detector):
             yield finding(PIPED, event, "python", [evidence])
         yield from self._kept_and_run(event, found)
 
-    def _kept_and_run(self, event: DetectorEvent, found: list[Command]) -> Iterator[Finding]:
+    def _kept_and_run(self, event: ExecEvent | ObservedAction, found: list[Command]) -> Iterator[Finding]:
         """``curl -o x URL; chmod +x x; ./x``, and ``bash <(curl URL)`` or ``bash -c "$(curl URL)"``."""
         fetched = self._fetched if isinstance(event, ObservedAction) else OrderedDict(self._fetched)
         for command in found:

@@ -144,7 +144,7 @@ class Scanners(Detector):
 
 
 class Metadata(Detector):
-    """Finds it by address, name, and what a command says.  Cloud SDKs ask unbidden; docs/egress.md says how to quiet them."""
+    """Finds it by address, name and command.  Cloud SDKs ask unbidden; docs/egress.md says how to quiet them."""
 
     rules: ClassVar[tuple[RuleInfo, ...]] = (METADATA,)
 

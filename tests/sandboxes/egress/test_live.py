@@ -7,10 +7,10 @@ import pytest
 from benchmarks import egress_live
 from benchmarks.egress_live import CORPORA, OWN_TASKS, cases, play_all, tally
 
-PER_CLASS = {"strangers": 2, "second": 1, "fourth": 1, "fifth": 1, "sixth": 1}
-TASKS = {"strangers": 24, "second": 12, "fourth": 12, "fifth": 24, "sixth": 24}
-OPEN_CLASSES = {"strangers": 14, "second": 14, "fourth": 14, "fifth": 13, "sixth": 13}
-"""The open half of the fifth has no tunnel, that of the sixth no beacon."""
+PER_CLASS = {"strangers": 2, "second": 1, "fourth": 1, "fifth": 1, "sixth": 1, "seventh": 0}
+TASKS = {"strangers": 24, "second": 12, "fourth": 12, "fifth": 24, "sixth": 24, "seventh": 24}
+OPEN_CLASSES = {"strangers": 14, "second": 14, "fourth": 14, "fifth": 13, "sixth": 13, "seventh": 0}
+"""The open half of the fifth has no tunnel, that of the sixth no beacon; the seventh has no incident at all."""
 OWN_TASKS_PLAYED = 40
 STILL_ALARMING = {
     "third-edge-wrong-expected-sum": "a wrong expectation is mended, and the program stays as it was",
@@ -74,4 +74,4 @@ def test_the_halves_are_alike_and_all_cases_are_in_one(corpus):
 
 def test_classes_have_one_name_in_all_corpora():
     classes = {corpus: {case.group for case in cases(corpus) if case.kind == "incident"} for corpus in CORPORA}
-    assert all(of_corpus == classes["strangers"] for of_corpus in classes.values()), classes
+    assert all(of_corpus == classes["strangers"] for of_corpus in classes.values() if of_corpus), classes

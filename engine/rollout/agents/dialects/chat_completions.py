@@ -11,10 +11,9 @@ from engine.rollout.agents.fields import Document
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 
 READ = ("messages", "model", "tools", "n", "max_tokens", "max_completion_tokens", "seed", "stream", "stream_options",
-        "logprobs", "tool_choice", "stop")  # fmt: skip
-RUNS_OWN = ("temperature", "top_p")
-"""How a policy is sampled is the run's to say: these are taken and change nothing."""
-NO_MATTER = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", *RUNS_OWN)
+        "logprobs", "tool_choice", "stop", "temperature", "top_p")  # fmt: skip
+NO_MATTER = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+HOTTEST = 2.0
 NEUTRAL: dict[str, Sequence[object]] = {
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
@@ -25,7 +24,13 @@ NEUTRAL: dict[str, Sequence[object]] = {
     "top_logprobs": (0,),
 }
 TEXT_PARTS = ("text",)
-ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "server_error",
+}
 
 
 class ChatCompletions:
@@ -41,6 +46,8 @@ class ChatCompletions:
             most_tokens=_most_tokens(document),
             stops=fields.stops(document, "stop"),
             seed=fields.number(document, "seed", -(2**63), 2**63 - 1),
+            temperature=fields.share(document, "temperature", HOTTEST),
+            top_p=fields.share(document, "top_p", 1.0),
             stream=fields.flag(document, "stream"),
             logprobs=fields.flag(document, "logprobs"),
             usage_in_stream=isinstance(options, dict) and options.get("include_usage") is True,

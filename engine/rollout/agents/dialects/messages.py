@@ -11,9 +11,9 @@ from engine.rollout.agents.dialects.contract import event, prompt_tokens, sample
 from engine.rollout.agents.fields import Document
 from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema
 
-READ = ("messages", "system", "model", "tools", "max_tokens", "stream", "tool_choice", "stop_sequences")
-NO_MATTER = ("metadata", "service_tier", "temperature", "top_p", "top_k", "cache_control")
-"""How a policy is sampled is the run's to say."""
+READ = ("messages", "system", "model", "tools", "max_tokens", "stream", "tool_choice", "stop_sequences",
+        "temperature", "top_p", "top_k")  # fmt: skip
+NO_MATTER = ("metadata", "service_tier", "cache_control")
 NEUTRAL: dict[str, Sequence[object]] = {"thinking": ({"type": "disabled"},)}
 TEXT_PARTS = ("text",)
 ERRORS = {
@@ -22,6 +22,7 @@ ERRORS = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    503: "overloaded_error",
 }
 UNREADABLE = "malformed_arguments"
 """Under this name stand arguments that are no JSON object, as text: the input of a call must be an object here."""
@@ -42,6 +43,9 @@ class Messages:
             model=fields.text(document, "model", "policy"),
             most_tokens=most_tokens,
             stops=fields.stops(document, "stop_sequences"),
+            temperature=fields.share(document, "temperature", 1.0),
+            top_p=fields.share(document, "top_p", 1.0),
+            top_k=fields.number(document, "top_k", 0, 2**31),
             stream=fields.flag(document, "stream"),
         )
 

@@ -7,12 +7,12 @@ from typing import Any
 from engine.rollout.agents import fields
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.capture import Call
-from engine.rollout.agents.dialects.chat_completions import ERRORS
+from engine.rollout.agents.dialects.chat_completions import ERRORS, HOTTEST
 from engine.rollout.agents.dialects.contract import event, prompt_tokens, sampled_tokens, was_cut
 from engine.rollout.agents.fields import Document
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 
-READ = ("input", "instructions", "model", "tools", "max_output_tokens", "stream", "tool_choice")
+READ = ("input", "instructions", "model", "tools", "max_output_tokens", "stream", "tool_choice", "temperature", "top_p")
 NO_MATTER = (
     "user",
     "metadata",
@@ -20,8 +20,6 @@ NO_MATTER = (
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
-    "temperature",
-    "top_p",
 )
 NEUTRAL: dict[str, Sequence[object]] = {
     "background": (False,),
@@ -46,6 +44,8 @@ class Responses:
             tools=_tools(document),
             model=fields.text(document, "model", "policy"),
             most_tokens=fields.number(document, "max_output_tokens", 1, 2**31),
+            temperature=fields.share(document, "temperature", HOTTEST),
+            top_p=fields.share(document, "top_p", 1.0),
             stream=fields.flag(document, "stream"),
         )
 

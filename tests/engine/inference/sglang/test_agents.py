@@ -18,7 +18,7 @@ from engine.models.weights import StateDict
 from engine.rollout.agents.call_sessions import CallSessions
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.proxy import Budget, ModelProxy
-from engine.rollout.agents.server import ProxyServer
+from engine.rollout.agents.server import ProxyServer, RolloutDoor
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.renderers.chat import chat_renderer
 from tests.engine.inference.sglang.conftest import CONTEXT, turn
@@ -65,7 +65,7 @@ async def agent_of(generator: SglangGenerator, folder: Path) -> AsyncIterator[Ag
     listener.setblocking(False)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     headers = {"authorization": f"Bearer {KEY}"}
-    async with ProxyServer(proxy, KEY).serving(listener):
+    async with ProxyServer(RolloutDoor(proxy, KEY)).serving(listener):
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120, trust_env=False) as client:
             yield Agent(proxy, client)
     await proxy.close()

@@ -5,7 +5,7 @@ import json
 import socket
 from contextlib import asynccontextmanager
 
-from engine.rollout.agents.server import Patience, ProxyServer
+from engine.rollout.agents.server import Patience, ProxyServer, RolloutDoor
 from engine.spec.message import AssistantMessage
 from tests.engine.rollout.agents.test_capture import RandomPolicy, proxy
 
@@ -78,7 +78,7 @@ async def endpoint(policy, *, patience=None, **budget):
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     port = listener.getsockname()[1]
-    server = ProxyServer(model, KEY, patience or Patience())
+    server = ProxyServer(RolloutDoor(model, KEY), patience or Patience())
     async with server.serving(listener):
         yield Endpoint(port, model, server)
     await model.close()

@@ -1,0 +1,225 @@
+"""Whoever asks a served model: keys, what each may have, and what each has had.
+
+    request ──► ServedDoor: whose key ──► Caller: limits ──► Shelf: the model ──► turns ──► answer, usage
+
+Nothing that is answered here is captured: no trajectory, no sample, no token id outlives its call.
+"""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import ceil
+from typing import Any
+
+from engine.inference.interface import Generator
+from engine.rollout.agents.asked import Asked, RequestRefused
+from engine.rollout.agents.capture import Call
+from engine.rollout.agents.contexts import Context, Contexts
+from engine.rollout.agents.proxy import answered, refuse_far_too_long, room_behind
+from engine.rollout.agents.server import Answerer, Completed
+from engine.rollout.policy_session import PolicySession
+from engine.seeds import derived_seed
+from engine.serving.models.shelf import LoadedModel, Shelf
+from engine.serving.models.usage_log import UsageLog
+from engine.spec.generation import NO_TRUNCATION, Truncation
+from engine.spec.serving import ServedFile, ServedKey, ServedModel, UsageLine
+
+MINUTE_S, DAY_S = 60.0, 86400.0
+ANY_MODEL = "policy"
+"""What a request that names no model asks for: the one of its key."""
+log = logging.getLogger(__name__)
+
+
+def digest_of(key: bytes) -> str:
+    """What stands in files and rows for a key, which is as long as its digest and random."""
+    return hashlib.sha256(key).hexdigest()
+
+
+class Limits:
+    """What one key has under way, and what it had a short time ago."""
+
+    def __init__(self) -> None:
+        self._begun: deque[float] = deque()
+        self._under_way = 0
+        self.calls: set[asyncio.Task[Any]] = set()
+        """Requests that are being answered."""
+        self._reserved_tokens = 0
+
+    @contextmanager
+    def held(self, key: ServedKey, choices: int, used_today: int, now: float) -> Iterator[None]:
+        """For one request.  Raises RequestRefused where a limit is met."""
+        while self._begun and now - self._begun[0] >= MINUTE_S:
+            self._begun.popleft()
+        if len(self._begun) >= key.requests_per_minute:
+            wait = max(1, ceil(MINUTE_S - (now - self._begun[0])))
+            raise RequestRefused("rate", f"{key.requests_per_minute} requests a minute at most", retry_s=wait)
+        if self._under_way + choices > key.parallel:
+            raise RequestRefused("rate", f"{key.parallel} answers at once at most: try again when one is over")
+        if key.tokens_per_day is not None and used_today >= key.tokens_per_day:
+            raise RequestRefused(
+                "rate", f"the {key.tokens_per_day} tokens of this day (UTC) are used up", retry_s=_to_midnight()
+            )
+        call = asyncio.current_task()
+        assert call is not None
+        self._begun.append(now)
+        self._under_way += choices
+        self.calls.add(call)
+        try:
+            yield
+        finally:
+            self._under_way -= choices
+            self.calls.discard(call)
+
+    @contextmanager
+    def lent(self, key: ServedKey, used_today: int, read: int, most_tokens: int, choices: int) -> Iterator[int]:
+        """The tokens that each choice may have, which nobody else of this key has until the call is over.
+
+        Raises RequestRefused where the day's tokens leave none.
+        """
+        if key.tokens_per_day is not None:
+            left = key.tokens_per_day - used_today - self._reserved_tokens - read
+            most_tokens = min(most_tokens, left // choices)
+            if most_tokens < 1:
+                raise RequestRefused(
+                    "rate", f"what is left of the {key.tokens_per_day} tokens of this day (UTC) is too little, or lent"
+                    " to calls under way", retry_s=_to_midnight(),
+                )  # fmt: skip
+        reserved = read + most_tokens * choices
+        self._reserved_tokens += reserved
+        try:
+            yield most_tokens
+        finally:
+            self._reserved_tokens -= reserved
+
+
+class Caller:
+    """One key and its model.  An ``Answerer``."""
+
+    def __init__(self, key: ServedKey, model: ServedModel, limits: Limits, shelf: Shelf, usage: UsageLog) -> None:
+        self._key, self._model, self._limits, self._shelf, self._usage = key, model, limits, shelf, usage
+        self.models: Sequence[str] = (model.name,)
+
+    async def complete(self, asked: Asked) -> Completed:
+        if asked.model not in (ANY_MODEL, self._model.name):
+            raise RequestRefused("model", f"the key opens {self._model.name!r} alone: ask for it", field="model")
+        began = time.monotonic()
+        used_today = self._usage.tokens_today(self._key.id, time.time())
+        with self._limits.held(self._key, asked.choices, used_today, began):
+            async with self._shelf.using(self._model) as loaded:
+                refuse_far_too_long(asked, loaded.context_tokens)
+                context = Contexts(loaded.renderer).find(asked).context
+                room = room_behind(context, loaded.context_tokens)
+                wanted = min(room, asked.most_tokens or room)
+                try:
+                    with self._limits.lent(
+                        self._key, used_today, len(context.token_ids), wanted, asked.choices
+                    ) as most_tokens:
+                        calls = await self._sampled(asked, context, loaded, most_tokens)
+                except asyncio.CancelledError:
+                    self._record("hung-up", began, prompt_tokens=len(context.token_ids))
+                    raise
+                sampled = sum(len(call.generated.token_ids) + call.dropped_tokens for call in calls)
+                self._record("answered", began, prompt_tokens=len(context.token_ids), sampled_tokens=sampled)
+                return Completed(secrets.token_hex(12), calls, loaded.renderer)
+
+    def refuse(self, kind: str) -> None:
+        self._record(kind, time.monotonic())
+
+    async def _sampled(self, asked: Asked, context: Context, loaded: LoadedModel, most_tokens: int) -> list[Call]:
+        seed = secrets.randbits(62) if asked.seed is None else asked.seed
+        sampling = [
+            asyncio.ensure_future(_turn(asked, context, loaded, most_tokens, derived_seed(0, "served", seed, choice)))
+            for choice in range(asked.choices)
+        ]
+        try:
+            return list(await asyncio.gather(*sampling))
+        except RuntimeError as error:  # of the generator: NonFiniteLogits, GenerationAborted
+            log.warning("a call to model %s failed", self._model.name, exc_info=error)
+            raise RequestRefused("unavailable", f"the model could not answer: {type(error).__name__}") from error
+        finally:
+            for turn in sampling:
+                turn.cancel()
+            await asyncio.gather(*sampling, return_exceptions=True)
+
+    def _record(self, outcome: str, began: float, **tokens: int) -> None:
+        line = UsageLine(
+            at=time.time(), key=self._key.id, model=self._model.name, outcome=outcome,
+            seconds=round(time.monotonic() - began, 3), **tokens,
+        )  # fmt: skip
+        self._usage.write(line)
+
+
+async def _turn(asked: Asked, context: Context, loaded: LoadedModel, most_tokens: int, seed: int) -> Call:
+    session = _session(loaded.generator, asked, loaded)
+    try:
+        generated = await session.sample(context.token_ids, seed=seed, most_tokens=most_tokens)
+    finally:
+        await session.release()
+    call, _ = answered(asked, context, generated, loaded.renderer, secrets.token_hex(6))
+    return call
+
+
+def _session(generator: Generator, asked: Asked, loaded: LoadedModel) -> PolicySession:
+    temperature = 1.0 if asked.temperature is None else asked.temperature
+    top_k = asked.top_k or 0
+    top_p = 1.0 if not asked.top_p else asked.top_p  # 0 would keep nothing: clients mean the likeliest
+    if asked.top_p == 0:
+        top_k = 1
+    truncation = Truncation(top_k=top_k, top_p=top_p) if top_k or top_p < 1 else NO_TRUNCATION
+    return PolicySession(
+        generator, "served", stop_ids=loaded.renderer.stop_ids, max_turn_tokens=loaded.context_tokens,
+        context_tokens=loaded.context_tokens, temperature=temperature, truncation=truncation,
+    )  # fmt: skip
+
+
+class ServedDoor:
+    """All keys.  A ``Door``; ``serve`` gives it another file's keys and models at any time."""
+
+    def __init__(self, file: ServedFile, shelf: Shelf, usage: UsageLog) -> None:
+        self._shelf, self._usage = shelf, usage
+        self._limits: dict[str, Limits] = {}
+        self._by_digest: dict[str, tuple[ServedKey, ServedModel]] = {}
+        self.unknown = 0
+        """Requests whose key is not known."""
+        self.closing = False
+        self.serve(file)
+
+    def serve(self, file: ServedFile) -> None:
+        """From now on these keys open these models, and no others."""
+        models = {model.name: model for model in file.models}
+        self._by_digest = {key.sha256: (key, models[key.model]) for key in file.keys}
+        self._limits = {key.id: self._limits.get(key.id) or Limits() for key in file.keys}
+
+    @property
+    def calls(self) -> set[asyncio.Task[Any]]:
+        """Requests that are being answered."""
+        return {call for limits in self._limits.values() for call in limits.calls}
+
+    def answerer(self, keys: Sequence[bytes]) -> Answerer | None:
+        """All keys that are given must be the same one, and one must be given."""
+        if self.closing:
+            raise RequestRefused("unavailable", "the server is being stopped", retry_s=30)
+        found = self._by_digest.get(digest_of(keys[0])) if len(set(keys)) == 1 else None
+        if found is None:
+            return None
+        key, model = found
+        if key.expires_at is not None and time.time() >= key.expires_at:
+            return None
+        return Caller(key, model, self._limits[key.id], self._shelf, self._usage)
+
+    def refuse(self, kind: str) -> None:
+        self.unknown += 1
+
+    def failed(self) -> None:
+        log.exception("a call failed")
+
+
+def _to_midnight() -> int:
+    """Seconds to the end of the day, UTC."""
+    now = time.time()
+    return max(1, ceil(DAY_S - now % DAY_S))
