@@ -105,7 +105,7 @@ class Shelf:
         except BadSpec as refused:
             log.warning("model %s cannot be served: %s", entry.name, "; ".join(refused.lines))
             raise RequestRefused(
-                "unavailable", f"the model cannot be loaded: {'; '.join(refused.lines)}", retry_s=WAIT_S
+                "unavailable", "the model cannot be loaded: the server's log says why", retry_s=WAIT_S
             ) from refused
         needed = _memory(spec)
         await self._make_room(entry, needed)

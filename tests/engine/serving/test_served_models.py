@@ -320,14 +320,16 @@ async def test_a_name_that_means_another_model_now_is_loaded_anew(folder, tmp_pa
         await shelf.close()
 
 
-async def test_a_folder_that_holds_no_model_is_an_error_of_the_request_and_the_server_goes_on(folder, tmp_path):
+async def test_a_folder_without_a_model_is_an_error_that_tells_callers_no_path(folder, tmp_path, caplog):
     file = served(folder)
     broken = ServedModel(name="broken", folder=tmp_path / "nothing")
     key = ServedKey(id="two", sha256=digest_of(OTHER.encode()), model="broken")
     async with serving(ServedFile(models=[*file.models, broken], keys=[*file.keys, key]), tmp_path / "u") as server:
         status, document = await server.ask(key=OTHER)
         assert (status, document["error"]["code"]) == (503, "unavailable")
-        assert "nothing" in document["error"]["message"]
+        assert "the server's log says why" in document["error"]["message"]
+        assert str(tmp_path) not in json.dumps(document)
+        assert "there is no such folder" in caplog.text
         assert (await server.ask())[0] == 200
 
 
