@@ -26,7 +26,7 @@ COPY workers workers
 ENV PYTHONPATH=/app PALESTRA_STATIC_ROOT=/app/static PALESTRA_HOME=/var/lib/palestra PALESTRA_RUNS=/var/lib/palestra/runs
 ENV PALESTRA_SANDBOX_TOKENS=/var/lib/palestra/sandboxes/tokens.json
 RUN PALESTRA_SECRET_KEY=only-for-building DATABASE_URL=postgres:///none python manage.py collectstatic --noinput \
-    && mkdir -p /var/lib/palestra/runs /var/lib/palestra/models /var/lib/palestra/datasets /var/lib/palestra/imports /var/lib/palestra/sandboxes && chown -R palestra /var/lib/palestra
+    && mkdir -p /var/lib/palestra/runs /var/lib/palestra/models /var/lib/palestra/datasets /var/lib/palestra/imports /var/lib/palestra/sandboxes /var/lib/palestra/serving && chown -R palestra /var/lib/palestra
 USER palestra
 EXPOSE 8700
 CMD ["uvicorn", "webapp.asgi:application", "--host", "0.0.0.0", "--port", "8700", "--no-server-header", "--no-access-log", "--lifespan", "off", "--ws-per-message-deflate", "false"]

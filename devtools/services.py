@@ -27,7 +27,7 @@ def embedded_servers(home: Home, ports: dict[str, int]) -> list[Service]:
 
 def own_processes(home: Home, web: socket.socket) -> list[Service]:
     """``web`` is the listening socket that the web answers on; it stays open in the caller."""
-    return [_web(web), _worker(), _beat(home), _chats()]
+    return [_web(web), _worker(), _beat(home), _chats(), _serving()]
 
 
 def _postgres(home: Home) -> Service:
@@ -83,6 +83,12 @@ def _worker() -> Service:
 def _chats() -> Service:
     command = [sys.executable, "-m", "workers.chats"]
     return Service("chats", command, is_ready=lambda: True, stop_timeout_s=10)
+
+
+def _serving() -> Service:
+    command = [sys.executable, "-m", "workers.serving"]
+    # Its server lets calls end for ten seconds.
+    return Service("serving", command, is_ready=lambda: True, stop_timeout_s=15)
 
 
 def _beat(home: Home) -> Service:

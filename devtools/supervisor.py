@@ -102,7 +102,7 @@ class Supervisor:
             return  # nothing was started, and the state file is the other supervisor's
         self.phase = "stopping"
         self._write_state()
-        for group in ({"beat", "worker", "chats", "ray"}, {"web"}, {"valkey", "postgres"}):
+        for group in ({"beat", "worker", "chats", "serving", "ray"}, {"web"}, {"valkey", "postgres"}):
             members = [service for service in self._services if service.service.name in group]
             for member in members:
                 member.begin_stop()

@@ -25,6 +25,7 @@ from webapp.library.api import router as models
 from webapp.refusals import Invalid, Refused
 from webapp.runs.api import router as runs
 from webapp.security.api import router as security
+from webapp.serving.api import router as serving
 from webapp.task_sets.api import router as task_sets
 from webapp.trajectories.api import router as trajectories
 
@@ -92,6 +93,7 @@ api.add_router("", runs)
 api.add_router("", trajectories)
 api.add_router("", security)
 api.add_router("", conversations)
+api.add_router("", serving)
 api.add_router("", experiments)
 api.add_router("", catalog)
 api.add_router("", recipes)

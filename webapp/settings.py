@@ -21,6 +21,9 @@ PALESTRA_MODELS = Path(env.str("PALESTRA_MODELS", default=str(PALESTRA_HOME / "m
 PALESTRA_DATASETS = Path(env.str("PALESTRA_DATASETS", default=str(PALESTRA_HOME / "datasets"))).resolve()
 """Versions of teams' datasets lie in its ``catalog``."""
 PALESTRA_IMPORTS = Path(env.str("PALESTRA_IMPORTS", default=str(PALESTRA_HOME / "imports"))).resolve()
+PALESTRA_SERVING_PORT = env.int("PALESTRA_SERVING_PORT", default=8780)
+PALESTRA_SERVING_URL = env.str("PALESTRA_SERVING_URL", default=f"http://127.0.0.1:{PALESTRA_SERVING_PORT}")
+"""Where callers outside reach served models, as pages show it."""
 """The only folder of this server from which models and datasets are imported."""
 PALESTRA_MODEL_BYTES_PER_TEAM = env.int("PALESTRA_MODEL_BYTES_PER_TEAM", default=500 * 2**30)
 """Versions and uploads of one team may take as much of the disk."""
@@ -65,6 +68,7 @@ INSTALLED_APPS = [
     "webapp.trajectories",
     "webapp.security",
     "webapp.conversations",
+    "webapp.serving",
     "webapp.editor",
     "webapp.environments",
     "webapp.library",
@@ -73,7 +77,7 @@ INSTALLED_APPS = [
     "webapp.egress",
     "webapp.audit",
 ]
-OUR_APPS = ("accounts", "catalog", "experiments", "runs", "trajectories", "security", "conversations")
+OUR_APPS = ("accounts", "catalog", "experiments", "runs", "trajectories", "security", "conversations", "serving")
 MIGRATION_MODULES = {app: f"migrations.{app}" for app in OUR_APPS}
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",

@@ -17,6 +17,7 @@ urlpatterns = [
     path("", include("webapp.editor.urls")),
     path("", include("webapp.runs.urls")),
     path("", include("webapp.conversations.urls")),
+    path("", include("webapp.serving.urls")),
     path("", include("webapp.trajectories.urls")),
     path("", include("webapp.security.urls")),
     path("api/v1/", api.urls),

@@ -13,21 +13,21 @@ from devtools.web import configuration
 
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
-OURS = ("web", "migrate", "worker", "beat", "chats", "ray-head", "sandboxes", "megatron")
+OURS = ("web", "migrate", "worker", "beat", "chats", "serving", "ray-head", "sandboxes", "megatron")
 GPU = ("megatron",)
 
 
 def test_every_process_of_the_architecture_is_there() -> None:
-    always = {"web", "migrate", "worker", "beat", "chats", "ray-head", "postgres", "valkey"}
+    always = {"web", "migrate", "worker", "beat", "chats", "serving", "ray-head", "postgres", "valkey"}
     assert set(SERVICES) == always | {"sandboxes", *GPU}
     assert SERVICES["sandboxes"]["profiles"] == ["sandboxes"]
     assert {name for name, one in SERVICES.items() if one.get("profiles") == ["gpu"]} == set(GPU)
 
 
-def test_only_web_is_published_and_only_on_loopback() -> None:
+def test_only_what_answers_people_and_programs_is_published_and_only_on_loopback() -> None:
     published = {name: one["ports"] for name, one in SERVICES.items() if "ports" in one}
-    assert published == {"web": ["127.0.0.1:8700:8700"]}
-    assert all(one["networks"] == ["back"] for name, one in SERVICES.items() if name != "web")
+    assert published == {"web": ["127.0.0.1:8700:8700"], "serving": ["127.0.0.1:8780:8780"]}
+    assert all(one["networks"] == ["back"] for name, one in SERVICES.items() if name not in published)
     assert DOCUMENT["networks"]["back"]["internal"] is True
 
 
@@ -70,6 +70,16 @@ def test_the_host_of_conversations_reads_what_it_loads_and_changes_none_of_it() 
     assert chats["read_only"] is True
     assert chats["command"][-2:] == ["--alive", "/tmp/chats-alive"]
     assert "-name chats-alive " in chats["healthcheck"]["test"][-1]
+
+
+def test_the_host_of_served_models_changes_nothing_but_its_own_records() -> None:
+    serving, worker = SERVICES["serving"], SERVICES["worker"]
+    changed = {volume for volume in serving["volumes"] if not volume.endswith(":ro")}
+    assert changed == {"serving:/var/lib/palestra/serving"}
+    read = {volume.removesuffix(":ro") for volume in serving["volumes"]} - changed
+    assert read < {volume.removesuffix(":ro") for volume in worker["volumes"]}
+    assert serving["command"][-2:] == ["--alive", "/tmp/serving-alive"]
+    assert "-name serving-alive " in serving["healthcheck"]["test"][-1]
 
 
 @pytest.mark.parametrize("name", ["ray-head", "megatron"])

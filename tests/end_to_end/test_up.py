@@ -96,7 +96,7 @@ def test_servers_that_the_environment_names_replace_the_embedded_ones(empty_stac
         up = empty_stack.dev("up", "--detach", "--no-sample", timeout_s=240, **servers)
         assert up.returncode == 0, up.stdout + up.stderr
         status = empty_stack.status()
-        assert {item["name"] for item in status["services"]} == {"ray", "web", "worker", "beat", "chats"}
+        assert {item["name"] for item in status["services"]} == {"ray", "web", "worker", "beat", "chats", "serving"}
         counted = empty_stack.dev("exec", "python", "manage.py", "shell", "-v0", "-c", COUNT_USERS, **servers)
         assert counted.stdout.split()[-1] == "1"
         assert empty_stack.dev("down").returncode == 0

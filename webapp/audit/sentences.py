@@ -163,6 +163,10 @@ def _talked(verb: str) -> Callable[[AuditEntry], Words]:
     return words_of
 
 
+def _served(verb: str) -> Callable[[AuditEntry], Words]:
+    return lambda entry: [verb, f"“{entry.details.get('name')}” to", str(entry.details.get("model"))]
+
+
 _SENTENCES: dict[str, Callable[[AuditEntry], Words]] = {
     "run.submit": _of_run("launched", at_step=False),
     "run.cancel": _of_run("cancelled"),
@@ -170,6 +174,8 @@ _SENTENCES: dict[str, Callable[[AuditEntry], Words]] = {
     "run.resume": _of_run("resumed"),
     "conversation.begin": _talked("began a conversation with"),
     "conversation.delete": _talked("deleted a conversation with"),
+    "serving-key.create": _served("made the key"),
+    "serving-key.revoke": _served("revoked the key"),
     "experiment.create": _of_experiment("made"),
     "experiment.change": _of_experiment("changed"),
     "environment.publish": _published("environment"),

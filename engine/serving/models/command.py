@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from engine.launch.chat import end_with_parent
 from engine.launch.preflight import BadSpec
 from engine.loop.generator_requirements import free_memory
 from engine.models.origin import home
@@ -47,6 +49,8 @@ def serve_models(options: argparse.Namespace) -> int:
         return 0
     file = _file(options)
     memory = int(options.memory_gib * 2**30) if options.memory_gib else int(free_memory() * USUAL_SHARE)
+    if options.with_parent:
+        end_with_parent(os.getppid())
     room = Room(memory, slots=options.slots, threads=options.threads, idle_s=options.idle)
     asyncio.run(_serve(options, file, room))
     return 0
@@ -184,5 +188,6 @@ def parser() -> argparse.ArgumentParser:
         "--idle", type=float, default=600, metavar="S", help="seconds until an unused model is unloaded"
     )
     parser.add_argument("--alive", type=Path, metavar="FILE", help="is touched as long as all is well")
+    parser.add_argument("--with-parent", action="store_true", help="end at once when the parent process ends")
     parser.set_defaults(run=serve_models)
     return parser
