@@ -16,17 +16,17 @@ from contextlib import contextmanager
 from math import ceil
 from typing import Any
 
-from engine.inference.interface import Generator
 from engine.rollout.agents.asked import Asked, RequestRefused
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.contexts import Context, Contexts
 from engine.rollout.agents.proxy import answered, refuse_far_too_long, room_behind
 from engine.rollout.agents.server import Answerer, Completed
 from engine.rollout.policy_session import PolicySession
+from engine.rollout.token_stream import ListenedGenerator
 from engine.seeds import derived_seed
 from engine.serving.models.shelf import LoadedModel, Shelf
 from engine.serving.models.usage_log import UsageLog
-from engine.spec.generation import NO_TRUNCATION, Truncation
+from engine.spec.generation import NO_TRUNCATION, TextGenerator, Truncation
 from engine.spec.serving import ServedFile, ServedKey, ServedModel, UsageLine
 
 MINUTE_S, DAY_S = 60.0, 86400.0
@@ -115,13 +115,14 @@ class Caller:
                 context = Contexts(loaded.renderer).find(asked).context
                 room = room_behind(context, loaded.context_tokens)
                 wanted = min(room, asked.most_tokens or room)
+                meter = _Meter()
                 try:
                     with self._limits.lent(
                         self._key, used_today, len(context.token_ids), wanted, asked.choices
                     ) as most_tokens:
-                        calls = await self._sampled(asked, context, loaded, most_tokens)
+                        calls = await self._sampled(asked, context, loaded, most_tokens, meter)
                 except asyncio.CancelledError:
-                    self._record("hung-up", began, prompt_tokens=len(context.token_ids))
+                    self._record("hung-up", began, prompt_tokens=len(context.token_ids), sampled_tokens=meter.tokens)
                     raise
                 sampled = sum(len(call.generated.token_ids) + call.dropped_tokens for call in calls)
                 self._record("answered", began, prompt_tokens=len(context.token_ids), sampled_tokens=sampled)
@@ -130,10 +131,16 @@ class Caller:
     def refuse(self, kind: str) -> None:
         self._record(kind, time.monotonic())
 
-    async def _sampled(self, asked: Asked, context: Context, loaded: LoadedModel, most_tokens: int) -> list[Call]:
+    async def _sampled(
+        self, asked: Asked, context: Context, loaded: LoadedModel, most_tokens: int, meter: "_Meter"
+    ) -> list[Call]:
         seed = secrets.randbits(62) if asked.seed is None else asked.seed
+        generator = ListenedGenerator(loaded.generator)
+        generator.on_token = meter.sampled
         sampling = [
-            asyncio.ensure_future(_turn(asked, context, loaded, most_tokens, derived_seed(0, "served", seed, choice)))
+            asyncio.ensure_future(
+                _turn(generator, asked, context, loaded, most_tokens, derived_seed(0, "served", seed, choice))
+            )
             for choice in range(asked.choices)
         ]
         try:
@@ -154,8 +161,20 @@ class Caller:
         self._usage.write(line)
 
 
-async def _turn(asked: Asked, context: Context, loaded: LoadedModel, most_tokens: int, seed: int) -> Call:
-    session = _session(loaded.generator, asked, loaded)
+class _Meter:
+    """Counts what a request has had sampled so far, for a caller that hangs up."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def sampled(self, token: int, logprob: float) -> None:
+        self.tokens += 1
+
+
+async def _turn(
+    generator: TextGenerator, asked: Asked, context: Context, loaded: LoadedModel, most_tokens: int, seed: int
+) -> Call:
+    session = _session(generator, asked, loaded)
     try:
         generated = await session.sample(context.token_ids, seed=seed, most_tokens=most_tokens)
     finally:
@@ -164,7 +183,7 @@ async def _turn(asked: Asked, context: Context, loaded: LoadedModel, most_tokens
     return call
 
 
-def _session(generator: Generator, asked: Asked, loaded: LoadedModel) -> PolicySession:
+def _session(generator: TextGenerator, asked: Asked, loaded: LoadedModel) -> PolicySession:
     temperature = 1.0 if asked.temperature is None else asked.temperature
     top_k = asked.top_k or 0
     top_p = 1.0 if not asked.top_p else asked.top_p  # 0 would keep nothing: clients mean the likeliest
