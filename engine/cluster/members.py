@@ -77,7 +77,9 @@ def _sources(spec: RunSpec, folder: Path) -> StageSources:
     def demonstrations(wanted: Demonstrations) -> Iterator[Trajectory]:
         environment = environment_for(spec.environment, spec.dataset)
         renderer = renderer_for(spec.model, spec.environment)
-        writer = demonstration_writer_for(environment, renderer, spec.recipe.reward, seed=spec.seed)
+        writer = demonstration_writer_for(
+            environment, renderer, spec.recipe.reward, seed=spec.seed, context=spec.recipe.context
+        )
         return writer.demonstrations(wanted)
 
     def reader(stage: Stage) -> LineReader:

@@ -30,14 +30,16 @@ from engine.environments.registry import environment_for
 from engine.loop.judge_phase import attribution_in
 from engine.models.origin import model_origin
 from engine.rollout.agents.program import lacking
+from engine.rollout.context import instructed
 from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.registry import renderer_for
 from engine.seeds import derived_seed
+from engine.spec.context import Context
 from engine.spec.environment import Agent
 from engine.spec.exploration import Experience
 from engine.spec.judge import LlmJudge
-from engine.spec.message import ToolSchema
+from engine.spec.message import Message, ToolSchema
 from engine.spec.mixture import PlayedPart, parts_of
 from engine.spec.problems import Problem
 from engine.spec.recipe import Recipe
@@ -86,14 +88,16 @@ def _lacking_in_part(
     of_agent = lacking(described.agent, described.sandbox) if isinstance(described, Agent) else []
     if problems := [*missing, *of_agent, *_missing_tasks(wanted, environment, described.id)]:
         return problems
+    if problems := [*unreadable_instructions(spec.recipe.context, renderer)]:
+        return problems
     context_tokens, turn = model_origin(spec.model).context_tokens, described.max_turn_tokens
     try:
-        room = _longest_prompt(environment, renderer) + turn
+        room = _longest_prompt(environment, renderer, spec.recipe.context) + turn
         if context_tokens < room:
             return [_no_room_for_a_turn(room, turn, context_tokens)]
         problems = [*_experience_without_room(spec.recipe.experience, room, context_tokens)]
         if _is_scripted(spec.recipe) and isinstance(environment, Demonstrator):
-            writer = DemonstrationWriter(environment, renderer, spec.recipe.reward, spec.seed)
+            writer = DemonstrationWriter(environment, renderer, spec.recipe.reward, spec.seed, spec.recipe.context)
             problems += _demonstrations_without_room(writer, context_tokens)
         return problems
     except Exception as error:  # of the environment's own code, which may raise anything
@@ -232,13 +236,23 @@ def _sample(environment: Environment, split: Split) -> list[Task]:
     return sample
 
 
-def _longest_prompt(environment: Environment, renderer: Renderer) -> int:
+def unreadable_instructions(context: Context | None, renderer: Renderer) -> Iterator[Problem]:
+    """Instructions that the model's template or alphabet cannot write."""
+    try:
+        renderer.prompt(instructed(context, [Message("user", "")]), ())
+    except ValueError as error:
+        yield Problem(
+            "recipe.context.system_prompt", "set", f"the model cannot be shown it: {error}", "use other words"
+        )
+
+
+def _longest_prompt(environment: Environment, renderer: Renderer, context: Context | None) -> int:
     """In tokens, over a sample of all splits."""
     tasks = [task for split in SPLITS for task in _sample(environment, split)]
 
     async def length(task: Task) -> int:
         async with environment.session(task, _NoSandboxes()) as session:
-            return len(renderer.prompt(await session.reset(), environment.tools(task)))
+            return len(renderer.prompt(instructed(context, await session.reset()), environment.tools(task)))
 
     async def length_in_the_end(task: Task) -> int:
         """A process that is lost now and then keeps no run from its start; one that is lost every time does."""

@@ -120,6 +120,7 @@ def context_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         return {}
     return {
         "context/segments": fmean(len(trajectory.segments) for trajectory, _ in kept),
+        "context/opening_tokens": fmean(trajectory.opening_tokens for trajectory, _ in kept),
         "context/longest_tokens": fmean(trajectory.longest_context for trajectory, _ in kept),
         "context/read_tokens": fmean(trajectory.read_tokens for trajectory, _ in kept),
         "context/trimmed_characters": fmean(record.trimmed_characters for _, record in kept),

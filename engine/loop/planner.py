@@ -146,7 +146,10 @@ def planner_for(
 
     def solution(task: int) -> Trajectory:
         renderer = renderer_for(spec.model, spec.environment)
-        return demonstration_writer_for(environment, renderer, spec.recipe.reward, seed=spec.seed).solution(task)
+        writer = demonstration_writer_for(
+            environment, renderer, spec.recipe.reward, seed=spec.seed, context=spec.recipe.context
+        )
+        return writer.solution(task)
 
     taken = range(spec.dataset.train_tasks) if tasks is None else tasks
     return Planner(spec.recipe, spec.schedule, environment, solution, teacher, tasks=taken, seed=spec.seed)

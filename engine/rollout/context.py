@@ -15,6 +15,20 @@ from engine.rollout.renderers.contract import Conversation, Exchange, Renderer, 
 from engine.spec.context import Context, ContextRecord
 from engine.spec.message import AssistantMessage, Message
 
+WORKFLOW = "Work in these steps:"
+
+
+def instructed(context: Context | None, opening: Sequence[Message]) -> Sequence[Message]:
+    """The opening of an episode with what the recipe says before it."""
+    if context is None or not (context.system_prompt or context.workflow):
+        return opening
+    steps = [f"{number}. {step}" for number, step in enumerate(context.workflow, start=1)]
+    said = [*([context.system_prompt] if context.system_prompt else ()), *([WORKFLOW, *steps] if steps else ())]
+    prompt = "\n".join(said)
+    if opening and opening[0].role == "system":
+        return [replace(opening[0], content=f"{prompt}\n\n{opening[0].content}"), *opening[1:]]
+    return [Message("system", prompt), *opening]
+
 
 def rewritten(context: Context | None, renderer: Renderer, conversation: Conversation) -> Rewritten | None:
     """As ``Renderer.rewritten``, with what the context's template leaves out."""

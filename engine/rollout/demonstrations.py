@@ -10,10 +10,12 @@ from random import Random
 from typing import Protocol
 
 from engine.environments.contract import Demonstrator, Environment, Manner, Script
+from engine.rollout.context import instructed
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.scoring import rewards_of
 from engine.rollout.transcript import Transcript
 from engine.seeds import derived_seed
+from engine.spec.context import Context
 from engine.spec.recipe import Reward
 from engine.spec.supervised import Demonstrations
 from engine.spec.trajectory import Segment, StopReason, Task, Trajectory
@@ -31,6 +33,8 @@ class DemonstrationWriter:
     renderer: Renderer
     reward: Reward
     seed: int
+    context: Context | None = None
+    """It says what stands before the opening; nothing leaves the context of a demonstration."""
 
     def demonstrations(self, wanted: Demonstrations) -> Iterator[Trajectory]:
         """``wanted.count`` trajectories; the i-th depends on (seed, i) alone."""
@@ -77,7 +81,7 @@ class DemonstrationWriter:
     def segments(self, task: Task, script: Script) -> list[Segment]:
         """The script in the ids of a policy that means what its demonstrator says."""
         tools = self.environment.tools(task)
-        transcript = Transcript(self.renderer, script.opening, tools)
+        transcript = Transcript(self.renderer, instructed(self.context, script.opening), tools)
         for number, step in enumerate(script.turns, start=1):
             ids = self.renderer.write(step.message, tools)
             turn = transcript.turn(ids, logprobs=[0.0] * len(ids), policy_versions=[-1] * len(ids))
@@ -89,12 +93,12 @@ class DemonstrationWriter:
 
 
 def demonstration_writer_for(
-    environment: Environment, renderer: Renderer, reward: Reward, *, seed: int
+    environment: Environment, renderer: Renderer, reward: Reward, *, seed: int, context: Context | None = None
 ) -> DemonstrationWriter:
     """Raises TypeError for an environment without demonstrator, with which no run begins that needs one."""
     if not isinstance(environment, Demonstrator):
         raise TypeError(f"{type(environment).__name__} has no demonstrator")
-    return DemonstrationWriter(environment, renderer, reward, seed)
+    return DemonstrationWriter(environment, renderer, reward, seed, context)
 
 
 def _manner(wanted: Demonstrations, rng: Random) -> Manner:

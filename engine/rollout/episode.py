@@ -16,7 +16,7 @@ from engine.environments.contract import Observation, Rewards
 from engine.rollout.agents.episode import run_agent_episode
 from engine.rollout.arena import Arena
 from engine.rollout.checked_session import CheckedSession
-from engine.rollout.context import Habits
+from engine.rollout.context import Habits, instructed
 from engine.rollout.faults import EnvironmentFailed, named_as_environment_fault
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.purification import Purifier
@@ -95,7 +95,7 @@ class _Episode:
 
     async def play(self) -> _Ending:
         ending = self._ending
-        opening = await self._session.reset()
+        opening = instructed(self._arena.context, await self._session.reset())
         transcript = Transcript(self._renderer, opening, self._tools, self._request.experience, self._arena.context)
         for number in range(self._arena.max_turns):
             if self._watch is not None:

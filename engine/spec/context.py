@@ -1,8 +1,8 @@
 """What of an episode the policy has before it (AgentEvolver, section 6), and habits of agents (ALE, section 2.3)."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from engine.spec.requirement import Part, Requirement, Requirements, absent, none_of
 from engine.spec.strict import Strict
@@ -62,6 +62,12 @@ class Context(Part):
             given="model.layers",
         ),
     )
+    system_prompt: str = Field(default="", max_length=20_000)
+    """What stands before all that the environment says; in front of its own system message, where it has one."""
+    workflow: list[Annotated[str, StringConstraints(min_length=1, max_length=1000)]] = Field(
+        default_factory=list, max_length=64
+    )
+    """Steps to work by, which stand behind ``system_prompt`` with their numbers."""
     template: Template = "causal"
     """``causal``: everything stays.  ``reasoning``: thoughts of earlier turns leave.  ``sliding-window``: the opening
     and the last turns stay.  A context that is written again begins another segment of the trajectory."""

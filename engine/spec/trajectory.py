@@ -357,6 +357,11 @@ class Trajectory(Strict):
         return sum(len(turn.token_ids) for turn in self.turns if not turn.prefilled)
 
     @property
+    def opening_tokens(self) -> int:
+        """What stood before its first turn; 0 without any."""
+        return len(self.turns[0].context_ids) if self.turns else 0
+
+    @property
     def longest_context(self) -> int:
         """The tokens of the longest segment, what it shares included; 0 without any."""
         return max((segment.token_count for segment in self.segments), default=0)

@@ -10,15 +10,20 @@ from pydantic import ValidationError
 from scripted import RENDERER, TOKENIZER, TOOLS, WITH_REASONING, ScriptedPolicy, answer, call, logprobs_of
 from talkers import QUESTION, Talking
 
+from engine.environments.python_math import PythonMathEnvironment
+from engine.loop.environment_requirements import lacking_in_environment, unreadable_instructions
 from engine.loop.metrics import context_metrics
-from engine.rollout.context import Habits
+from engine.rollout.context import Habits, instructed
+from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.renderers.chat import chat_renderer
 from engine.spec.branches import exchanges_of
 from engine.spec.context import Context, ContextRecord
+from engine.spec.environment import PythonMath
 from engine.spec.message import AssistantMessage, Message
 from engine.spec.recipe import Recipe, Reward
-from engine.spec.run import RunSpec
+from engine.spec.run import Dataset, RunSpec
+from engine.spec.supervised import Demonstrations
 from engine.spec.trajectory import Trajectory
 from engine.training.batch import samples_from_trajectory
 from tests.engine.contexts import ids_before
@@ -117,8 +122,71 @@ async def test_a_chat_template_is_windowed_as_well(tmp_path):
     assert trained_tokens(played) == played.sampled_tokens
 
 
+# ---- instructions ----
+
+
+async def test_instructions_stand_before_all_that_the_environment_says():
+    phrase = policy(call("1"), answer("it"))
+    context = Context(system_prompt="Be brief.", workflow=["look", "answer"])
+    played = await run_episode(request(), arena(phrase, context))
+    shown = RENDERER.text(phrase.shown[0])
+    assert shown.index("Be brief.\nWork in these steps:\n1. look\n2. answer") < shown.index(QUESTION)
+    plain = policy(call("1"), answer("it"))
+    without = await run_episode(request(), arena(plain, Context()))
+    assert played.opening_tokens - without.opening_tokens == len(phrase.shown[0]) - len(plain.shown[0]) > 0
+    assert context_metrics([played])["context/opening_tokens"] == len(phrase.shown[0])
+
+
+def test_instructions_are_put_in_front_of_a_system_message_that_is_there():
+    opening = [Message("system", "You are in a house."), Message("user", QUESTION)]
+    joined = instructed(Context(system_prompt="Be brief."), opening)
+    assert joined == [Message("system", "Be brief.\n\nYou are in a house."), Message("user", QUESTION)]
+    assert instructed(Context(workflow=["look"]), opening[1:])[0].content == "Work in these steps:\n1. look"
+    assert instructed(Context(), opening) is opening
+    assert instructed(None, opening) is opening
+
+
+async def test_a_chat_template_has_instructions_as_its_system_message(tmp_path):
+    renderer = chat_renderer(write_folder(tmp_path / "m", "qwen3"))
+    phrase = policy(renderer.write(AssistantMessage("it"), TOOLS))
+    await run_episode(request(), arena(phrase, Context(system_prompt="Be brief."), renderer))
+    assert "Be brief." in renderer.text(phrase.shown[0]).split(QUESTION)[0]
+
+
+def test_demonstrations_begin_as_episodes_do():
+    written = [
+        DemonstrationWriter(PythonMathEnvironment(PythonMath(), Dataset()), RENDERER, Reward(), 0, context)
+        for context in (None, Context(system_prompt="Be brief."))
+    ]
+    plain, begun = (next(writer.demonstrations(Demonstrations(count=1))) for writer in written)
+    shown = [RENDERER.text(played.turns[0].context_ids) for played in (plain, begun)]
+    assert shown[1].replace("Be brief.\n", "") == shown[0]
+    assert [turn.token_ids for turn in plain.turns] == [turn.token_ids for turn in begun.turns]
+
+
+def test_preflight_counts_instructions():
+    spec = RunSpec.model_validate({"name": "x", "recipe": {"preset": "grpo", "context": {"system_prompt": "x" * 500}}})
+    assert [problem.field for problem in lacking_in_environment(spec)] == ["model.context_tokens"]
+
+
+def test_a_template_without_system_messages_refuses_instructions_by_field(tmp_path):
+    renderer = chat_renderer(write_folder(tmp_path / "m", "gemma"))
+    [problem] = unreadable_instructions(Context(workflow=["look"]), renderer)
+    assert problem.field == "recipe.context.system_prompt"
+    assert "cannot be shown it" in problem.message
+    assert [*unreadable_instructions(Context(), renderer)] == []
+
+
+@pytest.mark.parametrize("wrong", [{"workflow": [""]}, {"workflow": ["x"] * 65}, {"system_prompt": "x" * 20_001}])
+def test_instructions_have_bounds(wrong):
+    with pytest.raises(ValidationError):
+        Context(**wrong)
+
+
 contexts = st.builds(
     Context,
+    system_prompt=st.sampled_from(["", "be brief"]),
+    workflow=st.sampled_from([[], ["look", "answer"]]),
     template=st.sampled_from(["causal", "reasoning", "sliding-window"]),
     window_turns=st.integers(1, 4),
     window_note=st.sampled_from(["", "left out"]),
