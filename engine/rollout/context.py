@@ -23,8 +23,8 @@ def instructed(context: Context | None, opening: Sequence[Message]) -> Sequence[
     if context is None or not (context.system_prompt or context.workflow):
         return opening
     steps = [f"{number}. {step}" for number, step in enumerate(context.workflow, start=1)]
-    said = [*([context.system_prompt] if context.system_prompt else ()), *([WORKFLOW, *steps] if steps else ())]
-    prompt = "\n".join(said)
+    parts = [*([context.system_prompt] if context.system_prompt else ()), *([WORKFLOW, *steps] if steps else ())]
+    prompt = "\n".join(parts)
     if opening and opening[0].role == "system":
         return [replace(opening[0], content=f"{prompt}\n\n{opening[0].content}"), *opening[1:]]
     return [Message("system", prompt), *opening]
