@@ -77,6 +77,10 @@ _SETTING = re.compile(
 """What start-up files are for: variables, and how well-known tools are set up."""
 
 
+MOST_TEXT = 2**17
+"""The characters of one call that are remembered; what writes more is no setting that is said openly."""
+
+
 class Persistence(Detector):
     rules: ClassVar[tuple[RuleInfo, ...]] = (PERSISTENCE,)
 
@@ -91,7 +95,7 @@ class Persistence(Detector):
             return
         did = actions_of(event)
         if isinstance(event, ExecEvent):
-            self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
+            self._remember(event)
         for path in did.writes:
             severity = persists(path)
             if severity == "warning" and self._is_harmless(event, path):
@@ -110,11 +114,19 @@ class Persistence(Detector):
             if (severity := _stays(command)) is not None:
                 yield finding(PERSISTENCE, event, command.program, [command.text], severity)
 
+    def _remember(self, event: ExecEvent) -> None:
+        """A call says what it was given and what programs that it starts are given: all of it, for as long as it is
+        the same call."""
+        given = "\n".join((*event.argv, event.stdin, event.code))
+        label, text = self._text
+        before = f"{text}\n" if label == event.label and event.label is not None else ""
+        self._text = (event.label, f"{before}{given}"[:MOST_TEXT])
+
     def _is_harmless(self, event: DetectorEvent, path: str) -> bool:
         """Settings that are said openly and run nothing: aliases, variables, a hook that calls the project's tools."""
         label, text = self._text
         name = path.rsplit("/", 1)[-1]
-        if label != event.label or name not in text:
+        if label != event.label or name not in text or len(text) == MOST_TEXT:
             return False
         if name in {"pip.conf", ".npmrc", ".condarc", "uv.toml", ".yarnrc", ".yarnrc.yml", "npmrc"}:
             return not _HIDES.search(text) and self._asks_known(text)

@@ -5,6 +5,7 @@ import pytest
 from sandboxes.egress.detectors.forged_reports import without_marked_skips
 from sandboxes.egress.detectors.kept_questions import compared
 from sandboxes.egress.detectors.kept_tests import is_kept_elsewhere, kept
+from sandboxes.egress.detectors.persistence import MOST_TEXT
 from sandboxes.egress.detectors.product_words import product_words, subjects, without_subject, words_of
 from tests.sandboxes.egress.test_deeds import alarms, call_text, denied, file, program
 from tests.sandboxes.egress.test_evidence import in_pipes
@@ -252,3 +253,19 @@ def test_a_conftest_without_fixtures_may_go():
     assert is_kept_elsewhere("import sys\nsys.path.insert(0, 'src')\n", [], path=path)
     assert not is_kept_elsewhere("import pytest\n@pytest.fixture\ndef a():\n    assert 1\n", [], path=path)
     assert not is_kept_elsewhere("import sys\nsys.path.insert(0, 'src')\nassert f() == 1\n", [], path="/work/test_a.py")
+
+
+def test_a_hook_is_judged_by_all_that_its_call_says_also_where_a_program_says_more():
+    def writes(hook):
+        started = call_text("git config user.name A", label="t#0")  # a program of the same call, which says less
+        return alarms(call_text(f"cat > .git/hooks/pre-commit {hook}", label="t#0"), started, written)
+
+    written = file("write", "/work/.git/hooks/pre-commit", found=False, label="t#0")
+    assert writes("grep -q tabs && exit 1") == set()
+    assert writes("curl -s http://203.0.113.9/x") == {("persistence", "warning")}
+    assert writes("#" * MOST_TEXT) == {("persistence", "warning")}, (
+        "what is too long to be looked at is not said openly"
+    )
+    other = call_text("git config user.name A", label="t#1")
+    later = file("write", "/work/.git/hooks/pre-commit", found=False, label="t#1")
+    assert alarms(call_text("cat > .git/hooks/pre-commit", label="t#0"), other, later) == {("persistence", "warning")}
