@@ -96,6 +96,7 @@ def _lacking_in_part(
         if context_tokens < room:
             return [_no_room_for_a_turn(room, turn, context_tokens)]
         problems = [*_experience_without_room(spec.recipe.experience, room, context_tokens)]
+        problems += _senseless_compaction(spec.recipe.context, room, context_tokens)
         if _is_scripted(spec.recipe) and isinstance(environment, Demonstrator):
             writer = DemonstrationWriter(environment, renderer, spec.recipe.reward, spec.seed, spec.recipe.context)
             problems += _demonstrations_without_room(writer, context_tokens)
@@ -234,6 +235,16 @@ def _sample(environment: Environment, split: Split) -> list[Task]:
         if of_level[task.level] <= TASKS_PER_LEVEL:
             sample.append(task)
     return sample
+
+
+def _senseless_compaction(context: Context | None, room: int, context_tokens: int) -> Iterator[Problem]:
+    if context is not None and context.compact_tokens and not room < context.compact_tokens < context_tokens:
+        yield Problem(
+            "recipe.context.compact_tokens",
+            context.compact_tokens,
+            f"the longest prompt with one turn has {room} tokens, and the model's context {context_tokens}",
+            f"use {room + 1} to {context_tokens - 1}" if room + 2 <= context_tokens else "use a longer context, or 0",
+        )
 
 
 def unreadable_instructions(context: Context | None, renderer: Renderer) -> Iterator[Problem]:

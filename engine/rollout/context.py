@@ -32,6 +32,10 @@ def instructed(context: Context | None, opening: Sequence[Message]) -> Sequence[
 
 def rewritten(context: Context | None, renderer: Renderer, conversation: Conversation) -> Rewritten | None:
     """As ``Renderer.rewritten``, with what the context's template leaves out."""
+    if context is not None and context.compact_tokens:
+        conversation, compacted = _compacted(context, renderer, conversation)
+        if compacted and context.template == "causal":
+            return _written(renderer, conversation, conversation.opening, conversation.exchanges)
     match context:
         case Context(template="sliding-window") if len(conversation.exchanges) > context.window_turns:
             opening = _noted(conversation.opening, context.window_note)
@@ -41,6 +45,39 @@ def rewritten(context: Context | None, renderer: Renderer, conversation: Convers
             return _written(renderer, conversation, conversation.opening, exchanges)
         case _:
             return renderer.rewritten(conversation)
+
+
+def _compacted(context: Context, renderer: Renderer, conversation: Conversation) -> tuple[Conversation, bool]:
+    """What is left of a conversation, and whether anything left it.
+
+    It follows from the conversation alone: each turn in order, the contexts are as long as they were before that turn.
+    """
+    lengths = [len(exchange.token_ids) + len(renderer.bridge(exchange.messages)) for exchange in conversation.exchanges]
+    first: int = 0
+    opening: Sequence[Message] = conversation.opening
+    before = len(renderer.prompt(opening, conversation.tools, conversation.experience))
+    for turns in range(1, len(lengths) + 1):
+        kept = max(first, turns - context.window_turns)
+        if before + sum(lengths[first:turns]) > context.compact_tokens and kept > first:
+            first, opening = kept, _noted(conversation.opening, _summary(context, conversation.exchanges[:kept]))
+            before = len(renderer.prompt(opening, conversation.tools, conversation.experience))
+    left = replace(conversation, opening=tuple(opening), exchanges=conversation.exchanges[first:])
+    return left, first > 0
+
+
+def _summary(context: Context, exchanges: Sequence[Exchange]) -> str:
+    lines = ["Earlier, of which nothing else is shown:"]
+    for number, exchange in enumerate(exchanges, start=1):
+        message, most = exchange.parsed.message, context.compact_characters
+        did = _in_one_line(message.call_text if message.requests else message.content, most)
+        came = _in_one_line(" ".join(result.content for result in exchange.messages), most)
+        lines.append(f"{number}. {did} -> {came}")
+    return "\n".join(lines)
+
+
+def _in_one_line(text: str, most: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}..."
 
 
 def _written(

@@ -1,9 +1,10 @@
 """What of an episode the policy has before it (AgentEvolver, section 6), and habits of agents (ALE, section 2.3)."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
+from engine.spec.impossible import impossible
 from engine.spec.requirement import Part, Requirement, Requirements, absent, none_of
 from engine.spec.strict import Strict
 
@@ -21,17 +22,16 @@ class Context(Part):
         Requirement(
             "purification",
             absent,
-            "a correction is put behind the history in which the call failed, which a {part.template} context loses",
-            'use context.template = "causal", or remove purification',
+            "a correction is put behind the history in which the call failed, which this context loses",
+            'use context.template = "causal" without compact_tokens, or remove purification',
             field="context.template",
             when=_rewrites,
         ),
         Requirement(
             "expert_starts",
             absent,
-            "a rollout that begins inside an expert's trajectory reads on behind it, and a {part.template} context is "
-            "written again",
-            'use context.template = "causal", or remove expert_starts',
+            "a rollout that begins inside an expert's trajectory reads on behind it, and this context is written again",
+            'use context.template = "causal" without compact_tokens, or remove expert_starts',
             field="context.template",
             when=_rewrites,
         ),
@@ -68,11 +68,16 @@ class Context(Part):
         default_factory=list, max_length=64
     )
     """Steps to work by, which stand behind ``system_prompt`` with their numbers."""
+    compact_tokens: int = Field(default=0, ge=0, le=2**24)
+    """Once a context is longer, turns before the last ``window_turns`` leave it, and a note at the end of the opening
+    says what was called in them and what came of it; 0: never."""
+    compact_characters: int = Field(default=80, ge=1, le=10_000)
+    """How many characters of a call, and of what came of it, such a note has."""
     template: Template = "causal"
     """``causal``: everything stays.  ``reasoning``: thoughts of earlier turns leave.  ``sliding-window``: the opening
     and the last turns stay.  A context that is written again begins another segment of the trajectory."""
     window_turns: int = Field(default=4, ge=1, le=512)
-    """How many turns a sliding window shows."""
+    """How many turns a sliding window shows, or a compaction leaves."""
     window_note: str = Field(default="", max_length=2000)
     """What the opening says once turns have left the window; empty: nothing."""
     result_characters: int = Field(default=0, ge=0, le=2**24)
@@ -87,7 +92,14 @@ class Context(Part):
     @property
     def rewrites(self) -> bool:
         """Whether a context may be another than the one before with something behind it."""
-        return self.template != "causal"
+        return self.template != "causal" or self.compact_tokens > 0
+
+    @model_validator(mode="after")
+    def _leaves_out_in_one_way(self) -> Self:
+        if self.compact_tokens and self.template == "sliding-window":
+            problem = "turns leave a sliding window before a context could be compacted"
+            raise impossible("compact_tokens", self.compact_tokens, problem, 'use 0, or template = "causal"')
+        return self
 
 
 class ContextRecord(Strict):

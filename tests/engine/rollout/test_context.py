@@ -122,6 +122,44 @@ async def test_a_chat_template_is_windowed_as_well(tmp_path):
     assert trained_tokens(played) == played.sampled_tokens
 
 
+# ---- compaction ----
+
+
+async def test_a_context_that_is_too_long_goes_on_with_its_last_turns_and_a_note_of_the_others():
+    turns = [call(str(number) * 3) for number in range(1, 7)]
+    phrase = policy(*turns, answer("it"))
+    context = Context(compact_tokens=60, window_turns=2, compact_characters=2)
+    played = await run_episode(request(), arena(phrase, context))
+    shown = [RENDERER.text(ids) for ids in phrase.shown]
+    compacted = [place for place, text in enumerate(shown) if "Earlier, of which nothing else is shown:" in text]
+    assert 0 < len(compacted) < len(shown)
+    assert compacted == list(range(compacted[0], len(shown)))
+    assert "1. 11... -> 11..." in shown[-1]
+    assert "<tool>111</tool>" not in shown[-1]
+    assert "<tool>666</tool>" in shown[-1]
+    assert 1 < len(played.segments) < len(played.turns)
+    assert trained_tokens(played) == played.sampled_tokens == sum(map(len, [*turns, answer("it")]))
+
+
+async def test_a_context_that_stays_short_is_compacted_never():
+    phrases = policy(call("1"), call("2"), answer("it")), policy(call("1"), call("2"), answer("it"))
+    for phrase, context in zip(phrases, (Context(), Context(compact_tokens=3000)), strict=True):
+        await run_episode(request(), arena(phrase, context))
+    assert phrases[0].shown == phrases[1].shown
+
+
+@pytest.mark.parametrize(("tokens", "remedy"), [(10, "use "), (10_000, "use ")])
+def test_a_budget_that_makes_no_sense_is_refused_with_those_that_do(tokens, remedy):
+    spec = RunSpec.model_validate({"name": "x", "recipe": {"preset": "grpo", "context": {"compact_tokens": tokens}}})
+    [problem] = lacking_in_environment(spec)
+    assert (problem.field, problem.remedy[:4]) == ("recipe.context.compact_tokens", remedy)
+
+
+def test_a_window_and_a_compaction_are_one_too_many():
+    with pytest.raises(ValidationError, match="sliding window"):
+        Context(template="sliding-window", compact_tokens=100)
+
+
 # ---- instructions ----
 
 
@@ -184,7 +222,11 @@ def test_instructions_have_bounds(wrong):
 
 
 contexts = st.builds(
-    Context,
+    lambda compact_tokens, template, **more: Context(
+        compact_tokens=0 if template == "sliding-window" else compact_tokens, template=template, **more
+    ),
+    compact_tokens=st.sampled_from([0, 60, 90]),
+    compact_characters=st.sampled_from([1, 10]),
     system_prompt=st.sampled_from(["", "be brief"]),
     workflow=st.sampled_from([[], ["look", "answer"]]),
     template=st.sampled_from(["causal", "reasoning", "sliding-window"]),
