@@ -68,11 +68,17 @@ class Host:
 
     async def look(self) -> HostView | None:
         """Ask how it is.  Return None for a look that it missed."""
+        client = self._client
         try:
-            response = await self._client.get("/v1/host", timeout=httpx.Timeout(LOOK_S, connect=CONNECT_S))
+            response = await client.get("/v1/host", timeout=httpx.Timeout(LOOK_S, connect=CONNECT_S))
             view = HostView.model_validate_json(response.raise_for_status().content)
         except (httpx.HTTPError, ValidationError) as error:
             self._missed(_why(error))
+            return None
+        except RuntimeError:  # all that httpx says of a client that was closed before it could send
+            if not client.is_closed:
+                raise
+            self._missed("it has moved or was taken out")
             return None
         self.view, self.fault, self._misses = view, None, 0
         if self._gone.done():
@@ -105,16 +111,30 @@ class Host:
             await asyncio.sleep(pauses.pop(0))
 
     async def close(self) -> None:
+        """It was taken out: nobody who asks it is answered any more."""
+        if not self._gone.done():
+            self._gone.set_result(self._taken_out)
         await self._client.aclose()
 
+    @property
+    def _taken_out(self) -> str:
+        return f"host '{self.name}' was taken out"
+
     async def _asked(self, method: str, path: str, **sent: Any) -> httpx.Response:
-        asking = asyncio.ensure_future(self._client.request(method, path, **sent))
+        client = self._client
+        asking = asyncio.ensure_future(client.request(method, path, **sent))
         waited_for: set[asyncio.Future[Any]] = {asking, self._gone}
         try:
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
                 raise HostUnreachable(self._gone.result())
             response = asking.result()
+        except RuntimeError as error:  # all that httpx says of a client that was closed before it could send
+            if not client.is_closed:
+                raise
+            if client is not self._client:
+                raise httpx.ConnectError("it has moved") from error
+            raise HostUnreachable(self._taken_out) from error
         finally:
             asking.cancel()
         if response.status_code in (401, 403):

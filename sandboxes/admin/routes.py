@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from sandboxes.admin.forwarding import RUNS, asked, forwarded, forwarded_run, handed_back
+from sandboxes.admin.host import HostUnreachable
 from sandboxes.admin.hosts_file import HostEntry
 from sandboxes.admin.routed import RoutedSandbox
 from sandboxes.admin.routed_sandboxes import RoutedSandboxes
@@ -95,7 +96,12 @@ async def _shown(routed: RoutedSandbox, sandboxes: RoutedSandboxes) -> SandboxVi
     """Return what its host says of it; what the admin knows where there is no host, or none that answers."""
     if routed.state == "lost" or routed.placed_at is None or routed.host is None:
         return sandboxes.view(routed)
-    response = await routed.host.ask("GET", f"/v1/sandboxes/{routed.id}", again=True)
+    try:
+        response = await routed.host.ask("GET", f"/v1/sandboxes/{routed.id}", again=True)
+    except HostUnreachable:
+        if routed.state == "lost":  # since we asked
+            return sandboxes.view(routed)
+        raise
     if not response.is_success:
         raise SandboxLost(f"host '{routed.host.name}' answers {response.status_code} about the sandbox")
     return SandboxView.model_validate_json(response.content)

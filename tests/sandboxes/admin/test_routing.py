@@ -1,8 +1,11 @@
 """Sandboxes at several hosts behind one address: where they go, who waits, what is asked of whom."""
 
+import asyncio
+
 import httpx
 import pytest
 
+from sandboxes.admin.host import Host, _client
 from sandboxes.service.capacity import Capacity, Gate, Room, demand_mib
 from sandboxes.service.refusals import Unusable
 from sandboxes.spec import SandboxSpec
@@ -196,6 +199,51 @@ async def test_a_host_that_is_added_or_removed_is_so_at_once(fleet, alice):
     gone = await alice.post(f"{path}/python", json={"code": "1"})
     assert (gone.status_code, "'c'" in gone.json()["detail"]) == (410, True)
     assert (await alice.delete(path)).json()["state"] == "lost"
+
+
+async def test_whoever_asks_while_a_host_is_taken_out_is_told_that_and_no_fault_of_ours(fleet, alice, monkeypatch):
+    """Between the look at the sandbox's state and the question, its host's client is closed."""
+    path = await create(alice)
+    name = host_of(fleet, path)
+    asked = Host._asked
+
+    async def taken_out_first(host, *what, **sent):
+        if host.name == name and not host._client.is_closed:
+            await host.close()
+        return await asked(host, *what, **sent)
+
+    monkeypatch.setattr(Host, "_asked", taken_out_first)
+    answer = await alice.get(path)
+    assert answer.status_code == 410
+    assert f"host '{name}' was taken out" in answer.json()["detail"]
+    fleet.file.remove(name)
+
+    async def lost() -> bool:
+        return (await alice.get(path)).json().get("state") == "lost"
+
+    await until(lost)
+
+
+async def test_a_question_that_meets_a_move_is_asked_at_the_new_address(fleet, alice, monkeypatch):
+    path = await create(alice)
+    name, moves = host_of(fleet, path), [1]
+    asked = Host._asked
+
+    async def moved_first(host, *what, **sent):
+        if host.name == name and moves:
+            moves.clear()
+            await host._client.aclose()
+            former, host._client = host._client, _client(host.entry)
+            monkeypatch.setattr(host, "_client", former)
+            asking = asyncio.ensure_future(asked(host, *what, **sent))
+            await asyncio.sleep(0)
+            monkeypatch.setattr(host, "_client", _client(host.entry))
+            return await asking
+        return await asked(host, *what, **sent)
+
+    monkeypatch.setattr(Host, "_asked", moved_first)
+    assert (await alice.get(path)).json()["state"] == "open"
+    assert not moves
 
 
 # -- the gate alone --------------------------------------------------------------------------------
