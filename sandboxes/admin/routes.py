@@ -92,14 +92,18 @@ async def verb(verb: str, routed: Mine, token: Caller, sandboxes: Routed, reques
     return handed_back(await forwarded(routed, verb, request))
 
 
+def _is_lost(routed: RoutedSandbox) -> bool:
+    return routed.state == "lost"
+
+
 async def _shown(routed: RoutedSandbox, sandboxes: RoutedSandboxes) -> SandboxView:
     """Return what its host says of it; what the admin knows where there is no host, or none that answers."""
-    if routed.state == "lost" or routed.placed_at is None or routed.host is None:
+    if _is_lost(routed) or routed.placed_at is None or routed.host is None:
         return sandboxes.view(routed)
     try:
         response = await routed.host.ask("GET", f"/v1/sandboxes/{routed.id}", again=True)
     except HostUnreachable:
-        if routed.state == "lost":  # since we asked
+        if _is_lost(routed):  # since we asked
             return sandboxes.view(routed)
         raise
     if not response.is_success:
