@@ -10,7 +10,7 @@ from devtools.errors import Unfit
 from devtools.lock import write_locks
 
 Verb = Callable[[argparse.Namespace], int]
-PASSING_ON = ("exec", "test", "bench")
+PASSING_ON = ("exec", "serve", "test", "bench")
 SUMMARY = "Palestra on this machine.  ./dev up starts it; ./dev help lists the rest."
 
 
@@ -59,6 +59,7 @@ def _parser() -> tuple[Parser, list[str]]:
     logs.add_argument("-f", "--follow", action="store_true")
     logs.add_argument("-n", "--lines", type=int, default=100)
     add("exec", verbs.run_command, "CMD: a command in the project's environment")
+    add("serve", verbs.serve, "--model FOLDER | --run NAME: a model behind OpenAI's and Anthropic's endpoints")
     add("test", testing.test, "[quick|soak|verl|protocols] [pytest's arguments]: lint, types, import contracts, tests")
     add("bench", benching.bench, "[NAME] [--json FILE]: run a benchmark; without a name: which there are")
     add("lock", _lock, "write the lock files from pyproject.toml and what is installed")

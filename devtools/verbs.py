@@ -136,6 +136,13 @@ def run_command(options: argparse.Namespace) -> int:
         raise Unfit(f"'{command[0]}' cannot be run: {error.strerror}") from None
 
 
+def serve(options: argparse.Namespace) -> int:
+    """``./dev serve``: a model or a checkpoint for programs (docs/serving.md)."""
+    passed_on = options.passed_on[1:] if options.passed_on[:1] == ["--"] else options.passed_on
+    command = [sys.executable, "-m", "engine", "serve-models", *(passed_on or ["--help"])]
+    return run_command(argparse.Namespace(passed_on=command))
+
+
 def _environment_of(home: Home) -> dict[str, str]:
     """That of the running services where there are some."""
     state = home.state()

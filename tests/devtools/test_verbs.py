@@ -34,7 +34,7 @@ def test_an_unknown_verb_is_answered_with_those_there_are(tmp_path: Path) -> Non
     done = dev(tmp_path, "launch")
     assert done.returncode == 1
     assert done.stderr == (
-        "dev: there is no verb 'launch'; there are: up, down, status, reset, logs, exec, test, bench, lock\n"
+        "dev: there is no verb 'launch'; there are: up, down, status, reset, logs, exec, serve, test, bench, lock\n"
     )
 
 
@@ -66,6 +66,15 @@ def test_nonsense_is_refused_before_anything_starts(words: list[str], complaint:
     assert done.returncode == 1
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_is_served_by_a_verb_which_says_what_it_takes(tmp_path: Path) -> None:
+    shown = dev(tmp_path, "serve")
+    assert shown.returncode == 0
+    assert "--model FOLDER" in shown.stdout
+    refused = dev(tmp_path, "serve", "nothing.toml")
+    assert refused.returncode == 2
+    assert "nothing.toml: there is no such file" in refused.stderr
 
 
 def test_a_home_that_is_a_file_is_one_line_with_a_remedy(tmp_path: Path) -> None:
