@@ -39,8 +39,9 @@ class Round:
     """One round on one backend."""
 
     episodes_per_s: float
-    memory_mib: float
-    """Proportional memory above what there was before, at its highest, for each episode at once."""
+    memory_mib: float | None
+    """Proportional memory above what there was before, at its highest, for each episode at once; None for containers,
+    whose processes are their daemon's."""
     episode_s: Distribution
     unsolved: int
     """Episodes whose solution was not paid: 0, or the figures say nothing."""
@@ -87,7 +88,7 @@ async def played(settings: Terminal, tasks: Sequence[TerminalTask], *, at_once: 
         seconds = time.monotonic() - began
     return Round(
         episodes_per_s=episodes / seconds,
-        memory_mib=memory.peak_mib / min(at_once, episodes),
+        memory_mib=memory.peak_mib / min(at_once, episodes) if settings.sandbox.backend == "namespaces" else None,
         episode_s=Distribution.of([trial.seconds for trial in trials]),
         unsolved=sum(trial.reward is None or trial.reward < 1 for trial in trials),
     )
@@ -133,7 +134,8 @@ def headlines(
         measured = rounds.get(backend)
         of_backend = f"{backend}, {at_once} at once"
         speeds = None if measured is None else Distribution.of([one.episodes_per_s for one in measured])
-        memory = None if measured is None else Distribution.of([one.memory_mib for one in measured])
+        held = [one.memory_mib for one in measured or () if one.memory_mib is not None]
+        memory = Distribution.of(held) if held else None
         rows += [figure(f"episodes per second: {of_backend}", speeds), figure(f"MiB per episode: {of_backend}", memory)]
     return [
         *rows,
