@@ -129,6 +129,13 @@ class SglangClient:
     async def proceed(self) -> None:
         await self._call("POST", "/continue_generation", {})
 
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Within it the server holds no batch, not even one whose answers have come: it refuses weights with one."""
+        await self.pause()
+        yield
+        await self.proceed()
+
     async def load_folder(self, folder: str, version: int) -> None:
         """Safetensors by their Hugging Face names, from a folder that the server sees."""
         body = {"model_path": folder, "weight_version": str(version), "flush_cache": True}

@@ -219,14 +219,19 @@ class Fleet:
         await self._ready(server)
         await self._checked(server)
         async with self.weights:
-            if self._exchange.version is not None:
-                await self._exchange.give(server.client)
-                server.version = self._exchange.version
+            await self._bring_newest(server)
             server.is_up = server.was_up = True
         again = f" again (restart {server.restarts})" if server.restarts else ""
         process = f" as process {server.process.pid}" if server.process is not None else ""
         self._report("info", f"{server.name} is up{again}{process}")
         await self._tell()
+
+    async def _bring_newest(self, server: Server) -> None:
+        """It may hold the batch of the checks still, though they are answered."""
+        if self._exchange.version is not None:
+            async with server.client.paused():
+                await self._exchange.give(server.client)
+            server.version = self._exchange.version
 
     async def _ready(self, server: Server) -> None:
         deadline = asyncio.get_running_loop().time() + self._timings.start_timeout_s

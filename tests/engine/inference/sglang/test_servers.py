@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import pytest_asyncio
@@ -315,6 +316,29 @@ async def rewards_of(spec: RunSpec, folder: Path) -> list[tuple[str, float, tupl
     finally:
         await workers.close()
     return rewards
+
+
+async def test_a_server_that_comes_up_is_paused_for_its_weights(
+    generator: SglangGenerator, weights: StateDict, other_weights: StateDict
+) -> None:
+    """It answers a check before it puts the check's batch away, and refuses weights as long as it holds one."""
+    await updated(generator, weights, 1)
+    fleet = generator._fleet
+    assert fleet is not None
+    server, asked = fleet.servers[0], []
+
+    async def note(request: httpx.Request) -> None:
+        asked.append(request.url.path)
+
+    await fleet._exchange.take(other_weights, 2)
+    server.client._http.event_hooks = {"request": [note]}
+    try:
+        await fleet._bring_newest(server)
+    finally:
+        server.client._http.event_hooks = {}
+    assert asked == ["/pause_generation", "/server_info", "/update_weights_from_disk", "/continue_generation"]
+    assert server.version == 2
+    assert (await server.client.generate("after", (5, 6), {"max_new_tokens": 2}, behaviour_logprobs=False)).versions
 
 
 @pytest.mark.timeout(420)  # a server starts twice
