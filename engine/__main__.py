@@ -183,7 +183,10 @@ def _supervised(spec: RunSpec) -> str:
 def _what_it_does(spec: RunSpec) -> str:
     schedule, evaluation = spec.schedule, spec.evaluation
     if not spec.recipe.trains:
-        return f"no training; {evaluation.tasks} held-out tasks, once greedily and {evaluation.samples} x sampled"
+        played = [f"by the player {player}" for player in evaluation.players if player != "model"]
+        if "model" in evaluation.players:
+            played.insert(0, f"once greedily and {evaluation.samples} x sampled")
+        return f"no training; {evaluation.tasks} held-out tasks, {', '.join(played)}"
     if not spec.rl_steps:
         return _supervised(spec)
     supervised = f"{_supervised(spec)}, then " if spec.recipe.stages else ""

@@ -20,6 +20,7 @@ from webapp.conversations.api import router as conversations
 from webapp.datasets.api import router as datasets
 from webapp.editor.recipes_api import router as recipes
 from webapp.egress.api import router as egress
+from webapp.environments.api import router as environments
 from webapp.experiments.api import router as experiments
 from webapp.library.api import router as models
 from webapp.refusals import Invalid, Refused
@@ -96,6 +97,7 @@ api.add_router("", conversations)
 api.add_router("", serving)
 api.add_router("", experiments)
 api.add_router("", catalog)
+api.add_router("", environments)
 api.add_router("", recipes)
 api.add_router("", models)
 api.add_router("", datasets)

@@ -10,6 +10,7 @@ environment lacks is refused before it starts (``engine/loop/requirements.py``).
     Restorable      a session can be set back to an earlier moment     tool-call repair (SAAR)
     Demonstrator    the environment can play its tasks by itself       cold start, expert starts
     Oracle          the environment knows which turns helped           the judge ``rules``
+    ReferenceAnswers    it knows an answer that is right               trying it (``evaluation.players``)
     AgentSession    its sandbox can be worked in by a program          agents (``environment.id = "agent"``)
 
 What sandboxes can do for an environment beside ``acquire`` is asked for in the same way: ``SandboxesOfSpecs``,
@@ -206,6 +207,15 @@ class Demonstrator(Protocol):
     """An environment that can play its own tasks."""
 
     def script(self, task: Task, manner: Manner, rng: Random) -> Script: ...
+
+
+@runtime_checkable
+class ReferenceAnswers(Protocol):
+    """An environment whose tasks are answered at once, and which knows how."""
+
+    def reference_answer(self, task: Task) -> str | None:
+        """An answer that is paid in full; None where the task has none."""
+        ...
 
 
 @runtime_checkable

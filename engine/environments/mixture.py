@@ -80,11 +80,11 @@ class MixtureEnvironment:
         return SplitTasks(self._dataset, split, self._task)
 
     def tools(self, task: Task) -> Sequence[ToolSchema]:
-        part, own = self._own(task)
+        part, own = self.own(task)
         return part.tools(own)
 
     def session(self, task: Task, sandboxes: Sandboxes) -> AbstractAsyncContextManager[Session]:
-        part, own = self._own(task)
+        part, own = self.own(task)
         return part.session(own, sandboxes)
 
     @property
@@ -93,14 +93,14 @@ class MixtureEnvironment:
 
     def script(self, task: Task, manner: Manner, rng: Random) -> Script:
         """Raises TypeError where the task's part has no demonstrator."""
-        part, own = self._own(task)
+        part, own = self.own(task)
         if not isinstance(part, Demonstrator):
             raise TypeError(f"{type(part).__name__} has no demonstrator")
         return part.script(own, manner, rng)
 
     def verdicts(self, task: Task, calls: Sequence[Sequence[ToolCall]], answer: str | None) -> list[JudgeVerdict]:
         """Raises TypeError where the task's part knows none."""
-        part, own = self._own(task)
+        part, own = self.own(task)
         if not isinstance(part, Oracle):
             raise TypeError(f"{type(part).__name__} is no oracle")
         return part.verdicts(own, calls, answer)
@@ -113,7 +113,7 @@ class MixtureEnvironment:
         place, own = self._found(split, number)
         return own.model_copy(update={"id": task_id(split, number), "part": self._names[place]})
 
-    def _own(self, task: Task) -> tuple[Environment, Task]:
+    def own(self, task: Task) -> tuple[Environment, Task]:
         """The environment that a task is of, and the task as that one knows it."""
         place, own = self._found(task.split, task_number(task))
         return self.parts[place], own

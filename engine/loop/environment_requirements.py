@@ -22,6 +22,7 @@ from engine.environments.contract import (
     EnvironmentProcessLost,
     Manner,
     Oracle,
+    ReferenceAnswers,
     RestorableSessions,
 )
 from engine.environments.imported import UnusableEnvironment
@@ -32,6 +33,7 @@ from engine.models.origin import model_origin
 from engine.rollout.agents.program import lacking
 from engine.rollout.context import instructed
 from engine.rollout.demonstrations import DemonstrationWriter
+from engine.rollout.players import solution_of
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.renderers.registry import renderer_for
 from engine.seeds import derived_seed
@@ -41,10 +43,11 @@ from engine.spec.exploration import Experience
 from engine.spec.judge import LlmJudge
 from engine.spec.message import Message, ToolSchema
 from engine.spec.mixture import PlayedPart, parts_of
+from engine.spec.players import turns_of_script
 from engine.spec.problems import Problem
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import needing_one_segment
-from engine.spec.run import RunSpec
+from engine.spec.run import Evaluation, RunSpec
 from engine.spec.supervised import Demonstrations
 from engine.spec.trajectory import Split, Task
 from sandboxes.interface import Sandbox, SandboxUnavailable
@@ -88,6 +91,10 @@ def _lacking_in_part(
     of_agent = lacking(described.agent, described.sandbox) if isinstance(described, Agent) else []
     if problems := [*missing, *of_agent, *_missing_tasks(wanted, environment, described.id)]:
         return problems
+    if problems := [*_players_without_turns(spec.evaluation, environment, renderer)]:
+        return problems
+    if "model" not in spec.evaluation.players:
+        return []  # nothing is read by a model, so no length matters
     if problems := [*unreadable_instructions(spec.recipe.context, renderer)]:
         return problems
     context_tokens, turn = model_origin(spec.model).context_tokens, described.max_turn_tokens
@@ -162,6 +169,25 @@ def _missing_capabilities(
             f"{kind} has no rules (a method `verdicts`) to judge by",
             'use recipe.credit.judge.kind = "llm"',
         )
+
+
+def _players_without_turns(evaluation: Evaluation, environment: Environment, renderer: Renderer) -> Iterator[Problem]:
+    """Who is to try the environment, and has nothing to say that it could be told."""
+    field, kind = "evaluation.players", type(environment).__name__
+    if "oracle" in evaluation.players and not isinstance(environment, Demonstrator | ReferenceAnswers):
+        message = f"{kind} knows no solution of its tasks (a method `script` or `reference_answer`)"
+        yield Problem(field, "oracle", message, "leave the oracle out; a set of terminal tasks has a check of its own")
+    elif "oracle" in evaluation.players:
+        unsolved = [task.id for task in _sample(environment, "heldout") if solution_of(environment, task) is None]
+        if unsolved:
+            message = f"{len(unsolved)} of the first tasks have no answer that is known, the first one {unsolved[0]}"
+            yield Problem(field, "oracle", message, "map a column to the answer, or leave the oracle out")
+    for number, turn in enumerate(turns_of_script(evaluation.script), start=1):
+        try:
+            renderer.write(turn, environment.tools(environment.tasks("heldout")[0]))
+        except ValueError as error:
+            message = f"turn {number} cannot be written: {error}"
+            yield Problem("evaluation.script", number, message, "call the environment's tools, or answer")
 
 
 def _is_scripted(recipe: Recipe) -> bool:

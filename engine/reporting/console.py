@@ -15,10 +15,15 @@ SHOWN = {
     "train/tool_error_rate": "tool errors {:.2f}",
     "perf/tokens_per_s": "{:,.0f} tokens/s",
     "eval/success_greedy": "greedy success {:.3f}",
+    "eval/success_oracle": "oracle {:.3f}",
+    "eval/success_nop": "nothing done {:.3f}",
+    "eval/success_script": "script {:.3f}",
     "eval/success_sampled": "sampled success {:.3f}",
     "eval/tool_error_rate": "tool errors {:.3f}",
     "sft/loss": "loss {:.3f}",
 }
+EVALUATED = {key for key in SHOWN if key.startswith("eval/success_")}
+"""What evaluations alone measure."""
 
 
 class Display(Protocol):
@@ -44,7 +49,7 @@ def line_of(emitted: Strict) -> str | None:
                 "cold start"
                 if "sft/loss" in values
                 else "evaluation after"
-                if "eval/success_greedy" in values
+                if not EVALUATED.isdisjoint(values)
                 else "step"
             )
             return f"{head} {step}: {', '.join(shown)}" if shown else None
@@ -124,7 +129,7 @@ class LiveDisplay:
                 self._progress.console.print(line_of(emitted), highlight=False)
 
     def _numbers(self, emitted: event.Metric, step: int, values: dict[str, float]) -> None:
-        if "eval/success_greedy" in values:
+        if not EVALUATED.isdisjoint(values):
             self._progress.console.print(line_of(emitted), highlight=False)
         elif "perf/step_seconds" in values:
             seconds = values["perf/step_seconds"]

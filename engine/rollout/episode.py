@@ -10,7 +10,7 @@ ends.  A failing tool is an observation, or is repaired where the request says s
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.environments.contract import Observation, Rewards
 from engine.rollout.agents.episode import run_agent_episode
@@ -18,6 +18,7 @@ from engine.rollout.arena import Arena
 from engine.rollout.checked_session import CheckedSession
 from engine.rollout.context import Habits, instructed
 from engine.rollout.faults import EnvironmentFailed, named_as_environment_fault
+from engine.rollout.players import ENDLESS, PlayedTurns, turns_of
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.purification import Purifier
 from engine.rollout.reexecution import ReplayDiverged, check_is_call, compare
@@ -56,6 +57,9 @@ async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
         return await run_agent_episode(request, arena, arena.agent)
     with named_as_environment_fault():
         tools = arena.environment.tools(task)
+        player = _player(request, arena, task, tools)
+    if player is not None:
+        arena = replace(arena, generator=player, context_tokens=ENDLESS)
     policy_session = arena.policy_session(request)
     watch = None if arena.monitor is None else arena.monitor.episode(arena.sandboxes, request.id)
     try:
@@ -63,7 +67,7 @@ async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
             with named_as_environment_fault():
                 session = await held.enter_async_context(arena.environment.session(task, watch or arena.sandboxes))
             checked = CheckedSession(session, tools)
-            ending = await _Episode(request, arena, tools, checked, policy_session, watch).play()
+            ending = await _Episode(request, arena, tools, checked, policy_session, watch, player).play()
             earned = await _rewards(checked, ending)
             if watch is not None and watch.alarmed:
                 await watch.settled()
@@ -85,11 +89,13 @@ class _Episode:
         session: CheckedSession,
         policy_session: PolicySession,
         watch: EpisodeMonitor | None,
+        player: PlayedTurns | None,
     ) -> None:
         self._request, self._arena, self._renderer = request, arena, arena.renderer
         self._tools, self._session, self._policy_session, self._watch = tools, session, policy_session, watch
         self._purifier = self._opened_purifier() if request.purify else None
         self._expert = request.prefill.turns if request.prefill is not None else ()
+        self._player = player
         self._habits = Habits(arena.context)
         self._ending = _Ending()
 
@@ -133,7 +139,7 @@ class _Episode:
     async def _played(self, number: int, history: Sequence[int]) -> "_Played":
         """A turn of the policy's."""
         generated = await self._policy_session.sample(history, seed=self._request.turn_seed(number))
-        parsed = self._renderer.parse(generated.token_ids, self._tools) if generated.stopped_by == "stop" else None
+        parsed = self._parsed(generated)
         if parsed is None or parsed.message.malformed is not None:
             void: StopReason = "truncated" if generated.stopped_by == "context" else "no-tool-call"
             return _Played(generated, parsed, Observation(done=True), void)
@@ -149,6 +155,12 @@ class _Episode:
         except SandboxFrozen as frozen:
             return _Played(generated, parsed, _stopped(parsed.message, frozen), "frozen")
         return _Played(generated, parsed, observation, "done" if observation.done else None)
+
+    def _parsed(self, generated: Generated) -> Parsed | None:
+        """What a turn says; None where it did not come to an end of its own."""
+        if self._player is not None:
+            return self._player.last
+        return self._renderer.parse(generated.token_ids, self._tools) if generated.stopped_by == "stop" else None
 
     async def _answered(self, generated: Generated, parsed: Parsed) -> "_Played":
         """The environment says whether the episode is over."""
@@ -206,6 +218,13 @@ class _Episode:
             self._session,
             max_turn_tokens=self._arena.max_turn_tokens,
         )
+
+
+def _player(request: EpisodeRequest, arena: Arena, task: Task, tools: Sequence[ToolSchema]) -> PlayedTurns | None:
+    """Who speaks in the model's place; None: the model itself."""
+    if request.player == "model":
+        return None
+    return PlayedTurns(arena.renderer, tools, turns_of(request, arena.environment, task))
 
 
 @dataclass(frozen=True, slots=True)

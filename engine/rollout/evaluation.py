@@ -7,6 +7,9 @@ from statistics import fmean
 from engine.spec.evaluation_report import EvaluationReport
 from engine.spec.trajectory import Trajectory
 
+WAYS = ("greedy", "sampled", "purified", "oracle", "nop", "script")
+"""How held-out tasks are played: ``eval-<way>`` is the purpose."""
+
 
 def evaluation_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """``eval/...`` values.  Discarded episodes are not in here: they count neither as success nor as failure.
@@ -19,13 +22,13 @@ def evaluation_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         by_purpose[trajectory.purpose].append(trajectory)
     sampled = by_purpose["eval-sampled"]
     values: dict[str, float] = {}
-    for name in ("greedy", "sampled", "purified"):
+    for name in WAYS:
         if group := by_purpose[f"eval-{name}"]:
             values[f"eval/success_{name}"] = success_rate(group)
             values |= {f"eval/level_{level}_{name}": success_rate(some) for level, some in _by_level(group).items()}
     if sampled:
         values["eval/tool_error_rate"] = tool_error_rate(sampled)
-    for name in ("greedy", "sampled", "purified"):
+    for name in WAYS:
         for part, group in of_parts(by_purpose[f"eval-{name}"]).items():
             values |= {
                 f"eval/part/{part}/success_{name}": success_rate(group),

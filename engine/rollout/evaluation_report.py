@@ -23,6 +23,7 @@ Key = TypeVar("Key")
 def evaluation_report(trajectories: Sequence[Trajectory], *, step: int, samples: int) -> EvaluationReport:
     """``samples`` is how many sampled tries of each task were asked for; some may have been lost."""
     levels = _rows(trajectories, lambda trajectory: trajectory.task.level)
+    sampled = [trajectory for trajectory in trajectories if trajectory.purpose == "eval-sampled"]
     return EvaluationReport(
         step=step,
         samples=samples,
@@ -30,7 +31,7 @@ def evaluation_report(trajectories: Sequence[Trajectory], *, step: int, samples:
         levels=[Level(level=level, **_rates(rows, samples)) for level, rows in sorted(levels.items())[:MOST_ROWS]],
         levels_left_out=max(0, len(levels) - MOST_ROWS),
         parts=[PartRates(part=part, **_rates(rows, samples)) for part, rows in of_parts(trajectories).items()],
-        tools=_tools([trajectory for trajectory in trajectories if trajectory.purpose == "eval-sampled"]),
+        tools=_tools(sampled or trajectories),  # where no model samples, of all who try the environment
     )
 
 

@@ -7,9 +7,14 @@ from engine.algorithms import saar
 from engine.seeds import derived_seed
 from engine.spec.exploration import Purification
 from engine.spec.generation import NO_TRUNCATION, Truncation
+from engine.spec.message import AssistantMessage
+from engine.spec.players import Player, turns_of_script
 from engine.spec.rollout_group import GroupPlan, Prefill
 from engine.spec.run import Evaluation, Schedule
 from engine.spec.trajectory import Purpose, Split
+
+PURPOSE_OF: Mapping[Player, Purpose] = {"oracle": "eval-oracle", "nop": "eval-nop", "script": "eval-script"}
+"""The purpose of the episodes of a player who is not the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,9 @@ class EpisodeRequest:
     temperature: float
     """0 means greedy."""
     seed: int
+    player: Player = "model"
+    """Who speaks; ``script``: in the turns of ``script``."""
+    script: tuple[AssistantMessage, ...] = ()
     purify: bool = False
     """Whether SAAR works on this rollout."""
     experience: tuple[str, ...] = ()
@@ -128,13 +136,33 @@ def evaluation_requests(
 ) -> list[EpisodeRequest]:
     """The first ``tasks`` held-out tasks, each once greedily and ``evaluation.samples`` times by sampling.
 
-    Where the recipe asks for it, as often again by sampling, with every failed call purified.  ``prompts`` says how
-    many prompts of each purpose the run has had before.
+    Where the recipe asks for it, as often again by sampling, with every failed call purified; and once by each other
+    player.  ``prompts`` says how many prompts of each purpose the run has had before.
     """
-    how: list[tuple[Purpose, float]] = [("eval-greedy", 0.0), ("eval-sampled", evaluation.temperature)]
-    if purification is not None and purification.in_evaluation:
-        how.append(("eval-purified", evaluation.temperature))
-    return [
+    how: list[tuple[Purpose, float]] = []
+    if "model" in evaluation.players:
+        how += [("eval-greedy", 0.0), ("eval-sampled", evaluation.temperature)]
+        if purification is not None and purification.in_evaluation:
+            how.append(("eval-purified", evaluation.temperature))
+    script = tuple(turns_of_script(evaluation.script))
+    played = [
+        EpisodeRequest(
+            purpose=PURPOSE_OF[player],
+            prompt=prompts.get(PURPOSE_OF[player], 0) + task,
+            member=0,
+            version=version,
+            split="heldout",
+            task=task,
+            temperature=0.0,
+            seed=derived_seed(seed, PURPOSE_OF[player], version, task),
+            player=player,
+            script=script if player == "script" else (),
+        )
+        for player in evaluation.players
+        if player != "model"
+        for task in range(tasks)
+    ]
+    return played + [
         EpisodeRequest(
             purpose=purpose,
             prompt=prompts.get(purpose, 0) + task,

@@ -23,6 +23,10 @@ class Rates(Strict):
     greedy: Rate | None = None
     sampled: Rate | None = None
     purified: Rate | None = None
+    oracle: Rate | None = None
+    """Played by the environment's own solution; ``nop``: by an empty answer, ``script``: by ``evaluation.script``."""
+    nop: Rate | None = None
+    script: Rate | None = None
     pass_at: dict[str, float] = {}
     """pass@k by k, for those k for which some task has enough tries."""
 
@@ -38,7 +42,7 @@ class PartRates(Rates):
 
 
 class ToolUse(Strict):
-    """How the sampled tries used a tool."""
+    """How the sampled tries used a tool, or all tries where no model played."""
 
     tool: str
     calls: int = Field(ge=1)

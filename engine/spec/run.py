@@ -17,6 +17,7 @@ from engine.spec.megatron import Megatron
 from engine.spec.mixture import RunEnvironment, parts_of, sandboxes_of, suited_vocabulary
 from engine.spec.model import BuiltinModel, CatalogVersion, Model
 from engine.spec.placement import Placement
+from engine.spec.players import LONGEST_SCRIPT, Player, turns_of_script
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import needing_one_segment, refusals_beside
 from engine.spec.sglang import Sglang
@@ -260,6 +261,26 @@ class Evaluation(Strict):
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Evaluation samples from tokens at least so many times as likely as the likeliest; 0: from all."""
 
+    players: list[Player] = Field(default=["model"], min_length=1, max_length=4)
+    """Who plays the held-out tasks.  ``model``: the run's; beside it, where the recipe trains nothing: ``oracle``, the
+    environment's own solution; ``nop``, an empty answer at once; ``script``, the turns of ``script``."""
+    script: str = Field(default="", max_length=LONGEST_SCRIPT)
+    """The turns of the player ``script``, a JSON object a line: {"call": "python", "arguments": {"code": "print(1)"}},
+    or {"answer": "1"}.  A script that ends before its episode answers with nothing."""
+
+    @model_validator(mode="after")
+    def _script_can_be_read(self) -> Self:
+        try:
+            turns = turns_of_script(self.script)
+        except ValueError as error:
+            raise impossible("script", self.script[:80], f"it cannot be read: {error}", "mend the line") from error
+        if bool(turns) != ("script" in self.players):
+            problem = "it is played by nobody" if turns else "a script is to be played, and there is none"
+            raise impossible("script", self.script[:80], problem, 'give one, with "script" among evaluation.players')
+        if len(set(self.players)) < len(self.players):
+            raise impossible("players", self.players, "one of them is named twice", "name each once")
+        return self
+
     @property
     def truncation(self) -> Truncation:
         """The truncation of what evaluation samples from."""
@@ -341,6 +362,7 @@ class RunSpec(Strict):
             raise refusal
         self._trainer_has_what_the_recipe_needs()
         self._evaluation_fits()
+        self._players_can_play()
         for field in ("tasks", "interim_tasks"):
             if getattr(self.evaluation, field) > self.dataset.heldout_tasks:
                 raise impossible(
@@ -350,6 +372,16 @@ class RunSpec(Strict):
                     f"use at most {self.dataset.heldout_tasks}, or raise dataset.heldout_tasks",
                 )
         return self
+
+    def _players_can_play(self) -> None:
+        """Who tries an environment tells nothing of a model, and speaks turn by turn."""
+        others = [player for player in self.evaluation.players if player != "model"]
+        if others and self.recipe.trains:
+            problem, remedy = f"{others[0]} tries the environment, and this recipe trains", 'use the recipe "evaluate"'
+            raise impossible("evaluation.players", self.evaluation.players, problem, remedy)
+        if others and any(isinstance(part.environment, Agent) for part in parts_of(self.environment)):
+            problem = f"an agent's program plays this environment, and {others[0]} is none"
+            raise impossible("evaluation.players", self.evaluation.players, problem, "try environment.tasks by itself")
 
     def _agent_can_play(self) -> None:
         """What sets an episode back, or goes on in its middle, would need the agent's program to do the same."""

@@ -22,8 +22,19 @@ from engine.spec.message import ToolRequest, text_of_arguments, unstorable
 from engine.spec.strict import Strict
 
 Split = Literal["train", "heldout"]
-Purpose = Literal["train", "eval-greedy", "eval-sampled", "eval-purified", "demonstration", "difficulty"]
+Purpose = Literal[
+    "train",
+    "eval-greedy",
+    "eval-sampled",
+    "eval-purified",
+    "eval-oracle",
+    "eval-nop",
+    "eval-script",
+    "demonstration",
+    "difficulty",
+]
 """``demonstration``: scripted for the cold start; no policy sampled it.  ``eval-purified``: with SAAR at work.
+``eval-oracle``, ``eval-nop``, ``eval-script``: played to try the environment, not sampled by a policy.
 ``difficulty``: played to find out how hard its task is, and not stored."""
 
 ErrorClass = Literal[

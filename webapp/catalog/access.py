@@ -25,14 +25,16 @@ from webapp.catalog.models import (
 def environments_of(who: Who) -> QuerySet[Environment]:
     return (
         Environment.objects.select_related("team")
-        .filter(team__in=readable_memberships_of(who).values("team_id"))
+        .filter(deleted_at=None, team__in=readable_memberships_of(who).values("team_id"))
         .order_by("name", "-version")
     )
 
 
 def environment_for(who: Who, environment_id: int, *, to: Action = "read") -> Environment:
     """Raises Http404 for strangers, PermissionDenied for a role too low."""
-    environment = Environment.objects.select_related("team", "created_by").filter(id=environment_id).first()
+    environment = (
+        Environment.objects.select_related("team", "created_by").filter(id=environment_id, deleted_at=None).first()
+    )
     if environment is None:
         raise Http404
     allowed(who, environment.team, to)

@@ -42,6 +42,9 @@ class _Versioned(models.Model):
 class Environment(_Versioned):
     """``spec`` is ``engine.spec.environment.Environment``."""
 
+    deleted_at = models.DateTimeField(null=True)
+    """Since when nobody is shown it; its row keeps its number from being given again."""
+
     class Meta:
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["team", "name", "version"], name="environment_version_is_unique")

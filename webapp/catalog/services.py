@@ -35,7 +35,7 @@ def publish_environment(
         raise Invalid.field("description", len(description), f"a text of {len(description)} characters", remedy)
     refuse_code_to_import(document)
     Team.objects.select_for_update().get(id=team.id)  # two who publish the same at once publish it once
-    newest = team.environments.filter(name=name).order_by("-version").first()
+    newest = team.environments.filter(name=name, deleted_at=None).order_by("-version").first()
     if newest is not None and newest.spec == document.model_dump(mode="json"):
         raise Refused(f"nothing is published: {newest} says the same")
     return _publish(team, Environment, name, document, acting_user, description)

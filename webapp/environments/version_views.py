@@ -5,19 +5,28 @@ from typing import Any
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from pydantic import ValidationError
 
+from engine.spec.problems import problems_in
 from webapp.accounts.access import may, team_to_act_in, teams_of
+from webapp.accounts.models import Team
 from webapp.accounts.requests import PageRequest
-from webapp.catalog.access import environment_for, environments_of
-from webapp.catalog.environment_versions import changed_fields, environment_of_text, text_of
+from webapp.catalog.access import dataset_versions_of, environment_for, environments_of, versions_of
+from webapp.catalog.environment_versions import Described, changed_fields, environment_of, environment_of_text, text_of
 from webapp.catalog.models import Environment
 from webapp.catalog.services import publish_environment
 from webapp.environments.views import BUILT_IN
 from webapp.experiments.access import experiments_of
+from webapp.pages.responses import redirect_with, refusals_return_to
 from webapp.refusals import Invalid, Refused
+from webapp.runs.dependents import delete_environment, environment_dependents_of
+from webapp.runs.tries import EnvironmentTry, begin_try, tries_of
 
 MOST_SIBLINGS = 100
+MOST_OFFERED = 200
+READY = "ready"
 
 
 @login_required
@@ -58,6 +67,7 @@ def version(request: PageRequest, environment_id: int) -> HttpResponse:
         for other in environments_of(request).filter(team=shown.team, name=shown.name)[:MOST_SIBLINGS]
         if other.id != shown.id
     ]
+    tries = tries_of(shown)
     context = {
         "section": "environments",
         "version": shown,
@@ -66,8 +76,78 @@ def version(request: PageRequest, environment_id: int) -> HttpResponse:
         "compared": _compared(request, shown, siblings),
         "experiments": experiments_of(request).filter(team=shown.team, spec__environment=shown.spec),
         "launches": may(request, shown.team, "launch"),
+        "tries": tries,
+        "under_way": any(not found.run.has_ended for found in tries),
+        "asks_dataset": _asks_dataset(shown.spec),
+        "datasets": _ready(dataset_versions_of(request), shown.team, "dataset"),
+        "models": _ready(versions_of(request), shown.team, "model"),
+        "dependents": environment_dependents_of(shown),
     }
-    return render(request, "environments/version.html", context)
+    # Tries under way are asked for again by the page.
+    return render(request, "environments/tries.html" if request.htmx else "environments/version.html", context)
+
+
+def _asks_dataset(spec: dict[str, Any]) -> bool:
+    return bool(getattr(Described.model_validate({"environment": spec}).environment, "takes_dataset", False))
+
+
+def _ready(versions: Any, team: Team, family: str) -> list[str]:
+    """The names of a team's versions that can be used, the newest first."""
+    ready = versions.filter(state=READY, **{f"{family}__team": team}).select_related(family).order_by("-id")
+    return [str(version) for version in ready[:MOST_OFFERED]]
+
+
+def _version_url(environment_id: int) -> str:
+    return reverse("catalog:environment", args=[environment_id])
+
+
+@login_required
+@require_POST
+@refusals_return_to(_version_url)
+def try_version(request: PageRequest, environment_id: int) -> HttpResponse:
+    shown = environment_for(request, environment_id, to="launch")
+    environment = environment_of({"environment": shown.spec})
+    begin_try(shown.team, environment, _posted_try(request), acting_user=request.user, name=str(shown))
+    return redirect_with(request, f"{shown} is being tried.", _version_url(environment_id) + "#tries")
+
+
+@login_required
+@require_POST
+def try_draft(request: PageRequest) -> HttpResponse:
+    """Play what was typed, before anybody publishes it."""
+    typed = _typed(request)
+    try:
+        team = team_to_act_in(request, request.POST.get("team"), to="launch")
+        environment = environment_of_text(typed["text"])
+        name = typed["name"] or environment.id
+        run = begin_try(team, environment, EnvironmentTry(), acting_user=request.user, name=name)
+    except Refused as refusal:
+        shown = _form(request, typed) | {"refusal": refusal}
+        return render(request, "environments/new.html", shown, status=refusal.status)
+    return redirect("runs:detail", run_id=run.id)
+
+
+@login_required
+@require_POST
+@refusals_return_to(_version_url)
+def delete(request: PageRequest, environment_id: int) -> HttpResponse:
+    shown = environment_for(request, environment_id, to="launch")
+    if request.POST.get("name", "").strip() != str(shown):
+        message = f"the version is called {shown}, and another name was typed"
+        raise Invalid.field("name", request.POST.get("name", "")[:100], message, "type its name to delete it")
+    delete_environment(shown, acting_user=request.user)
+    return redirect_with(request, f"{shown} is deleted.", reverse("catalog:environments"))
+
+
+def _posted_try(request: PageRequest) -> EnvironmentTry:
+    """Raises Invalid."""
+    players = request.POST.getlist("players")
+    names = ["tasks", "dataset", *(name for name in ("script", "model") if name in players)]
+    given = {name: value for name in names if (value := request.POST.get(name, "").replace("\0", "").strip())}
+    try:
+        return EnvironmentTry.model_validate({**given, "players": players})
+    except ValidationError as error:
+        raise Invalid("the environment cannot be tried so", problems_in(error, EnvironmentTry)) from error
 
 
 def _compared(request: PageRequest, shown: Environment, siblings: list[Environment]) -> dict[str, Any] | None:

@@ -1,13 +1,15 @@
-"""What names a version of a dataset or of a task set, and deleting a version that nothing needs."""
+"""What names a version of a dataset, a task set or an environment, and deleting a version that nothing needs."""
 
 from dataclasses import dataclass
 
 from django.db import transaction
+from django.utils import timezone
 
 from engine.spec.problems import Problem
 from webapp import queue
+from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
-from webapp.catalog.models import DatasetVersion, TaskSetVersion
+from webapp.catalog.models import DatasetVersion, Environment, TaskSetVersion
 from webapp.catalog.stored_versions import audit, locked
 from webapp.experiments.models import Experiment
 from webapp.refusals import Refused
@@ -34,6 +36,17 @@ def dependents_of(version: DatasetVersion | TaskSetVersion) -> Dependents:
     )
 
 
+def _needing(dependents: Dependents) -> list[Problem]:
+    """Why what they need is not deleted."""
+    return [
+        Problem("run", str(run.id), f"run {run} uses it", "cancel it, or wait for its end")
+        for run in dependents.live_runs
+    ] + [
+        Problem("experiment", str(experiment.id), f"the experiment {experiment.name} names it", "name another version")
+        for experiment in dependents.experiments
+    ]
+
+
 @transaction.atomic
 def delete_unneeded(version: DatasetVersion | TaskSetVersion, *, acting_user: User) -> None:
     """Remove the version; its number is never given again.  Raises Refused while it is made, or something needs it."""
@@ -41,17 +54,31 @@ def delete_unneeded(version: DatasetVersion | TaskSetVersion, *, acting_user: Us
     version = locked(version)
     if version.is_unfinished:
         raise Refused("the version is still being made; cancel it first")
-    dependents = dependents_of(version)
-    problems = [
-        Problem("run", str(run.id), f"run {run} uses it", "cancel it, or wait for its end")
-        for run in dependents.live_runs
-    ] + [
-        Problem("experiment", str(experiment.id), f"the experiment {experiment.name} names it", "name another version")
-        for experiment in dependents.experiments
-    ]
-    if problems:
+    if problems := _needing(dependents_of(version)):
         raise Refused(f"{version} is in use", problems)
     audit(version, "delete", acting_user, name=str(version), sha256=version.sha256)
     gone = (str(version.team.id), version.sha256, str(version.pk))
     version.delete()
     queue.send(version.remove_message, *gone)
+
+
+def environment_dependents_of(version: Environment) -> Dependents:
+    """What has just these settings: a run and an experiment keep a copy of them."""
+    runs = Run.objects.filter(team=version.team, spec__environment=version.spec).defer("summary")
+    named = Experiment.objects.filter(team=version.team, spec__environment=version.spec)
+    return Dependents(
+        live_runs=list(runs.exclude(state__in=ENDED).order_by("-number")),
+        ended_runs=list(runs.filter(state__in=ENDED).order_by("-number")),
+        experiments=list(named.order_by("name")),
+    )
+
+
+@transaction.atomic
+def delete_environment(version: Environment, *, acting_user: User) -> None:
+    """Take the version out of the catalog; its number is never given again.  Raises Refused where it is needed."""
+    Team.objects.select_for_update().get(id=version.team_id)
+    if problems := _needing(environment_dependents_of(version)):
+        raise Refused(f"{version} is in use", problems)
+    deleted = Environment.objects.filter(id=version.id, deleted_at=None).update(deleted_at=timezone.now())
+    if deleted:
+        record(version.team, acting_user, "environment.delete", f"environment {version}")

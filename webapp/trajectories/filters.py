@@ -26,6 +26,9 @@ PURPOSES = {
     "eval-greedy": "Held-out, greedy",
     "eval-sampled": "Held-out, sampled",
     "eval-purified": "Held-out, purified",
+    "eval-oracle": "The environment's own solution",
+    "eval-nop": "Nothing done",
+    "eval-script": "A script",
     "demonstration": "Demonstrations",
 }
 OUTCOMES = {"": "Any outcome", "right": "Right", "wrong": "Wrong"}

@@ -9,6 +9,7 @@ from engine.environments.qa.scoring import Scoring
 from engine.environments.qa.session import QaSession
 from engine.environments.qa.tools import QaTools, opened_corpus, schemas_of
 from engine.environments.tasks import SplitTasks, task_number
+from engine.environments.verifiers.extraction import placed
 from engine.spec.environment import Qa
 from engine.spec.message import ToolSchema
 from engine.spec.run import Dataset
@@ -39,6 +40,11 @@ class QaEnvironment:
         row = self._rows.row(task.split, task_number(task))
         tools = QaTools(self.settings, self._corpus, self._of_servers, sandboxes)
         return QaSession(self.settings.system_prompt, row, self._scoring, tools)
+
+    def reference_answer(self, task: Task) -> str | None:
+        """The row's own, in the place where the verifier reads it."""
+        answer, verifier = self._rows.row(task.split, task_number(task)).answer, self.settings.verifier
+        return None if answer is None else placed(answer, verifier.place, verifier.marker)
 
     def _task(self, split: Split, number: int) -> Task:
         return task_of(self._rows.row(split, number), split, number)

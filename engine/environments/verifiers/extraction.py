@@ -24,6 +24,19 @@ def result_in(answer: str, place: Place, marker: str) -> str | None:
             return blocks[-1] if blocks else None
 
 
+def placed(result: str, place: Place, marker: str) -> str:
+    """An answer that has the result in that place."""
+    match place:
+        case "whole":
+            return result
+        case "marker":
+            return f"{marker} {result}"
+        case "boxed":
+            return f"{BOXED}{result}}}"
+        case "fenced":
+            return f"```\n{result}\n```"
+
+
 def after_marker(answer: str, marker: str) -> str | None:
     """What follows the last marker: the rest of its line, or of the answer where its line is empty."""
     _, found, rest = answer.rpartition(marker)

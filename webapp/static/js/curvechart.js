@@ -19,9 +19,8 @@ function translucent(rgb, alpha) {
 /** Which trajectories a metric speaks of. */
 function purposeOf(key) {
   if (!key.startsWith("eval/")) return "train";
-  if (key.endsWith("_greedy")) return "eval-greedy";
-  if (key.endsWith("_purified")) return "eval-purified";
-  return key.endsWith("_sampled") ? "eval-sampled" : "";
+  const way = /_(greedy|sampled|purified|oracle|nop|script)$/.exec(key);
+  return way ? `eval-${way[1]}` : "";
 }
 
 export class CurveChart {
