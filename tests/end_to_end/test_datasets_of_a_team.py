@@ -50,6 +50,25 @@ def uploaded(stack: Stack, lines: list[bytes]) -> dict[str, Any]:
     return stack.ask("GET", address)
 
 
+def tried(stack: Stack) -> dict[str, Any]:
+    """What a try of the environment over the published version came to, by the players."""
+    published = stack.ask("POST", "/environments", json={"name": "sums", "environment": ENVIRONMENT})
+    code = {"code": "print(40 + 2)"}
+    script = f'{json.dumps({"call": "python", "arguments": code})}\n{{"answer": "no number"}}'
+    wanted = {"players": ["oracle", "nop", "script"], "script": script, "tasks": 4, "dataset": "sums@1"}
+    tries = f"/environments/{published['id']}/tries"
+    run_id = stack.ask("POST", tries, json=wanted)["id"]
+    ended = stack.until_ended(run_id)
+    assert ended["state"] == "succeeded", ended
+    [found] = stack.ask("GET", tries)["items"]
+    assert (found["run"]["id"], found["doubts"]) == (run_id, [])
+    address = f"/runs/{run_id}/trajectories"
+    [scripted, *_] = stack.ask("GET", f"{address}?purpose=eval-script&limit=9")["items"]
+    [turn, _] = stack.ask("GET", f"{address}/{scripted['id']}")["segments"][0]["turns"]
+    assert turn["tool_calls"][0]["output"].strip() == "42"
+    return {played["player"]: played["success"] for played in found["played"]}
+
+
 def trained(stack: Stack) -> str:
     """The id of a run of three steps over the published version."""
     spec = small_spec("sums", steps=3) | {
@@ -84,6 +103,7 @@ def test_seven_faults_are_mended_and_the_published_version_is_searched_and_train
     with pytest.raises(AssertionError, match=r"422 .*dataset\.catalog"):
         stack.ask("POST", "/runs", json={"name": "x", "dataset": {"catalog": "sums@1"}})
 
+    assert tried(stack) == {"oracle": 1.0, "nop": 0.0, "script": 0.0}
     run_id = trained(stack)
     assert stack.steps_of(run_id, "train/reward") == [1, 2, 3]
     asked = {
