@@ -32,6 +32,7 @@ from engine.loop.judge_phase import attribution_in
 from engine.models.origin import model_origin
 from engine.rollout.agents.program import lacking
 from engine.rollout.context import instructed
+from engine.rollout.context_tools import context_tools
 from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.players import solution_of
 from engine.rollout.renderers.contract import Renderer
@@ -89,7 +90,7 @@ def _lacking_in_part(
         spec.recipe, environment, append_only=renderer.append_only, has_agent=isinstance(described, Agent)
     )
     of_agent = lacking(described.agent, described.sandbox) if isinstance(described, Agent) else []
-    if problems := [*missing, *of_agent, *_missing_tasks(wanted, environment, described.id)]:
+    if problems := [*missing, *of_agent, *_missing_tasks(wanted, environment, described.id, spec.recipe.context)]:
         return problems
     if problems := [*_players_without_turns(spec.evaluation, environment, renderer)]:
         return problems
@@ -194,7 +195,9 @@ def _is_scripted(recipe: Recipe) -> bool:
     return any(isinstance(stage.data, Demonstrations) for stage in recipe.stages)
 
 
-def _missing_tasks(wanted: Mapping[Split, int], environment: Environment, environment_id: str) -> Iterator[Problem]:
+def _missing_tasks(
+    wanted: Mapping[Split, int], environment: Environment, environment_id: str, context: Context | None
+) -> Iterator[Problem]:
     try:
         for split in SPLITS:
             tasks = environment.tasks(split)
@@ -205,7 +208,8 @@ def _missing_tasks(wanted: Mapping[Split, int], environment: Environment, enviro
                 )
                 continue
             for task in _sample(environment, split):
-                yield from _unusable_tools(environment_id, environment.tools(task))
+                tools = [*environment.tools(task), *context_tools(context)]
+                yield from _unusable_tools(environment_id, tools)
     except Exception as error:  # of the environment's own code, which may raise anything
         yield _raised(environment_id, error)
 
@@ -289,7 +293,8 @@ def _longest_prompt(environment: Environment, renderer: Renderer, context: Conte
 
     async def length(task: Task) -> int:
         async with environment.session(task, _NoSandboxes()) as session:
-            return len(renderer.prompt(instructed(context, await session.reset()), environment.tools(task)))
+            tools = [*environment.tools(task), *context_tools(context)]
+            return len(renderer.prompt(instructed(context, await session.reset()), tools))
 
     async def length_in_the_end(task: Task) -> int:
         """A process that is lost now and then keeps no run from its start; one that is lost every time does."""

@@ -127,6 +127,9 @@ def context_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "context/reminders": fmean(record.reminders for _, record in kept),
         "context/repeated_calls": fmean(record.repeated_calls for _, record in kept),
         "context/thoughts": fmean(record.thoughts for _, record in kept),
+        "context/notes": fmean(record.notes for _, record in kept),
+        "context/left_turns": fmean(record.left_turns for _, record in kept),
+        "context/manage_prompts": fmean(record.manage_prompts for _, record in kept),
     }
 
 

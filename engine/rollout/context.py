@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from engine.rollout.agents.contexts import Context as ReadContext
 from engine.rollout.agents.contexts import Spoken, extended
+from engine.rollout.context_tools import ManagedSession, left_by_choice, memory_of
 from engine.rollout.renderers.contract import Conversation, Exchange, Renderer, Rewritten
 from engine.spec.context import Context, ContextRecord
 from engine.spec.message import AssistantMessage, Message
@@ -37,8 +38,13 @@ def rewritten(context: Context | None, renderer: Renderer, conversation: Convers
         if compacted and context.template == "causal":
             return _written(renderer, conversation, conversation.opening, conversation.exchanges)
     match context:
+        case Context(template="self-managing") if left := left_by_choice(conversation.exchanges, context):
+            opening = _noted(conversation.opening, memory_of(conversation.exchanges, left, context))
+            stays = [exchange for turn, exchange in enumerate(conversation.exchanges, start=1) if turn not in left]
+            return _written(renderer, conversation, opening, stays)
         case Context(template="sliding-window") if len(conversation.exchanges) > context.window_turns:
-            opening = _noted(conversation.opening, context.window_note)
+            notes = _kept_notes(context, conversation.exchanges, len(conversation.exchanges) - context.window_turns)
+            opening = _noted(conversation.opening, "\n".join(filter(None, (context.window_note, notes))))
             return _written(renderer, conversation, opening, conversation.exchanges[-context.window_turns :])
         case Context(template="reasoning") if any(_thinks(exchange) for exchange in conversation.exchanges):
             exchanges = [_without_thought(exchange, renderer, conversation) for exchange in conversation.exchanges]
@@ -59,20 +65,26 @@ def _compacted(context: Context, renderer: Renderer, conversation: Conversation)
     for turns in range(1, len(lengths) + 1):
         kept = max(first, turns - context.window_turns)
         if before + sum(lengths[first:turns]) > context.compact_tokens and kept > first:
-            first, opening = kept, _noted(conversation.opening, _summary(context, conversation.exchanges[:kept]))
+            first, opening = kept, _noted(conversation.opening, _summary(context, conversation.exchanges, kept))
             before = len(renderer.prompt(opening, conversation.tools, conversation.experience))
     left = replace(conversation, opening=tuple(opening), exchanges=conversation.exchanges[first:])
     return left, first > 0
 
 
-def _summary(context: Context, exchanges: Sequence[Exchange]) -> str:
+def _kept_notes(context: Context, exchanges: Sequence[Exchange], left: int) -> str:
+    """The notes made in the first ``left`` turns, where the policy may keep some."""
+    return memory_of(exchanges, set(range(1, left + 1)), context) if context.remembers else ""
+
+
+def _summary(context: Context, exchanges: Sequence[Exchange], left: int) -> str:
+    """What is told of the first ``left`` turns."""
     lines = ["Earlier, of which nothing else is shown:"]
-    for number, exchange in enumerate(exchanges, start=1):
+    for number, exchange in enumerate(exchanges[:left], start=1):
         message, most = exchange.parsed.message, context.compact_characters
         did = _in_one_line(message.call_text if message.requests else message.content, most)
         came = _in_one_line(" ".join(result.content for result in exchange.messages), most)
         lines.append(f"{number}. {did} -> {came}")
-    return "\n".join(lines)
+    return "\n".join(filter(None, (*lines, _kept_notes(context, exchanges, left))))
 
 
 def _in_one_line(text: str, most: int) -> str:
@@ -105,8 +117,11 @@ def _thinks(exchange: Exchange) -> bool:
 
 
 def _without_thought(exchange: Exchange, renderer: Renderer, conversation: Conversation) -> Exchange:
-    """Raises ValueError where the renderer cannot write the rest of the turn, which it could read."""
-    if not _thinks(exchange):
+    """The turn stays whole where a call of it cannot be read: nobody could write it again.
+
+    Raises ValueError where the renderer cannot write the rest of the turn, which it could read.
+    """
+    if not _thinks(exchange) or any(request.malformed for request in exchange.parsed.message.requests):
         return exchange
     token_ids = tuple(renderer.write(replace(exchange.parsed.message, reasoning=""), conversation.tools))
     return Exchange(token_ids, renderer.parse(token_ids, conversation.tools), exchange.messages)
@@ -117,19 +132,24 @@ class Habits:
 
     def __init__(self, context: Context | None) -> None:
         self._context, self._latest, self._in_a_row = context, AssistantMessage(), 0
-        self._trimmed = self._reminders = self._repeated = self._thoughts = 0
+        self._trimmed = self._reminders = self._repeated = self._thoughts = self._prompts = 0
 
-    def read(self, number: int, message: AssistantMessage, results: Sequence[Message]) -> Sequence[Message]:
-        """Return what the policy reads behind turn ``number``, from 0, which says ``message``."""
+    def read(
+        self, number: int, message: AssistantMessage, results: Sequence[Message], *, tokens: int = 0
+    ) -> Sequence[Message]:
+        """Return what the policy reads behind turn ``number``, from 0, which says ``message`` and ends a context of
+        ``tokens``."""
         if self._context is None:
             return results
         self._thoughts += bool(message.reasoning.strip())
         self._in_a_row = self._in_a_row + 1 if _same_calls(message, self._latest) else 1
         self._latest = message
-        return _with_behind([self._trim(result) for result in results], self._notes(number)) if results else results
+        if not results:
+            return results
+        return _with_behind([self._trim(result) for result in results], self._notes(number, tokens))
 
-    @property
-    def record(self) -> ContextRecord | None:
+    def record(self, managed: ManagedSession | None = None) -> ContextRecord | None:
+        """``managed``: the session in which the policy has tools of its context, if it has some."""
         if self._context is None:
             return None
         return ContextRecord(
@@ -137,11 +157,19 @@ class Habits:
             reminders=self._reminders,
             repeated_calls=self._repeated,
             thoughts=self._thoughts,
+            notes=0 if managed is None else managed.notes,
+            left_turns=0 if managed is None else managed.left,
+            manage_prompts=self._prompts,
         )
 
-    def _notes(self, number: int) -> list[str]:
+    def _notes(self, number: int, tokens: int) -> list[str]:
         assert self._context is not None
         notes = []
+        if self._context.template == "self-managing":
+            notes.append(f"(turn {number + 1})")
+        if 0 < self._context.manage_tokens < tokens:
+            self._prompts += 1
+            notes.append(f"The context has {tokens} tokens; fold or drop turns that you do not need.")
         if 0 < self._context.repeated_calls <= self._in_a_row and self._latest.requests:
             self._repeated += 1
             notes.append(f"You have made this call {self._in_a_row} times in a row.")

@@ -53,7 +53,8 @@ def context_tools(context: Context | None) -> list[ToolSchema]:
         return [note]
     turn = {"type": "integer", "minimum": 1}
     turns = {"first": turn, "last": turn}
-    fold = _tool(FOLD, "Let earlier turns leave the context; your summary stands in their place.", turns | {"summary": text})
+    folding = "Let earlier turns leave the context; your summary stands in their place."
+    fold = _tool(FOLD, folding, turns | {"summary": text})
     return [note, fold, _tool(DROP, "Let earlier turns leave the context.", turns)]
 
 
@@ -78,8 +79,8 @@ def operation_of(request: ToolRequest, turn: int, tools: Sequence[ToolSchema]) -
             len(arguments) == 3 and _fits(text) and not _is_truth(first, last)
         ):
             return _leaving(first, last, text, turn)
-        case "context_drop", {"first": int(first), "last": int(last)} if (
-            len(arguments) == 2 and not _is_truth(first, last)
+        case "context_drop", {"first": int(first), "last": int(last)} if len(arguments) == 2 and not _is_truth(
+            first, last
         ):
             return _leaving(first, last, None, turn)
         case _:
@@ -150,9 +151,9 @@ class ManagedSession:
             return await self._inner.act(message)
         observed = await self._inner.act(replace(message, requests=others)) if others else Observation()
         made = own | {call.id: call for call in observed.calls}
-        told = Observation.of([own[request.id] for request in message.requests if request.id in own]).messages
+        results = Observation.of([own[request.id] for request in message.requests if request.id in own]).messages
         calls = tuple(made[request.id] for request in message.requests)
-        return Observation(calls, (*observed.messages, *told), observed.done)
+        return Observation(calls, (*observed.messages, *results), observed.done)
 
     async def score(self) -> Rewards:
         return await self._inner.score()
@@ -170,3 +171,8 @@ class ManagedSession:
             case Leaving() as leaving:
                 self.left += leaving.last - leaving.first + 1
                 return ToolCall.of(request, leaving.line, error_class=None, seconds=0.0)
+
+
+def managed_session(session: Session, context: Context | None) -> ManagedSession | None:
+    """The session with the tools of its context; None where the policy has none."""
+    return ManagedSession(session, context) if context is not None and context.remembers else None

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engine.environments.contract import Demonstrator, Environment, Manner, Script
 from engine.rollout.context import instructed
+from engine.rollout.context_tools import context_tools
 from engine.rollout.renderers.contract import Renderer
 from engine.rollout.scoring import rewards_of
 from engine.rollout.transcript import Transcript
@@ -80,7 +81,7 @@ class DemonstrationWriter:
 
     def segments(self, task: Task, script: Script) -> list[Segment]:
         """The script in the ids of a policy that means what its demonstrator says."""
-        tools = self.environment.tools(task)
+        tools = [*self.environment.tools(task), *context_tools(self.context)]
         transcript = Transcript(self.renderer, instructed(self.context, script.opening), tools)
         for number, step in enumerate(script.turns, start=1):
             ids = self.renderer.write(step.message, tools)

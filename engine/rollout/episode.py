@@ -17,6 +17,7 @@ from engine.rollout.agents.episode import run_agent_episode
 from engine.rollout.arena import Arena
 from engine.rollout.checked_session import CheckedSession
 from engine.rollout.context import Habits, instructed
+from engine.rollout.context_tools import ManagedSession, context_tools, managed_session
 from engine.rollout.faults import EnvironmentFailed, named_as_environment_fault
 from engine.rollout.players import ENDLESS, PlayedTurns, turns_of
 from engine.rollout.policy_session import PolicySession
@@ -56,7 +57,7 @@ async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
     if arena.agent is not None:
         return await run_agent_episode(request, arena, arena.agent)
     with named_as_environment_fault():
-        tools = arena.environment.tools(task)
+        tools = [*arena.environment.tools(task), *context_tools(arena.context)]
         player = _player(request, arena, task, tools)
     if player is not None:
         arena = replace(arena, generator=player, context_tokens=ENDLESS)
@@ -66,8 +67,10 @@ async def run_episode(request: EpisodeRequest, arena: Arena) -> Trajectory:
         async with AsyncExitStack() as held:
             with named_as_environment_fault():
                 session = await held.enter_async_context(arena.environment.session(task, watch or arena.sandboxes))
-            checked = CheckedSession(session, tools)
-            ending = await _Episode(request, arena, tools, checked, policy_session, watch, player).play()
+            managed = managed_session(session, arena.context)
+            checked = CheckedSession(managed or session, tools)
+            episode = _Episode(request, arena, tools, checked, policy_session, watch, player, managed)
+            ending = await episode.play()
             earned = await _rewards(checked, ending)
             if watch is not None and watch.alarmed:
                 await watch.settled()
@@ -90,12 +93,13 @@ class _Episode:
         policy_session: PolicySession,
         watch: EpisodeMonitor | None,
         player: PlayedTurns | None,
+        managed: ManagedSession | None,
     ) -> None:
         self._request, self._arena, self._renderer = request, arena, arena.renderer
         self._tools, self._session, self._policy_session, self._watch = tools, session, policy_session, watch
         self._purifier = self._opened_purifier() if request.purify else None
         self._expert = request.prefill.turns if request.prefill is not None else ()
-        self._player = player
+        self._player, self._managed = player, managed
         self._habits = Habits(arena.context)
         self._ending = _Ending()
 
@@ -106,6 +110,8 @@ class _Episode:
         for number in range(self._arena.max_turns):
             if self._watch is not None:
                 self._watch.turn = number
+            if self._managed is not None:
+                self._managed.turn = number + 1
             history = transcript.history
             expert = self._expert[number] if number < len(self._expert) else None
             if not self._policy_session.has_room(history, expert.token_ids if expert is not None else ()):
@@ -126,9 +132,11 @@ class _Episode:
                 ending.stop_reason = played.ends_because
                 break
             assert played.parsed is not None, "a turn that says nothing ends the episode"
-            read = self._habits.read(number, played.parsed.message, observation.messages)
+            tokens = len(history) + len(generated.token_ids)
+            read = self._habits.read(number, played.parsed.message, observation.messages, tokens=tokens)
             transcript.observed(played.parsed, read)
-        ending.segments, ending.turns, ending.context = transcript.segments, transcript.turns, self._habits.record
+        ending.segments, ending.turns = transcript.segments, transcript.turns
+        ending.context = self._habits.record(self._managed)
         if self._purifier is not None:
             ending.changes += self._purifier.changes
         if self._watch is not None:

@@ -8,7 +8,7 @@ from engine.spec.impossible import impossible
 from engine.spec.requirement import Part, Requirement, Requirements, absent, none_of
 from engine.spec.strict import Strict
 
-Template = Literal["causal", "reasoning", "sliding-window"]
+Template = Literal["causal", "reasoning", "sliding-window", "self-managing"]
 
 
 def _rewrites(context: "Context") -> bool:
@@ -75,7 +75,13 @@ class Context(Part):
     """How many characters of a call, and of what came of it, such a note has."""
     template: Template = "causal"
     """``causal``: everything stays.  ``reasoning``: thoughts of earlier turns leave.  ``sliding-window``: the opening
-    and the last turns stay.  A context that is written again begins another segment of the trajectory."""
+    and the last turns stay.  ``self-managing``: the policy has tools to note, fold and drop.  A context that is written
+    again begins another segment of the trajectory."""
+    memory: bool = False
+    """Whether the policy may keep notes, which stay when the turns that made them leave.  A context that manages itself
+    has them anyway."""
+    manage_tokens: int = Field(default=0, ge=0, le=2**24)
+    """Once a context that manages itself is longer, what the policy reads says so; 0: never."""
     window_turns: int = Field(default=4, ge=1, le=512)
     """How many turns a sliding window shows, or a compaction leaves."""
     window_note: str = Field(default="", max_length=2000)
@@ -94,11 +100,25 @@ class Context(Part):
         """Whether a context may be another than the one before with something behind it."""
         return self.template != "causal" or self.compact_tokens > 0
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the policy has a tool to keep notes."""
+        return self.memory or self.template == "self-managing"
+
     @model_validator(mode="after")
     def _leaves_out_in_one_way(self) -> Self:
         if self.compact_tokens and self.template == "sliding-window":
             problem = "turns leave a sliding window before a context could be compacted"
             raise impossible("compact_tokens", self.compact_tokens, problem, 'use 0, or template = "causal"')
+        if self.compact_tokens and self.template == "self-managing":
+            problem = "the policy itself says what leaves this context"
+            raise impossible("compact_tokens", self.compact_tokens, problem, "use 0, and manage_tokens to remind it")
+        if self.manage_tokens and self.template != "self-managing":
+            problem, remedy = "the policy has no tools for this context", 'use 0, or template = "self-managing"'
+            raise impossible("manage_tokens", self.manage_tokens, problem, remedy)
+        if self.memory and not (self.compact_tokens or self.template in ("sliding-window", "self-managing")):
+            problem = "no turn leaves this context, so its notes would stand there anyway"
+            raise impossible("memory", True, problem, 'use false, compact_tokens, or template = "sliding-window"')
         return self
 
 
@@ -112,8 +132,14 @@ class ContextRecord(Strict):
     """Turns on which the policy was told that it repeats itself."""
     thoughts: int = Field(default=0, ge=0)
     """Turns that begin with a thought."""
+    notes: int = Field(default=0, ge=0)
+    """Notes that the policy kept."""
+    left_turns: int = Field(default=0, ge=0)
+    """Turns that the policy folded or dropped."""
+    manage_prompts: int = Field(default=0, ge=0)
+    """How often the policy was told that its context is long."""
 
     @property
     def changes_results(self) -> bool:
         """Whether the policy read something else than its tools returned."""
-        return bool(self.trimmed_characters or self.reminders or self.repeated_calls)
+        return bool(self.trimmed_characters or self.reminders or self.repeated_calls or self.manage_prompts)

@@ -180,11 +180,11 @@ def test_a_deleted_version_is_shown_to_nobody_and_its_number_is_never_given_agai
 def test_the_command_tries_the_newest_version_that_is_there(
     team: Team, bob: User, house: Environment, tmp_path: Path
 ) -> None:
-    said = StringIO()
+    printed = StringIO()
     (tmp_path / "script.jsonl").write_text(SCRIPT)
-    by = {"team": team.slug, "by": bob.email, "stdout": said}
+    by = {"team": team.slug, "by": bob.email, "stdout": printed}
     call_command("try_environment", "house", players="nop,script", script=tmp_path / "script.jsonl", **by)
-    assert "house v1 is being tried by run 1" in said.getvalue()
+    assert "house v1 is being tried by run 1" in printed.getvalue()
     assert Run.objects.get().spec["evaluation"]["players"] == ["nop", "script"]
     for wrong, why in (({"players": "human"}, "players"), ({"number": 7}, "no such version"),
                        ({"script": tmp_path / "none"}, "cannot be read"), ({"tasks": "many"}, "tasks")):  # fmt: skip

@@ -103,14 +103,15 @@ def test_a_checkpoint_beyond_those_kept_is_shown_as_removed(client: Client, run:
     }
 
 
+OTHERS: dict[str, Any] = {"oracle": None, "nop": None, "script": None}
 EVALUATION = {
     "step": 0, "samples": 4, "tasks": 2, "levels_left_out": 0,
     "greedy": {"success": 0.5, "low": 0.0945, "high": 0.9055, "episodes": 2},
-    "sampled": {"success": 0.25, "low": 0.0346, "high": 0.7609, "episodes": 8}, "purified": None,
+    "sampled": {"success": 0.25, "low": 0.0346, "high": 0.7609, "episodes": 8}, "purified": None, **OTHERS,
     "pass_at": {"1": 0.25, "2": 0.45, "4": 0.75},
-    "levels": [{"level": 3, "tasks": 2, "greedy": None, "purified": None, "pass_at": {"1": 0.25},
+    "levels": [{"level": 3, "tasks": 2, "greedy": None, "purified": None, **OTHERS, "pass_at": {"1": 0.25},
                 "sampled": {"success": 0.25, "low": 0.0346, "high": 0.7609, "episodes": 8}}],
-    "parts": [{"part": "short-sums", "tasks": 1, "greedy": None, "purified": None, "pass_at": {"1": 0.5},
+    "parts": [{"part": "short-sums", "tasks": 1, "greedy": None, "purified": None, **OTHERS, "pass_at": {"1": 0.5},
                "sampled": {"success": 0.5, "low": 0.0346, "high": 0.7609, "episodes": 4}}],
     "tools": [{"tool": "<b>python</b>", "calls": 9, "failed": 2,
                "callers": {"success": 0.25, "low": 0.0346, "high": 0.7609, "episodes": 8}}],

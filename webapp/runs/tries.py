@@ -102,7 +102,7 @@ class Tried:
 
     run: Run
     rates: Sequence[tuple[Player, str, dict[str, Any]]]
-    """Of each player that has played: who, in words, and ``engine.spec.evaluation_report.Rate``."""
+    """Each player that has played: who, in words, and ``engine.spec.evaluation_report.Rate``."""
 
     @property
     def doubts(self) -> list[str]:

@@ -1,5 +1,6 @@
 """Contexts that leave something out, and habits of what is read: each sampled token is trained once all the same."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -14,13 +15,14 @@ from engine.environments.python_math import PythonMathEnvironment
 from engine.loop.environment_requirements import lacking_in_environment, unreadable_instructions
 from engine.loop.metrics import context_metrics
 from engine.rollout.context import Habits, instructed
+from engine.rollout.context_tools import ManagedSession, context_tools
 from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.episode import Arena, run_episode
 from engine.rollout.renderers.chat import chat_renderer
 from engine.spec.branches import exchanges_of
 from engine.spec.context import Context, ContextRecord
 from engine.spec.environment import PythonMath
-from engine.spec.message import AssistantMessage, Message
+from engine.spec.message import AssistantMessage, Message, ToolRequest
 from engine.spec.recipe import Recipe, Reward
 from engine.spec.run import Dataset, RunSpec
 from engine.spec.supervised import Demonstrations
@@ -47,6 +49,15 @@ def thinking(code, thought):
 
 def trained_tokens(played: Trajectory) -> int:
     return sum(int(sample.loss_mask.sum()) for sample in samples_from_trajectory(played))
+
+
+def named(tool, **arguments):
+    """A call in the form that it has where there are several tools."""
+    return [TOKENIZER.tool_open, *TOKENIZER.encode(f"{tool} {json.dumps(arguments)}"), TOKENIZER.tool_close]
+
+
+def python(code):
+    return named("python", code=code)
 
 
 # ---- templates ----
@@ -104,6 +115,15 @@ async def test_earlier_thoughts_leave_a_reasoning_context():
     assert played.context.thoughts == 2
     assert [len(segment.turns) for segment in played.segments] == [1, 1, 1]
     assert trained_tokens(played) == played.sampled_tokens
+
+
+async def test_a_thought_before_a_call_that_cannot_be_read_stays():
+    phrase = policy(thinking("1", "hm "), [*TOKENIZER.encode("so "), *python("2")], answer("it"))
+    context = Context(template="reasoning", compact_tokens=3000, memory=True)
+    played = await run_episode(request(), arena(phrase, context))
+    assert played.stop_reason == "answered"
+    assert "hm <tool>1</tool>" in texts(phrase)[2]
+    assert "so " not in texts(phrase)[2]
 
 
 async def test_a_chat_template_is_windowed_as_well(tmp_path):
@@ -222,14 +242,20 @@ def test_instructions_have_bounds(wrong):
 
 
 contexts = st.builds(
-    lambda compact_tokens, template, **more: Context(
-        compact_tokens=0 if template == "sliding-window" else compact_tokens, template=template, **more
+    lambda compact_tokens, template, manage_tokens, memory, **more: Context(
+        compact_tokens=(compact := 0 if template in ("sliding-window", "self-managing") else compact_tokens),
+        manage_tokens=manage_tokens if template == "self-managing" else 0,
+        memory=memory and (compact > 0 or template in ("sliding-window", "self-managing")),
+        template=template,
+        **more,
     ),
+    manage_tokens=st.sampled_from([0, 80]),
+    memory=st.booleans(),
     compact_tokens=st.sampled_from([0, 60, 90]),
     compact_characters=st.sampled_from([1, 10]),
     system_prompt=st.sampled_from(["", "be brief"]),
     workflow=st.sampled_from([[], ["look", "answer"]]),
-    template=st.sampled_from(["causal", "reasoning", "sliding-window"]),
+    template=st.sampled_from(["causal", "reasoning", "sliding-window", "self-managing"]),
     window_turns=st.integers(1, 4),
     window_note=st.sampled_from(["", "left out"]),
     result_characters=st.sampled_from([0, 1, 2, 5]),
@@ -237,7 +263,21 @@ contexts = st.builds(
     reminder_turns=st.integers(1, 3),
     repeated_calls=st.integers(0, 3),
 )
-turns = st.builds(thinking, st.sampled_from(["1", "22", "333 444", "bad"]), st.sampled_from(["", "hm ", "so "]))
+managing = st.one_of(
+    st.builds(lambda text: named("context_note", text=text), st.sampled_from(["a", "b c"])),
+    st.builds(
+        lambda first, last, text: named("context_fold", first=first, last=last, summary=text),
+        st.integers(0, 6),
+        st.integers(0, 6),
+        st.sampled_from(["", "s"]),
+    ),
+    st.builds(lambda first, last: named("context_drop", first=first, last=last), st.integers(1, 6), st.integers(1, 6)),
+)
+turns = st.one_of(
+    st.builds(thinking, st.sampled_from(["1", "22", "333 444", "bad"]), st.sampled_from(["", "hm ", "so "])),
+    st.builds(lambda code: named("python", code=code), st.sampled_from(["1", "333 444"])),
+    managing,
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -299,6 +339,143 @@ async def test_a_policy_that_repeats_itself_is_told_so():
     assert "this call 2 times" in last
     assert "this call 3 times" in last
     assert played.context.repeated_calls == 2
+
+
+# ---- a context that manages itself ----
+
+MANAGED = Context(template="self-managing")
+
+
+def texts(phrase):
+    return [RENDERER.text(shown) for shown in phrase.shown]
+
+
+async def test_a_dropped_turn_leaves_and_the_opening_says_so():
+    phrase = policy(python("11"), python("22"), named("context_drop", first=1, last=1), answer("it"))
+    played = await run_episode(request(), arena(phrase, MANAGED))
+    before, after = texts(phrase)[2:]
+    assert "11" in before
+    assert "11" not in after
+    assert after.startswith(f"<bos><user>{QUESTION}\nTurn 1, dropped.<assistant>")
+    assert "<output>22\n(turn 2)</output>" in after
+    assert after.endswith("<output>Turn 1, dropped.\n(turn 3)</output><assistant>")
+    assert [len(segment.turns) for segment in played.segments] == [3, 1]
+    assert trained_tokens(played) == played.sampled_tokens
+    assert (played.context.left_turns, played.context.notes) == (1, 0)
+
+
+async def test_a_folded_stretch_is_what_the_policy_wrote_of_it_and_notes_survive_it():
+    phrase = policy(
+        python("11"),
+        named("context_note", text="the key is 7"),
+        named("context_fold", first=1, last=2, summary="nothing there"),
+        answer("it"),
+    )
+    played = await run_episode(request(), arena(phrase, MANAGED))
+    last = texts(phrase)[-1]
+    assert last.startswith(
+        f"<bos><user>{QUESTION}\nNote: the key is 7\nTurns 1 to 2, folded: nothing there<assistant><tool>context_fold"
+    )
+    assert "11" not in last
+    assert "Note:" not in texts(phrase)[-2]  # as long as its turn stands there
+    assert (played.context.left_turns, played.context.notes) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("call_of_it", "why"),
+    [
+        (named("context_drop", first=1, last=1), "there is no earlier turn"),
+        (named("context_drop", first="1", last=1), "'1' is not of type 'integer'"),
+        (named("context_drop", first=True, last=1), "True is not of type 'integer'"),
+        (named("context_fold", first=1, last=1), "'summary' is a required property"),
+        (named("context_note", text=""), "'' should be non-empty"),
+        (named("context_note", text="a", more=1), "Additional properties"),
+        (named("context_keep", first=1), "no tool 'context_keep'"),
+    ],
+)
+async def test_a_call_that_does_not_fit_is_answered_and_leaves_the_context_as_it_is(call_of_it, why):
+    phrase = policy(call_of_it, python("22"), answer("it"))
+    played = await run_episode(request(), arena(phrase, MANAGED))
+    assert why in played.turns[0].tool_calls[0].output
+    assert played.turns[0].failed_calls == 1
+    assert len(played.segments) == 1
+    assert texts(phrase)[1].startswith(texts(phrase)[0])
+
+
+async def test_turns_that_are_still_to_come_cannot_leave():
+    phrase = policy(python("11"), named("context_drop", first=1, last=2), answer("it"))
+    played = await run_episode(request(), arena(phrase, MANAGED))
+    assert played.turns[1].tool_calls[0].output == "Error: turns 1 to 2 are not among the earlier ones, 1 to 1"
+    assert len(played.segments) == 1
+
+
+async def test_a_long_context_asks_to_be_managed():
+    spoken = [python("11"), python("22"), answer("it")]
+    phrase = policy(*spoken)
+    played = await run_episode(request(), arena(phrase, replace_context(manage_tokens=60)))
+    tokens = len(phrase.shown[1]) + len(spoken[1])
+    assert f"The context has {tokens} tokens; fold or drop turns that you do not need." in texts(phrase)[2]
+    assert "The context has" not in texts(phrase)[1]
+    assert played.context.manage_prompts == 1
+    assert context_metrics([played])["context/manage_prompts"] == 1
+
+
+def replace_context(**changes):
+    return MANAGED.model_copy(update=changes)
+
+
+async def test_calls_of_a_turn_go_to_the_context_and_to_the_environment():
+    session = ManagedSession(await opened(), MANAGED)
+    session.turn = 3
+    message = AssistantMessage(
+        requests=(
+            ToolRequest("context_note", {"text": "x"}, "a"),
+            ToolRequest("python", {"code": "5"}, "b"),
+            ToolRequest("context_drop", {"first": 1, "last": 2}, "c"),
+        )
+    )
+    observed = await session.act(message)
+    assert [(call.id, call.output) for call in observed.calls] == [
+        ("a", "Noted."), ("b", "5"), ("c", "Turns 1 to 2, dropped.")
+    ]  # fmt: skip
+    assert sorted(result.call for result in observed.messages) == ["a", "b", "c"]
+    assert (session.notes, session.left) == (1, 2)
+
+
+async def opened():
+    talking = Talking()
+    async with talking.session(talking.tasks("train")[0], None) as session:
+        await session.reset()
+        return session
+
+
+@pytest.mark.parametrize("context", [Context(template="sliding-window", window_turns=1, memory=True),
+                                     Context(compact_tokens=90, window_turns=1, memory=True)])  # fmt: skip
+async def test_notes_outlive_the_turns_that_left_a_window_or_a_compaction(context):
+    phrase = policy(named("context_note", text="the key is 7"), python("22"), python("33"), answer("it"))
+    played = await run_episode(request(), arena(phrase, context))
+    assert "Note: the key is 7" in texts(phrase)[-1]
+    assert "context_note {" not in texts(phrase)[-1]
+    assert played.context.notes == 1
+
+
+def test_demonstrations_and_preflight_know_the_tools_of_the_context():
+    environment = PythonMathEnvironment(PythonMath(), Dataset())
+    writer = DemonstrationWriter(environment, RENDERER, Reward(), 0, MANAGED)
+    [shown] = writer.demonstrations(Demonstrations(count=1, wrong_fraction=0.0, tool_error_fraction=0.0))
+    assert '<tool>python {"code"' in "".join(shown.turns[0].pieces)
+    taken = [tool.name for tool in context_tools(MANAGED)]
+    assert taken == ["context_note", "context_fold", "context_drop"]
+    assert context_tools(None) == context_tools(Context()) == []
+
+
+@pytest.mark.parametrize(("context", "field"), [
+    ({"template": "self-managing", "compact_tokens": 900}, "compact_tokens"), ({"manage_tokens": 90}, "manage_tokens"),
+    ({"memory": True}, "memory"), ({"memory": True, "template": "reasoning"}, "memory")])  # fmt: skip
+def test_tools_of_a_context_that_loses_nothing_are_refused(context, field):
+    with pytest.raises(ValidationError) as refusal:
+        Context.model_validate(context)
+    assert refusal.value.errors()[0]["ctx"]["field"] == field
 
 
 # ---- spec and metrics ----

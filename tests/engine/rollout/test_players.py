@@ -71,18 +71,18 @@ async def test_every_world_of_ours_is_solved_by_its_solution_and_never_by_nobody
 
 
 async def test_a_script_is_played_to_its_end_and_then_answers_with_nothing() -> None:
-    told = await played(run_of({"id": "python-math", "max_turns": 5}, ["script"], SCRIPT))
-    assert [[call.output.strip() for turn in each.turns for call in turn.tool_calls] for each in told] == [["42"]] * 6
-    assert {each.answer for each in told} == {"42"}
+    ended = await played(run_of({"id": "python-math", "max_turns": 5}, ["script"], SCRIPT))
+    assert [[call.output.strip() for turn in each.turns for call in turn.tool_calls] for each in ended] == [["42"]] * 6
+    assert {each.answer for each in ended} == {"42"}
     short = await played(run_of({"id": "python-math"}, ["script"], SCRIPT.splitlines()[0]))
     assert {(each.answer, each.stop_reason, len(each.turns)) for each in short} == {("", "answered", 2)}
 
 
 async def test_what_a_player_means_is_done_though_the_vocabulary_lacks_its_characters() -> None:
     script = json.dumps({"call": "python", "arguments": {"code": "print(len('é√'), ord('é'))"}}, ensure_ascii=False)
-    [told, *_] = await played(run_of({"id": "python-math"}, ["script"], script + '\n{"answer": "naïve"}'))
-    assert told.turns[0].tool_calls[0].output.strip() == "2 233"
-    assert told.answer == "naïve"
+    [ended, *_] = await played(run_of({"id": "python-math"}, ["script"], script + '\n{"answer": "naïve"}'))
+    assert ended.turns[0].tool_calls[0].output.strip() == "2 233"
+    assert ended.answer == "naïve"
 
 
 def questions(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
