@@ -32,5 +32,5 @@ def test_every_metric_that_the_guide_names_is_told() -> None:
         stop_reason="truncated", answer=None, success=False, reward=0.0, rewards={}, context=ContextRecord(),
     )  # fmt: skip
     named = set(re.findall(r"`(context/\w+)`", GUIDE))
-    assert len(named) == 6
+    assert len(named) == 8
     assert named <= context_metrics([rollout]).keys()
