@@ -130,6 +130,7 @@ def context_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "context/notes": fmean(record.notes for _, record in kept),
         "context/left_turns": fmean(record.left_turns for _, record in kept),
         "context/manage_prompts": fmean(record.manage_prompts for _, record in kept),
+        "context/subagents": fmean(record.subagents for _, record in kept),
     }
 
 

@@ -132,13 +132,19 @@ class Habits:
 
     def __init__(self, context: Context | None) -> None:
         self._context, self._latest, self._in_a_row = context, AssistantMessage(), 0
-        self._trimmed = self._reminders = self._repeated = self._thoughts = self._prompts = 0
+        self._trimmed = self._reminders = self._repeated = self._thoughts = self._prompts = self._subagents = 0
 
     def read(
-        self, number: int, message: AssistantMessage, results: Sequence[Message], *, tokens: int = 0
+        self,
+        number: int,
+        message: AssistantMessage,
+        results: Sequence[Message],
+        *,
+        tokens: int = 0,
+        aside: bool = False,
     ) -> Sequence[Message]:
         """Return what the policy reads behind turn ``number``, from 0, which says ``message`` and ends a context of
-        ``tokens``."""
+        ``tokens``.  ``aside``: it is a sub-agent's, which manages no context."""
         if self._context is None:
             return results
         self._thoughts += bool(message.reasoning.strip())
@@ -146,7 +152,16 @@ class Habits:
         self._latest = message
         if not results:
             return results
-        return _with_behind([self._trim(result) for result in results], self._notes(number, tokens))
+        return _with_behind([self._trim(result) for result in results], self._notes(number, tokens, aside=aside))
+
+    def goes_aside(self) -> None:
+        """A sub-agent begins, which repeats no call of another one."""
+        self._subagents += 1
+        self.goes_on()
+
+    def goes_on(self) -> None:
+        """The policy itself goes on behind one."""
+        self._latest, self._in_a_row = AssistantMessage(), 0
 
     def record(self, managed: ManagedSession | None = None) -> ContextRecord | None:
         """``managed``: the session in which the policy has tools of its context, if it has some."""
@@ -160,14 +175,15 @@ class Habits:
             notes=0 if managed is None else managed.notes,
             left_turns=0 if managed is None else managed.left,
             manage_prompts=self._prompts,
+            subagents=self._subagents,
         )
 
-    def _notes(self, number: int, tokens: int) -> list[str]:
+    def _notes(self, number: int, tokens: int, *, aside: bool) -> list[str]:
         assert self._context is not None
         notes = []
-        if self._context.template == "self-managing":
+        if self._context.template == "self-managing" and not aside:
             notes.append(f"(turn {number + 1})")
-        if 0 < self._context.manage_tokens < tokens:
+        if 0 < self._context.manage_tokens < tokens and not aside:
             self._prompts += 1
             notes.append(f"The context has {tokens} tokens; fold or drop turns that you do not need.")
         if 0 < self._context.repeated_calls <= self._in_a_row and self._latest.requests:

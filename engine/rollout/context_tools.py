@@ -15,7 +15,7 @@ from engine.spec.context import Context
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 from engine.spec.trajectory import ToolCall
 
-NOTE, FOLD, DROP = "context_note", "context_fold", "context_drop"
+NOTE, FOLD, DROP, DELEGATE = "context_note", "context_fold", "context_drop", "delegate"
 LONGEST_TEXT = 2000
 """Characters of a note, and of what stands for folded turns."""
 
@@ -43,9 +43,23 @@ class Leaving:
 Operation = Note | Leaving
 
 
+_DELEGATE = ToolSchema.of_text(
+    DELEGATE,
+    "task",
+    "Give a task to another agent, which knows nothing else and has your tools; read its answer.",
+)
+
+
 def context_tools(context: Context | None) -> list[ToolSchema]:
     """What the policy may call beside the environment's tools."""
-    if context is None or not context.remembers:
+    if context is None:
+        return []
+    return [*_memory_tools(context), *([_DELEGATE] if context.subagent_turns else [])]
+
+
+def _memory_tools(context: Context) -> list[ToolSchema]:
+    """Those that a ``ManagedSession`` answers."""
+    if not context.remembers:
         return []
     text = {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT}
     note = _tool(NOTE, "Keep a note, which stays when the turn that made it has left the context.", {"text": text})
@@ -87,6 +101,12 @@ def operation_of(request: ToolRequest, turn: int, tools: Sequence[ToolSchema]) -
             return "its arguments do not fit"
 
 
+def task_of(request: ToolRequest) -> str | None:
+    """The task that a call gives to a sub-agent; None where it cannot be read."""
+    task = dict(request.arguments).get("task") if request.malformed is None and len(request.arguments) == 1 else None
+    return task if isinstance(task, str) and task.strip() else None
+
+
 def _fits(text: str) -> bool:
     return 1 <= len(text) <= LONGEST_TEXT
 
@@ -105,7 +125,7 @@ def _leaving(first: int, last: int, summary: str | None, turn: int) -> Leaving |
 
 def operations_in(exchanges: Sequence[Exchange], context: Context) -> list[tuple[int, Operation]]:
     """What the turns did to the context, each with the number of its turn, from 1."""
-    tools = context_tools(context)
+    tools = _memory_tools(context)
     asked = [
         (turn, operation_of(request, turn, tools))
         for turn, exchange in enumerate(exchanges, start=1)
@@ -135,7 +155,7 @@ class ManagedSession:
     """A session whose policy also has the tools of its context.  They touch nothing of the environment."""
 
     def __init__(self, inner: Session, context: Context) -> None:
-        self._inner, self._tools = inner, context_tools(context)
+        self._inner, self._tools = inner, _memory_tools(context)
         self.turn = 1
         """The number of the turn that is acted on, from 1; the episode counts."""
         self.notes = self.left = 0

@@ -8,6 +8,7 @@ ends.  A failing tool is an observation, or is repaired where the request says s
 (reexecution.py).
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from engine.rollout.agents.episode import run_agent_episode
 from engine.rollout.arena import Arena
 from engine.rollout.checked_session import CheckedSession
 from engine.rollout.context import Habits, instructed
-from engine.rollout.context_tools import ManagedSession, context_tools, managed_session
+from engine.rollout.context_tools import DELEGATE, ManagedSession, context_tools, managed_session, task_of
 from engine.rollout.faults import EnvironmentFailed, named_as_environment_fault
 from engine.rollout.players import ENDLESS, PlayedTurns, turns_of
 from engine.rollout.policy_session import PolicySession
@@ -27,10 +28,10 @@ from engine.rollout.renderers.contract import Parsed
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.sandbox_monitor import EpisodeMonitor
 from engine.rollout.scoring import rewards_of
-from engine.rollout.transcript import Transcript
+from engine.rollout.transcript import Transcript, TurnPlace
 from engine.spec.context import ContextRecord
 from engine.spec.generation import Generated
-from engine.spec.message import AssistantMessage, ToolSchema
+from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 from engine.spec.security import QUARANTINED
 from engine.spec.trajectory import Change, Segment, Start, StopReason, Task, ToolCall, Trajectory, Turn
 from sandboxes.interface import SandboxFrozen
@@ -100,18 +101,32 @@ class _Episode:
         self._purifier = self._opened_purifier() if request.purify else None
         self._expert = request.prefill.turns if request.prefill is not None else ()
         self._player, self._managed = player, managed
+        self._delegates = arena.context is not None and arena.context.subagent_turns > 0
+        extra = {tool.name for tool in context_tools(arena.context)}
+        self._own_tools = [tool for tool in tools if tool.name not in extra]
+        """Those of the environment, which a sub-agent has too."""
+        self._aside = self._main_turns = 0
+        """Turns of sub-agents, and of the policy itself."""
+        self._is_over = False
+        """Whether a sub-agent reached the episode's end."""
         self._habits = Habits(arena.context)
         self._ending = _Ending()
 
     async def play(self) -> _Ending:
         ending = self._ending
         opening = instructed(self._arena.context, await self._session.reset())
-        transcript = Transcript(self._renderer, opening, self._tools, self._request.experience, self._arena.context)
-        for number in range(self._arena.max_turns):
+        transcript = self._transcript = Transcript(
+            self._renderer, opening, self._tools, self._request.experience, self._arena.context
+        )
+        for main in range(self._arena.max_turns):
+            number = main + self._aside
+            if number >= self._arena.max_turns:
+                break
             if self._watch is not None:
                 self._watch.turn = number
             if self._managed is not None:
-                self._managed.turn = number + 1
+                self._managed.turn = main + 1
+            self._main_turns = main + 1
             history = transcript.history
             expert = self._expert[number] if number < len(self._expert) else None
             if not self._policy_session.has_room(history, expert.token_ids if expert is not None else ()):
@@ -122,10 +137,12 @@ class _Episode:
             else:
                 played = await self._played(number, history)
             generated, observation = played.generated, played.observation
-            turn = transcript.turn(
-                generated.token_ids, logprobs=generated.logprobs, policy_versions=generated.policy_versions
-            ).model_copy(update={"tool_calls": list(observation.calls), **played.marks})
-            transcript.wrote(turn)
+            marks = {"tool_calls": list(observation.calls), **played.marks}
+            if played.place is None:
+                turn = self._turn_of(generated).model_copy(update=marks)
+                transcript.wrote(turn)
+            else:
+                turn = transcript.mark(played.place, marks)
             if self._watch is not None and turn.tool_calls:
                 self._watch.ended("".join(turn.pieces), turn.tool_calls)
             if played.ends_because is not None:
@@ -133,8 +150,11 @@ class _Episode:
                 break
             assert played.parsed is not None, "a turn that says nothing ends the episode"
             tokens = len(history) + len(generated.token_ids)
-            read = self._habits.read(number, played.parsed.message, observation.messages, tokens=tokens)
-            transcript.observed(played.parsed, read)
+            read = self._habits.read(main, played.parsed.message, observation.messages, tokens=tokens)
+            if transcript.is_aside:
+                transcript.comes_back(played.parsed, read)
+            else:
+                transcript.observed(played.parsed, read)
         ending.segments, ending.turns = transcript.segments, transcript.turns
         ending.context = self._habits.record(self._managed)
         if self._purifier is not None:
@@ -154,6 +174,8 @@ class _Episode:
         if parsed.message.answers:
             return await self._answered(generated, parsed)
         self._begins(generated, parsed.message)
+        if self._delegates and any(request.name == DELEGATE for request in parsed.message.requests):
+            return await self._delegated(number, generated, parsed)
         try:
             if self._purifier is None:
                 observation = await self._session.act(parsed.message)
@@ -164,11 +186,115 @@ class _Episode:
             return _Played(generated, parsed, _stopped(parsed.message, frozen), "frozen")
         return _Played(generated, parsed, observation, "done" if observation.done else None)
 
-    def _parsed(self, generated: Generated) -> Parsed | None:
+    def _parsed(self, generated: Generated, tools: Sequence[ToolSchema] | None = None) -> Parsed | None:
         """What a turn says; None where it did not come to an end of its own."""
         if self._player is not None:
             return self._player.last
-        return self._renderer.parse(generated.token_ids, self._tools) if generated.stopped_by == "stop" else None
+        if generated.stopped_by != "stop":
+            return None
+        return self._renderer.parse(generated.token_ids, self._tools if tools is None else tools)
+
+    def _turn_of(self, generated: Generated) -> Turn:
+        return self._transcript.turn(
+            generated.token_ids, logprobs=generated.logprobs, policy_versions=generated.policy_versions
+        )
+
+    # ---- sub-agents ----
+
+    async def _delegated(self, number: int, generated: Generated, parsed: Parsed) -> "_Played":
+        """A turn with calls of sub-agents, which begin when its other calls are over, one after the other."""
+        message, place = parsed.message, self._transcript.wrote(self._turn_of(generated))
+        others = tuple(request for request in message.requests if request.name != DELEGATE)
+        try:
+            observed = await self._session.act(replace(message, requests=others)) if others else Observation()
+            made = {call.id: call for call in observed.calls}
+            for request in message.requests:
+                if request.name == DELEGATE:
+                    made[request.id] = await self._done_aside(request, is_over=observed.done or self._is_over)
+        except SandboxFrozen as frozen:
+            return _Played(generated, parsed, _stopped(message, frozen), "frozen", place=place)
+        finally:
+            if self._watch is not None:
+                self._watch.turn = number
+        calls = tuple(made[request.id] for request in message.requests)
+        own = Observation.of(call for call in calls if call.name == DELEGATE)
+        done = observed.done or self._is_over
+        observation = Observation(calls, (*observed.messages, *own.messages), done)
+        return _Played(generated, parsed, observation, "done" if done else None, place=place)
+
+    async def _done_aside(self, request: ToolRequest, *, is_over: bool) -> ToolCall:
+        """The record of a call that begins a sub-agent, with its answer."""
+        task, began = task_of(request), time.monotonic()
+        if task is None:
+            problem = 'Error: give the argument "task" alone, as a text'
+            return ToolCall.of(request, problem, error_class="arguments", seconds=0.0)
+        if is_over:
+            return ToolCall.of(request, "", seconds=0.0)
+        self._habits.goes_aside()
+        assert self._arena.context is not None
+        prompt = self._arena.context.subagent_prompt
+        opening = [*([Message("system", prompt)] if prompt else ()), Message("user", task)]
+        self._transcript.goes_aside(opening, self._own_tools)
+        answer = await self._subagent(self._arena.context.subagent_turns)
+        self._habits.goes_on()
+        return ToolCall.of(request, answer, seconds=time.monotonic() - began)
+
+    async def _subagent(self, most_turns: int) -> str:
+        """Let it take its turns; what it answers, or why it does not."""
+        for taken in range(most_turns):
+            number = self._main_turns + self._aside
+            history = self._transcript.history
+            if number >= self._arena.max_turns:
+                return "(It was stopped: the episode has no turns left.)"
+            if not self._policy_session.has_room(history):
+                return "(It was stopped: its context is full.)"
+            generated = await self._policy_session.sample(history, seed=self._request.turn_seed(number))
+            self._aside += 1
+            parsed = self._parsed(generated, self._own_tools)
+            place = self._transcript.wrote(self._turn_of(generated))
+            if parsed is None or parsed.message.malformed is not None:
+                return "(It said nothing that could be read.)"
+            if parsed.message.answers:
+                self._transcript.mark(place, {"answered": True})
+                return parsed.message.content
+            observation = await self._acted_aside(number, generated, parsed.message, place)
+            if observation.done:
+                self._is_over = True
+                return ""
+            tokens = len(history) + len(generated.token_ids)
+            read = self._habits.read(taken, parsed.message, observation.messages, tokens=tokens, aside=True)
+            self._transcript.observed(parsed, read)
+        return f"(It was stopped after {most_turns} turns.)"
+
+    async def _acted_aside(
+        self, number: int, generated: Generated, message: AssistantMessage, place: TurnPlace
+    ) -> Observation:
+        """Do a sub-agent's calls; it has no tools of the context, and no agents below it."""
+        if self._watch is not None:
+            self._watch.turn = number
+        self._begins(generated, message)
+        own = {tool.name for tool in self._own_tools}
+        taken = {tool.name for tool in self._tools} - own
+        refused = {
+            request.id: ToolCall.of(
+                request, f"Error: a sub-agent has no tool {request.name!r}", error_class="unknown-tool", seconds=0.0
+            )
+            for request in message.requests
+            if request.name in taken
+        }
+        others = tuple(request for request in message.requests if request.id not in refused)
+        try:
+            observed = await self._session.act(replace(message, requests=others)) if others else Observation()
+        except SandboxFrozen as frozen:
+            self._transcript.mark(place, {"tool_calls": list(_stopped(message, frozen).calls)})
+            raise
+        made = refused | {call.id: call for call in observed.calls}
+        calls = [made[request.id] for request in message.requests]
+        self._transcript.mark(place, {"tool_calls": calls})
+        if self._watch is not None:
+            self._watch.ended("".join(self._renderer.pieces(generated.token_ids)), calls)
+        messages = (*observed.messages, *Observation.of(refused.values()).messages)
+        return Observation(tuple(calls), messages, observed.done)
 
     async def _answered(self, generated: Generated, parsed: Parsed) -> "_Played":
         """The environment says whether the episode is over."""
@@ -246,6 +372,8 @@ class _Played:
     ends_because: StopReason | None
     marks: Mapping[str, bool] = field(default_factory=dict)
     """Fields of ``Turn``."""
+    place: TurnPlace | None = None
+    """Where the turn is written; None: it is not yet."""
 
 
 def _stopped(message: AssistantMessage, frozen: SandboxFrozen) -> Observation:

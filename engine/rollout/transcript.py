@@ -6,8 +6,8 @@
 It knows no generator and no environment: an episode and a demonstration are written alike.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from engine.rollout.context import rewritten
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Renderer, Rewritten
@@ -15,6 +15,21 @@ from engine.rollout.shared_prefix import shared_prefix
 from engine.spec.context import Context
 from engine.spec.message import Message, ToolSchema
 from engine.spec.trajectory import Segment, SharedPrefix, Turn
+
+TurnPlace = tuple[int, int]
+"""A segment, and a turn in it, both from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Main:
+    """Where the main conversation stands while another one goes on."""
+
+    conversation: Conversation
+    template: Context | None
+    ids: list[int]
+    """All that was read and sampled in it."""
+    turn: tuple[int, ...]
+    """Its latest turn."""
 
 
 class Transcript:
@@ -36,6 +51,7 @@ class Transcript:
         self._prefix: SharedPrefix | None = None
         self._begins_segment = True
         self._segments: list[Segment] = []
+        self._main: _Main | None = None
         self._ids: list[list[int]] = []
         """All tokens of each segment."""
 
@@ -75,8 +91,8 @@ class Transcript:
             experience_span=self._experience_span,
         )
 
-    def wrote(self, turn: Turn) -> None:
-        """The turn, made by ``turn``, stands from now on."""
+    def wrote(self, turn: Turn) -> TurnPlace:
+        """The turn, made by ``turn``, stands from now on, in the place that is returned."""
         if self._begins_segment:
             self._ids.append(self._before)
             self._segments.append(Segment(turns=[turn], prefix=self._prefix))
@@ -84,6 +100,39 @@ class Transcript:
             last = self._segments[-1]
             self._segments[-1] = last.model_copy(update={"turns": [*last.turns, turn]})
         self._ids[-1] = [*self._ids[-1], *turn.context_ids, *turn.token_ids]
+        return len(self._segments) - 1, len(self._segments[-1].turns) - 1
+
+    def mark(self, place: TurnPlace, marks: Mapping[str, object]) -> Turn:
+        """The turn, with what became known of it after it was written."""
+        segment, number = place
+        turns = list(self._segments[segment].turns)
+        turns[number] = turns[number].model_copy(update=dict(marks))
+        self._segments[segment] = self._segments[segment].model_copy(update={"turns": turns})
+        return turns[number]
+
+    def goes_aside(self, opening: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
+        """Another conversation begins behind the latest turn of the main one, or behind another one."""
+        if self._main is None:
+            turn = tuple(self.turns[-1].token_ids)
+            self._main = _Main(self._conversation, self._template, list(self._ids[-1]), turn)
+        self._conversation, self._template = Conversation(tuple(opening), tuple(tools), (), ()), None
+        self._begins_again(Rewritten(tuple(self._renderer.prompt(opening, tools)), 0))
+
+    @property
+    def is_aside(self) -> bool:
+        return self._main is not None
+
+    def comes_back(self, parsed: Parsed, messages: Sequence[Message]) -> None:
+        """The main conversation goes on behind its latest turn, which says ``parsed``, with what is read there."""
+        main, self._main = self._main, None
+        assert main is not None, "nothing went aside"
+        exchange = Exchange(main.turn, parsed, tuple(messages))
+        exchanges = (*main.conversation.exchanges, exchange)
+        self._conversation, self._template = replace(main.conversation, exchanges=exchanges), main.template
+        again = rewritten(self._template, self._renderer, self._conversation)
+        if again is None:
+            again = Rewritten((*main.ids, *self._renderer.bridge(messages)), len(main.ids))
+        self._begins_again(again)
 
     def observed(self, parsed: Parsed, messages: Sequence[Message]) -> None:
         """Take in what the policy reads behind the latest turn, which says ``parsed``."""

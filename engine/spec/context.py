@@ -23,7 +23,7 @@ class Context(Part):
             "purification",
             absent,
             "a correction is put behind the history in which the call failed, which this context loses",
-            'use context.template = "causal" without compact_tokens, or remove purification',
+            'use context.template = "causal" without compact_tokens and sub-agents, or remove purification',
             field="context.template",
             when=_rewrites,
         ),
@@ -31,7 +31,7 @@ class Context(Part):
             "expert_starts",
             absent,
             "a rollout that begins inside an expert's trajectory reads on behind it, and this context is written again",
-            'use context.template = "causal" without compact_tokens, or remove expert_starts',
+            'use context.template = "causal" without compact_tokens and sub-agents, or remove expert_starts',
             field="context.template",
             when=_rewrites,
         ),
@@ -62,6 +62,12 @@ class Context(Part):
             given="model.layers",
         ),
     )
+    subagent_turns: int = Field(default=0, ge=0, le=512)
+    """How many turns a sub-agent may take, which the policy begins with a task of its own, and which is the policy too,
+    with another context: it has the environment's tools, and its answer comes back as a result; 0: there are none.
+    Its turns count in ``environment.max_turns``."""
+    subagent_prompt: str = Field(default="", max_length=20_000)
+    """What stands before a sub-agent's task."""
     system_prompt: str = Field(default="", max_length=20_000)
     """What stands before all that the environment says; in front of its own system message, where it has one."""
     workflow: list[Annotated[str, StringConstraints(min_length=1, max_length=1000)]] = Field(
@@ -98,7 +104,7 @@ class Context(Part):
     @property
     def rewrites(self) -> bool:
         """Whether a context may be another than the one before with something behind it."""
-        return self.template != "causal" or self.compact_tokens > 0
+        return self.template != "causal" or self.compact_tokens > 0 or self.subagent_turns > 0
 
     @property
     def remembers(self) -> bool:
@@ -113,6 +119,9 @@ class Context(Part):
         if self.compact_tokens and self.template == "self-managing":
             problem = "the policy itself says what leaves this context"
             raise impossible("compact_tokens", self.compact_tokens, problem, "use 0, and manage_tokens to remind it")
+        if self.subagent_prompt and not self.subagent_turns:
+            problem = "there are no sub-agents to read it"
+            raise impossible("subagent_prompt", self.subagent_prompt[:60], problem, "give subagent_turns, or remove it")
         if self.manage_tokens and self.template != "self-managing":
             problem, remedy = "the policy has no tools for this context", 'use 0, or template = "self-managing"'
             raise impossible("manage_tokens", self.manage_tokens, problem, remedy)
@@ -138,6 +147,8 @@ class ContextRecord(Strict):
     """Turns that the policy folded or dropped."""
     manage_prompts: int = Field(default=0, ge=0)
     """How often the policy was told that its context is long."""
+    subagents: int = Field(default=0, ge=0)
+    """Sub-agents that it began."""
 
     @property
     def changes_results(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from random import Random
 
 import pytest
 from arenas import request, timeless
@@ -12,16 +13,18 @@ from scripted import RENDERER, TOKENIZER, TOOLS, WITH_REASONING, ScriptedPolicy,
 from talkers import QUESTION, Talking
 
 from engine.environments.python_math import PythonMathEnvironment
+from engine.environments.sokoban import SokobanEnvironment
 from engine.loop.environment_requirements import lacking_in_environment, unreadable_instructions
 from engine.loop.metrics import context_metrics
 from engine.rollout.context import Habits, instructed
 from engine.rollout.context_tools import ManagedSession, context_tools
 from engine.rollout.demonstrations import DemonstrationWriter
 from engine.rollout.episode import Arena, run_episode
+from engine.rollout.renderers.characters import CharacterRenderer
 from engine.rollout.renderers.chat import chat_renderer
 from engine.spec.branches import exchanges_of
 from engine.spec.context import Context, ContextRecord
-from engine.spec.environment import PythonMath
+from engine.spec.environment import PythonMath, Sokoban
 from engine.spec.message import AssistantMessage, Message, ToolRequest
 from engine.spec.recipe import Recipe, Reward
 from engine.spec.run import Dataset, RunSpec
@@ -250,6 +253,7 @@ contexts = st.builds(
         **more,
     ),
     manage_tokens=st.sampled_from([0, 80]),
+    subagent_turns=st.sampled_from([0, 1, 2]),
     memory=st.booleans(),
     compact_tokens=st.sampled_from([0, 60, 90]),
     compact_characters=st.sampled_from([1, 10]),
@@ -264,6 +268,7 @@ contexts = st.builds(
     repeated_calls=st.integers(0, 3),
 )
 managing = st.one_of(
+    st.builds(lambda task: named("delegate", task=task), st.sampled_from(["", "look"])),
     st.builds(lambda text: named("context_note", text=text), st.sampled_from(["a", "b c"])),
     st.builds(
         lambda first, last, text: named("context_fold", first=first, last=last, summary=text),
@@ -283,7 +288,8 @@ turns = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(contexts, st.lists(turns, max_size=7), st.booleans())
 async def test_each_sampled_token_is_trained_once_in_the_context_in_which_it_was_sampled(context, spoken, experienced):
-    phrase = policy(*spoken, answer("it"))
+    script = [*spoken, *[answer("it")] * 8]  # a sub-agent answers, too
+    phrase = policy(*script)
     asked = request(experience=("look twice",) if experienced else ())
     played = await run_episode(asked, arena(phrase, context))
     for number, turn in enumerate(played.turns):
@@ -292,7 +298,7 @@ async def test_each_sampled_token_is_trained_once_in_the_context_in_which_it_was
         assert turn.context_ids
     samples = samples_from_trajectory(played)
     trained = sum(int(sample.loss_mask.sum()) for sample in samples)
-    assert trained == played.sampled_tokens == sum(len(turn) for turn in [*spoken, answer("it")][: len(played.turns)])
+    assert trained == played.sampled_tokens == sum(len(turn) for turn in script[: len(played.turns)])
     assert Trajectory.model_validate_json(played.model_dump_json()) == played
     assert played.read_tokens == sum(len(shown) for shown in phrase.shown)
     assert played.longest_context == max(
@@ -471,11 +477,108 @@ def test_demonstrations_and_preflight_know_the_tools_of_the_context():
 
 @pytest.mark.parametrize(("context", "field"), [
     ({"template": "self-managing", "compact_tokens": 900}, "compact_tokens"), ({"manage_tokens": 90}, "manage_tokens"),
-    ({"memory": True}, "memory"), ({"memory": True, "template": "reasoning"}, "memory")])  # fmt: skip
+    ({"subagent_prompt": "x"}, "subagent_prompt"), ({"memory": True}, "memory"),
+    ({"memory": True, "template": "reasoning"}, "memory")])  # fmt: skip
 def test_tools_of_a_context_that_loses_nothing_are_refused(context, field):
     with pytest.raises(ValidationError) as refusal:
         Context.model_validate(context)
     assert refusal.value.errors()[0]["ctx"]["field"] == field
+
+
+# ---- sub-agents ----
+
+HELPED = Context(subagent_turns=2, subagent_prompt="You help.")
+DELEGATION = named("delegate", task="find 7")
+
+
+async def test_a_sub_agent_begins_anew_and_its_answer_comes_back_where_the_policy_stood():
+    spoken = [python("11"), DELEGATION, call("22"), answer("7 it is"), python("33"), answer("it")]
+    phrase = policy(*spoken)
+    played = await run_episode(request(), arena(phrase, HELPED))
+    shown = texts(phrase)
+    assert shown[2] == "<bos><user>You help.\nfind 7<assistant>"
+    assert shown[3] == shown[2] + "<tool>22</tool><output>22</output><assistant>"
+    main = shown[1] + RENDERER.text(DELEGATION)
+    assert shown[4] == f"{main}<output>7 it is</output><assistant>"
+    assert shown[5] == f"{shown[4]}{RENDERER.text(python('33'))}<output>33</output><assistant>"
+    assert [len(segment.turns) for segment in played.segments] == [2, 2, 2]
+    assert played.segments[2].prefix.segment == 0
+    [delegated] = played.turns[1].tool_calls
+    assert (delegated.name, delegated.arguments, delegated.output) == ("delegate", {"task": "find 7"}, "7 it is")
+    assert [turn.answered for turn in played.turns] == [False, False, False, True, False, True]
+    assert (played.answer, played.stop_reason) == ("it", "answered")
+    assert trained_tokens(played) == played.sampled_tokens == sum(map(len, spoken))
+    assert played.context.subagents == 1
+
+
+@pytest.mark.parametrize(
+    ("spoken", "answered"),
+    [
+        ([call("1"), call("2")], "(It was stopped after 2 turns.)"),
+        ([TOKENIZER.encode("hm") + [TOKENIZER.eos]], "(It said nothing that could be read.)"),
+        ([answer("")], ""),
+    ],
+)
+async def test_a_sub_agent_that_does_not_answer_says_why(spoken, answered):
+    phrase = policy(DELEGATION, *spoken, answer("it"))
+    played = await run_episode(request(), arena(phrase, HELPED))
+    assert played.turns[0].tool_calls[0].output == answered
+    assert (played.answer, len(played.turns)) == ("it", len(spoken) + 2)
+
+
+async def test_turns_of_sub_agents_count_in_those_of_the_episode():
+    phrase = policy(DELEGATION, call("1"), call("2"), python("3"), answer("it"))
+    played = await run_episode(request(), arena(phrase, HELPED, max_turns=2))
+    assert (played.stop_reason, len(played.turns)) == ("turn-limit", 2)
+    assert played.turns[0].tool_calls[0].output == "(It was stopped: the episode has no turns left.)"
+
+
+async def test_a_sub_agent_has_no_agents_below_it_and_no_tools_of_the_context():
+    context = Context(template="self-managing", subagent_turns=3)
+    for name, arguments in (("delegate", {"task": "x"}), ("context_note", {"text": "x"})):
+        phrase = policy(DELEGATION, named(name, **arguments), answer("no"), answer("it"))
+        renderer = Named()
+        played = await run_episode(request(), arena(phrase, context, renderer))
+        assert played.turns[1].tool_calls[0].output == f"Error: a sub-agent has no tool {name!r}"
+        assert (played.answer, played.context.notes, played.context.subagents) == ("it", 0, 1)
+
+
+class Named(CharacterRenderer):
+    """Calls have the name of their tool though there is but one."""
+
+    def __init__(self):
+        super().__init__(TOKENIZER, reasoning=True)
+
+    def parse(self, token_ids, tools):
+        return super().parse(token_ids, [*tools, *context_tools(MANAGED)])
+
+
+@pytest.mark.parametrize("arguments", [{}, {"task": " "}, {"task": 7}, {"task": "x", "more": 1}])
+async def test_a_task_that_cannot_be_read_begins_nobody(arguments):
+    phrase = policy(named("delegate", **arguments), answer("it"))
+    played = await run_episode(request(), arena(phrase, HELPED))
+    assert played.turns[0].tool_calls[0].error_class == "arguments"
+    assert (len(played.segments), played.context.subagents, played.answer) == (1, 0, "it")
+
+
+async def test_an_episode_that_a_sub_agent_ends_is_over():
+    environment = SokobanEnvironment(Sokoban(levels=[1]), Dataset())
+    task = environment.tasks("train")[0]
+    moves = [turn.message.requests[0] for turn in environment.script(task, "solve", Random(0)).turns]
+    [tool] = environment.tools(task)
+    solving = [RENDERER.write(AssistantMessage(requests=(move,)), [tool]) for move in moves]
+    phrase = policy(DELEGATION, *solving)
+    context = Context(subagent_turns=len(moves))
+    played = await run_episode(request(), arena(phrase, context, environment=environment, max_turns=20))
+    assert (played.stop_reason, played.success, len(played.turns)) == ("done", True, 1 + len(moves))
+    assert played.turns[0].tool_calls[0].output == ""
+
+
+async def test_alerts_of_a_sub_agent_are_of_its_own_turn_and_end_the_episode_when_they_freeze():
+    phrase = policy(DELEGATION, call("freeze"), answer("it"))
+    played = await run_episode(request(), arena(phrase, HELPED))
+    assert (played.stop_reason, played.success) == ("frozen", False)
+    assert [turn.tool_calls[0].error_class for turn in played.turns] == ["frozen", "frozen"]
 
 
 # ---- spec and metrics ----
