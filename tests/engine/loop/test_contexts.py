@@ -40,3 +40,18 @@ def test_windows_are_trained_and_measured(tmp_path: Path, service: Any, ratio: i
     measured = [event["values"] for event in service.of_kind("metric") if "context/segments" in event["values"]]
     assert max(values["context/segments"] for values in measured) > 1
     assert all(0 < values["context/longest_tokens"] < values["context/read_tokens"] for values in measured)
+
+
+def test_a_context_with_tools_is_learned_measured_and_evaluated(tmp_path: Path, service: Any) -> None:
+    context = {"template": "self-managing", "manage_tokens": 40, "subagent_turns": 2}
+    spec = RunSpec.model_validate({
+        **RUN,
+        "environment": {**RUN["environment"], "max_turn_tokens": 48},
+        "model": {**RUN["model"], "context_tokens": 480},
+        "schedule": {**RUN["schedule"], "steps": 1},
+        "recipe": {**RUN["recipe"], "context": context},
+    })  # fmt: skip
+    assert Rig(spec, tmp_path, service).start().ended() == exit_codes.ENDED
+    [measured] = [event["values"] for event in service.of_kind("metric") if "context/segments" in event["values"]]
+    assert measured.keys() >= {"context/notes", "context/left_turns", "context/subagents"}
+    assert measured["context/manage_prompts"] > 0

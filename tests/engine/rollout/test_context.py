@@ -581,6 +581,37 @@ async def test_alerts_of_a_sub_agent_are_of_its_own_turn_and_end_the_episode_whe
     assert [turn.tool_calls[0].error_class for turn in played.turns] == ["frozen", "frozen"]
 
 
+async def test_a_chat_template_has_the_tools_of_a_context_and_sub_agents(tmp_path):
+    renderer = chat_renderer(write_folder(tmp_path / "m", "qwen3"))
+    context = Context(template="self-managing", subagent_turns=2)
+    tools = [*TOOLS, *context_tools(context)]
+
+    def calling(name, **arguments):
+        return renderer.write(AssistantMessage.calling(name, arguments), tools)
+
+    spoken = [
+        calling("python", code="1111"),
+        calling("delegate", task="find 7"),
+        calling("python", code="2222"),
+        renderer.write(AssistantMessage("seven"), TOOLS),
+        calling("context_fold", first=1, last=1, summary="a one"),
+        renderer.write(AssistantMessage("it"), tools),
+    ]
+    phrase = policy(*spoken)
+    played = await run_episode(request(), arena(phrase, context, renderer, max_turn_tokens=900))
+    shown = [renderer.text(ids) for ids in phrase.shown]
+    assert "context_fold" in shown[0]
+    assert "context_fold" not in shown[2]
+    assert ("find 7" in shown[2], QUESTION in shown[2], "1111" in shown[2]) == (True, False, False)
+    assert ("1111" in shown[4], "seven" in shown[4], "2222" in shown[4]) == (True, True, False)
+    assert ("1111" in shown[5], "Turn 1, folded: a one" in shown[5], "seven" in shown[5]) == (False, True, True)
+    assert played.answer == "it"
+    for number, turn in enumerate(played.turns):
+        assert phrase.shown[number] == ids_before(played, number)
+        assert turn.logprobs == logprobs_of(ids_before(played, number), turn.token_ids)
+    assert trained_tokens(played) == played.sampled_tokens == sum(map(len, spoken))
+
+
 # ---- spec and metrics ----
 
 
