@@ -133,6 +133,7 @@ class Habits:
     def __init__(self, context: Context | None) -> None:
         self._context, self._latest, self._in_a_row = context, AssistantMessage(), 0
         self._trimmed = self._reminders = self._repeated = self._thoughts = self._prompts = self._subagents = 0
+        self._numbered = 0
 
     def read(
         self,
@@ -176,12 +177,14 @@ class Habits:
             left_turns=0 if managed is None else managed.left,
             manage_prompts=self._prompts,
             subagents=self._subagents,
+            numbered_turns=self._numbered,
         )
 
     def _notes(self, number: int, tokens: int, *, aside: bool) -> list[str]:
         assert self._context is not None
         notes = []
         if self._context.template == "self-managing" and not aside:
+            self._numbered += 1
             notes.append(f"(turn {number + 1})")
         if 0 < self._context.manage_tokens < tokens and not aside:
             self._prompts += 1

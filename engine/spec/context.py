@@ -149,8 +149,11 @@ class ContextRecord(Strict):
     """How often the policy was told that its context is long."""
     subagents: int = Field(default=0, ge=0)
     """Sub-agents that it began."""
+    numbered_turns: int = Field(default=0, ge=0)
+    """Turns whose number stands behind what was read of them."""
 
     @property
     def changes_results(self) -> bool:
         """Whether the policy read something else than its tools returned."""
-        return bool(self.trimmed_characters or self.reminders or self.repeated_calls or self.manage_prompts)
+        added = self.reminders or self.repeated_calls or self.manage_prompts or self.numbered_turns
+        return bool(self.trimmed_characters or added)

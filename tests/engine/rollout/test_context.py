@@ -368,6 +368,7 @@ async def test_a_dropped_turn_leaves_and_the_opening_says_so():
     assert [len(segment.turns) for segment in played.segments] == [3, 1]
     assert trained_tokens(played) == played.sampled_tokens
     assert (played.context.left_turns, played.context.notes) == (1, 0)
+    assert (played.context.numbered_turns, played.context.changes_results) == (3, True)
 
 
 async def test_a_folded_stretch_is_what_the_policy_wrote_of_it_and_notes_survive_it():
