@@ -49,9 +49,11 @@ def several_run(launching_run: Run) -> Run:
         "log": f"Traceback {EVIL}",
         "refused": [{"kind": "budget", "number": 2}],
         "unfinished": 1,
+        "dropped_tokens": 4,
     }
+    context = {"left_turns": 3, "notes": 1, "subagents": 2}
     other = story.trajectory("train", 1, 0, 1) | {"changes": [], "agent": agent} | several(story)
-    events = [*story.beginning(), story.stored(one), story.stored(other)]
+    events = [*story.beginning(), story.stored(one | {"context": context}), story.stored(other)]
     accept(launching_run.id, Batch.model_validate({"attempt": 1, "first_seq": 1, "events": events}))
     return launching_run
 
@@ -105,7 +107,7 @@ def test_the_page_shows_how_an_agent_ended_and_its_log_beside_its_calls(several_
     page = client.get(f"/runs/{several_run.id}/trajectories/train-0-1/").content.decode()
     [card] = re.findall(r'<section class="card" [^>]*id="agent">(.*?)</section>', page, re.S)
     assert EVIL not in card
-    for shown in ("crashed, exit code 3", "2 requests: budget", "1 call", f"Traceback {EVIL}"):
+    for shown in ("crashed, exit code 3", "2 requests: budget", "1 call", "4 tokens behind", f"Traceback {EVIL}"):
         assert shown in unescape(card)
     assert 'id="agent"' not in client.get(f"/runs/{several_run.id}/trajectories/train-0-0/").content.decode()
 
@@ -128,3 +130,10 @@ def test_a_trajectory_whose_segments_are_no_tree_is_refused_with_the_field() -> 
     one["segments"][1]["prefix"]["tokens"] = 9999
     with pytest.raises(ValueError, match="prefix.tokens = 9999"):
         Batch.model_validate({"attempt": 1, "first_seq": 1, "events": [story.stored(one)]})
+
+
+def test_the_page_shows_what_became_of_a_context(several_run: Run, client: Client) -> None:
+    page = client.get(f"/runs/{several_run.id}/trajectories/train-0-0/").content.decode()
+    [kept] = re.findall(r"<dt>Context</dt><dd>(.*?)</dd>", page, re.S)
+    assert kept.split("<br>") == ["3 turns folded or dropped", "1 note kept", "2 sub-agents", "1 segment"]
+    assert "<dt>Context</dt>" not in client.get(f"/runs/{several_run.id}/trajectories/train-0-1/").content.decode()
