@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
+from sandboxes.egress.detectors.call_texts import CallTexts
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, Severity, finding
@@ -49,6 +50,18 @@ _HARMLESS = re.compile(
 )
 
 
+_APART = re.compile(
+    r"(?:/work/|\./)?(?!src(?:/|$)|lib(?:/|$)|\.)[\w-]+(?:/(?!site-packages|dist-packages|\.)[\w-]+){0,5}"
+)
+"""A folder below the working one, of which neither tests nor packages are found by themselves."""
+_BENDS = re.compile(
+    r"\b(?:unittest|pytest|doctest|_exit|[gs]etattr|delattr|hasattr|vars|__\w+__|builtins|exec|eval|compile|globals|locals"
+    r"|socket|urllib|requests|http|ctypes|importlib|subprocess|popen|system|fork|spawn\w*|kill|signal|base64|codecs|bytes"
+    r"|chr|marshal|pickle|zlib|settrace|setprofile|excepthook|displayhook|breakpointhook|meta_path|path_hooks"
+    r"|stdout|stderr|gc|inspect|types|mock|patch|reward\w*|grad(?:e|er|ing)\w*|scor\w+|verdict\w*|expected)\b"
+    r"|\w\.\w+\s*(?:[-+*/|&^%@]|//|\*\*|<<|>>)?=(?!=)|\]\s*=(?!=)|\bmodules\s*\.|\bimport\s*\*|\\x[0-9a-f]{2}|\\[0-7]{3}|\bdel\s"
+)
+"""What a module changes the program with that it stands in, or hides."""
 _NODE_LOADS = re.compile(r"(?:^|\s)(?:-r|--require|--import|--(?:experimental-)?loader)\b")
 _PLAIN = re.compile(
     r"/(?:usr/)?bin/(?!(?:python|perl|ruby|node|bash|sh|dash|zsh|env|sudo|su|ssh|git|make|pytest|diff|cmp)[\d.]*$)"
@@ -62,6 +75,7 @@ class InterpreterHooks(Detector):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self._calls = CallTexts(with_paths=True)
         self._environments: tuple[str, ...] = ()
         """Folders of virtual environments that were made in this sandbox."""
 
@@ -71,12 +85,16 @@ class InterpreterHooks(Detector):
         if isinstance(event, ObservedAction) and event.kind == "program":
             yield from self._environment(event)
             return
+        if isinstance(event, ExecEvent):
+            self._calls.remember(event)
         for path in actions_of(event).writes:
             if path.endswith("/pyvenv.cfg"):
                 self._environments = (*self._environments, path.removesuffix("pyvenv.cfg"))[-KEPT_ENVIRONMENTS:]
             if path.startswith(self._environments):
                 continue
             if (severity := hooks(path)) is not None and not self._is_installed(event):
+                if _MODULE.search(path) and self._only_watches(event, path):
+                    severity = "info"
                 yield finding(HOOKED, event, path, [f"writes {path}"], severity)
 
     def _environment(self, action: ObservedAction) -> Iterator[Finding]:
@@ -94,6 +112,14 @@ class InterpreterHooks(Detector):
             name, _, value = given.partition("=")
             if name == "PYTEST_ADDOPTS" and re.search(r"-p\s*(?!no:)\S+|--deselect|-c\s*\S+|--override-ini", value):
                 yield finding(HOOKED, action, name, [given, " ".join(action.argv)], "warning")
+
+    def _only_watches(self, event: Deed, path: str) -> bool:
+        """A start-up module in a folder that no interpreter looks at by itself, which openly does nothing to the
+        program that it stands in, as one that measures subprocesses."""
+        text, folder = self._calls.of(event), path.rpartition("/")[0]
+        if text is None or path.rsplit("/", 1)[-1] not in text or not _APART.fullmatch(folder):
+            return False
+        return "atexit" in text and not _BENDS.search(text)
 
     def _is_installed(self, event: Deed) -> bool:
         """Environments and packages are full of such files when they are made, and nobody else runs by them."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
+from sandboxes.egress.detectors.call_texts import CallTexts
 from sandboxes.egress.detectors.destinations import REGISTRIES, below, hosts_in, is_here
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
@@ -77,25 +78,20 @@ _SETTING = re.compile(
 """What start-up files are for: variables, and how well-known tools are set up."""
 
 
-MOST_TEXT = 2**17
-"""The characters of one call that are remembered; what writes more is no setting that is said openly."""
-
-
 class Persistence(Detector):
     rules: ClassVar[tuple[RuleInfo, ...]] = (PERSISTENCE,)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._allowed = context.allowed
-        self._text: tuple[str | None, str] = (None, "")
-        """The tool call, and what it says."""
+        self._calls = CallTexts()
 
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
             return
         did = actions_of(event)
         if isinstance(event, ExecEvent):
-            self._remember(event)
+            self._calls.remember(event)
         for path in did.writes:
             severity = persists(path)
             if severity == "warning" and self._is_harmless(event, path):
@@ -114,19 +110,10 @@ class Persistence(Detector):
             if (severity := _stays(command)) is not None:
                 yield finding(PERSISTENCE, event, command.program, [command.text], severity)
 
-    def _remember(self, event: ExecEvent) -> None:
-        """A call says what it was given and what programs that it starts are given: all of it, for as long as it is
-        the same call."""
-        given = "\n".join((*event.argv, event.stdin, event.code))
-        label, text = self._text
-        before = f"{text}\n" if label == event.label and event.label is not None else ""
-        self._text = (event.label, f"{before}{given}"[:MOST_TEXT])
-
     def _is_harmless(self, event: DetectorEvent, path: str) -> bool:
         """Settings that are said openly and run nothing: aliases, variables, a hook that calls the project's tools."""
-        label, text = self._text
-        name = path.rsplit("/", 1)[-1]
-        if label != event.label or name not in text or len(text) == MOST_TEXT:
+        text, name = self._calls.of(event), path.rsplit("/", 1)[-1]
+        if text is None or name not in text:
             return False
         if name in {"pip.conf", ".npmrc", ".condarc", "uv.toml", ".yarnrc", ".yarnrc.yml", "npmrc"}:
             return not _HIDES.search(text) and self._asks_known(text)
