@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Actions, actions_of
+from sandboxes.egress.detectors.call_texts import CallTexts
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, Severity, finding
@@ -60,6 +61,11 @@ _RAW = re.compile(r"\b(?:AF_PACKET|AF_NETLINK|SOCK_RAW|AF_VSOCK|PF_PACKET)\b")
 _ADDRESS = re.compile(r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7})(?![\w.:])")
 
 
+_OWN = ("/work/", "/tmp/")
+"""Where a policy makes environments of its own."""
+KEPT_REMOVED = 64
+
+
 class Interception(Detector):
     """Looking (``ip route``, ``cat /etc/resolv.conf``) is no finding.  Misses raw system calls by number."""
 
@@ -67,21 +73,32 @@ class Interception(Detector):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._text: tuple[str | None, str] = (None, "")
-        """The latest tool call, and what it says."""
+        self._calls = CallTexts()
+        self._removed: tuple[str, ...] = ()
+        """Lists of authorities that were removed with their environments: another one in their place is not new."""
 
     def _names_itself(self, event: Deed) -> bool:
         """Whether the tool call openly gives names to the sandbox's own addresses and to no other."""
-        label, text = self._text
-        addresses = _ADDRESS.findall(text) if label == event.label and "/etc/hosts" in text else []
+        text = self._calls.of(event) or ""
+        addresses = _ADDRESS.findall(text) if "/etc/hosts" in text else []
         return bool(addresses) and all(re.match(r"127\.|::1$|0\.0\.0\.0$", address) for address in addresses)
 
     def _is_harmless(self, event: Deed, path: str) -> bool:
         """Whether the tool call openly writes settings of curl or wget that name nobody to trust or to go through."""
-        label, text = self._text
-        if label != event.label or not path.endswith((".curlrc", ".wgetrc")) or _HABITS.search(text) is None:
+        text = self._calls.of(event)
+        if text is None or not path.endswith((".curlrc", ".wgetrc")) or _HABITS.search(text) is None:
             return False
         return _WRITES.search(_HABITS.sub("", text)) is None
+
+    def _is_of_an_environment(self, event: Deed, path: str) -> bool:
+        """A new environment brings its own list of authorities, and goes with it; whoever changes one, or puts another
+        one in its place, changes whom programs trust."""
+        if not (isinstance(event, ObservedAction) and event.kind == "file" and path.endswith("/certifi/cacert.pem")):
+            return False
+        if event.operation == "delete":
+            self._removed = (*self._removed, path)[-KEPT_REMOVED:]
+            return path.startswith(_OWN)
+        return not event.found and path not in self._removed
 
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
@@ -89,7 +106,7 @@ class Interception(Detector):
             return
         did = actions_of(event)
         if isinstance(event, ExecEvent):
-            self._text = (event.label, "\n".join((*event.argv, event.stdin, event.code)))
+            self._calls.remember(event)
         for path in did.writes:
             if _RESOLVERS.search(path) or path.startswith(("/proc/sys/net/", "/proc/1/")):
                 yield finding(NETWORK, event, path, [f"writes {path}"])
@@ -97,19 +114,13 @@ class Interception(Detector):
                 severity: Severity = "info" if self._names_itself(event) else "warning"
                 yield finding(NETWORK, event, path, [f"writes {path}"], severity)
             elif _TRUST.search(path) and not isinstance(event, ExecEvent):
-                harmless = self._is_harmless(event, path) or _comes_with_a_package(event, path)
+                harmless = self._is_harmless(event, path) or self._is_of_an_environment(event, path)
                 yield finding(NETWORK, event, path, [f"writes {path}"], "info" if harmless else "warning")
         for command in did.commands:
             if (change := _changes_network(command)) is not None:
                 yield finding(NETWORK, event, command.program, [command.text], change)
         if isinstance(event, ExecEvent):
             yield from _raw(event, did)
-
-
-def _comes_with_a_package(event: Deed, path: str) -> bool:
-    """A new environment brings its own list of authorities; whoever changes one changes whom programs trust."""
-    new = isinstance(event, ObservedAction) and event.kind == "file" and not event.found
-    return new and path.endswith("/certifi/cacert.pem")
 
 
 def _changes_network(command: Command) -> Severity | None:

@@ -325,3 +325,11 @@ def test_a_start_up_module_whose_content_nobody_has_seen_is_an_alarm():
     assert alarms(write)
     assert alarms(call_text("cp /tmp/a tools/cov/sitecustomize.py", label="t#0"), write)
     assert alarms(call_text(f"{MEASURES} tools/cov/sitecustomize.py", label="t#9"), write)
+
+
+def test_a_list_of_authorities_goes_with_its_environment_and_none_takes_its_place():
+    path = "/tmp/v/lib/python3.11/site-packages/pip/_vendor/certifi/cacert.pem"
+    made, gone = file("write", path, found=False), file("delete", path, found=True)
+    assert alarms(made, gone) == set()
+    assert alarms(made, gone, made) == {("tamper-interception", "warning")}
+    assert alarms(file("delete", path.replace("/tmp/v", "/usr"), found=True)) == {("tamper-interception", "warning")}
