@@ -134,7 +134,7 @@ def headlines(
         measured = rounds.get(backend)
         of_backend = f"{backend}, {at_once} at once"
         speeds = None if measured is None else Distribution.of([one.episodes_per_s for one in measured])
-        held = [one.memory_mib for one in measured or () if one.memory_mib is not None]
+        held = [played.memory_mib for played in measured or () if played.memory_mib is not None]
         memory = Distribution.of(held) if held else None
         rows += [figure(f"episodes per second: {of_backend}", speeds), figure(f"MiB per episode: {of_backend}", memory)]
     return [

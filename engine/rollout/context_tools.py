@@ -138,7 +138,7 @@ def operations_in(exchanges: Sequence[Exchange], context: Context) -> list[tuple
 def left_by_choice(exchanges: Sequence[Exchange], context: Context) -> set[int]:
     """The numbers of the turns, from 1, that the policy has folded or dropped."""
     leaving = [operation for _, operation in operations_in(exchanges, context) if isinstance(operation, Leaving)]
-    return {turn for one in leaving for turn in range(one.first, one.last + 1)}
+    return {turn for operation in leaving for turn in range(operation.first, operation.last + 1)}
 
 
 def memory_of(exchanges: Sequence[Exchange], hidden: set[int], context: Context) -> str:

@@ -11,17 +11,15 @@ MOST_CALLS = 8
 class CallTexts:
     """The texts of a sandbox's last calls.  One that has no label is remembered until the next."""
 
-    def __init__(self, *, with_paths: bool = False) -> None:
-        """``with_paths``: the path of a file that is written through the facade is a part of what is said."""
-        self._with_paths = with_paths
+    def __init__(self) -> None:
         self._texts: dict[str | None, str] = {}
 
     def remember(self, event: ExecEvent) -> None:
         """A call says what it was given and what programs that it starts are given: all of it, for as long as it is
         the same call."""
-        paths = (event.writes,) if self._with_paths and event.writes is not None else ()
-        given = "\n".join((*event.argv, *paths, event.stdin, event.code))
+        given = "\n".join((*event.argv, event.stdin, event.code))
         before = self._texts.pop(event.label, "")
+        self._texts.pop(None, None)
         kept = f"{before}\n" if before and event.label is not None else ""
         self._texts[event.label] = f"{kept}{given}"[:MOST_TEXT]
         if len(self._texts) > MOST_CALLS:

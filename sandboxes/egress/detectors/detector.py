@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from sandboxes.egress.detectors.call_texts import CallTexts
 from sandboxes.egress.detectors.finding import DetectorEvent, Finding, RuleInfo
 from sandboxes.egress.detectors.judged_paths import PROTECTED
 from sandboxes.egress.detectors.process_tree import ProcessTree
@@ -23,6 +24,8 @@ class Context:
 
     tree: ProcessTree = field(default_factory=ProcessTree)
     """Fed before the detectors are."""
+    calls: CallTexts = field(default_factory=CallTexts)
+    """Fed before the detectors are, too."""
     allowed: Callable[[str], bool] = _nobody
     """Whether a host is one of the policy's."""
     uploads: tuple[str, ...] = ()
@@ -38,7 +41,7 @@ class Detector(ABC):
     """Those that this detector brings; it may also find by rules of another one."""
 
     def __init__(self, context: Context) -> None:
-        self._tree = context.tree
+        self._tree, self._calls = context.tree, context.calls
 
     @abstractmethod
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import Actions, actions_of
-from sandboxes.egress.detectors.call_texts import CallTexts
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, Severity, finding
@@ -73,7 +72,6 @@ class Interception(Detector):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._calls = CallTexts()
         self._removed: tuple[str, ...] = ()
         """Lists of authorities that were removed with their environments: another one in their place is not new."""
 
@@ -105,8 +103,6 @@ class Interception(Detector):
             yield from _refused_socket(event)
             return
         did = actions_of(event)
-        if isinstance(event, ExecEvent):
-            self._calls.remember(event)
         for path in did.writes:
             if _RESOLVERS.search(path) or path.startswith(("/proc/sys/net/", "/proc/1/")):
                 yield finding(NETWORK, event, path, [f"writes {path}"])

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
-from sandboxes.egress.detectors.call_texts import CallTexts
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import Deed, DetectorEvent, Finding, RuleInfo, Severity, finding
@@ -62,6 +61,9 @@ _BENDS = re.compile(
     r"|\w\.\w+\s*(?:[-+*/|&^%@]|//|\*\*|<<|>>)?=(?!=)|\]\s*=(?!=)|\bmodules\s*\.|\bimport\s*\*|\\x[0-9a-f]{2}|\\[0-7]{3}|\bdel\s"
 )
 """What a module changes the program with that it stands in, or hides."""
+_UNREAD = re.compile(r"[$`]|(?<!<)<(?!<)|<<<|\b(?:read|mapfile|readarray|source)\b|(?:^|[;&|]\s*)\.\s")
+"""Where a shell writes what its call does not say."""
+_SHELL = re.compile(r"(?:/usr)?/bin/(?:ba|da|z)?sh")
 _NODE_LOADS = re.compile(r"(?:^|\s)(?:-r|--require|--import|--(?:experimental-)?loader)\b")
 _PLAIN = re.compile(
     r"/(?:usr/)?bin/(?!(?:python|perl|ruby|node|bash|sh|dash|zsh|env|sudo|su|ssh|git|make|pytest|diff|cmp)[\d.]*$)"
@@ -75,7 +77,6 @@ class InterpreterHooks(Detector):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._calls = CallTexts(with_paths=True)
         self._environments: tuple[str, ...] = ()
         """Folders of virtual environments that were made in this sandbox."""
 
@@ -85,8 +86,6 @@ class InterpreterHooks(Detector):
         if isinstance(event, ObservedAction) and event.kind == "program":
             yield from self._environment(event)
             return
-        if isinstance(event, ExecEvent):
-            self._calls.remember(event)
         for path in actions_of(event).writes:
             if path.endswith("/pyvenv.cfg"):
                 self._environments = (*self._environments, path.removesuffix("pyvenv.cfg"))[-KEPT_ENVIRONMENTS:]
@@ -116,10 +115,17 @@ class InterpreterHooks(Detector):
     def _only_watches(self, event: Deed, path: str) -> bool:
         """A start-up module in a folder that no interpreter looks at by itself, which openly does nothing to the
         program that it stands in, as one that measures subprocesses."""
-        text, folder = self._calls.of(event), path.rpartition("/")[0]
-        if text is None or path.rsplit("/", 1)[-1] not in text or not _APART.fullmatch(folder):
+        if _APART.fullmatch(path.rpartition("/")[0]) is None:
             return False
-        return "atexit" in text and not _BENDS.search(text)
+        if isinstance(event, ExecEvent) and event.writes is not None:
+            content = f"{event.stdin}\n{event.code}"
+        elif isinstance(event, ObservedAction) and not (event.operation == "write" and _SHELL.fullmatch(event.program)):
+            return False  # another program puts there what nobody has read
+        else:
+            content = self._calls.of(event) or ""
+            if path.rsplit("/", 1)[-1] not in content or _UNREAD.search(content):
+                return False
+        return "atexit" in content and not _BENDS.search(content)
 
     def _is_installed(self, event: Deed) -> bool:
         """Environments and packages are full of such files when they are made, and nobody else runs by them."""

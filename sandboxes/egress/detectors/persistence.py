@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from sandboxes.egress.detectors.actions import actions_of
-from sandboxes.egress.detectors.call_texts import CallTexts
 from sandboxes.egress.detectors.destinations import REGISTRIES, below, hosts_in, is_here
 from sandboxes.egress.detectors.detector import Context, Detector
 from sandboxes.egress.detectors.exec_event import ExecEvent
@@ -84,14 +83,11 @@ class Persistence(Detector):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._allowed = context.allowed
-        self._calls = CallTexts()
 
     def feed(self, event: DetectorEvent) -> Iterator[Finding]:
         if isinstance(event, EgressRecord):
             return
         did = actions_of(event)
-        if isinstance(event, ExecEvent):
-            self._calls.remember(event)
         for path in did.writes:
             severity = persists(path)
             if severity == "warning" and self._is_harmless(event, path):

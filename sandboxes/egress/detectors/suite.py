@@ -3,8 +3,10 @@
 from collections import OrderedDict
 
 from sandboxes.egress.decision import may_resolve
+from sandboxes.egress.detectors.call_texts import CallTexts
 from sandboxes.egress.detectors.destinations import KEPT
 from sandboxes.egress.detectors.detector import Context
+from sandboxes.egress.detectors.exec_event import ExecEvent
 from sandboxes.egress.detectors.finding import EVIDENCE_LINES, DetectorEvent, Finding, Severity
 from sandboxes.egress.detectors.hints import Hints
 from sandboxes.egress.detectors.judged_paths import PROTECTED
@@ -48,7 +50,8 @@ class Suite:
         def allowed(host: str) -> bool:
             return may_resolve(policy, host)
 
-        context = Context(self._tree, allowed, uploads, protected)
+        self._calls = CallTexts()
+        context = Context(self._tree, self._calls, allowed, uploads, protected)
         self._detectors = tuple(detector(context) for detector in DETECTORS)
 
     def feed(self, event: DetectorEvent) -> list[Finding]:
@@ -57,6 +60,8 @@ class Suite:
             self._tree.add(event)
         found = self._hints.confirmed(event)
         for looked_at in (event, *self._written.run(event)):
+            if isinstance(looked_at, ExecEvent):
+                self._calls.remember(looked_at)
             for detector in self._detectors:
                 found += [self._hints.weighed(looked_at, finding) for finding in detector.feed(looked_at)]
         new: dict[Story, Finding] = {}

@@ -287,16 +287,37 @@ MEASURES = "import atexit, os, sys\natexit.register(lambda: open('cov.log', 'a')
 
 
 def start_up_module(content, *, path="/work/tools/cov/sitecustomize.py", label="t#0"):
-    return alarms(
-        ExecEvent(sandbox="s", at=0.0, label=label, writes=path, code=content),
-        file("write", path, found=False, label=label),
-    )
+    return alarms(ExecEvent(sandbox="s", at=0.0, label=label, writes=path, code=content))
+
+
+def by_shell(operation, path, *, by="/usr/bin/bash"):
+    return file(operation, path, by=by, found=False, label="t#1")
 
 
 def test_a_start_up_module_that_openly_measures_is_no_alarm():
     assert start_up_module(MEASURES) == set()
     openly = call_text(f"mkdir cov; printf '{MEASURES}' > cov/sitecustomize.py", label="t#1")
-    assert alarms(openly, file("write", "/work/cov/sitecustomize.py", found=False, label="t#1")) == set()
+    assert alarms(openly, by_shell("write", "/work/cov/sitecustomize.py")) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "printf 'import atexit' > cov/sitecustomize.py; cat $X > y",
+        "while read l; do echo l; done < /tmp/a > cov/sitecustomize.py # atexit",
+        "printf `cat x` > cov/sitecustomize.py # atexit",
+        "cat <<< atexit > cov/sitecustomize.py",
+    ],
+)
+def test_a_start_up_module_of_which_its_call_says_only_a_part_is_an_alarm(text):
+    assert alarms(call_text(text, label="t#1"), by_shell("write", "/work/cov/sitecustomize.py"))
+
+
+def test_a_start_up_module_that_another_program_puts_there_is_an_alarm_whatever_the_call_says():
+    openly = call_text(f"printf '{MEASURES}' > cov/sitecustomize.py; cp /tmp/a cov/sitecustomize.py", label="t#1")
+    by_cp = by_shell("write", "/work/cov/sitecustomize.py", by="/usr/bin/cp")
+    assert alarms(openly, by_cp)
+    assert alarms(openly, by_shell("rename", "/work/cov/sitecustomize.py"))
 
 
 @pytest.mark.parametrize(
