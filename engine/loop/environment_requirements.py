@@ -92,14 +92,14 @@ def _lacking_in_part(
     of_agent = lacking(described.agent, described.sandbox) if isinstance(described, Agent) else []
     if problems := [*missing, *of_agent, *_missing_tasks(wanted, environment, described.id, spec.recipe.context)]:
         return problems
-    if problems := [*_players_without_turns(spec.evaluation, environment, renderer)]:
-        return problems
-    if "model" not in spec.evaluation.players:
-        return []  # nothing is read by a model, so no length matters
     if problems := [*unreadable_instructions(spec.recipe.context, renderer)]:
         return problems
     context_tokens, turn = model_origin(spec.model).context_tokens, described.max_turn_tokens
     try:
+        if problems := [*_players_without_turns(spec.evaluation, environment, renderer)]:
+            return problems
+        if "model" not in spec.evaluation.players:
+            return []  # nothing is read by a model, so no length matters
         room = _longest_prompt(environment, renderer, spec.recipe.context) + turn
         if context_tokens < room:
             return [_no_room_for_a_turn(room, turn, context_tokens)]

@@ -139,30 +139,15 @@ def evaluation_requests(
     Where the recipe asks for it, as often again by sampling, with every failed call purified; and once by each other
     player.  ``prompts`` says how many prompts of each purpose the run has had before.
     """
-    how: list[tuple[Purpose, float]] = []
-    if "model" in evaluation.players:
-        how += [("eval-greedy", 0.0), ("eval-sampled", evaluation.temperature)]
-        if purification is not None and purification.in_evaluation:
-            how.append(("eval-purified", evaluation.temperature))
-    script = tuple(turns_of_script(evaluation.script))
-    played = [
-        EpisodeRequest(
-            purpose=PURPOSE_OF[player],
-            prompt=prompts.get(PURPOSE_OF[player], 0) + task,
-            member=0,
-            version=version,
-            split="heldout",
-            task=task,
-            temperature=0.0,
-            seed=derived_seed(seed, PURPOSE_OF[player], version, task),
-            player=player,
-            script=script if player == "script" else (),
-        )
-        for player in evaluation.players
-        if player != "model"
-        for task in range(tasks)
+    how: list[tuple[Purpose, Player, float]] = [
+        (PURPOSE_OF[player], player, 0.0) for player in evaluation.players if player != "model"
     ]
-    return played + [
+    if "model" in evaluation.players:
+        how += [("eval-greedy", "model", 0.0), ("eval-sampled", "model", evaluation.temperature)]
+        if purification is not None and purification.in_evaluation:
+            how.append(("eval-purified", "model", evaluation.temperature))
+    script = tuple(turns_of_script(evaluation.script))
+    return [
         EpisodeRequest(
             purpose=purpose,
             prompt=prompts.get(purpose, 0) + task,
@@ -172,10 +157,12 @@ def evaluation_requests(
             task=task,
             temperature=temperature,
             seed=derived_seed(seed, purpose, version, task, member),
+            player=player,
+            script=script if player == "script" else (),
             purify=purpose == "eval-purified",
             truncation=evaluation.truncation if temperature else NO_TRUNCATION,
         )
-        for purpose, temperature in how
+        for purpose, player, temperature in how
         for task in range(tasks)
         for member in range(evaluation.samples if temperature else 1)
     ]

@@ -190,3 +190,21 @@ def test_the_command_tries_the_newest_version_that_is_there(
                        ({"script": tmp_path / "none"}, "cannot be read"), ({"tasks": "many"}, "tasks")):  # fmt: skip
         with pytest.raises(CommandError, match=why):
             call_command("try_environment", "house", **by, **wrong)
+
+
+def test_the_page_asks_again_for_tries_alone(client: Client, bob: User, house: Environment) -> None:
+    client.force_login(bob)
+    client.post(f"/environments/{house.id}/try", {"players": ["nop"], "tasks": "3"})
+    shown = client.get(f"/environments/{house.id}/", headers={"HX-Request": "true"})
+    assert shown.templates[0].name == "environments/tries.html"
+    assert "every 2s" in shown.text
+
+
+def test_a_version_of_a_form_that_is_read_no_more_is_shown_and_said_to_be(
+    client: Client, bob: User, house: Environment
+) -> None:
+    Environment.objects.filter(id=house.id).update(spec={"id": "household", "levels": [1], "curtains": 3})
+    client.force_login(bob)
+    listed = client.get("/environments/")
+    assert (listed.status_code, "a form that is read no more" in listed.text) == (200, True)
+    assert "curtains = 3" in client.get(f"/environments/{house.id}/").text

@@ -58,6 +58,14 @@ def environment_of(document: dict[str, Any]) -> EnvironmentSpec:
     return environment
 
 
+def readable(stored: dict[str, Any]) -> EnvironmentSpec | None:
+    """The environment that a version holds; None where it is of a form that is read no more."""
+    try:
+        return Described.model_validate({"environment": stored}).environment
+    except ValidationError:
+        return None
+
+
 def text_of(document: dict[str, Any]) -> str:
     """A version as a run's TOML has it."""
     return toml_of({"environment": document})

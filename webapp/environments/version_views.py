@@ -14,11 +14,10 @@ from webapp.accounts.access import may, team_to_act_in, teams_of
 from webapp.accounts.models import Team
 from webapp.accounts.requests import PageRequest
 from webapp.catalog.access import dataset_versions_of, environment_for, environments_of, versions_of
-from webapp.catalog.environment_versions import Described, changed_fields, environment_of, environment_of_text, text_of
+from webapp.catalog.environment_versions import changed_fields, environment_of, environment_of_text, readable, text_of
 from webapp.catalog.models import Environment
 from webapp.catalog.services import publish_environment
 from webapp.environments.views import BUILT_IN
-from webapp.experiments.access import experiments_of
 from webapp.pages.responses import redirect_with, refusals_return_to
 from webapp.refusals import Invalid, Refused
 from webapp.runs.dependents import delete_environment, environment_dependents_of
@@ -62,33 +61,34 @@ def check(request: PageRequest) -> HttpResponse:
 @require_GET
 def version(request: PageRequest, environment_id: int) -> HttpResponse:
     shown = environment_for(request, environment_id)
+    tries = tries_of(shown)
+    newest = {"version": shown, "tries": tries, "under_way": any(not found.run.has_ended for found in tries)}
+    if request.htmx:  # the page asks again for those under way
+        return render(request, "environments/tries.html", newest)
     siblings = [
         other
         for other in environments_of(request).filter(team=shown.team, name=shown.name)[:MOST_SIBLINGS]
         if other.id != shown.id
     ]
-    tries = tries_of(shown)
+    dependents = environment_dependents_of(shown)
     context = {
+        **newest,
         "section": "environments",
-        "version": shown,
         "toml": text_of(shown.spec),
         "siblings": siblings,
         "compared": _compared(request, shown, siblings),
-        "experiments": experiments_of(request).filter(team=shown.team, spec__environment=shown.spec),
+        "experiments": dependents.experiments,
         "launches": may(request, shown.team, "launch"),
-        "tries": tries,
-        "under_way": any(not found.run.has_ended for found in tries),
         "asks_dataset": _asks_dataset(shown.spec),
         "datasets": _ready(dataset_versions_of(request), shown.team, "dataset"),
         "models": _ready(versions_of(request), shown.team, "model"),
-        "dependents": environment_dependents_of(shown),
+        "dependents": dependents,
     }
-    # Tries under way are asked for again by the page.
-    return render(request, "environments/tries.html" if request.htmx else "environments/version.html", context)
+    return render(request, "environments/version.html", context)
 
 
 def _asks_dataset(spec: dict[str, Any]) -> bool:
-    return bool(getattr(Described.model_validate({"environment": spec}).environment, "takes_dataset", False))
+    return bool(getattr(readable(spec), "takes_dataset", False))
 
 
 def _ready(versions: Any, team: Team, family: str) -> list[str]:

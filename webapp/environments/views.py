@@ -14,7 +14,7 @@ from engine.spec.environment import Apps, Household, PythonMath, SearchQa, Sokob
 from engine.spec.examples import EXAMPLE_QUESTIONS
 from webapp.accounts.access import may, teams_of
 from webapp.catalog.access import datasets_of, environments_of
-from webapp.catalog.environment_versions import Described
+from webapp.catalog.environment_versions import readable
 from webapp.runs.access import runs_of
 from webapp.runs.models import ENVIRONMENT_OF_RUN, Event, Run
 from webapp.trajectories.models import Trajectory
@@ -88,9 +88,7 @@ def environments(request: HttpRequest) -> HttpResponse:
     published = _newest(environments_of(request))
     context = {
         "section": "environments",
-        "environments": [
-            (environment, Described(environment=environment.spec).environment) for environment in published
-        ],
+        "environments": [(environment, readable(environment.spec)) for environment in published],
         "datasets": _newest(datasets_of(request)),
         "built_in_names": set(BUILT_IN),
         "launches": any(may(request, team, "launch") for team in teams_of(request)),

@@ -36,13 +36,13 @@ def dependents_of(version: DatasetVersion | TaskSetVersion) -> Dependents:
     )
 
 
-def _needing(dependents: Dependents) -> list[Problem]:
-    """Why what they need is not deleted."""
+def _needing(dependents: Dependents, remedy: str) -> list[Problem]:
+    """Why what they need is not deleted; ``remedy`` is what an experiment's owner can do."""
     return [
         Problem("run", str(run.id), f"run {run} uses it", "cancel it, or wait for its end")
         for run in dependents.live_runs
     ] + [
-        Problem("experiment", str(experiment.id), f"the experiment {experiment.name} names it", "name another version")
+        Problem("experiment", str(experiment.id), f"the experiment {experiment.name} uses it", remedy)
         for experiment in dependents.experiments
     ]
 
@@ -54,7 +54,7 @@ def delete_unneeded(version: DatasetVersion | TaskSetVersion, *, acting_user: Us
     version = locked(version)
     if version.is_unfinished:
         raise Refused("the version is still being made; cancel it first")
-    if problems := _needing(dependents_of(version)):
+    if problems := _needing(dependents_of(version), "name another version there"):
         raise Refused(f"{version} is in use", problems)
     audit(version, "delete", acting_user, name=str(version), sha256=version.sha256)
     gone = (str(version.team.id), version.sha256, str(version.pk))
@@ -64,7 +64,7 @@ def delete_unneeded(version: DatasetVersion | TaskSetVersion, *, acting_user: Us
 
 def environment_dependents_of(version: Environment) -> Dependents:
     """What has just these settings: a run and an experiment keep a copy of them."""
-    runs = Run.objects.filter(team=version.team, spec__environment=version.spec).defer("summary")
+    runs = Run.objects.filter(team=version.team, spec__environment=version.spec).defer("spec", "summary")
     named = Experiment.objects.filter(team=version.team, spec__environment=version.spec)
     return Dependents(
         live_runs=list(runs.exclude(state__in=ENDED).order_by("-number")),
@@ -77,7 +77,7 @@ def environment_dependents_of(version: Environment) -> Dependents:
 def delete_environment(version: Environment, *, acting_user: User) -> None:
     """Take the version out of the catalog; its number is never given again.  Raises Refused where it is needed."""
     Team.objects.select_for_update().get(id=version.team_id)
-    if problems := _needing(environment_dependents_of(version)):
+    if problems := _needing(environment_dependents_of(version), "change its environment's settings"):
         raise Refused(f"{version} is in use", problems)
     deleted = Environment.objects.filter(id=version.id, deleted_at=None).update(deleted_at=timezone.now())
     if deleted:

@@ -131,10 +131,14 @@ class SglangClient:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Within it the server holds no batch, not even one whose answers have come: it refuses weights with one."""
+        """Within it the server holds no batch, not even one whose answers have come: it refuses weights with one.
+
+        It goes on also when what was to be done fails: a server of somebody else's would wait for ever."""
         await self.pause()
-        yield
-        await self.proceed()
+        try:
+            yield
+        finally:
+            await self.proceed()
 
     async def load_folder(self, folder: str, version: int) -> None:
         """Safetensors by their Hugging Face names, from a folder that the server sees."""

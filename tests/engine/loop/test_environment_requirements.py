@@ -122,3 +122,20 @@ def test_code_of_the_environment_that_raises_is_a_problem_and_no_crash() -> None
     [(field, text)] = lacking(tasks="many")
     assert field == "environment.id"
     assert "its own code raised TypeError" in text
+
+
+def test_code_that_raises_when_it_is_asked_for_its_solutions_is_a_problem_and_no_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Confused(Plain):
+        def reference_answer(self, task: Task) -> str:
+            raise RuntimeError("no answers today")
+
+    monkeypatch.setattr(environment_requirements, "environment_for", lambda environment, dataset: Confused())
+    for players in (["oracle"], ["oracle", "model"]):
+        spec = RunSpec.model_validate(
+            spec_of().model_dump(mode="json") | {"recipe": {"preset": "evaluate"}}
+            | {"evaluation": {"tasks": 20, "interim_tasks": 20, "players": players}}
+        )  # fmt: skip
+        [problem] = lacking_in_environment(spec)
+        assert (problem.field, "no answers today" in problem.message) == ("environment.id", True)

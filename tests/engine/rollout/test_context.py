@@ -14,6 +14,7 @@ from talkers import QUESTION, Talking
 
 from engine.environments.python_math import PythonMathEnvironment
 from engine.environments.sokoban import SokobanEnvironment
+from engine.loop import environment_requirements
 from engine.loop.environment_requirements import lacking_in_environment, unreadable_instructions
 from engine.loop.metrics import context_metrics
 from engine.rollout.context import Habits, instructed
@@ -236,6 +237,16 @@ def test_a_template_without_system_messages_refuses_instructions_by_field(tmp_pa
     assert problem.field == "recipe.context.system_prompt"
     assert "cannot be shown it" in problem.message
     assert [*unreadable_instructions(Context(), renderer)] == []
+
+
+@pytest.mark.parametrize("players", [["nop"], ["nop", "model"]])
+def test_preflight_refuses_instructions_that_cannot_be_shown_whoever_plays(tmp_path, monkeypatch, players):
+    renderer = chat_renderer(write_folder(tmp_path / "m", "gemma"))
+    monkeypatch.setattr(environment_requirements, "renderer_for", lambda model, environment: renderer)
+    recipe = {"preset": "evaluate", "context": {"system_prompt": "Be brief."}}
+    spec = RunSpec.model_validate({"name": "x", "recipe": recipe, "evaluation": {"players": players}})
+    [problem] = lacking_in_environment(spec)
+    assert problem.field == "recipe.context.system_prompt"
 
 
 @pytest.mark.parametrize("wrong", [{"workflow": [""]}, {"workflow": ["x"] * 65}, {"system_prompt": "x" * 20_001}])

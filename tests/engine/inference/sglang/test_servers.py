@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from engine.cluster.in_process import InProcessWorkers
 from engine.inference.interface import GenerationAborted
+from engine.inference.sglang.client import ServerRefused
 from engine.inference.sglang.factory import KEYS, sglang_generator
 from engine.inference.sglang.generator import SglangGenerator
 from engine.inference.sglang.identity import Expected, WrongServer
@@ -340,6 +341,21 @@ async def test_a_server_that_comes_up_is_paused_for_its_weights(
     assert asked == ["/pause_generation", "/server_info", "/update_weights_from_disk", "/continue_generation"]
     assert server.version == 2
     assert (await server.client.generate("after", (5, 6), {"max_new_tokens": 2}, behaviour_logprobs=False)).versions
+
+
+async def test_a_server_goes_on_after_weights_that_it_refuses(
+    generator: SglangGenerator, weights: StateDict, tmp_path: Path
+) -> None:
+    """One that was given by its address would else be left asleep for whoever it belongs to."""
+    await updated(generator, weights, 1)
+    fleet = generator._fleet
+    assert fleet is not None
+    client = fleet.servers[0].client
+    with pytest.raises(ServerRefused):
+        async with client.paused():
+            await client.load_folder(str(tmp_path / "nothing"), 2)
+    async with asyncio.timeout(60):
+        assert (await client.generate("awake", (5, 6), {"max_new_tokens": 2}, behaviour_logprobs=False)).token_ids
 
 
 @pytest.mark.timeout(420)  # a server starts twice
