@@ -2,7 +2,7 @@
 
     queued, wanted             -> the launch message is sent again
     model being stored, silent -> its message is sent again; datasets and task sets likewise
-    task set being checked     -> its job is followed (``task_checks.py``)
+    task set being checked     -> its job is followed (``checks.py``)
     launching, no job          -> submitted again under the same id
     job dead, run not finished -> next attempt from the last checkpoint, or failed with the reason
     silent or stalled          -> job stopped, then the same
@@ -36,7 +36,7 @@ from workers import ray_jobs
 from workers.app import app
 from workers.launch import is_over, submit
 from workers.ray_jobs import Job, Jobs, RayUnreachable
-from workers.task_checks import follow_checks
+from workers.task_checks import TASK_CHECKS
 
 RESEND_AFTER = timedelta(seconds=4)
 RESEND_STORE_AFTER = timedelta(seconds=60)
@@ -65,7 +65,7 @@ def reconcile() -> None:
             try:
                 jobs = ray_jobs.connect()
                 follow_jobs(jobs)
-                follow_checks(jobs)
+                TASK_CHECKS.follow_all(jobs)
             except RayUnreachable as error:
                 log.warning("Ray cannot be reached; runs are left as they are", error=str(error))
 

@@ -15,9 +15,10 @@ from typing import IO, cast
 from django.conf import settings
 
 from engine.spec.problems import Problem
+from webapp.catalog.checked_models import CheckedVersion
 from webapp.catalog.dataset_file_names import SUFFIXES, problem_with_dataset_file
 from webapp.catalog.file_names import MOST_FILES, is_left_out, problem_with
-from webapp.catalog.models import DatasetVersion, ModelVersion, TaskSetVersion, Upload
+from webapp.catalog.models import DatasetVersion, ModelVersion, Upload
 from webapp.catalog.origin import CheckpointOrigin, FolderOrigin
 from webapp.catalog.storage import part_file
 from webapp.catalog.uploads import PART_BYTES
@@ -69,8 +70,8 @@ def dataset_files(version: DatasetVersion) -> list[SourceFile]:
     return checked(known, field, problem_with_dataset_file, "rows", f"a file that ends in {', '.join(SUFFIXES)}")
 
 
-def task_files(version: TaskSetVersion) -> list[SourceFile]:
-    """The package of which the tasks are made; none for a folder of the server, which is read where it lies.
+def checked_files(version: CheckedVersion) -> list[SourceFile]:
+    """The file of which a checked version is made; none for a folder of the server, which is read where it lies.
 
     Raises SourceRefused.
     """

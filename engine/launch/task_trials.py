@@ -5,7 +5,6 @@ before the next one.  A job that is killed loses the trials that were being made
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,33 +12,32 @@ from engine.environments.terminal.checking import Due, Trial, made, tries_of
 from engine.environments.terminal.task_folder import TerminalTask
 from engine.environments.terminal.task_needs import lacking
 from engine.environments.terminal.task_set import TasksRefused, read_tasks
-from engine.spec.environment import Terminal
-from engine.spec.problems import Problem
-from engine.spec.task_check import (
+from engine.launch.check_log import CheckLog, first_of
+from engine.spec.check_log import (
     CHECK_LOG,
     LONGEST_NOTE,
     MOST_PROBLEMS,
-    CheckJob,
     DoneLine,
     FoundProblem,
     RefusedLine,
-    TrialLine,
-    Try,
     UnavailableLine,
     storable,
 )
+from engine.spec.environment import Terminal
+from engine.spec.problems import Problem
+from engine.spec.task_check import TaskCheckJob, TrialLine, Try
 from sandboxes.interface import SandboxUnavailable
 
 
 def run_check(file: Path) -> int:
     """Make the tries that the job file asks for; the exit code is 0 whatever came of them."""
-    job = CheckJob.model_validate_json(file.read_bytes())
-    with _Log(file.with_name(CHECK_LOG)) as log:
+    job = TaskCheckJob.model_validate_json(file.read_bytes())
+    with CheckLog(file.with_name(CHECK_LOG)) as log:
         log.write(_outcome(job, log))
     return 0
 
 
-def _outcome(job: CheckJob, log: "_Log") -> RefusedLine | UnavailableLine | DoneLine:
+def _outcome(job: TaskCheckJob, log: CheckLog) -> RefusedLine | UnavailableLine | DoneLine:
     """Make the tries; what the last line of the log is."""
     try:
         tasks = _usable(job)
@@ -48,13 +46,13 @@ def _outcome(job: CheckJob, log: "_Log") -> RefusedLine | UnavailableLine | Done
     try:
         asyncio.run(_make(job, tasks, log))
     except* SandboxUnavailable as unavailable:
-        reason = str(_first(unavailable))
+        reason = str(first_of(unavailable))
     else:
         return DoneLine()
     return UnavailableLine(reason=storable(reason, LONGEST_NOTE))
 
 
-async def _make(job: CheckJob, tasks: Sequence[TerminalTask], log: "_Log") -> None:
+async def _make(job: TaskCheckJob, tasks: Sequence[TerminalTask], log: CheckLog) -> None:
     def keep(due: Due, trial: Trial) -> None:
         log.write(
             TrialLine(
@@ -69,7 +67,7 @@ async def _make(job: CheckJob, tasks: Sequence[TerminalTask], log: "_Log") -> No
     await made(_settings(job), left, jobs=job.check.at_once, on_trial=keep)
 
 
-def _usable(job: CheckJob) -> Sequence[TerminalTask]:
+def _usable(job: TaskCheckJob) -> Sequence[TerminalTask]:
     """The tasks.  Raises TasksRefused for another content, and for needs that the sandboxes do not meet."""
     found = read_tasks(Path(job.tasks))
     if found.digest != job.digest:
@@ -80,30 +78,5 @@ def _usable(job: CheckJob) -> Sequence[TerminalTask]:
     return found.tasks
 
 
-def _settings(job: CheckJob) -> Terminal:
+def _settings(job: TaskCheckJob) -> Terminal:
     return Terminal(tasks=job.tasks, public_network=job.check.public_network, sandbox=job.check.sandbox)
-
-
-def _first(group: BaseExceptionGroup[SandboxUnavailable]) -> BaseException:
-    """One of them: all say the same."""
-    inner: BaseException = group
-    while isinstance(inner, BaseExceptionGroup):
-        inner = inner.exceptions[0]
-    return inner
-
-
-class _Log:
-    """Lines that are on the disk when they are written."""
-
-    def __init__(self, file: Path) -> None:
-        self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-    def __enter__(self) -> "_Log":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-    def write(self, line: TrialLine | RefusedLine | UnavailableLine | DoneLine) -> None:
-        os.write(self._descriptor, line.model_dump_json().encode() + b"\n")
-        os.fsync(self._descriptor)

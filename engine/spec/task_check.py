@@ -1,6 +1,6 @@
 """What checking a set of terminal tasks means, and what a check reports while it goes on.
 
-A worker writes a ``CheckJob``; the engine appends a line of ``CHECK_LINE`` to the job's log whenever a trial is over.
+A worker writes a ``TaskCheckJob``; the engine appends a ``TASK_LINE`` to the job's log whenever a trial is over.
 """
 
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from engine.spec.check_log import LONGEST_NOTE, DoneLine, RefusedLine, UnavailableLine
 from engine.spec.environment import TERMINAL_SANDBOX
-from engine.spec.problems import Problem
 from engine.spec.strict import Strict
 from engine.spec.task_files import TaskDigest, TaskName
 from sandboxes.spec import SandboxSpec
@@ -17,10 +17,6 @@ from sandboxes.spec import SandboxSpec
 Kind = Literal["oracle", "nop"]
 KINDS: tuple[Kind, ...] = ("oracle", "nop")
 Status = Literal["ok", "oracle-fails", "nop-passes", "flaky", "verifier-fails", "no-solution"]
-CHECK_LOG = "trials.jsonl"
-"""The log of a check, beside its job file."""
-LONGEST_NOTE = 1000
-MOST_PROBLEMS = 1000
 
 
 class TaskCheck(Strict):
@@ -44,7 +40,7 @@ class Try(Strict):
     repetition: int = Field(ge=0, lt=20)
 
 
-class CheckJob(Strict):
+class TaskCheckJob(Strict):
     """``<folder>/check.json``."""
 
     tasks: str
@@ -67,57 +63,8 @@ class TrialLine(Try):
     """What went wrong: in the tests, in the solution, in what was handed in."""
 
 
-class FoundProblem(Strict):
-    """A problem as ``engine.spec.problems.Problem`` describes it, with its value as text."""
-
-    field: str
-    value: str
-    message: str
-    remedy: str
-
-    @classmethod
-    def of(cls, problem: Problem) -> "FoundProblem":
-        return cls(
-            field=storable(problem.field, 500), value=storable(str(problem.value), 200),
-            message=storable(problem.message, LONGEST_NOTE), remedy=storable(problem.remedy, LONGEST_NOTE),
-        )  # fmt: skip
-
-
-class RefusedLine(Strict):
-    """The tasks ask for what these sandboxes do not give; nothing more is tried."""
-
-    line: Literal["refused"] = "refused"
-    problems: list[FoundProblem] = Field(min_length=1, max_length=MOST_PROBLEMS)
-
-
-class UnavailableLine(Strict):
-    """No sandbox can be made at present: the check waits, and goes on with what is left."""
-
-    line: Literal["unavailable"] = "unavailable"
-    reason: str = Field(max_length=LONGEST_NOTE)
-
-
-class DoneLine(Strict):
-    """Everything was tried."""
-
-    line: Literal["done"] = "done"
-
-
-CheckLine = Annotated[TrialLine | RefusedLine | UnavailableLine | DoneLine, Field(discriminator="line")]
-CHECK_LINE: TypeAdapter[TrialLine | RefusedLine | UnavailableLine | DoneLine] = TypeAdapter(CheckLine)
-
-
-class TasksReport(Strict):
-    """What the process that reads tasks prints: all faults, or what it has stored."""
-
-    problems: list[FoundProblem] = Field(default=[], max_length=MOST_PROBLEMS)
-    faults: int = Field(default=0, ge=0)
-    """How many there are, also those that are not listed."""
-
-
-def storable(text: str, most: int) -> str:
-    """The text as a database takes it: without U+0000 and lone surrogates, and no longer than ``most``."""
-    return text.replace("\0", "�").encode("utf-8", "replace").decode()[:most]
+TaskLine = Annotated[TrialLine | RefusedLine | UnavailableLine | DoneLine, Field(discriminator="line")]
+TASK_LINE: TypeAdapter[TrialLine | RefusedLine | UnavailableLine | DoneLine] = TypeAdapter(TaskLine)
 
 
 def status_of(*, has_solution: bool, oracle: Sequence[float | None], nop: Sequence[float | None]) -> Status:

@@ -17,9 +17,10 @@ from engine.environments.registry import environment_for
 from engine.environments.terminal.environment import TerminalEnvironment
 from engine.launch.pinned_tasks import with_pinned_tasks
 from engine.launch.preflight import BadSpec
+from engine.spec.check_log import CHECK_LOG, DoneLine, UnavailableLine
 from engine.spec.environment import Agent, Terminal
 from engine.spec.run import Dataset, RunSpec
-from engine.spec.task_check import CHECK_LOG, CheckJob, DoneLine, TaskCheck, TrialLine, UnavailableLine
+from engine.spec.task_check import TaskCheck, TaskCheckJob, TrialLine
 from tests.engine.environments.terminal.tasks import SOLVE, write_task
 from tests.webapp.task_sets import published_tasks, stored_tasks, tar_of
 from tests.workers.conftest import Cluster
@@ -27,18 +28,19 @@ from webapp import queue
 from webapp.accounts.models import Team, User
 from webapp.accounts.services import create_team
 from webapp.catalog import task_versions, uploads
+from webapp.catalog.checked_versions import check_version
 from webapp.catalog.imports import import_tasks
 from webapp.catalog.models import TaskSetVersion, TaskTrial, UploadKind
 from webapp.catalog.stored_versions import cancel_stored
-from webapp.catalog.task_versions import check_tasks, publish_tasks
+from webapp.catalog.task_versions import publish_tasks
 from webapp.catalog.uploads import begin_upload, complete_tasks_upload, put_part
 from webapp.refusals import Invalid, Refused
 from webapp.runs.dependents import delete_unneeded
 from webapp.runs.services import submit_run
-from workers import engine_process, model_tidy, task_checks, task_store
+from workers import checked_store, checks, engine_process, model_tidy
 from workers.ray_jobs import Job, RayUnreachable
 from workers.reconcile import reconcile, resend_lost_messages_about_tasks
-from workers.task_checks import follow_checks
+from workers.task_checks import TASK_CHECKS
 from workers.task_store import store_tasks
 
 pytestmark = pytest.mark.django_db
@@ -98,12 +100,12 @@ def run_jobs(cluster: Cluster) -> None:
         if job.state == "alive":
             ended = subprocess.run(["/bin/sh", "-c", cluster.entrypoints[submission_id]], timeout=120, check=False)
             cluster.jobs[submission_id] = Job("succeeded" if ended.returncode == 0 else "failed", ended.returncode)
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
 
 
 def log_of(version: TaskSetVersion) -> Path:
     version.refresh_from_db()
-    return task_checks._folder(version) / CHECK_LOG
+    return checks._folder(version) / CHECK_LOG
 
 
 def wrote(version: TaskSetVersion, *lines: Any, half: str = "") -> None:
@@ -129,7 +131,7 @@ def test_a_tar_is_stored_checked_in_sandboxes_published_and_played(
     version.refresh_from_db()
     assert version.state == "stored"
     assert {task.name: status for task, status in task_versions.statuses_of(version)} == {"copy": "ok", "paste": "ok"}
-    assert not task_checks._folder(version).parent.joinpath("check.json").exists()
+    assert not checks._folder(version).parent.joinpath("check.json").exists()
     published = publish_tasks(version, acting_user=user)
     assert str(published) == "shell@1"
     spec = spec_with("shell@1")
@@ -191,17 +193,17 @@ def test_a_dockerfile_that_reaches_out_is_never_carried_out(
 def test_a_process_that_needs_too_much_memory_is_a_fault_and_not_the_workers_end(
     uploaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_store, "READER_BYTES", 2**24)
+    monkeypatch.setattr(checked_store, "READER_BYTES", 2**24)
     write_task(tmp_path / "tasks", "copy")
     version = uploaded(tar_of(tmp_path / "tasks"))
     assert version.state == "failed"
-    assert "reading the tasks failed" in version.problem["message"]
+    assert "reading it failed" in version.problem["message"]
 
 
 def test_the_reading_process_has_no_secret_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"} <= set(engine_process._NOT_FOR_THE_ENGINE)
     assert "DATABASE_URL" in os.environ
-    command = task_checks.engine_command("tasks", "trials", "x")
+    command = checks.engine_command("tasks", "trials", "x")
     for name in ("PALESTRA_SECRET_KEY", "DATABASE_URL", "REDIS_URL"):
         assert f"-u {name}" in command
 
@@ -277,7 +279,7 @@ def test_faulty_tasks_keep_a_version_from_being_published_and_are_named(
     with pytest.raises(Refused) as unchecked:
         publish_tasks(version, acting_user=user)
     assert len(unchecked.value.problems) == 5
-    check_tasks(version, ONCE, acting_user=user)
+    check_version(version, ONCE, acting_user=user)
     store_tasks(str(version.id), f"checking-{version.bytes}")
     run_jobs(cluster)
     version.refresh_from_db()
@@ -303,8 +305,8 @@ def test_a_task_whose_repetitions_differ_is_flaky_and_not_published(team: Team, 
 
 
 def checking(version: TaskSetVersion, user: User, cluster: Cluster, check: TaskCheck = ONCE) -> TaskSetVersion:
-    check_tasks(version, check, acting_user=user)
-    follow_checks(cluster)
+    check_version(version, check, acting_user=user)
+    TASK_CHECKS.follow_all(cluster)
     version.refresh_from_db()
     return version
 
@@ -315,11 +317,11 @@ def test_trials_become_rows_while_the_check_goes_on_and_a_half_line_waits(
     version = checking(stored_tasks(team), user, cluster)
     assert not TaskTrial.objects.exists()
     wrote(version, trial(), half=trial(kind="nop", reward=0).model_dump_json())
-    follow_checks(cluster)
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
+    TASK_CHECKS.follow_all(cluster)
     assert [(trial.task.name, trial.kind) for trial in TaskTrial.objects.all()] == [("copy", "oracle")]
     wrote(version, half="\n")
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
     assert TaskTrial.objects.count() == 2
     version.refresh_from_db()
     assert version.state == "checking"
@@ -332,13 +334,13 @@ def test_a_job_that_dies_is_followed_by_one_that_goes_on_with_what_is_left_and_n
     wrote(version, trial(), half='{"line": "tri')
     for deaths in (1, 2):
         cluster.jobs[version.submission_id] = Job("failed", 1, "OSError: disk full")
-        follow_checks(cluster)
+        TASK_CHECKS.follow_all(cluster)
         version.refresh_from_db()
         assert (version.state, version.check_jobs, len(cluster.jobs)) == ("checking", deaths, deaths + 1)
         file = log_of(version).with_name("check.json")
-        assert [done.task for done in CheckJob.model_validate_json(file.read_bytes()).done] == ["copy"]
+        assert [done.task for done in TaskCheckJob.model_validate_json(file.read_bytes()).done] == ["copy"]
     cluster.jobs[version.submission_id] = Job("failed", 1, "OSError: disk full")
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
     version.refresh_from_db()
     assert version.state == "stored"
     assert "disk full" in version.problem["message"]
@@ -357,21 +359,21 @@ def test_a_cluster_that_takes_no_job_costs_no_try_and_files_that_are_gone_end_th
     team: Team, user: User, cluster: Cluster, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = stored_tasks(team)
-    check_tasks(version, ONCE, acting_user=user)
+    check_version(version, ONCE, acting_user=user)
 
     def unreachable(*_: str) -> None:
         raise RayUnreachable("down")
 
     with monkeypatch.context() as patched:
         patched.setattr(cluster, "submit", unreachable)
-        for _ in range(task_checks.MOST_JOBS + 1):
+        for _ in range(checks.MOST_JOBS + 1):
             with pytest.raises(RayUnreachable):
-                follow_checks(cluster)
+                TASK_CHECKS.follow_all(cluster)
     version.refresh_from_db()
     assert (version.state, version.check_jobs) == ("checking", 0)
     manifest = version.folder / "tasks.json"
     manifest.rename(manifest.with_suffix(".gone"))
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
     version.refresh_from_db()
     assert version.state == "stored"
     assert "cannot be read" in version.problem["message"]
@@ -383,7 +385,7 @@ def test_a_log_that_is_a_link_is_not_followed(
     version = checking(stored_tasks(team), user, cluster)
     (tmp_path / "elsewhere").write_text(DoneLine().model_dump_json() + "\n")
     log_of(version).symlink_to(tmp_path / "elsewhere")
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
     version.refresh_from_db()
     assert (version.state, TaskTrial.objects.count() > 0) == ("stored", False)
 
@@ -395,19 +397,19 @@ def test_sandboxes_that_cannot_be_made_let_a_check_wait_with_the_reason_and_go_o
     reason = "the image swe-a cannot be pulled: registry.example does not answer"
     wrote(version, trial(), UnavailableLine(reason=reason))
     cluster.jobs[version.submission_id] = Job("succeeded", 0)
-    follow_checks(cluster)
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
+    TASK_CHECKS.follow_all(cluster)
     version.refresh_from_db()
     assert (version.state, version.waiting_for, len(cluster.jobs)) == ("checking", reason, 1)
     version.waiting_since = version.waiting_since.replace(year=2020)
     version.save()
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
     version.refresh_from_db()
     assert len(cluster.jobs) == 2
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
     wrote(version, trial(kind="nop", reward=0), trial("paste"), trial("paste", "nop", reward=0), DoneLine())
     cluster.jobs[version.submission_id] = Job("succeeded", 0)
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
     assert publish_tasks(version, acting_user=user).number == 1
 
 
@@ -431,7 +433,7 @@ def test_a_log_that_cannot_be_read_ends_the_check(
 ) -> None:
     version = checking(stored_tasks(team), user, cluster)
     wrote(version, half=line + "\n")
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
     version.refresh_from_db()
     assert version.state == "stored"
     assert "cannot be read" in version.problem["message"]
@@ -442,7 +444,7 @@ def test_a_check_is_stopped_and_what_was_stored_stays(team: Team, user: User, cl
     version = checking(stored_tasks(team), user, cluster)
     job = version.submission_id
     cancel_stored(version, acting_user=user)
-    follow_checks(cluster)
+    TASK_CHECKS.follow_all(cluster)
     version.refresh_from_db()
     assert (version.state, version.cancel_asked, cluster.stopped) == ("stored", False, [job])
     assert version.tasks.count() == 2

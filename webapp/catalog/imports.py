@@ -10,11 +10,12 @@ from engine.spec.dataset_preparation import Preparation
 from engine.spec.problems import Problem
 from engine.spec.task_check import TaskCheck
 from webapp.accounts.models import Team, User
+from webapp.catalog.checked_versions import begin_checked
 from webapp.catalog.dataset_file_names import SUFFIXES
 from webapp.catalog.dataset_versions import begin_dataset
 from webapp.catalog.models import DatasetVersion, ModelVersion, TaskSetVersion
 from webapp.catalog.origin import FolderOrigin
-from webapp.catalog.task_versions import PACKAGES, begin_tasks
+from webapp.catalog.task_versions import PACKAGES
 from webapp.catalog.versions import begin_version
 from webapp.refusals import Invalid
 
@@ -56,14 +57,16 @@ def import_tasks(
     team: Team, name: str, path: str, check: TaskCheck | None = None, *, acting_user: User
 ) -> TaskSetVersion:
     """Import a folder of tasks, a tar of one, or rows of a SWE-bench form.  Raises Invalid for a path that is none of
-    them below the import root, and what ``begin_tasks`` raises."""
+    them below the import root, and what ``begin_checked`` raises."""
     found = _below_root(path, holds_tasks, "file or folder")
     try:
         size_bytes = _bytes_below(found)
     except OSError as error:
         raise _unreadable(path, error) from error
     origin = FolderOrigin(path=str(found.relative_to(_root())))
-    return begin_tasks(team, name, origin, acting_user=acting_user, size_bytes=size_bytes, check=check)
+    return begin_checked(
+        TaskSetVersion, team, name, origin, acting_user=acting_user, size_bytes=size_bytes, check=check
+    )
 
 
 def _bytes_below(path: Path) -> int:

@@ -10,13 +10,14 @@ from engine.spec.dataset_files import DATASET_MANIFEST, DatasetManifest
 from engine.spec.model_files import MANIFEST, ModelManifest
 from webapp import queue
 from webapp.accounts.models import Team, User
+from webapp.catalog.checked_models import CheckedState
 from webapp.catalog.storage import DATASETS, MODELS
-from webapp.catalog.task_models import StoredTask, TaskSet, TaskSetState, TaskSetVersion, TaskTrial
+from webapp.catalog.task_models import StoredTask, TaskSet, TaskSetVersion, TaskTrial
 from webapp.catalog.version_models import Named, StoredVersion
 
 __all__ = [
-    "OPEN", "UNFINISHED", "Dataset", "DatasetState", "DatasetVersion", "Environment", "Measurement", "MeasurementKind",
-    "Model", "ModelVersion", "StoredDataset", "StoredTask", "TaskSet", "TaskSetState", "TaskSetVersion", "TaskTrial",
+    "OPEN", "UNFINISHED", "CheckedState", "Dataset", "DatasetState", "DatasetVersion", "Environment", "Measurement",
+    "MeasurementKind", "Model", "ModelVersion", "StoredDataset", "StoredTask", "TaskSet", "TaskSetVersion", "TaskTrial",
     "Upload", "UploadKind", "UploadPart", "VersionState",
 ]  # fmt: skip
 

@@ -1,18 +1,17 @@
 """Sets of terminal tasks: named, with versions that are checked before they are published."""
 
 from typing import ClassVar
-from uuid import uuid4
 
 from django.db import models
-from django.utils import timezone
 
 from engine.spec.task_check import Status, TaskCheck, status_of
 from engine.spec.task_files import TASKS_MANIFEST, TaskManifest
 from webapp import queue
 from webapp.accounts.models import Team
 from webapp.catalog.archive import Archive
+from webapp.catalog.checked_models import CheckedVersion, checked_constraints
 from webapp.catalog.storage import TASKS
-from webapp.catalog.version_models import Named, StoredVersion
+from webapp.catalog.version_models import Named
 
 
 class TaskSet(Named):
@@ -24,83 +23,25 @@ class TaskSet(Named):
         constraints: ClassVar = [models.UniqueConstraint(fields=["team", "name"], name="task_set_name_is_unique")]
 
 
-class TaskSetState(models.TextChoices):
-    IMPORTING = "importing"
-    READING = "reading"
-    STORED = "stored"
-    """Its tasks are here and never change; what is missing is a check that all of them pass, and somebody who
-    publishes it."""
-    CHECKING = "checking"
-    READY = "ready"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    SAME = "same"
-    """Its tasks are those of ``same_as``, so it became no version of its own."""
-
-
-_WITH_CONTENT = frozenset({TaskSetState.STORED, TaskSetState.CHECKING, TaskSetState.READY})
-
-
-class TaskSetVersion(StoredVersion):
+class TaskSetVersion(CheckedVersion):
     """The files are those of ``engine/spec/task_files.py``; ``tasks.json`` is the manifest."""
 
     storage = TASKS
     noun, of_family, store_message = "task-set", "task_set", queue.STORE_TASKS
-    remove_message, named_at = queue.REMOVE_TASKS, "spec__environment__catalog"
-    unfinished = frozenset({TaskSetState.IMPORTING, TaskSetState.READING, TaskSetState.CHECKING})
-    keeps_content = unfinished | _WITH_CONTENT
+    plural, example, check_form = "sets of tasks", "shell-basics", TaskCheck
+    remove_message, named_at, checked_as = queue.REMOVE_TASKS, "spec__environment__catalog", "task-check"
 
     task_set = models.ForeignKey(TaskSet, on_delete=models.CASCADE, related_name="versions")
-    state = models.CharField(max_length=10, choices=TaskSetState.choices, default=TaskSetState.IMPORTING)
-    same_as = models.ForeignKey("self", on_delete=models.CASCADE, null=True, related_name="+")
-    problems = models.JSONField(default=list)
-    """Everything that is wrong with the tasks, or that they need and the last check could not give:
-    ``engine.spec.task_check.FoundProblem``."""
-    faults = models.PositiveIntegerField(default=0)
-    """How many there are, also those that are not listed."""
-    check_settings = models.JSONField(null=True)
-    """``engine.spec.task_check.TaskCheck`` of the last check."""
-    check_id = models.UUIDField(default=uuid4)
-    """The id of the job that checks it, and of the job's folder; another one for each job."""
-    check_jobs = models.PositiveIntegerField(default=0)
-    """Jobs of this check that have died."""
-    log_bytes = models.BigIntegerField(default=0)
-    """How far the job's log was read."""
-    waiting_for = models.TextField(blank=True, default="")
-    """Why the check cannot go on at present."""
-    waiting_since = models.DateTimeField(default=timezone.now)
 
     class Meta:
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["task_set", "number"], name="task_set_number_is_unique"),
-            models.UniqueConstraint(
-                fields=["task_set", "sha256"], name="task_set_content_is_unique",
-                condition=models.Q(state__in=["stored", "checking", "ready"]),
-            ),
-            models.CheckConstraint(condition=models.Q(state__in=TaskSetState.values), name="task_set_state_is_known"),
-            models.CheckConstraint(
-                condition=~models.Q(state="ready") | models.Q(number__isnull=False, sha256__gt=""),
-                name="ready_task_set_has_number_and_content",
-            ),
-        ]  # fmt: skip
+        constraints: ClassVar = checked_constraints("task_set")
 
     @property
     def family(self) -> TaskSet:  # type: ignore[override]
         return self.task_set
 
-    @property
-    def has_content(self) -> bool:
-        """Whether its tasks can be looked at."""
-        return self.state in _WITH_CONTENT
-
-    @property
-    def check_wanted(self) -> TaskCheck | None:
-        return None if self.check_settings is None else TaskCheck.model_validate(self.check_settings)
-
-    @property
-    def submission_id(self) -> str:
-        """The id of the job that checks it."""
-        return f"task-check-{self.check_id}"
+    def forget_check(self) -> None:
+        TaskTrial.objects.filter(task__version=self).delete()
 
     def manifest(self) -> TaskManifest:
         """Raises OSError where the files are not here."""

@@ -27,6 +27,7 @@ from engine.spec.problems import Problem
 from engine.spec.task_check import TaskCheck
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
+from webapp.catalog.checked_versions import begin_checked, refuse_checked_name
 from webapp.catalog.dataset_file_names import problem_with_dataset_file
 from webapp.catalog.dataset_versions import begin_dataset, refuse_dataset_name
 from webapp.catalog.file_names import MOST_FILES, problem_with
@@ -41,7 +42,7 @@ from webapp.catalog.models import (
 )
 from webapp.catalog.origin import UploadOrigin
 from webapp.catalog.storage import part_file, upload_folder
-from webapp.catalog.task_versions import begin_tasks, problem_with_package, refuse_task_set_name
+from webapp.catalog.task_versions import problem_with_package
 from webapp.catalog.versions import begin_version, refuse_beyond_room, refuse_name
 from webapp.refusals import Invalid, Refused
 
@@ -69,7 +70,7 @@ def begin_upload(
     if kind == UploadKind.DATASET:
         refuse_dataset_name(name)
     elif kind == UploadKind.TASKS:
-        refuse_task_set_name(name)
+        refuse_checked_name(TaskSetVersion, name)
     else:
         refuse_name(name)
     _refuse_files(files, kind)
@@ -244,7 +245,8 @@ def complete_tasks_upload(upload: Upload, check: TaskCheck | None = None, *, act
     upload = _whole(upload)
     if upload.task_version is None:
         size_bytes = sum(int(file["bytes"]) for file in upload.files)
-        upload.task_version = begin_tasks(
+        upload.task_version = begin_checked(
+            TaskSetVersion,
             upload.team,
             upload.name,
             UploadOrigin(upload=str(upload.id), files=[file["name"] for file in upload.files]),

@@ -19,10 +19,10 @@ from webapp.accounts.access import may, team_to_act_in, teams_of
 from webapp.accounts.requests import PageRequest
 from webapp.catalog.access import dataset_versions_of, environment_for, task_versions_of, versions_of
 from webapp.catalog.models import (
+    CheckedState,
     DatasetState,
     DatasetVersion,
     ModelVersion,
-    TaskSetState,
     TaskSetVersion,
     VersionState,
 )
@@ -202,7 +202,7 @@ def _ready_datasets(request: PageRequest, experiment: Experiment | None) -> list
 
 def _ready_tasks(request: PageRequest, experiment: Experiment | None) -> list[TaskSetVersion]:
     """What ``environment.catalog`` may name, or an agent's ``environment.tasks.catalog``, the newest first."""
-    ready = task_versions_of(request).filter(state=TaskSetState.READY)
+    ready = task_versions_of(request).filter(state=CheckedState.READY)
     return list((ready.filter(task_set__team=experiment.team) if experiment else ready).order_by("-id")[:MOST_OFFERED])
 
 

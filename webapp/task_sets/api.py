@@ -18,9 +18,10 @@ from webapp.api.idempotency import once
 from webapp.api.requests import Request, Text
 from webapp.catalog import task_versions, uploads
 from webapp.catalog.access import task_set_for, task_sets_of, task_version_for, task_versions_of, tasks_upload_for
+from webapp.catalog.checked_versions import check_version
 from webapp.catalog.download import download_of
 from webapp.catalog.imports import holds_tasks, import_tasks, importable
-from webapp.catalog.models import StoredTask, TaskSetState, TaskSetVersion, UploadKind
+from webapp.catalog.models import CheckedState, StoredTask, TaskSetVersion, UploadKind
 from webapp.catalog.stored_versions import cancel_stored
 from webapp.catalog.upload_api import ImportableOut, UploadRoutes, add_upload_routes
 from webapp.runs.api import ExperimentNaming, RunUsing
@@ -49,7 +50,7 @@ class TaskSetVersionOut(Schema):
     task_set: int
     name: str = Field(description="As a spec names it: name@number; without number until it is published")
     number: int | None
-    state: TaskSetState
+    state: CheckedState
     sha256: str = Field(description="Of tasks.json, which names all files")
     problem: dict[str, Any] | None
     same_as: int | None = Field(description="The version whose tasks it has")
@@ -164,7 +165,7 @@ class TaskDifferenceOut(Schema):
 @router.get("/task-sets", response=TaskSetPage, operation_id="list_task_sets")
 def list_task_sets(request: HttpRequest, limit: Page = 50, cursor: str | None = None) -> TaskSetPage:
     """Those with a version; the newest names first."""
-    ready = Q(versions__state=TaskSetState.READY)
+    ready = Q(versions__state=CheckedState.READY)
     rows = task_sets_of(request).annotate(
         ready=Count("versions", filter=ready), newest=Max("versions__number", filter=ready)
     )
@@ -281,7 +282,7 @@ def check(request: HttpRequest, version_id: int, wanted: TaskCheck | None = None
     user = caller_of(request).user
 
     def act() -> tuple[int, TaskSetVersionOut]:
-        begun = task_versions.check_tasks(version, wanted or TaskCheck(), acting_user=user)
+        begun = check_version(version, wanted or TaskCheck(), acting_user=user)
         return 202, TaskSetVersionOut.of(begun)
 
     return once(request, version.team, act)

@@ -18,8 +18,9 @@ from webapp.accounts.access import may
 from webapp.accounts.requests import PageRequest
 from webapp.catalog import task_versions
 from webapp.catalog.access import task_sets_of, task_version_for, task_versions_of
+from webapp.catalog.checked_versions import check_version
 from webapp.catalog.imports import holds_tasks, import_tasks, importable
-from webapp.catalog.models import TaskSetState, TaskSetVersion, UploadKind
+from webapp.catalog.models import CheckedState, TaskSetVersion, UploadKind
 from webapp.catalog.shelf_pages import ShelfPages
 from webapp.catalog.stored_versions import cancel_stored
 from webapp.pages.responses import redirect_with, refusals_return_to
@@ -44,7 +45,7 @@ PAGES = ShelfPages(
 @login_required
 @require_GET
 def index(request: PageRequest) -> HttpResponse:
-    shown = task_versions_of(request).exclude(state=TaskSetState.SAME).order_by("-id")
+    shown = task_versions_of(request).exclude(state=CheckedState.SAME).order_by("-id")
     found = task_sets_of(request).prefetch_related(Prefetch("versions", shown, to_attr="shown")).order_by("name")
     task_sets = [task_set for task_set in found if task_set.shown]
     return PAGES.listed(request, task_sets, called="task_sets")
@@ -80,7 +81,7 @@ def detail(request: PageRequest, version_id: int) -> HttpResponse:
         "backends": BACKENDS,
         "problems": version.problems[:SHOWN_PROBLEMS],
         "progress": progress,
-        "publishes": version.state == TaskSetState.STORED and progress.statuses.keys() == {"ok"},
+        "publishes": version.state == CheckedState.STORED and progress.statuses.keys() == {"ok"},
         "tasks": [_row(task, status) for task, status in shown[first : first + TASKS_PER_PAGE]],
         "matching": len(shown),
         "wanted": wanted,
@@ -136,7 +137,7 @@ def _version_url(version_id: int) -> str:
 @refusals_return_to(_version_url)
 def check(request: PageRequest, version_id: int) -> HttpResponse:
     version = task_version_for(request, version_id, to="launch")
-    task_versions.check_tasks(version, _posted_check(request), acting_user=request.user)
+    check_version(version, _posted_check(request), acting_user=request.user)
     return redirect(_version_url(version_id))
 
 

@@ -18,8 +18,8 @@ from engine.environments.terminal.folder_files import content_of
 from engine.environments.terminal.swe_rows import RowsRefused, write_rows
 from engine.environments.terminal.task_folder import TASK_FILE, TerminalTask
 from engine.environments.terminal.task_set import TaskSet, TasksRefused, read_tasks
+from engine.spec.check_log import MOST_PROBLEMS, FoundProblem, ReadReport
 from engine.spec.problems import Problem
-from engine.spec.task_check import MOST_PROBLEMS, FoundProblem, TasksReport
 from engine.spec.task_files import TASKS_FOLDER, TASKS_MANIFEST, StoredTaskEntry, TaskFileEntry, TaskManifest
 
 MOST_ENTRIES = 200_000
@@ -27,7 +27,7 @@ MOST_ENTRIES = 200_000
 _CHUNK_BYTES = 2**20
 
 
-def store(source: Path, target: Path) -> TasksReport:
+def store(source: Path, target: Path) -> ReadReport:
     """Make ``target/sealed`` of a folder of tasks, a tar of one, or rows of a SWE-bench form (``.jsonl``).
 
     ``target`` is the caller's own; what an earlier try has left in it is removed.  With faults nothing is sealed.
@@ -44,9 +44,7 @@ def store(source: Path, target: Path) -> TasksReport:
         if found is not None and not problems:
             problems += _seal(found, target / "sealed")
     shutil.rmtree(target / "unpacked", ignore_errors=True)
-    return TasksReport(
-        problems=[FoundProblem.of(problem) for problem in problems[:MOST_PROBLEMS]], faults=len(problems)
-    )
+    return ReadReport(problems=[FoundProblem.of(problem) for problem in problems[:MOST_PROBLEMS]], faults=len(problems))
 
 
 def _beside(folder: Path | None, problem: Problem) -> Problem:

@@ -9,12 +9,12 @@ import pytest
 
 from engine.environments.terminal.storing import store
 from engine.environments.terminal.task_set import read_tasks
-from engine.spec.task_check import TasksReport
+from engine.spec.check_log import ReadReport
 from engine.spec.task_files import TaskManifest
 from tests.engine.environments.terminal.tasks import write_task
 
 
-def stored(tmp_path: Path, *extra: tarfile.TarInfo, content: bytes = b"x") -> TasksReport:
+def stored(tmp_path: Path, *extra: tarfile.TarInfo, content: bytes = b"x") -> ReadReport:
     """A tar of the folder ``tasks``, with further entries behind it."""
     with tarfile.open(tmp_path / "tasks.tar", "w") as archive:
         archive.add(tmp_path / "tasks", arcname=".")
