@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from engine.spec.environment import FOREIGN_CODE, Agent, Environment, Imported, Terminal
+from engine.spec.environment import Agent, Environment, Imported, Terminal, is_foreign
 from engine.spec.mixture import Mixture, PlayedPart, RunEnvironment, parts_of, terminals_of
 from engine.spec.model import CheckpointModel, Model, PretrainedModel
 from engine.spec.problems import Problem
@@ -21,9 +21,9 @@ def code_to_import(environment: RunEnvironment) -> list[Problem]:
             message = "importing an environment would run its author's code in the service's engine"
             remedy = "use a built-in environment here, or train it with: python -m engine train"
             return [Problem("environment.id", environment.id, message, remedy)]
-        case environment if isinstance(environment, FOREIGN_CODE):
+        case environment if is_foreign(environment):
             message = "the service runs no environment that its catalog does not hold"
-            remedy = "use a built-in environment here, or train it with: python -m engine train"
+            remedy = "bring your package to the catalog, or train it with: python -m engine train"
             return [Problem("environment.id", environment.id, message, remedy)]
         case Terminal():
             return list(_folder_of_tasks("environment", environment))

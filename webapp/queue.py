@@ -23,9 +23,11 @@ REMOVE_DATASET = "datasets.remove"
 MEASURE_DATASET = "datasets.measure"
 STORE_TASKS = "tasks.store"
 REMOVE_TASKS = "tasks.remove"
+STORE_PACKAGE = "packages.store"
+REMOVE_PACKAGE = "packages.remove"
 TASKS = (
     LAUNCH, RECONCILE, TIDY, STORE_MODEL, REMOVE_MODEL, STORE_DATASET, REMOVE_DATASET, MEASURE_DATASET, STORE_TASKS,
-    REMOVE_TASKS,
+    REMOVE_TASKS, STORE_PACKAGE, REMOVE_PACKAGE,
 )  # fmt: skip
 """Every name that is ever sent, by us or by the schedule; a test asserts that the workers know them."""
 

@@ -23,6 +23,7 @@ from webapp.egress.api import router as egress
 from webapp.environments.api import router as environments
 from webapp.experiments.api import router as experiments
 from webapp.library.api import router as models
+from webapp.packages.api import router as packages
 from webapp.refusals import Invalid, Refused
 from webapp.runs.api import router as runs
 from webapp.security.api import router as security
@@ -102,6 +103,7 @@ api.add_router("", recipes)
 api.add_router("", models)
 api.add_router("", datasets)
 api.add_router("", task_sets)
+api.add_router("", packages)
 api.add_router("", egress)
 api.add_decorator(known_queries_only, mode="view")
 

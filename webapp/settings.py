@@ -74,6 +74,7 @@ INSTALLED_APPS = [
     "webapp.library",
     "webapp.datasets",
     "webapp.task_sets",
+    "webapp.packages",
     "webapp.egress",
     "webapp.audit",
 ]

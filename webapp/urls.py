@@ -13,6 +13,7 @@ urlpatterns = [
     path("", include("webapp.library.urls")),
     path("", include("webapp.datasets.urls")),
     path("", include("webapp.task_sets.urls")),
+    path("", include("webapp.packages.urls")),
     path("", include("webapp.egress.urls")),
     path("", include("webapp.editor.urls")),
     path("", include("webapp.runs.urls")),

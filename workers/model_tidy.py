@@ -1,4 +1,4 @@
-"""Removes files of models, datasets and tasks that no row has any more: at once after a deletion, hourly what was left.
+"""Removes files of the catalog that no row has any more: at once after a deletion, hourly what was left.
 
 A folder without a row is removed only when it is old: a worker makes the folder before the row says so.
 """
@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from webapp import queue
 from webapp.accounts.models import Team
-from webapp.catalog.models import DatasetState, DatasetVersion, ModelVersion, TaskSetVersion, Upload
+from webapp.catalog.models import DatasetState, DatasetVersion, ModelVersion, PackageVersion, TaskSetVersion, Upload
 from webapp.catalog.storage import uploads_root
 from webapp.catalog.uploads import KEPT_FOR, forget_old_uploads
 from webapp.catalog.version_models import StoredVersion
@@ -39,6 +39,12 @@ def remove_dataset(team_id: str, sha256: str, version_id: str) -> None:
 def remove_tasks(team_id: str, sha256: str, version_id: str) -> None:
     """Remove the files of a deleted version, as those of a dataset."""
     _remove_version(TaskSetVersion, int(team_id), sha256, int(version_id))
+
+
+@app.task(name=queue.REMOVE_PACKAGE)
+def remove_package(team_id: str, sha256: str, version_id: str) -> None:
+    """Remove the files of a deleted version, as those of a dataset."""
+    _remove_version(PackageVersion, int(team_id), sha256, int(version_id))
 
 
 def _remove_version(kind: type[StoredVersion], team_id: int, sha256: str, version_id: int) -> None:
@@ -72,7 +78,7 @@ def tidy_models() -> None:
         if not _is_wanted_upload(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
     give_up_old_sources()
-    kinds: tuple[type[StoredVersion], ...] = (ModelVersion, DatasetVersion, TaskSetVersion)
+    kinds: tuple[type[StoredVersion], ...] = (ModelVersion, DatasetVersion, TaskSetVersion, PackageVersion)
     for kind in kinds:
         for team in _folders_in(kind.storage.root):
             for folder in _old_in(team):
@@ -101,7 +107,9 @@ def _old_in(root: Path) -> Iterator[Path]:
 def _is_wanted_upload(name: str) -> bool:
     try:
         upload = (
-            Upload.objects.select_related("version", "dataset_version", "task_version").filter(id=UUID(name)).first()
+            Upload.objects.select_related("version", "dataset_version", "task_version", "package_version")
+            .filter(id=UUID(name))
+            .first()
         )
     except ValueError:
         return False

@@ -2,7 +2,7 @@
 
     queued, wanted             -> the launch message is sent again
     model being stored, silent -> its message is sent again; datasets and task sets likewise
-    task set being checked     -> its job is followed (``checks.py``)
+    version being checked      -> its job is followed (``checks.py``)
     launching, no job          -> submitted again under the same id
     job dead, run not finished -> next attempt from the last checkpoint, or failed with the reason
     silent or stalled          -> job stopped, then the same
@@ -29,12 +29,13 @@ from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from webapp import queue
-from webapp.catalog.models import DatasetVersion, Measurement, ModelVersion, TaskSetVersion
+from webapp.catalog.models import DatasetVersion, Measurement, ModelVersion, PackageVersion, TaskSetVersion
 from webapp.catalog.version_models import StoredVersion
 from webapp.runs.models import ENDED, LIVE, Desired, Run, RunStatus
 from workers import ray_jobs
 from workers.app import app
 from workers.launch import is_over, submit
+from workers.package_store import PACKAGE_CHECKS
 from workers.ray_jobs import Job, Jobs, RayUnreachable
 from workers.task_checks import TASK_CHECKS
 
@@ -61,11 +62,12 @@ def reconcile() -> None:
             resend_lost_messages()
             resend_lost_messages_about_models()
             resend_lost_messages_about_datasets()
-            resend_lost_messages_about_tasks()
+            resend_lost_messages_about_checked_versions()
             try:
                 jobs = ray_jobs.connect()
                 follow_jobs(jobs)
                 TASK_CHECKS.follow_all(jobs)
+                PACKAGE_CHECKS.follow_all(jobs)
             except RayUnreachable as error:
                 log.warning("Ray cannot be reached; runs are left as they are", error=str(error))
 
@@ -104,8 +106,9 @@ def resend_lost_messages_about_datasets() -> None:
             queue.send(queue.MEASURE_DATASET, str(measurement.id))
 
 
-def resend_lost_messages_about_tasks() -> None:
+def resend_lost_messages_about_checked_versions() -> None:
     _resend(TaskSetVersion)
+    _resend(PackageVersion)
 
 
 def _resend(kind: type[StoredVersion]) -> None:

@@ -24,6 +24,7 @@ from workers.sources import SourceRefused
 
 Version = TypeVar("Version", bound=StoredVersion)
 MODEL_LOCK, DATASET_LOCK, TASKS_LOCK, MEASUREMENT_LOCK = 0x6D6F646C, 0x64617461, 0x7461736B, 0x6D656173
+PACKAGE_LOCK = 0x7061636B
 
 log = structlog.get_logger(__name__)
 

@@ -67,6 +67,13 @@ def check(options: argparse.Namespace) -> int:
     return FAULTY if report.faults else 0
 
 
+def trial(options: argparse.Namespace) -> int:
+    """Play a version of the catalog, as a worker's job file says."""
+    from engine.launch.package_check import run_check
+
+    return run_check(options.file)
+
+
 def in_words(report: CheckReport) -> str:
     tasks = ", ".join(f"{number} {split}" for split, number in report.tasks.items())
     lines = [
@@ -102,4 +109,7 @@ def parser() -> argparse.ArgumentParser:
     checking.add_argument("--python", help="the interpreter that runs it (default: the system's)")
     checking.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
     checking.set_defaults(run=check)
+    trying = commands.add_parser("trial", help="the job of a worker that checks a version of the catalog")
+    trying.add_argument("file", type=Path, help="the job file (engine/spec/package_check.py)")
+    trying.set_defaults(run=trial)
     return whole

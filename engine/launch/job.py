@@ -17,6 +17,7 @@ from engine.cluster.ray_workers import RayWorkers
 from engine.launch import exit_codes
 from engine.launch.exit_codes import Attempt
 from engine.launch.pinned_dataset import with_pinned_dataset
+from engine.launch.pinned_packages import with_pinned_packages
 from engine.launch.pinned_tasks import with_pinned_tasks
 from engine.launch.preflight import BadSpec, with_pinned_model
 from engine.launch.run_files import FileFolder, with_pinned_files
@@ -28,7 +29,7 @@ from engine.reporting.event_writer import EventWriter
 from engine.reporting.security_events import SecurityEvents, log_folder
 from engine.reporting.shipper import BACKOFF_S, Ingest, ServiceDown, ServiceRefuses, Shipper
 from engine.reporting.spool import Spool, SpoolError
-from engine.spec.environment import FOREIGN_CODE
+from engine.spec.environment import is_foreign
 from engine.spec.event import Event, Finished
 from engine.spec.launch import Launch
 from engine.spec.mixture import parts_of
@@ -50,12 +51,13 @@ def launch_from_file(path: Path) -> Launch:
     except ValidationError as error:
         places = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False))
         raise BadSpec([f"{path}: not a launch file of this version (see {places or 'its JSON'})"]) from None
-    if any(isinstance(part.environment, FOREIGN_CODE) for part in parts_of(launch.spec.environment)):
+    if any(is_foreign(part.environment) for part in parts_of(launch.spec.environment)):
         raise BadSpec([f"{path}: the service's engine runs nobody's environment; use: python -m engine train"])
     run_dir = Path(launch.run_dir)
     spec = with_pinned_model(launch.spec, run_dir, named_in=path, anywhere=False, catalog=launch.catalog)
     spec = with_pinned_dataset(spec, named_in=path, anywhere=False, catalog=launch.dataset)
     spec = with_pinned_tasks(spec, named_in=path, catalog=launch.tasks)
+    spec = with_pinned_packages(spec, named_in=path, catalog=launch.packages)
     spec = with_pinned_files(spec, run_dir, FileFolder(recordings_folder(), anywhere=False))
     return launch.model_copy(update={"spec": spec})
 

@@ -1,7 +1,6 @@
 """What ``environment.catalog`` means on this machine, found before a run of terminal tasks begins."""
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -9,7 +8,7 @@ from pydantic import ValidationError
 from engine.launch.pinned_dataset import datasets_folder
 from engine.launch.preflight import BadSpec
 from engine.spec.environment import Agent, Environment, Terminal, terminal_in
-from engine.spec.mixture import Mixture, MixturePart, RunEnvironment, terminals_of
+from engine.spec.mixture import with_each
 from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
@@ -21,14 +20,19 @@ def with_pinned_tasks(spec: RunSpec, *, named_in: Path, catalog: CatalogFolder |
     must have.
 
     ``catalog`` is what the document says of their ``catalog``, at ``environment`` or an agent's ``environment.tasks``.
-    The environment compares every file with the
-    digest when it reads the folder.  Raises BadSpec, also for a folder of the run's own choosing.
+    The environment compares every file with the digest when it reads the folder.  Raises BadSpec, also for a folder of
+    the run's own choosing.
     """
-    found = terminals_of(spec.environment)
-    if not found:
-        return spec
-    pins = [_pinned(field, terminal, named_in=named_in, catalog=catalog) for field, terminal in found]
-    return spec.model_copy(update={"environment": _with_tasks(spec.environment, iter(pins))})
+
+    def pinned(field: str, environment: Environment) -> Environment:
+        found = terminal_in(environment)
+        if found is None:
+            return environment
+        at, terminal = found
+        tasks = _pinned(field + at.removeprefix("environment"), terminal, named_in=named_in, catalog=catalog)
+        return environment.model_copy(update={"tasks": tasks}) if isinstance(environment, Agent) else tasks
+
+    return spec.model_copy(update={"environment": with_each(spec.environment, pinned)})
 
 
 def _pinned(field: str, terminal: Terminal, *, named_in: Path, catalog: CatalogFolder | None) -> Terminal:
@@ -43,24 +47,6 @@ def _pinned(field: str, terminal: Terminal, *, named_in: Path, catalog: CatalogF
         "digest": _manifest(folder, catalog, f"{field}.catalog", named_in).digest,
     }
     return terminal.model_copy(update=pinned)
-
-
-def _with_tasks(environment: RunEnvironment, pins: Iterator[Terminal]) -> RunEnvironment:
-    """The environment with the next of the pins in the place of each of its terminal tasks."""
-    if isinstance(environment, Mixture):
-        return environment.model_copy(update={"parts": [_part_with_tasks(part, pins) for part in environment.parts]})
-    return _alone_with_tasks(environment, pins)
-
-
-def _part_with_tasks(part: MixturePart, pins: Iterator[Terminal]) -> MixturePart:
-    return part.model_copy(update={"environment": _alone_with_tasks(part.environment, pins)})
-
-
-def _alone_with_tasks(environment: Environment, pins: Iterator[Terminal]) -> Environment:
-    if terminal_in(environment) is None:
-        return environment
-    pinned = next(pins)
-    return environment.model_copy(update={"tasks": pinned}) if isinstance(environment, Agent) else pinned
 
 
 def _manifest(folder: Path, catalog: CatalogFolder, field: str, named_in: Path) -> TaskManifest:

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from engine.spec.agent import AgentProgram
 from engine.spec.impossible import impossible
+from engine.spec.model_files import CatalogVersion
 from engine.spec.qa_tools import McpServer, SandboxFile, Search
 from engine.spec.security import Response
 from engine.spec.strict import LARGEST_NUMBER, MOST_THINGS, Strict
@@ -189,7 +190,6 @@ class Apps(_WithoutSandbox):
     nothing where something else was changed."""
 
 
-TaskSetVersion = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*@\w[\w.-]*$", max_length=200)]
 TERMINAL_SANDBOX = SandboxSpec(
     network="watched", memory_mib=1024, disk_mib=64, processes=64, timeout_s=60, output_bytes=2**16, snapshots=False,
     terminal=True,
@@ -204,7 +204,7 @@ class Terminal(Strict):
     """
 
     id: Literal["terminal"] = "terminal"
-    catalog: TaskSetVersion | None = None
+    catalog: CatalogVersion | None = None
     """A published version of the team's task sets, ``name@number``.  The service takes no other tasks."""
     tasks: str | None = Field(default=None, min_length=1, max_length=4096)
     """On the command line: a folder of which each subfolder with a ``task.toml`` is a task."""
@@ -422,10 +422,14 @@ def _json_object(text: str) -> str:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise impossible("options", text, f"no JSON: {error}", 'give a JSON object, e.g. {"digits": 4}') from None
+        raise impossible("", text, f"no JSON: {error}", 'give a JSON object, e.g. {"digits": 4}') from None
     if not isinstance(value, dict):
-        raise impossible("options", text, "no JSON object", 'give a JSON object, e.g. {"digits": 4}')
+        raise impossible("", text, "no JSON object", 'give a JSON object, e.g. {"digits": 4}')
     return text
+
+
+JsonObject = Annotated[str, StringConstraints(max_length=2**16), AfterValidator(_json_object)]
+"""A JSON object as text: a run's TOML has no values of every kind that one may hold."""
 
 
 class _InProcess(Strict):
@@ -460,17 +464,33 @@ class Package(_InProcess):
     """
 
     id: Literal["package"] = "package"
-    path: str = Field(min_length=1, max_length=4096)
-    """The folder (``pyproject.toml`` and ``src/``), or the wheel."""
+    command_line_only: ClassVar[bool] = False
+    catalog: CatalogVersion | None = None
+    """Your team's published version, as ``name@version``.  The service takes no other package."""
+    path: str | None = Field(default=None, min_length=1, max_length=4096)
+    """The folder (``pyproject.toml`` and ``src/``), or the wheel, in place of ``catalog``."""
     digest: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
-    """What the package must be (``python -m engine environment check`` prints it).  Another one is refused."""
+    """What the package at ``path`` must be (``python -m engine environment check`` prints it).  Another one is
+    refused."""
     entry: ImportPath | None = None
     """``package.module:Name``, which gives the environment when it is called.  By default the package's only entry
     point of the group ``palestra.environments``."""
-    options: Annotated[str, StringConstraints(max_length=2**16), AfterValidator(_json_object)] = "{}"
+    options: JsonObject = "{}"
     """What it is called with, as a JSON object."""
     python: str | None = Field(default=None, min_length=1, max_length=4096)
-    """The interpreter that runs it, 3.10 or later; by default the system's."""
+    """The interpreter that runs it, 3.10 or later; by default the system's.  The service takes no other."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.catalog is None and self.path is None:
+            problem = "nothing says which package it is"
+            remedy = 'name a version of the catalog ("name@version"), or the folder or wheel in environment.path'
+            raise impossible("catalog", None, problem, remedy)
+        beside = next((name for name in ("path", "digest", "python") if getattr(self, name) is not None), None)
+        if self.catalog is not None and beside is not None:
+            problem = "environment.catalog names the package already, and the service runs it"
+            raise impossible(beside, getattr(self, beside), problem, "leave one of the two out")
+        return self
 
     @property
     def can_be_restored(self) -> bool:
@@ -499,7 +519,7 @@ class Gem(_OtherLibrary):
     id: Literal["gem"] = "gem"
     env_id: str = Field(min_length=1, max_length=300)
     """As the library registers it, e.g. ``game:GuessTheNumber-v0-easy``."""
-    arguments: Annotated[str, StringConstraints(max_length=2**16), AfterValidator(_json_object)] = "{}"
+    arguments: JsonObject = "{}"
     """What ``gem.make`` is given beside it, as a JSON object."""
 
 
@@ -509,7 +529,7 @@ class VerifiersTaskset(_OtherLibrary):
     id: Literal["verifiers"] = "verifiers"
     taskset: ImportPath
     """``package.module:Class`` of that virtual environment."""
-    config: Annotated[str, StringConstraints(max_length=2**16), AfterValidator(_json_object)] = "{}"
+    config: JsonObject = "{}"
     """The fields of its configuration, as a JSON object."""
     heldout_share: float = Field(default=0.2, ge=0, le=1)
     """The share of its tasks, the last ones, that is held out."""
@@ -645,8 +665,11 @@ SUITED_VOCABULARY: dict[str, Vocabulary] = {
 }
 """By environment, the words that make its texts short; every other environment is read character by character."""
 
-FOREIGN_CODE = (Imported, Package, Gem, VerifiersTaskset, OpenEnv)
-"""Environments that run, or ask, what somebody else wrote and no catalog holds."""
+
+def is_foreign(environment: Environment) -> bool:
+    """Return whether it runs, or asks, what somebody else wrote and no catalog holds."""
+    is_elsewhere = isinstance(environment, Package) and environment.catalog is None
+    return is_elsewhere or isinstance(environment, Imported | Gem | VerifiersTaskset | OpenEnv)
 
 
 def terminal_in(environment: Environment) -> tuple[str, Terminal] | None:

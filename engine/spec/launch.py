@@ -21,3 +21,5 @@ class Launch(Strict):
     """What ``spec.dataset.catalog`` named then; its ``sha256`` is that of ``dataset.json``."""
     tasks: CatalogFolder | None = None
     """What ``spec.environment.catalog`` named then; its ``sha256`` is that of ``tasks.json``."""
+    packages: list[CatalogFolder] = []
+    """What each ``catalog`` of an environment package named then; their ``sha256`` is that of ``package.json``."""

@@ -4,7 +4,7 @@ What reads a run's environment asks ``parts_of`` for what is played, and need no
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -142,6 +142,17 @@ def parts_of(environment: RunEnvironment) -> list[PlayedPart]:
         PlayedPart(part.name, part.weight, f"environment.parts.{number}.environment", part.environment)
         for number, part in enumerate(environment.parts)
     ]
+
+
+def with_each(environment: RunEnvironment, change: Callable[[str, Environment], Environment]) -> RunEnvironment:
+    """Return it with ``change(field, environment)`` in the place of what is played."""
+    if not isinstance(environment, Mixture):
+        return change("environment", environment)
+    changed = [
+        part.model_copy(update={"environment": change(played.field, part.environment)})
+        for part, played in zip(environment.parts, parts_of(environment), strict=True)
+    ]
+    return environment.model_copy(update={"parts": changed})
 
 
 def alone(environment: RunEnvironment) -> Environment:

@@ -10,10 +10,10 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from engine.spec.environment import Vocabulary
 from engine.spec.impossible import impossible
+from engine.spec.model_files import CatalogVersion
 from engine.spec.strict import MOST_STEPS, Strict
 
 FolderPath = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f]+$")]
-CatalogVersion = Annotated[str, StringConstraints(pattern=r"^[\w][\w.-]*@[\w][\w.-]*$", max_length=200)]
 HubName = Annotated[str, StringConstraints(pattern=r"^[\w][\w.-]*/[\w][\w.-]*$", max_length=200)]
 ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.-]*$", max_length=200)]
 

@@ -14,6 +14,8 @@ MANIFEST = "palestra-manifest.json"
 PIECE_BYTES = 64 * 2**20
 """A file is digested in pieces of this size, so that storing it can stop and go on between two of them."""
 
+CatalogVersion = Annotated[str, StringConstraints(pattern=r"^[\w][\w.-]*@[\w][\w.-]*$", max_length=200)]
+"""``name@3`` of a team's models, datasets, task sets or packages."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 

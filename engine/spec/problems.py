@@ -35,7 +35,7 @@ def _problem(details: Any, model: type[BaseModel]) -> Problem:
     path = _without_tags(tagged_path, model)
     value = details["input"]
     if kind in ("impossible_combination", "unknown_preset"):
-        path += context["field"].split(".")
+        path += [name for name in context["field"].split(".") if name]
         value = context["value"]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         path = [*path, context["discriminator"].strip("'")]

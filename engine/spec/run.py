@@ -15,7 +15,8 @@ from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
 from engine.spec.impossible import impossible
 from engine.spec.megatron import Megatron
 from engine.spec.mixture import RunEnvironment, parts_of, sandboxes_of, suited_vocabulary
-from engine.spec.model import BuiltinModel, CatalogVersion, Model
+from engine.spec.model import BuiltinModel, Model
+from engine.spec.model_files import CatalogVersion
 from engine.spec.placement import Placement
 from engine.spec.players import LONGEST_SCRIPT, Player, turns_of_script
 from engine.spec.recipe import Recipe

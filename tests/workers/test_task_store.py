@@ -33,13 +33,13 @@ from webapp.catalog.imports import import_tasks
 from webapp.catalog.models import TaskSetVersion, TaskTrial, UploadKind
 from webapp.catalog.stored_versions import cancel_stored
 from webapp.catalog.task_versions import publish_tasks
-from webapp.catalog.uploads import begin_upload, complete_tasks_upload, put_part
+from webapp.catalog.uploads import begin_upload, complete_checked_upload, put_part
 from webapp.refusals import Invalid, Refused
 from webapp.runs.dependents import delete_unneeded
 from webapp.runs.services import submit_run
 from workers import checked_store, checks, engine_process, model_tidy
 from workers.ray_jobs import Job, RayUnreachable
-from workers.reconcile import reconcile, resend_lost_messages_about_tasks
+from workers.reconcile import reconcile, resend_lost_messages_about_checked_versions
 from workers.task_checks import TASK_CHECKS
 from workers.task_store import store_tasks
 
@@ -86,7 +86,7 @@ def uploaded(team: Team, user: User, work: Callable[[], None]) -> Callable[..., 
         for number in range(uploads.parts_of(len(content))):
             part = content[number * uploads.PART_BYTES :][: uploads.PART_BYTES]
             put_part(upload, 0, number, hashlib.sha256(part).hexdigest(), io.BytesIO(part))
-        version = complete_tasks_upload(upload, check, acting_user=user)
+        version = complete_checked_upload(TaskSetVersion, upload, check, acting_user=user)
         work()
         version.refresh_from_db()
         return version
@@ -258,11 +258,11 @@ def test_a_message_that_was_lost_is_sent_again(team: Team, user: User, sent: Sen
     write_task(settings.PALESTRA_IMPORTS / "own", "copy")
     version = import_tasks(team, "own", "own", acting_user=user)
     sent.clear()
-    resend_lost_messages_about_tasks()
+    resend_lost_messages_about_checked_versions()
     assert sent == []
     version.heartbeat_at = version.heartbeat_at.replace(year=2020)
     version.save()
-    resend_lost_messages_about_tasks()
+    resend_lost_messages_about_checked_versions()
     assert sent == [(queue.STORE_TASKS, (str(version.id), "importing-0"))]
 
 

@@ -108,6 +108,10 @@ def _of_tasks(verb: str) -> Callable[[AuditEntry], Words]:
     return _of_version(verb, "task_sets:version")
 
 
+def _of_package(verb: str) -> Callable[[AuditEntry], Words]:
+    return _of_version(verb, "packages:version")
+
+
 def _uploading(verb: str) -> Callable[[AuditEntry], Words]:
     return lambda entry: [f"{verb} the {entry.details.get('kind', 'model')} {_named(entry)}"]
 
@@ -197,6 +201,12 @@ _SENTENCES: dict[str, Callable[[AuditEntry], Words]] = {
     "task-set.publish": _of_tasks("published the tasks"),
     "task-set.cancel": _of_tasks("cancelled a version of the tasks"),
     "task-set.delete": _of_tasks("deleted the tasks"),
+    "package.import": _of_package("imported the package"),
+    "package.upload": _of_package("completed the upload of the package"),
+    "package.check": _of_package("had the package checked:"),
+    "package.publish": _of_package("published the package"),
+    "package.cancel": _of_package("cancelled a version of the package"),
+    "package.delete": _of_package("deleted the package"),
     "upload.begin": _uploading("began to upload"),
     "upload.delete": _uploading("deleted an upload of"),
     "team.create": lambda entry: ["made the team", _object(entry)],

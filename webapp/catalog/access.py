@@ -11,9 +11,11 @@ from webapp.catalog.models import (
     Dataset,
     DatasetVersion,
     Environment,
+    EnvironmentPackage,
     Measurement,
     Model,
     ModelVersion,
+    PackageVersion,
     StoredDataset,
     TaskSet,
     TaskSetVersion,
@@ -162,6 +164,42 @@ def tasks_upload_for(who: Who, upload_id: UUID, *, to: Action = "read") -> Uploa
     return _upload_for(who, upload_id, UploadKind.TASKS, to)
 
 
+def packages_of(who: Who) -> QuerySet[EnvironmentPackage]:
+    teams = readable_memberships_of(who).values("team_id")
+    return EnvironmentPackage.objects.select_related("team").filter(team__in=teams)
+
+
+def package_versions_of(who: Who) -> QuerySet[PackageVersion]:
+    """For lists: without what is wrong with them."""
+    teams = readable_memberships_of(who).values("team_id")
+    rows = PackageVersion.objects.select_related("package__team", "created_by").defer("problems", "report")
+    return rows.filter(package__team__in=teams)
+
+
+def package_for(who: Who, package_id: int, *, to: Action = "read") -> EnvironmentPackage:
+    """Raises Http404 for strangers, PermissionDenied for a role too low."""
+    package = EnvironmentPackage.objects.select_related("team").filter(id=package_id).first()
+    if package is None:
+        raise Http404
+    allowed(who, package.team, to)
+    return package
+
+
+def package_version_for(who: Who, version_id: int, *, to: Action = "read") -> PackageVersion:
+    """Raises Http404 for strangers, PermissionDenied for a role too low."""
+    rows = PackageVersion.objects.select_related("package__team", "created_by", "same_as__package")
+    version = rows.filter(id=version_id).first()
+    if version is None:
+        raise Http404
+    allowed(who, version.package.team, to)
+    return version
+
+
+def package_upload_for(who: Who, upload_id: UUID, *, to: Action = "read") -> Upload:
+    """Raises Http404 for strangers and for an upload of another kind, PermissionDenied for a role too low."""
+    return _upload_for(who, upload_id, UploadKind.PACKAGE, to)
+
+
 def dataset_upload_for(who: Who, upload_id: UUID, *, to: Action = "read") -> Upload:
     """Raises Http404 for strangers and for an upload of a model, PermissionDenied for a role too low."""
     return _upload_for(who, upload_id, UploadKind.DATASET, to)
@@ -173,7 +211,7 @@ def upload_for(who: Who, upload_id: UUID, *, to: Action = "read") -> Upload:
 
 
 def _upload_for(who: Who, upload_id: UUID, kind: str, to: Action) -> Upload:
-    rows = Upload.objects.select_related("team", "version", "dataset_version", "task_version")
+    rows = Upload.objects.select_related("team", "version", "dataset_version", "task_version", "package_version")
     upload = rows.filter(id=upload_id, kind=kind).first()
     if upload is None:
         raise Http404

@@ -34,6 +34,8 @@ class CheckedVersion(StoredVersion):
     """Several of what it is a version of, in words."""
     example: ClassVar[str]
     """A name that one may have."""
+    of_upload: ClassVar[str]
+    """The field of an upload that names what it was completed to."""
     checked_as: ClassVar[str]
     """What the ids of its jobs begin with."""
     check_form: ClassVar[type[Strict]]

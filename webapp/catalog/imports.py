@@ -1,24 +1,30 @@
-"""Importing a model, a dataset or tasks from a folder of this server, below the one root that there is for it."""
+"""Importing a model, a dataset, tasks or a package from a folder of this server, below the one root that is for it."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from django.conf import settings
 
 from engine.spec.dataset_preparation import Preparation
+from engine.spec.package_check import PackageCheck
 from engine.spec.problems import Problem
+from engine.spec.strict import Strict
 from engine.spec.task_check import TaskCheck
 from webapp.accounts.models import Team, User
+from webapp.catalog.checked_models import CheckedVersion
 from webapp.catalog.checked_versions import begin_checked
 from webapp.catalog.dataset_file_names import SUFFIXES
 from webapp.catalog.dataset_versions import begin_dataset
-from webapp.catalog.models import DatasetVersion, ModelVersion, TaskSetVersion
+from webapp.catalog.models import DatasetVersion, ModelVersion, PackageVersion, TaskSetVersion
 from webapp.catalog.origin import FolderOrigin
-from webapp.catalog.task_versions import PACKAGES
+from webapp.catalog.package_versions import PACKAGE_FILES
+from webapp.catalog.task_versions import TASKS_FILES
 from webapp.catalog.versions import begin_version
 from webapp.refusals import Invalid
 
+Checked = TypeVar("Checked", bound=CheckedVersion)
 MOST_LISTED = 200
 MOST_LEVELS = 3
 MOST_COUNTED = 50_000
@@ -59,14 +65,27 @@ def import_tasks(
     """Import a folder of tasks, a tar of one, or rows of a SWE-bench form.  Raises Invalid for a path that is none of
     them below the import root, and what ``begin_checked`` raises."""
     found = _below_root(path, holds_tasks, "file or folder")
+    return _import_checked(TaskSetVersion, team, name, found, check, acting_user)
+
+
+def import_package(
+    team: Team, name: str, path: str, check: PackageCheck | None = None, *, acting_user: User
+) -> PackageVersion:
+    """Import an environment package: its folder, a tar of one, or a wheel.  Raises Invalid for a path that is none of
+    them below the import root, and what ``begin_checked`` raises."""
+    found = _below_root(path, holds_package, "file or folder")
+    return _import_checked(PackageVersion, team, name, found, check, acting_user)
+
+
+def _import_checked(
+    kind: type[Checked], team: Team, name: str, found: Path, check: Strict | None, acting_user: User
+) -> Checked:
     try:
         size_bytes = _bytes_below(found)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(str(found.relative_to(_root())), error) from error
     origin = FolderOrigin(path=str(found.relative_to(_root())))
-    return begin_checked(
-        TaskSetVersion, team, name, origin, acting_user=acting_user, size_bytes=size_bytes, check=check
-    )
+    return begin_checked(kind, team, name, origin, acting_user=acting_user, size_bytes=size_bytes, check=check)
 
 
 def _bytes_below(path: Path) -> int:
@@ -95,9 +114,16 @@ def holds_rows(folder: Path) -> bool:
 def holds_tasks(path: Path) -> bool:
     """Whether it is a folder of terminal tasks, a task, or a package of such."""
     if path.is_file():
-        return path.name.lower().endswith(PACKAGES)
+        return path.name.lower().endswith(TASKS_FILES)
     inside = (entry / TASK_FILE for entry in islice(path.iterdir(), 1000))
     return (path / TASK_FILE).is_file() or any(entry.is_file() for entry in inside)
+
+
+def holds_package(path: Path) -> bool:
+    """Whether it is a folder of an environment package, a tar of one, or a wheel."""
+    if path.is_file():
+        return path.name.lower().endswith(PACKAGE_FILES)
+    return (path / "pyproject.toml").is_file() and (path / "src").is_dir()
 
 
 def _is_dataset_file(path: Path) -> bool:

@@ -11,14 +11,15 @@ from engine.spec.model_files import MANIFEST, ModelManifest
 from webapp import queue
 from webapp.accounts.models import Team, User
 from webapp.catalog.checked_models import CheckedState
+from webapp.catalog.package_models import EnvironmentPackage, PackageVersion
 from webapp.catalog.storage import DATASETS, MODELS
 from webapp.catalog.task_models import StoredTask, TaskSet, TaskSetVersion, TaskTrial
 from webapp.catalog.version_models import Named, StoredVersion
 
 __all__ = [
-    "OPEN", "UNFINISHED", "CheckedState", "Dataset", "DatasetState", "DatasetVersion", "Environment", "Measurement",
-    "MeasurementKind", "Model", "ModelVersion", "StoredDataset", "StoredTask", "TaskSet", "TaskSetVersion", "TaskTrial",
-    "Upload", "UploadKind", "UploadPart", "VersionState",
+    "OPEN", "UNFINISHED", "CheckedState", "Dataset", "DatasetState", "DatasetVersion", "Environment",
+    "EnvironmentPackage", "Measurement", "MeasurementKind", "Model", "ModelVersion", "PackageVersion", "StoredDataset",
+    "StoredTask", "TaskSet", "TaskSetVersion", "TaskTrial", "Upload", "UploadKind", "UploadPart", "VersionState",
 ]  # fmt: skip
 
 
@@ -160,7 +161,7 @@ class DatasetVersion(StoredVersion):
 
     storage = DATASETS
     noun, of_family, store_message = "dataset", "dataset", queue.STORE_DATASET
-    remove_message, named_at = queue.REMOVE_DATASET, "spec__dataset__catalog"
+    remove_message = queue.REMOVE_DATASET
     unfinished = frozenset({DatasetState.IMPORTING, DatasetState.INSPECTING, DatasetState.PREPARING})
     keeps_content = unfinished | {DatasetState.READY}
 
@@ -245,9 +246,10 @@ class UploadKind(models.TextChoices):
     MODEL = "model"
     DATASET = "dataset"
     TASKS = "tasks"
+    PACKAGE = "package"
 
 
-OPEN = models.Q(version=None, dataset_version=None, task_version=None)
+OPEN = models.Q(version=None, dataset_version=None, task_version=None, package_version=None)
 """Uploads on their way."""
 
 
@@ -258,7 +260,7 @@ class Upload(models.Model):
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="+")
     kind = models.CharField(max_length=7, choices=UploadKind.choices, default=UploadKind.MODEL)
     name = models.CharField(max_length=100)
-    """The name of the model, the dataset or the task set."""
+    """The name of the model, the dataset, the task set or the package."""
     files = models.JSONField()
     """``[{"name": "model.safetensors", "bytes": 123}, ...]``: announced first, so that there is room for all."""
     version = models.OneToOneField(ModelVersion, on_delete=models.CASCADE, null=True, related_name="upload")
@@ -267,18 +269,21 @@ class Upload(models.Model):
     """The dataset's version that it was completed to."""
     task_version = models.OneToOneField(TaskSetVersion, on_delete=models.CASCADE, null=True, related_name="upload")
     """The task set's version that it was completed to."""
+    package_version = models.OneToOneField(PackageVersion, on_delete=models.CASCADE, null=True, related_name="upload")
+    """The package's version that it was completed to."""
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     used_at = models.DateTimeField(default=timezone.now)
     """When the last part came."""
 
     @property
-    def completed_to(self) -> ModelVersion | DatasetVersion | TaskSetVersion | None:
-        return self.version or self.dataset_version or self.task_version
+    def completed_to(self) -> ModelVersion | DatasetVersion | TaskSetVersion | PackageVersion | None:
+        return self.version or self.dataset_version or self.task_version or self.package_version
 
     @property
     def is_complete(self) -> bool:
-        return any(key is not None for key in (self.version_id, self.dataset_version_id, self.task_version_id))
+        keys = (self.version_id, self.dataset_version_id, self.task_version_id, self.package_version_id)
+        return any(key is not None for key in keys)
 
 
 class UploadPart(models.Model):

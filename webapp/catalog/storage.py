@@ -3,7 +3,7 @@
 catalog/<team>/<sha256>/            the files of one content, whole or not there
 catalog/<team>/.partial-<version>/  those of a version that is being stored
 catalog/<team>/.removed-<name>/     on their way out
-tasks/...                           the same of sets of tasks, below the datasets folder
+tasks/..., packages/...             the same of sets of tasks and of packages, below the datasets folder
 uploads/<upload>/                   parts, of models and datasets alike, below the models folder
 """
 
@@ -34,6 +34,7 @@ class Storage:
 MODELS = Storage("PALESTRA_MODELS")
 DATASETS = Storage("PALESTRA_DATASETS")
 TASKS = Storage("PALESTRA_DATASETS", "tasks")
+PACKAGES = Storage("PALESTRA_DATASETS", "packages")
 
 
 def uploads_root() -> Path:

@@ -29,7 +29,7 @@ class TaskSetVersion(CheckedVersion):
     storage = TASKS
     noun, of_family, store_message = "task-set", "task_set", queue.STORE_TASKS
     plural, example, check_form = "sets of tasks", "shell-basics", TaskCheck
-    remove_message, named_at, checked_as = queue.REMOVE_TASKS, "spec__environment__catalog", "task-check"
+    remove_message, checked_as, of_upload = queue.REMOVE_TASKS, "task-check", "task_version"
 
     task_set = models.ForeignKey(TaskSet, on_delete=models.CASCADE, related_name="versions")
 
@@ -42,6 +42,13 @@ class TaskSetVersion(CheckedVersion):
 
     def forget_check(self) -> None:
         TaskTrial.objects.filter(task__version=self).delete()
+
+    @staticmethod
+    def named_in(environment: str, name: str) -> models.Q:
+        """Rows whose document names the version ``name`` there; ``environment`` is where an environment stands."""
+        own = {"id": "terminal", "catalog": name}
+        played = models.Q(**{f"{environment}__contains": own})
+        return played | models.Q(**{f"{environment}__contains": {"id": "agent", "tasks": own}})
 
     def manifest(self) -> TaskManifest:
         """Raises OSError where the files are not here."""

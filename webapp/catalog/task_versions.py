@@ -12,15 +12,15 @@ from webapp.catalog.checked_versions import lock_to_publish, publish_checked
 from webapp.catalog.models import StoredTask, TaskSetVersion
 from webapp.refusals import Invalid
 
-PACKAGES = (".tar", ".jsonl")
+TASKS_FILES = (".tar", ".jsonl")
 """A tar of folders of tasks, and rows of a SWE-bench form."""
 
 
-def problem_with_package(name: str, field: str) -> Problem | None:
+def problem_with_tasks_file(name: str, field: str) -> Problem | None:
     """Why a file of this name cannot be a set of tasks; None where it can."""
     if "/" in name or "\\" in name or not name.isprintable():
         return Problem(field, name, f"{name!r} is no name of a file", "name it with letters, digits and . _ -")
-    if not name.lower().endswith(PACKAGES):
+    if not name.lower().endswith(TASKS_FILES):
         remedy = "make it with: tar -cf tasks.tar -C FOLDER .; or give rows of a SWE-bench form as .jsonl"
         return Problem(field, name, f"{name} is no package of tasks", remedy)
     return None

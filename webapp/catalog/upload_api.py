@@ -1,4 +1,4 @@
-"""Uploads over REST: the same five operations for models, datasets and task sets, each at an address of its own."""
+"""Uploads over REST: the same five operations for each kind of versions, at an address of its own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class FileAnnounced(Request):
 
 
 class UploadRequest(Request):
-    name: str = Field(max_length=100, description="Of the model, the dataset or the task set")
+    name: str = Field(max_length=100, description="Of the model, the dataset, the task set or the package")
     files: list[FileAnnounced] = Field(min_length=1, max_length=2000)
 
 
@@ -78,7 +78,7 @@ class UploadOut(Schema):
         return cls(
             id=upload.id, team=upload.team.slug, name=upload.name, part_bytes=uploads.PART_BYTES, files=files,
             expires_at=uploads.expires_at(upload),
-            version=upload.version_id or upload.dataset_version_id or upload.task_version_id,
+            version=upload.completed_to.pk if upload.completed_to is not None else None,
         )  # fmt: skip
 
 

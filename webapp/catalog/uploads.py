@@ -17,16 +17,17 @@ import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from django.db import transaction
 from django.utils import timezone
 
 from engine.spec.dataset_preparation import Preparation
 from engine.spec.problems import Problem
-from engine.spec.task_check import TaskCheck
+from engine.spec.strict import Strict
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
+from webapp.catalog.checked_models import CheckedVersion
 from webapp.catalog.checked_versions import begin_checked, refuse_checked_name
 from webapp.catalog.dataset_file_names import problem_with_dataset_file
 from webapp.catalog.dataset_versions import begin_dataset, refuse_dataset_name
@@ -35,14 +36,16 @@ from webapp.catalog.models import (
     OPEN,
     DatasetVersion,
     ModelVersion,
+    PackageVersion,
     TaskSetVersion,
     Upload,
     UploadKind,
     UploadPart,
 )
 from webapp.catalog.origin import UploadOrigin
+from webapp.catalog.package_versions import problem_with_package_file
 from webapp.catalog.storage import part_file, upload_folder
-from webapp.catalog.task_versions import problem_with_package
+from webapp.catalog.task_versions import problem_with_tasks_file
 from webapp.catalog.versions import begin_version, refuse_beyond_room, refuse_name
 from webapp.refusals import Invalid, Refused
 
@@ -53,6 +56,8 @@ LARGEST_FILE_BYTES = 2**40
 KEPT_FOR = timedelta(days=7)
 """After its last part; then an upload that was not completed is removed."""
 _CHUNK_BYTES = 2**20
+Checked = TypeVar("Checked", bound=CheckedVersion)
+CHECKED: Mapping[str, type[CheckedVersion]] = {UploadKind.TASKS: TaskSetVersion, UploadKind.PACKAGE: PackageVersion}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -69,8 +74,8 @@ def begin_upload(
     """Raises Invalid for files that no version may have, and Refused where there is no room for them."""
     if kind == UploadKind.DATASET:
         refuse_dataset_name(name)
-    elif kind == UploadKind.TASKS:
-        refuse_checked_name(TaskSetVersion, name)
+    elif kind in CHECKED:
+        refuse_checked_name(CHECKED[kind], name)
     else:
         refuse_name(name)
     _refuse_files(files, kind)
@@ -97,9 +102,9 @@ def _refuse_files(files: Sequence[Mapping[str, Any]], kind: str) -> None:
     archives = [name for name in names if name.lower().endswith(".tar")]
     if archives and len(files) > 1:
         problems.append(Problem("files", archives[0], f"a tar holds the whole {kind}", "announce it alone"))
-    elif kind == UploadKind.TASKS and len(files) > 1:
-        remedy = "put the folders of all tasks into one tar: tar -cf tasks.tar -C FOLDER ."
-        problems.append(Problem("files", len(files), "tasks come as one file", remedy))
+    elif kind in CHECKED and len(files) > 1:
+        remedy = f"put them into one tar: tar -cf {kind}.tar -C FOLDER ."
+        problems.append(Problem("files", len(files), f"{CHECKED[kind].plural} come as one file each", remedy))
     if problems:
         raise Invalid(f"these files cannot be a version of a {kind}", problems)
 
@@ -112,7 +117,9 @@ def _problem_with(file: Mapping[str, Any], field: str, kind: str) -> Problem | N
     if kind == UploadKind.DATASET:
         return problem_with_dataset_file(name, size, f"{field}.name")
     if kind == UploadKind.TASKS:
-        return problem_with_package(name, f"{field}.name")
+        return problem_with_tasks_file(name, f"{field}.name")
+    if kind == UploadKind.PACKAGE:
+        return problem_with_package_file(name, f"{field}.name")
     is_tar = name.lower().endswith(".tar")
     return problem_with(name.lower().removesuffix(".tar") + ".safetensors" if is_tar else name, size, f"{field}.name")
 
@@ -240,13 +247,16 @@ def complete_dataset_upload(
 
 
 @transaction.atomic
-def complete_tasks_upload(upload: Upload, check: TaskCheck | None = None, *, acting_user: User) -> TaskSetVersion:
+def complete_checked_upload(
+    kind: type[Checked], upload: Upload, check: Strict | None = None, *, acting_user: User
+) -> Checked:
     """The version that it becomes; the second time the same one.  Raises Refused while a part is missing."""
     upload = _whole(upload)
-    if upload.task_version is None:
+    version: Checked | None = getattr(upload, kind.of_upload)
+    if version is None:
         size_bytes = sum(int(file["bytes"]) for file in upload.files)
-        upload.task_version = begin_checked(
-            TaskSetVersion,
+        version = begin_checked(
+            kind,
             upload.team,
             upload.name,
             UploadOrigin(upload=str(upload.id), files=[file["name"] for file in upload.files]),
@@ -255,8 +265,9 @@ def complete_tasks_upload(upload: Upload, check: TaskCheck | None = None, *, act
             released_bytes=size_bytes,
             check=check,
         )
-        upload.save(update_fields=["task_version"])
-    return upload.task_version
+        setattr(upload, kind.of_upload, version)
+        upload.save(update_fields=[kind.of_upload])
+    return version
 
 
 def _missing(upload: Upload, file: int) -> Problem | None:

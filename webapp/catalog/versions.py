@@ -19,6 +19,7 @@ from webapp.catalog.models import (
     DatasetVersion,
     Model,
     ModelVersion,
+    PackageVersion,
     TaskSetVersion,
     Upload,
     VersionState,
@@ -88,7 +89,8 @@ def bytes_of(team: Team) -> int:
     datasets = DatasetVersion.objects.filter(dataset__team=team).exclude(state__in=["cancelled", "same"])
     datasets = datasets.exclude(state="failed", source_report__isnull=True)
     versions += datasets.aggregate(total=Sum("bytes"))["total"] or 0
-    tasks = TaskSetVersion.objects.filter(task_set__team=team, state__in=TaskSetVersion.keeps_content)
-    versions += tasks.aggregate(total=Sum("bytes"))["total"] or 0
+    for kind in (TaskSetVersion, PackageVersion):
+        kept = kind.objects.filter(**{f"{kind.of_family}__team": team}, state__in=kind.keeps_content)
+        versions += kept.aggregate(total=Sum("bytes"))["total"] or 0
     uploads = Upload.objects.filter(OPEN, team=team).values_list("files", flat=True)
     return int(versions) + sum(int(file["bytes"]) for files in uploads for file in files)

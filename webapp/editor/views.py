@@ -17,12 +17,19 @@ from engine.spec.model import PretrainedModel
 from engine.spec.run import RunSpec
 from webapp.accounts.access import may, team_to_act_in, teams_of
 from webapp.accounts.requests import PageRequest
-from webapp.catalog.access import dataset_versions_of, environment_for, task_versions_of, versions_of
+from webapp.catalog.access import (
+    dataset_versions_of,
+    environment_for,
+    package_versions_of,
+    task_versions_of,
+    versions_of,
+)
 from webapp.catalog.models import (
     CheckedState,
     DatasetState,
     DatasetVersion,
     ModelVersion,
+    PackageVersion,
     TaskSetVersion,
     VersionState,
 )
@@ -180,6 +187,7 @@ def _editor(request: PageRequest, draft: Draft, experiment: Experiment | None, *
         "ready_models": _ready_models(request, experiment),
         "ready_datasets": _ready_datasets(request, experiment),
         "ready_tasks": _ready_tasks(request, experiment),
+        "ready_packages": _ready_packages(request, experiment),
         "runs": runs_of(request).filter(experiment=experiment)[:8] if experiment else [],
     }
     # htmx puts only answers of 200 into the page.
@@ -204,6 +212,12 @@ def _ready_tasks(request: PageRequest, experiment: Experiment | None) -> list[Ta
     """What ``environment.catalog`` may name, or an agent's ``environment.tasks.catalog``, the newest first."""
     ready = task_versions_of(request).filter(state=CheckedState.READY)
     return list((ready.filter(task_set__team=experiment.team) if experiment else ready).order_by("-id")[:MOST_OFFERED])
+
+
+def _ready_packages(request: PageRequest, experiment: Experiment | None) -> list[PackageVersion]:
+    """What ``environment.catalog`` of a package may name, the newest first."""
+    ready = package_versions_of(request).filter(state=CheckedState.READY)
+    return list((ready.filter(package__team=experiment.team) if experiment else ready).order_by("-id")[:MOST_OFFERED])
 
 
 def _last_valid(request: PageRequest, experiment: Experiment | None) -> RunSpec | None:

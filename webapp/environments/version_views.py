@@ -9,11 +9,19 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 from pydantic import ValidationError
 
+from engine.spec.environment import Package
+from engine.spec.package_check import PackageCheck
 from engine.spec.problems import problems_in
 from webapp.accounts.access import may, team_to_act_in, teams_of
 from webapp.accounts.models import Team
 from webapp.accounts.requests import PageRequest
-from webapp.catalog.access import dataset_versions_of, environment_for, environments_of, versions_of
+from webapp.catalog.access import (
+    dataset_versions_of,
+    environment_for,
+    environments_of,
+    package_version_for,
+    versions_of,
+)
 from webapp.catalog.environment_versions import changed_fields, environment_of, environment_of_text, readable, text_of
 from webapp.catalog.models import Environment
 from webapp.catalog.services import publish_environment
@@ -31,7 +39,7 @@ READY = "ready"
 @login_required
 @require_http_methods(["GET", "POST"])
 def new(request: PageRequest) -> HttpResponse:
-    """It begins with ``?from=`` a version, or with ``?kind=`` a built-in one and its defaults."""
+    """It begins with ``?from=`` a version, with ``?package=`` one of the catalog, or with ``?kind=`` a built-in one."""
     if request.method == "GET":
         return render(request, "environments/new.html", _form(request, _to_begin_with(request)))
     typed = _typed(request)
@@ -165,11 +173,25 @@ def _to_begin_with(request: PageRequest) -> dict[str, str]:
             raise Http404
         begun = environment_for(request, int(wanted))
         return {"name": begun.name, "description": begun.description, "text": text_of(begun.spec)}
+    if wanted := request.GET.get("package", ""):
+        return _of_package(request, wanted)
     kind = BUILT_IN.get(request.GET.get("kind", "python-math"))
     if kind is None:
         raise Http404
     document = kind().model_dump(mode="json")
     return {"name": "", "description": "", "text": text_of(document)}
+
+
+def _of_package(request: PageRequest, wanted: str) -> dict[str, str]:
+    """An environment that is a published package, with what its last check gave it."""
+    if not (wanted.isascii() and wanted.isdecimal() and len(wanted) < 19):
+        raise Http404
+    version = package_version_for(request, int(wanted))
+    if not version.is_ready:
+        raise Http404
+    check = (version.check_wanted or PackageCheck()).model_dump(mode="json")
+    document = Package.model_validate({"catalog": str(version), **check}).model_dump(mode="json")
+    return {"name": version.package.name, "description": "", "text": text_of(document)}
 
 
 def _typed(request: PageRequest) -> dict[str, str]:

@@ -1,15 +1,19 @@
-"""What names a version of a dataset, a task set or an environment, and deleting a version that nothing needs."""
+"""What names a version of the catalog, and deleting a version that nothing needs."""
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
+from engine.spec.mixture import MOST_PARTS
 from engine.spec.problems import Problem
 from webapp import queue
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
-from webapp.catalog.models import DatasetVersion, Environment, TaskSetVersion
+from webapp.catalog.models import DatasetVersion, Environment, PackageVersion, TaskSetVersion
 from webapp.catalog.stored_versions import audit, locked
 from webapp.experiments.models import Experiment
 from webapp.refusals import Refused
@@ -27,13 +31,21 @@ class Dependents:
     """They name it, and can be launched with it."""
 
 
-def dependents_of(version: DatasetVersion | TaskSetVersion) -> Dependents:
-    named = Experiment.objects.filter(team=version.team, **{version.named_at: str(version)})
+def dependents_of(version: DatasetVersion | TaskSetVersion | PackageVersion) -> Dependents:
+    named = Experiment.objects.filter(_naming(version), team=version.team)
     return Dependents(
         live_runs=list(version.runs.exclude(state__in=ENDED).order_by("-number")),
         ended_runs=list(version.runs.filter(state__in=ENDED).order_by("-number")),
         experiments=list(named.order_by("name")) if version.number else [],
     )
+
+
+def _naming(version: DatasetVersion | TaskSetVersion | PackageVersion) -> Q:
+    """Experiments whose spec names it: in the environment, or in a part of it."""
+    if isinstance(version, DatasetVersion):
+        return Q(spec__dataset__catalog=str(version))
+    places = ["spec__environment", *(f"spec__environment__parts__{n}__environment" for n in range(MOST_PARTS))]
+    return reduce(or_, (version.named_in(place, str(version)) for place in places))
 
 
 def _needing(dependents: Dependents, remedy: str) -> list[Problem]:
@@ -48,7 +60,7 @@ def _needing(dependents: Dependents, remedy: str) -> list[Problem]:
 
 
 @transaction.atomic
-def delete_unneeded(version: DatasetVersion | TaskSetVersion, *, acting_user: User) -> None:
+def delete_unneeded(version: DatasetVersion | TaskSetVersion | PackageVersion, *, acting_user: User) -> None:
     """Remove the version; its number is never given again.  Raises Refused while it is made, or something needs it."""
     Team.objects.select_for_update().get(id=version.team.id)
     version = locked(version)

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from engine.spec.run import RunSpec
 from webapp.accounts.models import Team, User
-from webapp.catalog.models import DatasetVersion, ModelVersion, TaskSetVersion
+from webapp.catalog.models import DatasetVersion, ModelVersion, PackageVersion, TaskSetVersion
 from webapp.experiments.models import Experiment
 
 
@@ -76,7 +76,9 @@ class Run(models.Model):
     dataset_version = models.ForeignKey(DatasetVersion, on_delete=models.SET_NULL, null=True, related_name="runs")
     """What ``spec.dataset.catalog`` named then."""
     task_version = models.ForeignKey(TaskSetVersion, on_delete=models.SET_NULL, null=True, related_name="runs")
-    """What ``spec.environment.catalog`` named then."""
+    """What ``spec.environment.catalog`` of terminal tasks named then."""
+    package_versions = models.ManyToManyField(PackageVersion, related_name="runs")
+    """What each ``catalog`` of an environment package named then."""
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True)

@@ -14,14 +14,15 @@ from django.db.models import F
 from django.utils import timezone
 from pydantic import ValidationError
 
-from engine.spec.mixture import terminals_of
+from engine.spec.environment import Package
+from engine.spec.mixture import parts_of, terminals_of
 from engine.spec.model import CheckpointModel, PretrainedModel
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 from webapp import queue
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
-from webapp.catalog.models import DatasetVersion, ModelVersion, TaskSetVersion
+from webapp.catalog.models import DatasetVersion, ModelVersion, PackageVersion, TaskSetVersion
 from webapp.catalog.stored_versions import ready_stored
 from webapp.experiments.models import Experiment
 from webapp.foreign_code import refuse_foreign
@@ -48,6 +49,7 @@ def submit_run(team: Team, spec: RunSpec, *, acting_user: User, experiment: Expe
         total_steps=spec.rl_steps,
         created_by=acting_user,
     )
+    run.package_versions.set(_named_packages(team, spec))
     record(team, acting_user, "run.submit", f"run {run.id}", number=run.number, name=run.name)
     queue.send(queue.LAUNCH, str(run.id))
     return run
@@ -64,6 +66,15 @@ def _named_versions(team: Team, spec: RunSpec) -> dict[str, Any]:
         and ready_stored(DatasetVersion, team, spec.dataset.catalog, "dataset.catalog"),
         "task_version": of_tasks and ready_stored(TaskSetVersion, team, of_tasks, f"{field}.catalog"),
     }
+
+
+def _named_packages(team: Team, spec: RunSpec) -> list[PackageVersion]:
+    """The packages of the catalog that the spec's environments are.  Raises Invalid."""
+    return [
+        ready_stored(PackageVersion, team, part.environment.catalog, f"{part.field}.catalog")
+        for part in parts_of(spec.environment)
+        if isinstance(part.environment, Package) and part.environment.catalog is not None
+    ]
 
 
 def _refuse_runs_of_others(team: Team, spec: RunSpec) -> None:

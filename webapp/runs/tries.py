@@ -13,7 +13,7 @@ from django.db import transaction
 from pydantic import Field, ValidationError, field_validator
 
 from engine.spec.environment import Environment as EnvironmentSpec
-from engine.spec.model import CatalogVersion
+from engine.spec.model_files import CatalogVersion
 from engine.spec.players import LONGEST_SCRIPT, Player
 from engine.spec.problems import problems_in
 from engine.spec.run import RunSpec

@@ -264,7 +264,9 @@ def complete(request: HttpRequest, upload_id: UUID, wanted: TaskCompleteRequest 
     user, check = caller_of(request).user, wanted.check if wanted else None
 
     def act() -> tuple[int, TaskSetVersionOut]:
-        return 200, TaskSetVersionOut.of(uploads.complete_tasks_upload(upload, check, acting_user=user))
+        return 200, TaskSetVersionOut.of(
+            uploads.complete_checked_upload(TaskSetVersion, upload, check, acting_user=user)
+        )
 
     return once(request, upload.team, act)
 

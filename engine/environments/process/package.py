@@ -35,7 +35,7 @@ def package_environment(described: Package) -> ProcessEnvironment:
         raise UnusableEnvironment(
             Problem("environment.path", described.path, f"{first}{more}", "mend the package")
         ) from refused
-    return running(program, "environment.path", described.path)
+    return running(program, "environment.path", str(described.path))
 
 
 def running(program: EnvironmentProgram, field: str, value: str) -> ProcessEnvironment:
@@ -52,6 +52,9 @@ def running(program: EnvironmentProgram, field: str, value: str) -> ProcessEnvir
 
 def program_of(described: Package) -> EnvironmentProgram:
     """Raises PackageRefused."""
+    if described.path is None:
+        message, remedy = "there is no catalog of packages here: the service has it", "set environment.path"
+        raise PackageRefused([Problem("environment.catalog", described.catalog, message, remedy)])
     source = package_at(Path(described.path))
     if described.digest is not None and described.digest != source.digest:
         problem = f"the package is {source.digest}"

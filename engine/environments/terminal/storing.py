@@ -4,16 +4,13 @@ A tar may hold plain files and folders and nothing else; what else it holds is a
 Memory does not grow with the files: one is held at a time, and none is larger than ``FolderLimits`` allows.
 """
 
-import errno
 import os
 import shutil
-import stat
-import tarfile
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from engine.disk import write_durably
+from engine.environments.archive import UNREADABLE, unpacked
 from engine.environments.terminal.folder_files import content_of
 from engine.environments.terminal.swe_rows import RowsRefused, write_rows
 from engine.environments.terminal.task_folder import TASK_FILE, TerminalTask
@@ -21,10 +18,6 @@ from engine.environments.terminal.task_set import TaskSet, TasksRefused, read_ta
 from engine.spec.check_log import MOST_PROBLEMS, FoundProblem, ReadReport
 from engine.spec.problems import Problem
 from engine.spec.task_files import TASKS_FOLDER, TASKS_MANIFEST, StoredTaskEntry, TaskFileEntry, TaskManifest
-
-MOST_ENTRIES = 200_000
-"""The most entries of an archive."""
-_CHUNK_BYTES = 2**20
 
 
 def store(source: Path, target: Path) -> ReadReport:
@@ -52,22 +45,22 @@ def _beside(folder: Path | None, problem: Problem) -> Problem:
     return replace(problem, field="files") if problem.field == str(folder) else problem
 
 
-def _opened(source: Path, unpacked: Path) -> tuple[Path | None, list[Problem]]:
+def _opened(source: Path, folder: Path) -> tuple[Path | None, list[Problem]]:
     """The folder with the tasks, None where nothing of it could be read, and what was wrong with its package."""
     if source.is_dir():
         return source, []
     if source.name.endswith(".jsonl"):
         try:
-            write_rows(source, unpacked)
+            write_rows(source, folder)
         except RowsRefused as refusal:
             return None, refusal.problems
-        return unpacked, []
+        return folder, []
     try:
-        problems = _unpacked(source, unpacked)
-    except (tarfile.TarError, ValueError, OverflowError, RecursionError, MemoryError, OSError) as error:
+        problems = unpacked(source, folder)
+    except UNREADABLE as error:
         message = f"it is no tar that can be read ({str(error)[:200] or type(error).__name__})"
         return None, [Problem("files", source.name, message, "make it with: tar -cf tasks.tar -C FOLDER .")]
-    return _within(unpacked), problems
+    return _within(folder), problems
 
 
 def _within(folder: Path) -> Path:
@@ -75,70 +68,6 @@ def _within(folder: Path) -> Path:
     inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     wrapped = len(inside) == 1 and inside[0].is_dir() and not (inside[0] / TASK_FILE).is_file()
     return inside[0] if wrapped and any(inside[0].glob(f"*/{TASK_FILE}")) else folder
-
-
-# An archive
-def _unpacked(source: Path, folder: Path) -> list[Problem]:
-    """Write the plain files of a tar below ``folder``; return everything that is none.  Raises as tarfile does."""
-    folder.mkdir(mode=0o700, parents=True)
-    problems, seen, behind = list[Problem](), 0, -1
-    with source.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
-        size = source.stat().st_size
-        while (member := archive.next()) is not None:
-            seen += 1
-            if seen > MOST_ENTRIES or member.offset_data <= behind:
-                raise tarfile.ReadError(f"more than {MOST_ENTRIES} entries, or entries within entries")
-            behind = member.offset_data
-            if (fault := _fault_of(member, size) or _write(member, file, folder)) is not None:
-                problems.append(Problem(_path(member)[:200], member.name[:200], *fault))
-    return problems
-
-
-def _path(member: tarfile.TarInfo) -> str:
-    return "/".join(part for part in member.name.split("/") if part not in ("", "."))
-
-
-def _fault_of(member: tarfile.TarInfo, size: int) -> tuple[str, str] | None:
-    """What is wrong with an entry, and the remedy."""
-    if member.name.startswith("/") or ".." in member.name.split("/") or "\0" in member.name:
-        return "it lies outside of the archive", "put plain files and folders of tasks into it, and nothing else"
-    if member.isdir():
-        return None
-    if member.issym() or member.islnk():
-        return "a link, which may lead anywhere", "put a copy of the file in its place"
-    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
-        return "no regular file (a device, a fifo or a file with holes)", "remove it"
-    if member.mode & (stat.S_ISUID | stat.S_ISGID):
-        return "set-user-id or set-group-id", "chmod ug-s it"
-    if member.size < 0 or member.offset_data + member.size > size:
-        return "the archive ends before it does", "pack it again, and upload all of it"
-    return None
-
-
-def _write(member: tarfile.TarInfo, file: IO[bytes], folder: Path) -> tuple[str, str] | None:
-    """Nothing in ``folder`` is a link, so no path of it leads out of it."""
-    place = folder / _path(member)
-    try:
-        if member.isdir():
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        elif place != folder:
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _copy(file, member, place)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        return f"it cannot be written: {error.strerror}", "give every file one name of its own, of 255 bytes at most"
-    return None
-
-
-def _copy(file: IO[bytes], member: tarfile.TarInfo, place: Path) -> None:
-    file.seek(member.offset_data)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(place, flags, 0o700 if member.mode & stat.S_IXUSR else 0o600), "wb") as written:
-        left = member.size
-        while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
-            written.write(chunk)
-            left -= len(chunk)
 
 
 # Sealing
