@@ -73,8 +73,13 @@ class VerifierFailed(Exception):
 class EnvironmentProcessLost(Exception):
     """The process that an environment runs in crashed, hung, or answered what is no answer; the message says which.
 
-    Its episodes are discarded and counted; the process is started again.
+    Its episodes are played again or discarded, and counted; the process is started again.
     """
+
+    def __init__(self, message: str, *, finished_episodes: int = 0) -> None:
+        super().__init__(message)
+        self.finished_episodes = finished_episodes
+        """So many it had brought to their end before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,11 @@ class EnvironmentFailed(Exception):
 class EnvironmentLost(EnvironmentFailed):
     """The process that the environment runs in was lost: counted by itself, because others' episodes end with it."""
 
+    def __init__(self, message: str, *, finished_episodes: int = 0) -> None:
+        super().__init__(message)
+        self.finished_episodes = finished_episodes
+        """As ``EnvironmentProcessLost`` has it."""
+
 
 @contextmanager
 def named_as_environment_fault() -> Iterator[None]:
@@ -32,6 +37,6 @@ def named_as_environment_fault() -> Iterator[None]:
     except (*_WITH_A_NAME_OF_ITS_OWN, EnvironmentFailed):
         raise
     except EnvironmentProcessLost as lost:
-        raise EnvironmentLost(str(lost)) from lost
+        raise EnvironmentLost(str(lost), finished_episodes=lost.finished_episodes) from lost
     except Exception as error:
         raise EnvironmentFailed(f"{type(error).__name__}: {error}") from error

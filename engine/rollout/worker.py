@@ -36,7 +36,9 @@ ATTEMPTS = 2
 """How often an episode whose sandbox is lost is played, the first time included."""
 
 ENVIRONMENT_ATTEMPTS = 3
-"""How often one is played whose environment's process is lost, be it by itself or by an episode beside it."""
+"""How often one is played whose environment's process is lost before any episode in it comes to its end."""
+ENVIRONMENT_LOSSES = 24
+"""How often one is lost at most, also with processes that had brought others to their end: most are no part of it."""
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +167,7 @@ class RolloutWorker:
             log.warning("%s discarded: its verifier failed: %s", request.id, failure)
             collected.discarded["verifier-failed"] += 1
         except EnvironmentLost as loss:
-            log.warning("%s discarded: its environment was lost %d times: %s", request.id, ENVIRONMENT_ATTEMPTS, loss)
+            log.warning("%s discarded: its environment was lost again and again: %s", request.id, loss)
             collected.discarded["environment-lost"] += 1
         except EnvironmentFailed:
             log.exception("%s discarded: its environment failed", request.id)
@@ -197,12 +199,14 @@ class RolloutWorker:
     async def _played_again_when_lost(self, request: EpisodeRequest, arena: Arena) -> Trajectory:
         """A rollout whose environment was lost meanwhile says so: most of those that end with it have no part in it."""
         losses: list[Barren] = []
+        fruitless = 0
         while True:
             try:
                 return marked(await self._played_again_without_sandbox(request, arena), losses)
             except EnvironmentLost as loss:
                 losses.append("environment-lost")
-                if len(losses) == ENVIRONMENT_ATTEMPTS:
+                fruitless += not loss.finished_episodes
+                if fruitless == ENVIRONMENT_ATTEMPTS or len(losses) == ENVIRONMENT_LOSSES:
                     raise
                 log.warning("%s is played again: %s", request.id, loss)
 

@@ -15,7 +15,8 @@ from django.test import Client
 
 from engine.spec.package_check import PackageReport
 from engine.spec.run import RunSpec
-from tests.webapp.packages import GOOD, published_package, stored_package, write_package
+from tests.engine.environments.process.packages import write_package
+from tests.webapp.packages import GOOD, published_package, stored_package
 from tests.webapp.test_models_api import fetch
 from webapp.accounts.models import AuditEntry, Team, User
 from webapp.audit.sentences import plain
@@ -147,6 +148,7 @@ def test_a_version_is_published_when_nothing_is_wrong_and_never_again(team: Team
     ]  # fmt: skip
 
 
+@pytest.mark.django_db(transaction=True)
 def test_two_versions_are_compared_and_one_is_downloaded(team: Team, alice: User, api_of: Api) -> None:
     api = api_of(alice)
     before, after = published_package(team), published_package(team, version="2.0", code="x = 1\n")

@@ -7,7 +7,8 @@ import pytest
 from django.test import Client
 
 from engine.spec.package_check import PackageReport
-from tests.webapp.packages import GOOD, published_package, stored_package, write_package
+from tests.engine.environments.process.packages import write_package
+from tests.webapp.packages import GOOD, published_package, stored_package
 from webapp.accounts.models import Team, User
 from webapp.catalog.models import EnvironmentPackage, PackageVersion
 

@@ -20,7 +20,8 @@ from engine.spec.environment import Package
 from engine.spec.launch import Launch
 from engine.spec.package_check import PackageCheck, PackageReport, ReportLine
 from engine.spec.run import RunSpec
-from tests.webapp.packages import CODE, GOOD, PROJECT, published_package, stored_package, wheel_of, write_package
+from tests.engine.environments.process.packages import CODE, PROJECT, wheel_of, write_package
+from tests.webapp.packages import GOOD, published_package, stored_package
 from tests.webapp.task_sets import tar_of
 from tests.workers.conftest import Cluster
 from webapp import queue

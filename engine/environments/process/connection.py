@@ -68,6 +68,7 @@ class EnvironmentProcess:
     def __init__(self, program: EnvironmentProgram, confined: Confined, connection: socket.socket, log: socket.socket):
         self.program = program
         self.lost: EnvironmentProcessLost | None = None
+        self.finished_episodes = 0
         self._confined = confined
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._abandoned: set[int] = set()
@@ -188,7 +189,7 @@ class EnvironmentProcess:
 
     def _lose(self, reason: str) -> EnvironmentProcessLost:
         if self.lost is None:
-            self.lost = EnvironmentProcessLost(self._in_words(reason))
+            self.lost = EnvironmentProcessLost(self._in_words(reason), finished_episodes=self.finished_episodes)
             self._over = asyncio.create_task(self._ended())
             for answer in self._answers.values():
                 if not answer.done():

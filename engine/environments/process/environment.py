@@ -134,6 +134,7 @@ class ProcessSession:
 
     async def score(self) -> Rewards:
         answer = await self.ask(Score, "score")
+        self._process.finished_episodes += 1
         self._kept.worked()
         return Rewards(answer.success, answer.components)
 

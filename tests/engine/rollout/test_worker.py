@@ -8,7 +8,7 @@ from engine.cluster.rollout_members import rollout_worker_for
 from engine.environments import python_math
 from engine.environments.contract import EnvironmentProcessLost, VerifierFailed
 from engine.rollout.requests import shares
-from engine.rollout.worker import ENVIRONMENT_ATTEMPTS
+from engine.rollout.worker import ENVIRONMENT_ATTEMPTS, ENVIRONMENT_LOSSES
 from engine.spec.generation import Truncation
 from engine.spec.run import RunSpec
 from sandboxes.pool import Pool
@@ -126,6 +126,23 @@ async def test_an_episode_whose_environment_is_always_lost_is_discarded_and_coun
     monkeypatch.setattr(python_math, "is_right", losing(python_math.is_right, ENVIRONMENT_ATTEMPTS))
     collected = await rollout_worker_for(SPEC, ScriptedPolicy(answer("42")), sandboxes).collect(REQUESTS[:1])
     assert (collected.trajectories, collected.discarded) == ([], {"environment-lost": 1})
+
+
+async def test_losses_of_processes_that_brought_others_to_their_end_are_borne_longer(sandboxes, monkeypatch):
+    right, left = python_math.is_right, [EnvironmentProcessLost("it ended", finished_episodes=6)] * 10
+
+    def is_right(task, answer):
+        if left:
+            raise left.pop()
+        return right(task, answer)
+
+    monkeypatch.setattr(python_math, "is_right", is_right)
+    collected = await rollout_worker_for(SPEC, ScriptedPolicy(answer("42")), sandboxes).collect(REQUESTS[:1])
+    (change,) = collected.trajectories[0].changes
+    assert change.details["environment-lost"] == 10
+    left += [EnvironmentProcessLost("it ended", finished_episodes=6)] * ENVIRONMENT_LOSSES
+    collected = await rollout_worker_for(SPEC, ScriptedPolicy(answer("42")), sandboxes).collect(REQUESTS[:1])
+    assert collected.discarded == {"environment-lost": 1}
 
 
 async def test_a_failing_environment_costs_its_own_episode_only(sandboxes, monkeypatch, caplog):
