@@ -13,9 +13,10 @@ from tests.browser.conftest import ROOT, Engine, Web, sign_in
 from tests.browser.story import Overlapping, Story
 from tests.webapp.datasets import ROWS, ready_dataset, waiting_dataset
 from tests.webapp.models import ready_version
+from tests.webapp.packages import GOOD, published_package, stored_package
 from tests.webapp.task_sets import published_tasks, stored_tasks
 from tests.webapp.test_pages_run import EVALUATION
-from webapp.catalog.models import Measurement, Model, ModelVersion, TaskSetVersion
+from webapp.catalog.models import Measurement, Model, ModelVersion, PackageVersion, TaskSetVersion
 from webapp.catalog.services import publish_environment
 from webapp.conversations.models import Conversation, State
 from webapp.experiments.sample import Sample
@@ -106,6 +107,9 @@ def addresses(web: Web, sample: Sample) -> dict[str, str]:
         "task-sets": "/task-sets/",
         "task-set-new": "/task-sets/new",
         **task_set_pages(sample),
+        "packages": "/packages/",
+        "package-new": "/packages/new",
+        **package_pages(sample),
         "egress": "/egress/",
         "run-measured": f"/runs/{measured_run(web, sample).id}/",
         **conversations_with(done, sample),
@@ -183,6 +187,29 @@ def task_set_pages(sample: Sample) -> dict[str, str]:
     )  # fmt: skip
     named = {"task-set": published, "task-set-check": faulty, "task-set-waiting": waiting, "task-set-faults": refused}
     return {name: f"/task-sets/versions/{version.id}/" for name, version in named.items()}
+
+
+def package_pages(sample: Sample) -> dict[str, str]:
+    """A version that is published, one whose check found faults, one that is played, and one that was not taken."""
+    tools = {
+        "tools": ["look", "move", "write_down"],
+        "notes": ["the tool move was not called"],
+    }
+    before = published_package(sample.team, "guessing-game")
+    published = published_package(sample.team, "guessing-game", version="1.1")
+    faults = ["train: there is no task; give at least one", "heldout-3: RuntimeError: the board has no square 9"]
+    report = GOOD.model_copy(update=tools | {"faults": faults})
+    faulty = stored_package(sample.team, "chess", report=report, version="0.3")
+    good = stored_package(sample.team, "chess", report=GOOD.model_copy(update=tools), version="0.4")
+    played = stored_package(sample.team, "chess", version="0.5", state="checking")
+    fault = {"field": "src/board.so", "value": "board.so", "remedy": "put a copy in its place",
+             "message": "a symbolic link, which may lead out of the package"}  # fmt: skip
+    refused = PackageVersion.objects.create(
+        package=faulty.package, origin=faulty.origin, state="failed", faults=2, problems=[fault] * 2, problem=fault
+    )
+    named = {"package-faulty": faulty, "package-good": good, "package-played": played, "package-refused": refused}
+    pages = {name: f"/packages/versions/{version.id}/" for name, version in named.items()}
+    return pages | {"package": f"/packages/versions/{published.id}/?before={before.id}"}
 
 
 def measured_run(web: Web, sample: Sample) -> Run:
