@@ -24,7 +24,7 @@ from engine.environments.process.checking import memory_of
 from engine.environments.process.environment import ProcessEnvironment
 from engine.environments.process.package import package_environment, program_of
 from engine.launch.environment_commands import parser
-from engine.spec.environment import Package
+from engine.spec.foreign_environments import Package
 from engine.spec.message import AssistantMessage
 
 CALLS, ROUNDS = 400, 5

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from engine.spec.environment import Agent, Environment, Imported, Terminal, is_foreign
+from django.conf import settings
+
+from engine.spec.environment import Agent, Environment, Terminal
+from engine.spec.foreign_environments import Gem, Imported, OpenEnv, Package, VerifiersTaskset
 from engine.spec.mixture import Mixture, PlayedPart, RunEnvironment, parts_of, terminals_of
 from engine.spec.model import CheckpointModel, Model, PretrainedModel
 from engine.spec.problems import Problem
@@ -21,7 +24,13 @@ def code_to_import(environment: RunEnvironment) -> list[Problem]:
             message = "importing an environment would run its author's code in the service's engine"
             remedy = "use a built-in environment here, or train it with: python -m engine train"
             return [Problem("environment.id", environment.id, message, remedy)]
-        case environment if is_foreign(environment):
+        case OpenEnv(url=url) if url.rstrip("/") in settings.PALESTRA_OPENENV:
+            return []
+        case OpenEnv(url=url):
+            message = "the service asks no server that whoever runs it has not allowed"
+            remedy = "let it be added to PALESTRA_OPENENV, or train it with: python -m engine train"
+            return [Problem("environment.url", url, message, remedy)]
+        case Package() | Gem() | VerifiersTaskset() if environment.catalog is None:
             message = "the service runs no environment that its catalog does not hold"
             remedy = "bring your package to the catalog, or train it with: python -m engine train"
             return [Problem("environment.id", environment.id, message, remedy)]

@@ -20,6 +20,8 @@ PALESTRA_MODELS = Path(env.str("PALESTRA_MODELS", default=str(PALESTRA_HOME / "m
 """Model folders that a run may name; versions of teams' models lie in its ``catalog``."""
 PALESTRA_DATASETS = Path(env.str("PALESTRA_DATASETS", default=str(PALESTRA_HOME / "datasets"))).resolve()
 """Versions of teams' datasets lie in its ``catalog``."""
+PALESTRA_OPENENV: list[str] = [url.rstrip("/") for url in env.str("PALESTRA_OPENENV", default="").split()]
+"""Addresses of OpenEnv servers that runs may play."""
 PALESTRA_IMPORTS = Path(env.str("PALESTRA_IMPORTS", default=str(PALESTRA_HOME / "imports"))).resolve()
 PALESTRA_SERVING_PORT = env.int("PALESTRA_SERVING_PORT", default=8780)
 PALESTRA_SERVING_URL = env.str("PALESTRA_SERVING_URL", default=f"http://127.0.0.1:{PALESTRA_SERVING_PORT}")

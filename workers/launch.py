@@ -104,6 +104,7 @@ def _write_launch_file(run: Run) -> Path:
         dataset=None if run.dataset_version is None else run.dataset_version.pinned,
         tasks=None if run.task_version is None else run.task_version.pinned,
         packages=[version.pinned for version in run.package_versions.select_related("package__team").order_by("id")],
+        openenv_servers=settings.PALESTRA_OPENENV,
     )
     path = folder / f"attempt-{run.attempt}.json"
     unfinished = path.with_suffix(f".{os.getpid()}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.environments.contract import Environment
-from engine.spec.environment import Imported
+from engine.spec.foreign_environments import Imported
 from engine.spec.problems import Problem
 
 VERBS = ("tasks", "tools", "session")

@@ -17,7 +17,7 @@ from websockets.exceptions import WebSocketException
 
 from engine.environments.contract import Observation, Rewards, Sandboxes, Session
 from engine.environments.tasks import SplitTasks, task_id
-from engine.spec.environment import OpenEnv
+from engine.spec.foreign_environments import OpenEnv
 from engine.spec.message import AssistantMessage, Message, ToolSchema, unstorable
 from engine.spec.run import Dataset
 from engine.spec.strict import LARGEST_NUMBER

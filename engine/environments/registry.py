@@ -14,22 +14,8 @@ from engine.environments.search_qa.environment import SearchQaEnvironment
 from engine.environments.sokoban import SokobanEnvironment
 from engine.environments.terminal.environment import TerminalEnvironment
 from engine.environments.webshop.environment import WebshopEnvironment
-from engine.spec.environment import (
-    Agent,
-    Apps,
-    Gem,
-    Household,
-    Imported,
-    OpenEnv,
-    Package,
-    PythonMath,
-    Qa,
-    SearchQa,
-    Sokoban,
-    Terminal,
-    VerifiersTaskset,
-    Webshop,
-)
+from engine.spec.environment import Agent, Apps, Household, PythonMath, Qa, SearchQa, Sokoban, Terminal, Webshop
+from engine.spec.foreign_environments import Gem, Imported, OpenEnv, Package, VerifiersTaskset
 from engine.spec.mixture import Mixture, PlayedPart, RunEnvironment, parts_of
 from engine.spec.problems import Problem
 from engine.spec.run import Dataset
@@ -63,7 +49,7 @@ def environment_for(environment: RunEnvironment, dataset: Dataset) -> Environmen
         case Gem() as gem:
             return gem_environment(gem, dataset)
         case VerifiersTaskset() as taskset:
-            return taskset_environment(taskset)
+            return taskset_environment(taskset, dataset)
         case OpenEnv() as openenv:
             return OpenEnvEnvironment(openenv, dataset)
         case Mixture() as mixture:

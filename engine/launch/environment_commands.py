@@ -14,10 +14,11 @@ from engine.environments.contract import EnvironmentProcessLost, VerifierFailed
 from engine.environments.process.answers import MisfitAnswer
 from engine.environments.process.checking import CheckReport, checked
 from engine.environments.process.connection import RaisedInProcess
-from engine.environments.process.package import program_of
+from engine.environments.process.libraries import program_for
 from engine.environments.process.source import PackageRefused, package_at
 from engine.launch.preflight import BadSpec
-from engine.spec.environment import Package
+from engine.spec.foreign_environments import InPackage
+from engine.spec.package_check import PackageCheck
 from engine.spec.problems import Problem, problems_in
 from sandboxes.interface import SandboxUnavailable
 
@@ -52,7 +53,7 @@ def check(options: argparse.Namespace) -> int:
     """Exit code 0 only if a run can use the package."""
     described = _described(options)
     try:
-        source, program = package_at(options.path), program_of(described)
+        source, program = package_at(options.path), program_for(described)
         report = asyncio.run(checked(program))
     except PackageRefused as refused:
         raise BadSpec([str(problem) for problem in refused.problems]) from refused
@@ -86,12 +87,15 @@ def in_words(report: CheckReport) -> str:
     return "\n".join([*lines, "a run cannot use it" if report.faults else "fine"])
 
 
-def _described(options: argparse.Namespace) -> Package:
-    given = {"path": str(options.path), "entry": options.entry, "options": options.options, "python": options.python}
+def _described(options: argparse.Namespace) -> InPackage:
+    """What a run would play."""
+    names = ("entry", "taskset", "env_id", "options")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    limits = {"process": {"memory_mib": options.memory_mib, "processes": options.processes}}
     try:
-        return Package.model_validate({name: value for name, value in given.items() if value is not None})
+        return PackageCheck.model_validate(given | limits).environment(path=str(options.path), python=options.python)
     except ValidationError as error:
-        raise BadSpec([str(problem) for problem in problems_in(error, Package)]) from error
+        raise BadSpec([str(problem) for problem in problems_in(error, PackageCheck)]) from error
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,6 +109,10 @@ def parser() -> argparse.ArgumentParser:
     checking = commands.add_parser("check", help="install a package, start its process, and play some of its tasks")
     checking.add_argument("path", type=Path, help="the package's folder, or its wheel")
     checking.add_argument("--entry", help="package.module:Name (default: its only entry point)")
+    checking.add_argument("--taskset", help="module:Class of a taskset of verifiers v1, which the package has or needs")
+    checking.add_argument("--env-id", dest="env_id", help="the name of an environment of GEM, which the package needs")
+    checking.add_argument("--memory-mib", type=int, default=512, help="what its process may take (default: 512)")
+    checking.add_argument("--processes", type=int, default=64, help="processes and threads at once (default: 64)")
     checking.add_argument("--options", help="what the environment is called with: a JSON object")
     checking.add_argument("--python", help="the interpreter that runs it (default: the system's)")
     checking.add_argument("--json", type=Path, metavar="FILE", help="write the report here")

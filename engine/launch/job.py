@@ -29,8 +29,9 @@ from engine.reporting.event_writer import EventWriter
 from engine.reporting.security_events import SecurityEvents, log_folder
 from engine.reporting.shipper import BACKOFF_S, Ingest, ServiceDown, ServiceRefuses, Shipper
 from engine.reporting.spool import Spool, SpoolError
-from engine.spec.environment import is_foreign
+from engine.spec.environment import Environment
 from engine.spec.event import Event, Finished
+from engine.spec.foreign_environments import Gem, Imported, OpenEnv, Package, VerifiersTaskset
 from engine.spec.launch import Launch
 from engine.spec.mixture import parts_of
 from engine.training.recordings import recordings_folder
@@ -51,7 +52,7 @@ def launch_from_file(path: Path) -> Launch:
     except ValidationError as error:
         places = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False))
         raise BadSpec([f"{path}: not a launch file of this version (see {places or 'its JSON'})"]) from None
-    if any(is_foreign(part.environment) for part in parts_of(launch.spec.environment)):
+    if not all(_may_run(part.environment, launch) for part in parts_of(launch.spec.environment)):
         raise BadSpec([f"{path}: the service's engine runs nobody's environment; use: python -m engine train"])
     run_dir = Path(launch.run_dir)
     spec = with_pinned_model(launch.spec, run_dir, named_in=path, anywhere=False, catalog=launch.catalog)
@@ -60,6 +61,17 @@ def launch_from_file(path: Path) -> Launch:
     spec = with_pinned_packages(spec, named_in=path, catalog=launch.packages)
     spec = with_pinned_files(spec, run_dir, FileFolder(recordings_folder(), anywhere=False))
     return launch.model_copy(update={"spec": spec})
+
+
+def _may_run(environment: Environment, launch: Launch) -> bool:
+    """What stands in no catalog, and at no address that was allowed, is not played."""
+    match environment:
+        case OpenEnv(url=url):
+            return url.rstrip("/") in launch.openenv_servers
+        case Package() | Gem() | VerifiersTaskset():
+            return environment.catalog is not None
+        case _:
+            return not isinstance(environment, Imported)
 
 
 def run_job(launch: Launch) -> int:

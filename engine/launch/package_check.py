@@ -8,7 +8,7 @@ from engine.environments.contract import EnvironmentProcessLost, VerifierFailed
 from engine.environments.process.answers import MisfitAnswer
 from engine.environments.process.checking import CheckReport, checked
 from engine.environments.process.connection import RaisedInProcess
-from engine.environments.process.package import program_of
+from engine.environments.process.libraries import program_for
 from engine.environments.process.source import PackageRefused
 from engine.launch.check_log import CheckLog
 from engine.spec.check_log import (
@@ -21,7 +21,6 @@ from engine.spec.check_log import (
     UnavailableLine,
     storable,
 )
-from engine.spec.environment import Package
 from engine.spec.package_check import MOST_NOTES, PackageCheckJob, PackageReport, ReportLine
 from sandboxes.interface import SandboxUnavailable
 
@@ -43,7 +42,7 @@ def run_check(file: Path) -> int:
 
 def _report(job: PackageCheckJob) -> PackageReport:
     """Raises PackageRefused and SandboxUnavailable."""
-    program = program_of(Package(path=job.path, digest=job.digest, **job.check.model_dump()))
+    program = program_for(job.check.environment(path=job.path, digest=job.digest))
     try:
         found = asyncio.run(checked(program))
     except (EnvironmentProcessLost, RaisedInProcess, MisfitAnswer, VerifierFailed) as failure:

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from engine.launch.pinned_dataset import datasets_folder
 from engine.launch.preflight import BadSpec
-from engine.spec.environment import Environment, Package
+from engine.spec.environment import Environment
+from engine.spec.foreign_environments import InPackage
 from engine.spec.mixture import with_each
 from engine.spec.model_files import CatalogFolder
 from engine.spec.package_files import PACKAGE_MANIFEST, PackageManifest
@@ -25,7 +26,7 @@ def with_pinned_packages(spec: RunSpec, *, named_in: Path, catalog: Sequence[Cat
     known = {folder.version: folder for folder in catalog}
 
     def pinned(field: str, environment: Environment) -> Environment:
-        if not isinstance(environment, Package):
+        if not isinstance(environment, InPackage):
             return environment
         folder = known.get(environment.catalog or "")
         if folder is None:

@@ -23,3 +23,5 @@ class Launch(Strict):
     """What ``spec.environment.catalog`` named then; its ``sha256`` is that of ``tasks.json``."""
     packages: list[CatalogFolder] = []
     """What each ``catalog`` of an environment package named then; their ``sha256`` is that of ``package.json``."""
+    openenv_servers: list[str] = []
+    """The addresses of OpenEnv servers that whoever runs the service has allowed."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from engine.spec.environment import ImportPath
+from engine.spec.foreign_environments import ImportPath
 from engine.spec.model_files import Sha256
 from engine.spec.strict import Strict
 

@@ -177,7 +177,6 @@ def test_code_to_be_imported_is_neither_offered_nor_saved(browser: Client, exper
     page = browser.get(f"/experiments/{experiment.id}/").content.decode()
     assert ">household<" in page
     assert ">import<" not in page
-    assert ">openenv<" not in page
     toml = 'name = "x"\n[environment]\nid = "import"\npath = "os:system"\n'
     form = form_of(browser, experiment) | {"as": "toml", "toml": toml, "action": "save"}
     answer = browser.post(f"/experiments/{experiment.id}/", form)

@@ -13,10 +13,11 @@ import pytest
 
 from engine.environments.imported import UnusableEnvironment
 from engine.environments.registry import environment_for
+from engine.launch.job import launch_from_file
 from engine.launch.pinned_packages import with_pinned_packages
 from engine.launch.preflight import BadSpec
 from engine.spec.check_log import CHECK_LOG, DoneLine, UnavailableLine
-from engine.spec.environment import Package
+from engine.spec.foreign_environments import InPackage, Package
 from engine.spec.launch import Launch
 from engine.spec.package_check import PackageCheck, PackageReport, ReportLine
 from engine.spec.run import RunSpec
@@ -339,7 +340,7 @@ def test_a_version_of_the_catalog_stands_alone(beside: str) -> None:
     value = "sha256:" + "0" * 64 if beside == "digest" else "/x"
     with pytest.raises(ValueError, match="names the package already"):
         Package.model_validate({"catalog": "game@1", beside: value})
-    with pytest.raises(ValueError, match="nothing says which package"):
+    with pytest.raises(ValueError, match="nothing says where its code is"):
         Package.model_validate({})
 
 
@@ -380,3 +381,52 @@ def test_a_report_is_bounded_whatever_a_package_prints() -> None:
         PackageReport(faults=["x"] * 101)
     with pytest.raises(ValueError):
         PackageReport(faults=["x" * 1001])
+
+
+@pytest.mark.parametrize(
+    ("check", "kind"),
+    [({"taskset": "adding:Adding"}, "verifiers"), ({"env_id": "game:Guess-v0"}, "gem"), ({}, "package")],
+)
+def test_a_run_plays_what_was_checked(team: Team, user: User, check: dict[str, Any], kind: str) -> None:
+    published_package(team)
+    environment = PackageCheck.model_validate(check).environment(catalog="game@1")
+    assert environment.id == kind
+    document = spec_of("game@1").model_dump(mode="json") | {"environment": environment.model_dump(mode="json")}
+    run = submit_run(team, RunSpec.model_validate(document), acting_user=user)
+    launched = launch_from_file(launch._write_launch_file(run))
+    assert isinstance(launched.spec.environment, InPackage)
+    assert str(launched.spec.environment.path).endswith("/package")
+    with pytest.raises(Refused, match="in use"):
+        delete_unneeded(PackageVersion.objects.get(), acting_user=user)
+
+
+def test_a_check_plays_one_environment() -> None:
+    with pytest.raises(ValueError, match="entry says already"):
+        PackageCheck(entry="a:B", taskset="c:D")
+
+
+def test_a_library_that_a_package_lacks_is_a_fault_of_the_check(
+    uploaded: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    version = uploaded(tar_of(write_package(tmp_path / "p")), check=PackageCheck(taskset="guessing:Guessing"))
+    run_jobs(cluster)
+    version.refresh_from_db()
+    assert version.found is not None
+    [fault] = version.found.faults
+    assert "verifiers" in fault
+
+
+def test_a_server_is_asked_only_where_whoever_runs_the_service_allows_it(team: Team, user: User, settings: Any) -> None:
+    environment = {"id": "openenv", "url": "http://10.0.0.5:8000/"}
+    spec = RunSpec.model_validate(spec_of("x@1").model_dump(mode="json") | {"environment": environment})
+    settings.PALESTRA_OPENENV = ["http://10.0.0.5:8001"]
+    with pytest.raises(Invalid) as refusal:
+        submit_run(team, spec, acting_user=user)
+    assert [problem.field for problem in refusal.value.problems] == ["environment.url"]
+    settings.PALESTRA_OPENENV = ["http://10.0.0.5:8000"]
+    run = submit_run(team, spec, acting_user=user)
+    path = launch._write_launch_file(run)
+    assert launch_from_file(path).spec.environment == spec.environment
+    settings.PALESTRA_OPENENV = []
+    with pytest.raises(BadSpec, match="runs nobody's environment"):
+        launch_from_file(launch._write_launch_file(run))

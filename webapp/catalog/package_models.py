@@ -1,5 +1,7 @@
 """Environment packages: named, with versions that are played before they are published."""
 
+from functools import reduce
+from operator import or_
 from typing import ClassVar
 
 from django.db import models
@@ -61,4 +63,5 @@ class PackageVersion(CheckedVersion):
     @staticmethod
     def named_in(environment: str, name: str) -> models.Q:
         """Rows whose document names the version ``name`` there; ``environment`` is where an environment stands."""
-        return models.Q(**{f"{environment}__contains": {"id": "package", "catalog": name}})
+        kinds = ("package", "gem", "verifiers")
+        return reduce(or_, (models.Q(**{f"{environment}__contains": {"id": kind, "catalog": name}}) for kind in kinds))

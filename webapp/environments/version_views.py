@@ -9,7 +9,6 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 from pydantic import ValidationError
 
-from engine.spec.environment import Package
 from engine.spec.package_check import PackageCheck
 from engine.spec.problems import problems_in
 from webapp.accounts.access import may, team_to_act_in, teams_of
@@ -189,8 +188,8 @@ def _of_package(request: PageRequest, wanted: str) -> dict[str, str]:
     version = package_version_for(request, int(wanted))
     if not version.is_ready:
         raise Http404
-    check = (version.check_wanted or PackageCheck()).model_dump(mode="json")
-    document = Package.model_validate({"catalog": str(version), **check}).model_dump(mode="json")
+    environment = (version.check_wanted or PackageCheck()).environment(catalog=str(version))
+    document = environment.model_dump(mode="json")
     return {"name": version.package.name, "description": "", "text": text_of(document)}
 
 

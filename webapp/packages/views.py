@@ -133,7 +133,9 @@ def _posted_check(request: PageRequest) -> PackageCheck:
         return {name: value for name in names if (value := request.POST.get(name, "").replace("\0", "").strip())}
 
     try:
-        return PackageCheck.model_validate({**given("entry", "options"), "process": given(*LIMITS)})
+        return PackageCheck.model_validate(
+            {**given("entry", "taskset", "env_id", "options"), "process": given(*LIMITS)}
+        )
     except ValidationError as error:
         raise Invalid("the check cannot be begun", problems_in(error, PackageCheck)) from error
 

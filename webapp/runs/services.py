@@ -14,7 +14,7 @@ from django.db.models import F
 from django.utils import timezone
 from pydantic import ValidationError
 
-from engine.spec.environment import Package
+from engine.spec.foreign_environments import InPackage
 from engine.spec.mixture import parts_of, terminals_of
 from engine.spec.model import CheckpointModel, PretrainedModel
 from engine.spec.problems import Problem, problems_in
@@ -73,7 +73,7 @@ def _named_packages(team: Team, spec: RunSpec) -> list[PackageVersion]:
     return [
         ready_stored(PackageVersion, team, part.environment.catalog, f"{part.field}.catalog")
         for part in parts_of(spec.environment)
-        if isinstance(part.environment, Package) and part.environment.catalog is not None
+        if isinstance(part.environment, InPackage) and part.environment.catalog is not None
     ]
 
 

@@ -9,9 +9,9 @@ from engine.environments.imported import UnusableEnvironment
 from engine.environments.process.answers import MisfitAnswer
 from engine.environments.process.connection import EnvironmentProgram, RaisedInProcess
 from engine.environments.process.environment import ProcessEnvironment
-from engine.environments.process.installation import entry_of, installed
+from engine.environments.process.installation import InstalledPackage, entry_of, installed
 from engine.environments.process.source import PackageRefused, package_at
-from engine.spec.environment import Package, ProcessLimits
+from engine.spec.foreign_environments import Gem, Package, ProcessLimits, VerifiersTaskset
 from engine.spec.problems import Problem
 from sandboxes.interface import SandboxUnavailable
 from sandboxes.spec import SandboxSpec
@@ -50,8 +50,8 @@ def running(program: EnvironmentProgram, field: str, value: str) -> ProcessEnvir
         raise UnusableEnvironment(Problem(field, value, str(unavailable), remedy)) from unavailable
 
 
-def program_of(described: Package) -> EnvironmentProgram:
-    """Raises PackageRefused."""
+def package_of(described: Package | Gem | VerifiersTaskset) -> InstalledPackage:
+    """Install it where it is not.  Raises PackageRefused."""
     if described.path is None:
         message, remedy = "there is no catalog of packages here: the service has it", "set environment.path"
         raise PackageRefused([Problem("environment.catalog", described.catalog, message, remedy)])
@@ -59,9 +59,15 @@ def program_of(described: Package) -> EnvironmentProgram:
     if described.digest is not None and described.digest != source.digest:
         problem = f"the package is {source.digest}"
         raise PackageRefused([Problem("environment.digest", described.digest, problem, "set that, or leave it out")])
-    package, entry = installed(source, described.python), entry_of(source, described.entry)
+    return installed(source, described.python)
+
+
+def program_of(described: Package) -> EnvironmentProgram:
+    """Raises PackageRefused."""
+    package = package_of(described)
+    entry = entry_of(package.source, described.entry)
     return EnvironmentProgram(
-        name=f"{source.name} {source.version}",
+        name=f"{package.source.name} {package.source.version}",
         python=package.python,
         folders=(*package.folders, facade_folder()),
         facade=FACADE,

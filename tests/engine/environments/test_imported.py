@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from engine.environments.contract import Environment
 from engine.environments.imported import UnusableEnvironment, imported
-from engine.spec.environment import Imported
+from engine.spec.foreign_environments import Imported
 
 CODE = """
 number = 7

@@ -12,7 +12,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from engine.environments.contract import Observation, Rewards
 from engine.environments.openenv import ANSWER_BYTES, HELDOUT_FROM, OpenEnvEnvironment, ServerFailed
-from engine.spec.environment import OpenEnv
+from engine.spec.foreign_environments import OpenEnv
 from engine.spec.message import AssistantMessage, Message
 from engine.spec.run import Dataset
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.loop import environment_requirements
 from engine.loop.environment_requirements import lacking_in_environment
-from engine.spec.environment import Imported
+from engine.spec.foreign_environments import Imported
 from engine.spec.message import Message, ToolSchema
 from engine.spec.run import Dataset, RunSpec
 from engine.spec.trajectory import Task

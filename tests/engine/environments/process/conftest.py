@@ -10,7 +10,7 @@ from engine.environments.process import kept
 from engine.environments.process.environment import ProcessEnvironment
 from engine.environments.process.package import package_environment
 from engine.environments.process.thread import waited
-from engine.spec.environment import Package
+from engine.spec.foreign_environments import Package
 
 PROJECT = """
 [project]

@@ -16,7 +16,7 @@ from engine.environments.process.package import package_environment, program_of
 from engine.environments.process.source import package_at
 from engine.rollout.checked_session import CheckedSession
 from engine.rollout.faults import EnvironmentLost
-from engine.spec.environment import Package
+from engine.spec.foreign_environments import Package
 from engine.spec.message import AssistantMessage, Message, ToolRequest
 
 Make = Callable[..., ProcessEnvironment]

@@ -17,7 +17,7 @@ from devtools.protocol_venvs import VARIABLE
 from engine.environments.contract import Environment
 from engine.environments.imported import UnusableEnvironment
 from engine.environments.registry import environment_for
-from engine.spec.environment import Gem, OpenEnv, ProcessLimits, VerifiersTaskset
+from engine.spec.foreign_environments import Gem, OpenEnv, ProcessLimits, VerifiersTaskset
 from engine.spec.message import AssistantMessage
 from engine.spec.run import Dataset
 
@@ -216,6 +216,49 @@ def test_a_taskset_that_needs_what_is_not_played_is_refused_by_name(taskset: Pat
     described = VerifiersTaskset(taskset="adding_taskset:NeedyTaskset", python=python_of("verifiers"), process=ROOM)
     with pytest.raises(UnusableEnvironment, match=r"NeedyTask\.ran needs a runtime"):
         environment_for(described, Dataset())
+
+
+PROJECT = """
+[project]
+name = "{name}"
+version = "1"
+dependencies = ["{needs}"]
+"""
+
+
+WITHOUT_WHEELS = ("cellpylib==2.4.0", "pycosat==0.6.6", "zss==1.2.0")
+"""What GEM's library needs in the end, and no index has wheels of: whoever runs the engine makes them."""
+
+
+def checked_package(folder: Path, needs: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """What the command says of a package that has a library as a dependency."""
+    (folder / "src").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PROJECT.format(name=folder.name, needs=needs))
+    (folder / "src" / "adding_taskset.py").write_text(TASKSET)
+    room = ["--memory-mib", str(ROOM.memory_mib), "--processes", str(ROOM.processes)]
+    command = [sys.executable, "-m", "engine", "environment", "check", str(folder), *arguments, *room]
+    environment = os.environ | {"PALESTRA_HOME": str(folder.parent / "home"), "PIP_FIND_LINKS": str(folder.parent)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+
+
+def needed(name: str, distribution: str) -> str:
+    (version,) = printed(name, f"import importlib.metadata as m; print(m.version({distribution!r}))")
+    return f"{distribution}=={version}"
+
+
+def test_a_package_that_needs_verifiers_brings_its_taskset(tmp_path: Path) -> None:
+    folder = tmp_path / "adding"
+    taskset = ("--taskset", "adding_taskset:AddingTaskset", "--options", '{"num_tasks": 5}')
+    done = checked_package(folder, needed("verifiers", "verifiers"), *taskset)
+    assert (done.returncode, "tasks: 4 train, 1 heldout" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_package_that_needs_gem_plays_one_of_its_environments(tmp_path: Path) -> None:
+    folder = tmp_path / "guessing"
+    wheels = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
+    subprocess.run([*wheels, *WITHOUT_WHEELS], check=True, timeout=200)
+    done = checked_package(folder, needed("gem", "gem-llm"), "--env-id", ENV_IDS[0])
+    assert (done.returncode, "tasks: 100 train, 100 heldout" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 def free_port() -> int:

@@ -2,6 +2,8 @@
 
 import os
 import stat
+import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine.environments.process import installation
 from engine.environments.process import source as sources
 from engine.environments.process.installation import entry_of, installed, interpreter_at
 from engine.environments.process.source import PackageRefused, package_at
@@ -193,3 +196,27 @@ def test_a_dependency_is_imported_from_the_packages_own_environment(
     project = '[project]\nname = "acting"\nversion = "1.0"\ndependencies = ["helping==1.0"]\n'
     folder = installed(package_at(package(project=project)), None).folder
     assert [path.read_text() for path in folder.glob("venv/lib/*/site-packages/helping.py")] == ["VALUE = 7"]
+
+
+def test_an_installation_that_grows_too_large_is_ended(package: Write, tmp_path: Path, monkeypatch: Any) -> None:
+    """Here a program stands for pip, which takes what the index sends."""
+    monkeypatch.setattr(installation, "MOST_BYTES", 2**20)
+    code = f"import time; open({str(tmp_path / 'made' / 'x')!r}, 'wb').write(bytes(2**21)); time.sleep(60)"
+    (tmp_path / "made").mkdir()
+    began = time.monotonic()
+    with pytest.raises(PackageRefused, match="bytes already"):
+        installation._run([sys.executable, "-c", code], "installing harm", tmp_path / "made")
+    assert time.monotonic() - began < 50
+
+
+def test_installations_that_nobody_uses_are_forgotten(
+    package: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PALESTRA_HOME", str(tmp_path / "home"))
+    used, unused = (installed(package_at(package(code)), None).folder for code in ("# 1", "# 2"))
+    old = time.time() - installation.KEPT_S - 60
+    os.utime(used, (old, old))
+    os.utime(unused, (old, old))
+    installed(package_at(package("# 1")), None)
+    installed(package_at(package("# 3")), None)
+    assert (used.exists(), unused.exists()) == (True, False)

@@ -25,6 +25,8 @@ class Command(BaseCommand):
         parser.add_argument("--team", required=True, help="the team's short name, as in its address")
         parser.add_argument("--by", required=True, help="the e-mail of an owner or member, for the audit log")
         parser.add_argument("--entry", help="package.module:Name (default: its only entry point)")
+        parser.add_argument("--taskset", help="module:Class of a taskset of verifiers v1, which it has or needs")
+        parser.add_argument("--env-id", dest="env_id", help="the name of an environment of GEM, which it needs")
         parser.add_argument("--options", help="what the environment is called with: a JSON object")
         parser.add_argument("--check", action="store_true", help="have it played")
         parser.add_argument("--wait", action="store_true", help="until it is stored, and checked if it is")
@@ -32,7 +34,7 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         team, user = member_of(options["team"], options["by"])
-        given = {name: options[name] for name in ("entry", "options") if options[name] is not None}
+        given = {name: options[name] for name in ("entry", "taskset", "env_id", "options") if options[name] is not None}
         try:
             check = PackageCheck.model_validate(given) if given or options["check"] or options["publish"] else None
             version = import_package(team, options["name"], options["folder"], check, acting_user=user)
