@@ -7,7 +7,8 @@ from typing import Any
 
 from engine.datasets.canonical import parsed_text
 from engine.datasets.preparation import SOURCE
-from engine.datasets.sources import SourceRow, rows_of, shown, source_files
+from engine.datasets.source_files import rows_of, source_files
+from engine.datasets.sources import SourceRow, shown
 from engine.spec.dataset_preparation import MOST_COLUMNS, ColumnMapping
 from engine.spec.dataset_report import RowFault, SourceColumn, SourceReport
 

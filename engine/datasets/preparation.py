@@ -16,7 +16,8 @@ from engine.datasets.canonical import canonical
 from engine.datasets.overlaps import compare
 from engine.datasets.sealing import seal
 from engine.datasets.similarity import Bands, band_keys, evened, question_of, text_digest
-from engine.datasets.sources import Place, Read, SourceRow, fault, rows_of, source_files
+from engine.datasets.source_files import rows_of, source_files
+from engine.datasets.sources import Place, Read, SourceRow, fault
 from engine.datasets.splits import split_of
 from engine.datasets.workbench import Workbench
 from engine.spec.dataset_preparation import MOST_COLUMNS, MOST_SPLITS, Preparation
