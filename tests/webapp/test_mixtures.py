@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from engine.spec.run import RunSpec
 from webapp.accounts.models import User
 from webapp.experiments.models import Experiment
+from webapp.runs.models import Run
+from webapp.trajectories.models import Trajectory
 
 pytestmark = pytest.mark.django_db
 SUMS: dict[str, Any] = {"name": "sums", "weight": 3, "environment": {"id": "python-math", "levels": [1]}}
@@ -62,3 +65,31 @@ def test_the_pages_of_an_experiment_and_its_environments_show_a_mixture(
                     "/environments/"):  # fmt: skip
         assert client.get(address).status_code == 200
     assert "sums" in client.get(f"/experiments/{made['id']}/").content.decode()
+
+
+def test_trajectories_of_a_mixture_are_listed_by_part(
+    api_of: Callable[..., Any], bob: User, client: Client, run: Run
+) -> None:
+    run.spec = RunSpec.model_validate(mixed(SUMS, HOUSE)).model_dump(mode="json")
+    run.save()
+    for seq, part in enumerate(["sums", "house", "sums"]):
+        Trajectory.objects.create(
+            run=run, trajectory_id=f"train-{seq}-0", seq=seq, purpose="train", prompt=seq, member=0, part=part,
+            sampled_at_version=0, level=1, success=True, reward=1, tool_calls=0, tool_errors=0, turns=1, tokens=4,
+            stop_reason="answered",
+        )  # fmt: skip
+    api, here = api_of(bob), f"/runs/{run.id}/trajectories"
+    listed = api.get(here, part="sums").json()["items"]
+    assert [(found["id"], found["part"]) for found in listed] == [("train-2-0", "sums"), ("train-0-0", "sums")]
+    client.force_login(bob)
+    whole = client.get(f"{here}/").text
+    assert "Any part" in whole
+    only = client.get(f"{here}/?part=house").text
+    assert ("train-1-0" in only, "train-0-0" in only) == (True, False)
+    assert "part=house" in only
+    assert "train-0-0" in client.get(f"{here}/?part=%27%3B").text
+
+
+def test_a_run_without_parts_offers_none(bob: User, client: Client, run: Run) -> None:
+    client.force_login(bob)
+    assert "Any part" not in client.get(f"/runs/{run.id}/trajectories/").text

@@ -184,8 +184,8 @@ def _rewind(run_id: UUID, started: Started) -> None:
 # --- trajectories and checkpoints ---------------------------------------------------------------
 _COLUMNS = {
     "trajectory_id": "text", "seq": "bigint", "purpose": "text", "prompt": "bigint", "member": "int",
-    "sampled_at_version": "int", "trained_at_step": "int", "level": "int", "success": "bool", "reward": "float8",
-    "tool_calls": "int", "tool_errors": "int", "turns": "int", "segments": "int", "tokens": "int",
+    "sampled_at_version": "int", "trained_at_step": "int", "level": "int", "part": "text", "success": "bool",
+    "reward": "float8", "tool_calls": "int", "tool_errors": "int", "turns": "int", "segments": "int", "tokens": "int",
     "stop_reason": "text", "changes": "int", "repaired": "int", "prefilled": "int", "masked": "int", "alerts": "int",
 }  # fmt: skip
 _REPLACED = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name != "trajectory_id")
@@ -210,7 +210,7 @@ def _trajectory_row(event: TrajectoryStored) -> tuple[object, ...]:
     masked = len(it.turns) if it.masked_because else sum(turn.masked_because is not None for turn in it.turns)
     return (
         it.id, event.seq, it.purpose, it.prompt, it.member,
-        it.sampled_at_version, it.trained_at_step, it.task.level, it.success, it.reward,
+        it.sampled_at_version, it.trained_at_step, it.task.level, it.task.part or "", it.success, it.reward,
         len(it.tool_calls), it.tool_errors, len(it.turns), len(it.segments), it.sampled_tokens, it.stop_reason,
         len(it.changes), sum(change.kind == "purified" for change in it.changes),
         sum(turn.prefilled for turn in it.turns), masked, len(it.alerts),

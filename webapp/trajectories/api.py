@@ -27,6 +27,7 @@ class TrajectorySummary(Schema):
     sampled_at_version: int
     trained_at_step: int | None
     level: int
+    part: str = Field(description="Of the run's mixture; empty where it has none")
     success: bool
     reward: float
     tool_calls: int
@@ -59,6 +60,7 @@ class TrajectoryFilter(Schema):
         "trained on at this step",
     )
     level: int | None = Field(None, ge=0, lt=2**31)
+    part: str | None = Field(None, max_length=40, description="The name of a part of the run's mixture")
     prompt: int | None = Field(None, ge=0, lt=2**63)
     sampled_at_version: int | None = Field(None, ge=-1, lt=2**31)
     trained_at_step: int | None = Field(None, ge=1, lt=2**31)

@@ -1,6 +1,7 @@
 """What a list of trajectories can be narrowed to.  The address carries it, so every view is a link."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import cast
@@ -55,6 +56,7 @@ ENDS = {
     "killed": "Agent killed",
 }
 BINS = 12
+PART = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Filter:
     end: str = ""
     quarantine: str = ""
     level: str = ""
+    part: str = ""
     step: str = ""
     reward_min: str = ""
     reward_max: str = ""
@@ -83,6 +86,8 @@ class Filter:
         for name in ("level", "step"):
             if not (values[name].isascii() and values[name].isdigit() and len(values[name]) < 10):
                 values[name] = ""
+        if not PART.fullmatch(values["part"]):
+            values["part"] = ""
         for name in ("reward_min", "reward_max"):
             if not _is_finite(values[name]):
                 values[name] = ""
@@ -94,6 +99,7 @@ class Filter:
             run,
             step=int(self.step) if self.step else None,
             level=int(self.level) if self.level else None,
+            part=self.part or None,
             purpose=self.purpose or None,
             success={"right": True, "wrong": False}.get(self.outcome),
             tool_errors={"some": True, "none": False}.get(self.errors),
@@ -110,6 +116,7 @@ class Filter:
         named = {
             "step": self.step,
             "level": self.level,
+            "part": self.part,
             "purpose": self.purpose,
             "success": {"right": "true", "wrong": "false"}.get(self.outcome),
             "tool_errors": {"some": "true", "none": "false"}.get(self.errors),

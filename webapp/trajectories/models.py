@@ -38,6 +38,8 @@ class Trajectory(models.Model):
     trained_at_step = models.IntegerField(null=True)
     """What a later attempt makes void counts no longer: then None, whatever the event says."""
     level = models.IntegerField()
+    part = models.CharField(max_length=40, default="", db_default="")
+    """The part of its run's mixture that it was played in; empty where the run has none."""
     success = models.BooleanField()
     reward = models.FloatField()
     tool_calls = models.IntegerField()
@@ -105,8 +107,8 @@ class Trajectory(models.Model):
 
 
 SUMMARY_FIELDS = (
-    "seq", "purpose", "prompt", "member", "sampled_at_version", "trained_at_step", "level", "success", "reward",
-    "tool_calls", "tool_errors", "turns", "segments", "tokens", "stop_reason",
+    "seq", "purpose", "prompt", "member", "sampled_at_version", "trained_at_step", "level", "part", "success",
+    "reward", "tool_calls", "tool_errors", "turns", "segments", "tokens", "stop_reason",
     "changes", "repaired", "prefilled", "masked", "alerts",
 )  # fmt: skip
 
@@ -144,6 +146,7 @@ def filtered(
     *,
     step: int | None = None,
     level: int | None = None,
+    part: str | None = None,
     prompt: int | None = None,
     sampled_at_version: int | None = None,
     trained_at_step: int | None = None,
@@ -162,9 +165,9 @@ def filtered(
     stands.
     """
     exact = {
-        "level": level, "prompt": prompt, "sampled_at_version": sampled_at_version, "trained_at_step": trained_at_step,
-        "purpose": purpose, "success": success, "reward__gte": min_reward, "reward__lte": max_reward,
-        "stop_reason": stop_reason,
+        "level": level, "part": part, "prompt": prompt, "sampled_at_version": sampled_at_version,
+        "trained_at_step": trained_at_step, "purpose": purpose, "success": success, "reward__gte": min_reward,
+        "reward__lte": max_reward, "stop_reason": stop_reason,
     }  # fmt: skip
     found = Trajectory.objects.filter(run=run, **{name: value for name, value in exact.items() if value is not None})
     if step is not None:

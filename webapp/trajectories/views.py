@@ -1,5 +1,6 @@
 """Pages of trajectories: the list of a run, and one of them token by token."""
 
+from typing import Any
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
@@ -46,11 +47,20 @@ def index(request: PageRequest, run_id: UUID) -> HttpResponse:
         "changes": CHANGES,
         "ends": ENDS,
         "quarantines": QUARANTINES,
-        "levels": run.spec["environment"].get("levels", []),
+        **_of_tasks(run.spec["environment"]),
     }
     if not request.htmx or request.htmx.history_restore_request:
         return render(request, "trajectories/index.html", context)
     return render(request, FRAGMENTS.get(request.htmx.target or "", "trajectories/list.html"), context)
+
+
+def _of_tasks(environment: dict[str, Any]) -> dict[str, Any]:
+    """The levels and the parts that a list can be narrowed to."""
+    parts = environment.get("parts", [])
+    played = [part["environment"] for part in parts] or [environment]
+    named = {"": "Any part"} | {part["name"]: part["name"] for part in parts} if parts else {}
+    levels = {level for one in played for level in one.get("levels", [])}
+    return {"levels": sorted(levels), "parts": named}
 
 
 @login_required

@@ -141,13 +141,20 @@ def test_a_trajectory_row_says_what_its_document_says(engine: Any, launching_run
     row = launching_run.trajectories.get()
     assert row.summary == {
         "id": "train-3-4", "seq": 1, "purpose": "train", "prompt": 3, "member": 4,
-        "sampled_at_version": 2, "trained_at_step": 3, "level": 2,
+        "sampled_at_version": 2, "trained_at_step": 3, "level": 2, "part": "",
         "success": True, "reward": 1.0, "tool_calls": 2, "tool_errors": 1,
         "turns": 3, "segments": 1, "tokens": 6, "stop_reason": "answered",
         "changes": 0, "repaired": 0, "prefilled": 0, "masked": 0, "alerts": 0,
     }  # fmt: skip
     assert row.document.id == "train-3-4"
     assert row.document.tool_errors == 1
+
+
+def test_a_trajectory_row_says_which_part_it_was_played_in(engine: Any, launching_run: Run) -> None:
+    event = engine.trajectory()
+    event["trajectory"]["task"]["part"] = "sums"
+    engine.post(event)
+    assert launching_run.trajectories.get().part == "sums"
 
 
 @pytest.mark.parametrize("buckets", [10, 100, 1000])

@@ -85,7 +85,7 @@ export class Arrivals {
     row.dataset.step = sampledForStep(one);
     const texts = {
       id: one.id, purpose: one.purpose, sampled_at_version: one.sampled_at_version,
-      trained_at_step: one.trained_at_step ?? "–", level: one.level, reward: format(one.reward), turns: one.turns,
+      trained_at_step: one.trained_at_step ?? "–", level: one.level, part: one.part, reward: format(one.reward), turns: one.turns,
       tokens: one.tokens, tool_errors: one.tool_errors, stop_reason: one.stop_reason,
     };
     for (const [name, text] of Object.entries(texts)) {
@@ -129,6 +129,7 @@ function passes(one, filter) {
   if (filter.end && one.stop_reason !== filter.end) return false;
   if (filter.quarantine && (filter.quarantine === "quarantined" ? !one.quarantine : one.quarantine !== filter.quarantine)) return false;
   if (filter.level && one.level !== Number(filter.level)) return false;
+  if (filter.part && one.part !== filter.part) return false;
   if (filter.step !== "" && filter.step != null && ![sampledForStep(one), one.trained_at_step].includes(Number(filter.step))) return false;
   if (filter.reward_min !== "" && filter.reward_min != null && one.reward < Number(filter.reward_min)) return false;
   return !(filter.reward_max !== "" && filter.reward_max != null && one.reward > Number(filter.reward_max));
