@@ -128,7 +128,7 @@ def test_bad_input_names_field_value_and_remedy_and_creates_nothing(
         ({"id": "package", "path": "/etc"}, "environment.id", "package"),
         ({"id": "gem", "env_id": "game:x", "python": "/bin/sh"}, "environment.id", "gem"),
         ({"id": "verifiers", "taskset": "os:system", "python": "/bin/sh"}, "environment.id", "verifiers"),
-        ({"id": "openenv", "url": "http://169.254.169.254"}, "environment.id", "openenv"),
+        ({"id": "openenv", "url": "http://169.254.169.254"}, "environment.url", "http://169.254.169.254"),
         ({"id": "terminal", "tasks": "/etc"}, "environment.tasks", "/etc"),
     ],
 )

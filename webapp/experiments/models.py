@@ -6,7 +6,6 @@ from django.db import models
 
 from engine.spec.run import RunSpec
 from webapp.accounts.models import Team, User
-from webapp.catalog.models import Dataset, Environment
 
 
 class Experiment(models.Model):
@@ -16,8 +15,6 @@ class Experiment(models.Model):
     description = models.TextField(blank=True)
     spec = models.JSONField()
     """``engine.spec.run.RunSpec``; what a launch copies into the run."""
-    environment = models.ForeignKey(Environment, on_delete=models.PROTECT, null=True, related_name="experiments")
-    dataset = models.ForeignKey(Dataset, on_delete=models.PROTECT, null=True, related_name="experiments")
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)

@@ -49,14 +49,14 @@ def ensure_sample() -> Sample:
 
 def _make_experiment(team: Team, owner: User) -> Experiment:
     spec = sample_spec()
-    environment = publish_environment(
+    publish_environment(
         team,
         spec.environment.id,
         alone(spec.environment),
         acting_user=owner,
         description="Arithmetic with a Python tool in a sandbox.",
     )
-    dataset = publish_dataset(
+    publish_dataset(
         team,
         f"{spec.environment.id} tasks",
         spec.dataset,
@@ -68,6 +68,4 @@ def _make_experiment(team: Team, owner: User) -> Experiment:
         spec,
         acting_user=owner,
         description="A tiny policy that first guesses learns to use its tool.",
-        environment=environment,
-        dataset=dataset,
     )

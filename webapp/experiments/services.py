@@ -5,7 +5,6 @@ from django.db import transaction
 from engine.spec.run import RunSpec
 from webapp.accounts.audit import record
 from webapp.accounts.models import Team, User
-from webapp.catalog.models import Dataset, Environment
 from webapp.experiments.models import Experiment
 from webapp.foreign_code import refuse_foreign
 
@@ -17,8 +16,6 @@ def create_experiment(
     *,
     acting_user: User,
     description: str = "",
-    environment: Environment | None = None,
-    dataset: Dataset | None = None,
 ) -> Experiment:
     """Raises Invalid for what the service does not take (``foreign_code.py``)."""
     refuse_foreign(spec)
@@ -27,8 +24,6 @@ def create_experiment(
         name=spec.name,
         description=description,
         spec=spec.model_dump(mode="json"),
-        environment=environment,
-        dataset=dataset,
         created_by=acting_user,
     )
     record(team, acting_user, "experiment.create", f"experiment {experiment.id}", name=spec.name)
