@@ -13,18 +13,18 @@ import asyncio
 import socket
 import struct
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sandboxes.egress.connection_attempt import ConnectionAttempt
 from sandboxes.egress.decision import EgressDecision, Reason, decide, sentence
+from sandboxes.egress.gateway.ledger import Ledger
 from sandboxes.egress.gateway.opening import Kind, Opening, Unreadable, read_opening
+from sandboxes.egress.gateway.pins import Pins
 from sandboxes.egress.gateway.refusing import refusal, unreachable
 from sandboxes.egress.gateway.relay import Cut, Relay
+from sandboxes.egress.gateway.upstream import Dial
 from sandboxes.egress.log import Traffic
 from sandboxes.egress.record import OPENING_BYTES, Ended
-
-if TYPE_CHECKING:
-    from sandboxes.egress.gateway.gateway import Gateway
 
 GLANCE_S = 0.25
 """How long a connection that is refused anyway is looked at: for its record, and for a protocol to refuse it in."""
@@ -38,8 +38,23 @@ FAREWELL_BYTES = 2**20
 RESET = struct.pack("ii", 1, 0)
 
 
+class Host(Protocol):
+    """What a connection needs of the gateway that serves it."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def pins(self) -> Pins: ...
+    @property
+    def dial(self) -> Dial: ...
+    @property
+    def crowded(self) -> bool:
+        """So many are served that no refused one is looked at."""
+        ...
+
+
 class Connection:
-    def __init__(self, gateway: "Gateway", sandbox: socket.socket, attempt: ConnectionAttempt) -> None:
+    def __init__(self, gateway: Host, sandbox: socket.socket, attempt: ConnectionAttempt) -> None:
         self._gateway = gateway
         self._ledger = gateway.ledger
         self._label = gateway.ledger.label
