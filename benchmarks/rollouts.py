@@ -3,11 +3,13 @@
 An episode is one of the project's terminal tasks, whose reference solution works in a sandbox of its own, and whose
 tests run in another one, as a policy's do; 64 of them run at once.  Told are episodes per second and memory per
 episode, on namespaces and, with ``--docker-image``, in containers; and what an environment in a process of its own
-costs per call, beside the same code in this process.
+costs per call, beside the same code in this process; and where verifiers is installed, what its tasks cost when they
+are played as episodes here, beside their being scored by verifiers alone.
 """
 
 import argparse
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from benchmarks import environment_process, machine
+from benchmarks import environment_process, machine, verifiers_tasks
 from benchmarks.distribution import Distribution
 from benchmarks.headline import Headline, figure, headline_table, write_report
 from devtools.measure import MIB, descendants, proportional_bytes
@@ -60,9 +62,11 @@ def main() -> int:
                 console.print(f"{backend}, round {number + 1}: {measured}")
                 rounds.setdefault(backend, []).append(measured)
     process = environment_process.measured()
-    rows = headlines(rounds, process, at_once=options.at_once)
+    beside = verifiers_tasks.measured(options.verifiers) if options.verifiers.exists() else None
+    rows = headlines(rounds, process, at_once=options.at_once) + beside_verifiers(beside)
     if options.json:
         details = {"machine": machine.description(), "rounds": rounds, "environment process": asdict(process)}
+        details["verifiers"] = None if beside is None else asdict(beside)
         write_report(options.json, rows, details)
     console.print(headline_table(rows))
     return 1 if any(measured.unsolved for of_backend in rounds.values() for measured in of_backend) else 0
@@ -146,6 +150,15 @@ def headlines(
     ]
 
 
+def beside_verifiers(cost: verifiers_tasks.VerifiersCost | None) -> list[Headline]:
+    """Rewards that differ leave nothing to compare."""
+    fits = cost is not None and cost.rewards_are_equal
+    return [
+        figure("ms per episode of a task of verifiers, played here", cost.own_ms if cost and fits else None),
+        figure("ms per score of the same task by verifiers alone", cost.verifiers_ms if cost and fits else None),
+    ]
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench rollouts", description="Episodes in sandboxes, many at once.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
@@ -154,6 +167,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=EPISODES, help=f"of a round (default {EPISODES})")
     parser.add_argument(
         "--docker-image", metavar="NAME:N", help="also in containers of this image of the registry (docs/images.md)"
+    )
+    home = Path(os.environ.get("PALESTRA_HOME", ".palestra"))
+    peer = home / "protocols" / "verifiers" / "bin" / "python"
+    parser.add_argument(
+        "--verifiers",
+        type=Path,
+        default=peer,
+        metavar="PYTHON",
+        help="an interpreter that has it",
     )
     options = parser.parse_args()
     if min(options.rounds, options.at_once, options.episodes) < 1:
