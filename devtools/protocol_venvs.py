@@ -21,8 +21,9 @@ PINNED = {
 }
 VARIABLE = "PALESTRA_PROTOCOL_VENVS"
 """It names the folder of the environments for the tests."""
-AGENTS = ("openai==2.54.0", "anthropic==2.12.0", "mini-swe-agent==2.4.6", "mcp==2.3.0")
-"""The last is what the third imports and does not name."""
+AGENTS = ("openai==2.54.0", "anthropic==2.12.0", "mini-swe-agent==2.4.6", "litellm==1.106.2", "mcp==2.3.0")
+"""The third calls models through the fourth, whose newest version it would take; it imports the last and does not name
+it."""
 AGENTS_VARIABLE = "PALESTRA_AGENT_PACKAGES"
 """It names the folder of these packages for the tests."""
 

@@ -22,18 +22,26 @@ def packages(folder: Path, *names: str, without: frozenset[str] = frozenset()) -
     for name in names:
         if name not in found:
             pytest.skip(f"{name} is not installed: pip install --target FOLDER {name}, PALESTRA_AGENT_PACKAGES=FOLDER")
-    wanted, copied = [*names], set[str]()
+    wanted, seen, copied = [Requirement(name) for name in names], set[tuple[str, str]](), set[str]()
     while wanted:
-        one = canonical(wanted.pop())
-        if one in copied or one in without or one not in found:
+        requirement = wanted.pop()
+        name = canonical(requirement.name)
+        if name in without or name not in found:
             continue
-        copied.add(one)
-        copy(found[one], folder)
-        for line in found[one].requires or []:
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                wanted.append(requirement.name)
+        if name not in copied:
+            copied.add(name)
+            copy(found[name], folder)
+        for extra in {"", *requirement.extras}:
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                wanted.extend(required(found[name], extra))
     return folder
+
+
+def required(distribution, extra: str) -> list[Requirement]:
+    """What the package asks for on this machine; with an extra also what the extra adds."""
+    requirements = [Requirement(line) for line in distribution.requires or []]
+    return [one for one in requirements if one.marker is None or one.marker.evaluate({"extra": extra})]
 
 
 def copy(distribution, folder: Path) -> None:
