@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.spec.generation import Generated, GenerateRequest, TextGenerator
+from engine.rollout.policy_session import generated_for
+from engine.spec.generation import Generated, GenerateRequest, OnToken, TextGenerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,30 @@ class RewindRequest:
     tokens: int
 
 
-GeneratorCall = GenerateRequest | RewindRequest
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """A turn of which tokens are wanted as they are sampled."""
+
+    request: GenerateRequest
+
+    @property
+    def session(self) -> str:
+        return self.request.session
+
+
+@dataclass(slots=True)
+class Tokens:
+    """What a turn under way has sampled since the last message, with the log-prob of each."""
+
+    sampled: list[tuple[int, float]] = field(default_factory=list)
+
+
+GeneratorCall = GenerateRequest | StreamRequest | RewindRequest
 """A session has one under way at most: a second one would need the first one's answer."""
-GeneratorReply = tuple[str, Generated | None | Exception]
-"""A session, and what came of its turn; None if it was rewound."""
+GeneratorReply = tuple[str, Generated | Tokens | None | Exception]
+"""A session, and what came of its turn; None if it was rewound.  ``Tokens`` stand before the turn that they are of."""
+STREAMED_EVERY_S = 0.05
+"""Tokens alone make a message no more often."""
 
 
 class GeneratorLost(Exception):
@@ -57,6 +78,7 @@ class GeneratorClient:
         self._outgoing: list[GeneratorCall] = []
         self._released: list[str] = []
         self._pending: dict[str, asyncio.Future[Any]] = {}
+        self._listeners: dict[str, OnToken] = {}
         self._lost: GeneratorLost | None = None
         self._listening: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -64,6 +86,15 @@ class GeneratorClient:
     async def generate(self, request: GenerateRequest) -> Generated:
         """Raises GeneratorLost, and what the generator raises for this request."""
         generated: Generated = await self._answered(request)
+        return generated
+
+    async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generated:
+        """``generate``, with its tokens as messages bring them."""
+        self._listeners[request.session] = on_token
+        try:
+            generated: Generated = await self._answered(StreamRequest(request))
+        finally:
+            del self._listeners[request.session]
         return generated
 
     async def rewind(self, session: str, tokens: int) -> None:
@@ -125,7 +156,12 @@ class GeneratorClient:
                 self._settle(session, answer)
         return None
 
-    def _settle(self, session: str, answer: Generated | None | Exception) -> None:
+    def _settle(self, session: str, answer: Generated | Tokens | None | Exception) -> None:
+        if isinstance(answer, Tokens):
+            if (on_token := self._listeners.get(session)) is not None:
+                for token, logprob in answer.sampled:
+                    on_token(token, logprob)
+            return
         future = self._pending.get(session)
         if future is None or future.done():
             return  # its episode was cancelled meanwhile
@@ -147,6 +183,13 @@ class _Replies:
     ready: list[GeneratorReply] = field(default_factory=list)
     something: asyncio.Event = field(default_factory=asyncio.Event)
     sessions: set[str] = field(default_factory=set)
+    streamed: dict[str, Tokens] = field(default_factory=dict)
+    """By their sessions: what has not been fetched."""
+
+    def sampled(self, session: str, token: int, logprob: float) -> None:
+        if not self.streamed:
+            asyncio.get_running_loop().call_later(STREAMED_EVERY_S, self.something.set)
+        self.streamed.setdefault(session, Tokens()).sampled.append((token, logprob))
 
 
 class GeneratorServer:
@@ -174,7 +217,8 @@ class GeneratorServer:
         await queue.something.wait()
         queue.something.clear()
         ready, queue.ready = queue.ready, []
-        return ready
+        streamed, queue.streamed = queue.streamed, {}
+        return [*streamed.items(), *ready]
 
     async def disconnect(self, caller: str) -> None:
         """The caller is done, or dead: end its sessions, so that others get their slots."""
@@ -188,14 +232,19 @@ class GeneratorServer:
 
     async def _turn(self, queue: _Replies, request: GeneratorCall) -> None:
         try:
-            answer: Generated | None | Exception = await self._asked(request)
+            answer: Generated | None | Exception = await self._asked(queue, request)
         except Exception as error:  # travels to the one who asked
             answer = error
         queue.ready.append((request.session, answer))
         queue.something.set()
 
-    async def _asked(self, request: GeneratorCall) -> Generated | None:
+    async def _asked(self, queue: _Replies, request: GeneratorCall) -> Generated | None:
         if isinstance(request, RewindRequest):
             await self._generator.rewind(request.session, request.tokens)
             return None
+        if isinstance(request, StreamRequest):
+            session = request.session
+            return await generated_for(
+                self._generator, request.request, lambda token, logprob: queue.sampled(session, token, logprob)
+            )
         return await self._generator.generate(request)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from engine.rollout.chat_tools import ChatTools
 from engine.rollout.policy_session import PolicySession
 from engine.rollout.renderers.contract import Parsed, Renderer
-from engine.rollout.token_stream import ListenedGenerator, TokenStream
+from engine.rollout.token_stream import TokenStream
 from engine.rollout.transcript import Transcript
 from engine.seeds import derived_seed
 from engine.spec.chat import (
@@ -99,7 +99,7 @@ class Dialogue:
         vocabulary: int,
         tools: ChatTools,
     ) -> None:
-        self._generator, self._renderer_with, self._emit = ListenedGenerator(generator), renderer_with, emit
+        self._generator, self._renderer_with, self._emit = generator, renderer_with, emit
         self._context_tokens, self._vocabulary, self._tools = context_tokens, vocabulary, tools
         self._history: list[Message | _Turn] = []
         self._session: tuple[Sampling, PolicySession] | None = None
@@ -207,12 +207,11 @@ class Dialogue:
         """The next turn, which stands in the conversation and in the transcript; why the answer ends with it, or its
         calls."""
         answer.stream = stream = TokenStream(answer.renderer, lambda tokens: self._emit_tokens(answer, tokens))
-        self._generator.on_token = stream.sampled
         reporting = asyncio.create_task(stream.tell_regularly())
         try:
             seed = derived_seed(answer.sampling.seed, "chat", len(self._history))
-            generated = await session.sample(transcript.history, seed=seed)
-            stream.complete(generated)
+            generated = await session.sample(transcript.history, seed=seed, on_token=stream.sampled)
+            stream.tell()
         finally:
             reporting.cancel()
         parsed = self._say(answer)

@@ -8,7 +8,15 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 
-from engine.spec.generation import NO_TRUNCATION, Generated, GenerateRequest, TextGenerator, Truncation
+from engine.spec.generation import (
+    NO_TRUNCATION,
+    Generated,
+    GenerateRequest,
+    OnToken,
+    StreamingGenerator,
+    TextGenerator,
+    Truncation,
+)
 
 
 class PolicySession:
@@ -43,10 +51,18 @@ class PolicySession:
         """Return whether ``turn``, or a sampled one of at least one token, fits in the context after ``history``."""
         return len(history) + max(1, len(turn)) <= self._context_tokens
 
-    async def sample(self, history: Sequence[int], *, seed: int, most_tokens: int | None = None) -> Generated:
+    async def sample(
+        self,
+        history: Sequence[int],
+        *,
+        seed: int,
+        most_tokens: int | None = None,
+        on_token: OnToken | None = None,
+    ) -> Generated:
         """Return what the policy says after ``history``, which leaves room for it.  ``most_tokens``: None is as many as
-        a turn may have."""
-        return await self._next(history, (), seed, self._max_turn_tokens if most_tokens is None else most_tokens)
+        a turn may have.  ``on_token`` is given each token, all at the end where the generator does not stream."""
+        most_tokens = self._max_turn_tokens if most_tokens is None else most_tokens
+        return await self._next(history, (), seed, most_tokens, on_token)
 
     async def force(self, history: Sequence[int], turn: Sequence[int]) -> Generated:
         """``turn`` as if the policy had said it after ``history``, with the log-probs that it has there."""
@@ -56,22 +72,28 @@ class PolicySession:
         # Shielded: a second cancellation must not leave the session's KV slot taken.
         await asyncio.shield(self._generator.release(self._session))
 
-    async def _next(self, history: Sequence[int], forced: tuple[int, ...], seed: int, most_tokens: int) -> Generated:
+    async def _next(
+        self,
+        history: Sequence[int],
+        forced: tuple[int, ...],
+        seed: int,
+        most_tokens: int,
+        on_token: OnToken | None = None,
+    ) -> Generated:
         unread = await self._back_to(history)
-        generated = await self._generator.generate(
-            GenerateRequest(
-                session=self._session,
-                new_ids=unread,
-                max_new_tokens=most_tokens,
-                stop_ids=self._stop_ids,
-                temperature=self._temperature,
-                seed=seed,
-                forced_ids=forced,
-                logprob_temperature=self._logprob_temperature,
-                truncation=self._truncation,
-                logprobs_truncated=self._logprobs_truncated,
-            )
+        request = GenerateRequest(
+            session=self._session,
+            new_ids=unread,
+            max_new_tokens=most_tokens,
+            stop_ids=self._stop_ids,
+            temperature=self._temperature,
+            seed=seed,
+            forced_ids=forced,
+            logprob_temperature=self._logprob_temperature,
+            truncation=self._truncation,
+            logprobs_truncated=self._logprobs_truncated,
         )
+        generated = await generated_for(self._generator, request, on_token)
         self._ids += (*unread, *generated.token_ids)
         self._turn_ends.append(len(self._ids))
         return generated
@@ -86,3 +108,17 @@ class PolicySession:
             del self._ids[kept:]
             self._turn_ends = [end for end in self._turn_ends if end <= kept]
         return tuple(history[kept:])
+
+
+async def generated_for(
+    generator: TextGenerator, request: GenerateRequest, on_token: OnToken | None = None
+) -> Generated:
+    """One turn.  ``on_token`` is given each token: as it is sampled, or all at the end by who does not stream."""
+    if on_token is None:
+        return await generator.generate(request)
+    if isinstance(generator, StreamingGenerator):
+        return await generator.stream(request, on_token)
+    generated = await generator.generate(request)
+    for token, logprob in zip(generated.token_ids, generated.logprobs, strict=True):
+        on_token(token, logprob)
+    return generated

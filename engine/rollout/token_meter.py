@@ -2,18 +2,27 @@
 
 from dataclasses import dataclass
 
-from engine.spec.generation import Generated, GenerateRequest, TextGenerator
+from engine.rollout.policy_session import generated_for
+from engine.spec.generation import Generated, GenerateRequest, OnToken, TextGenerator
 
 
 @dataclass(slots=True)
 class TokenMeter:
-    """A ``TextGenerator`` for one episode.  A turn counts once it has ended; forced tokens are not sampled."""
+    """A ``TextGenerator`` for one episode, which streams where that behind it does.
+
+    A turn counts once it has ended; forced tokens are not sampled."""
 
     generator: TextGenerator
     tokens: int = 0
 
     async def generate(self, request: GenerateRequest) -> Generated:
-        generated = await self.generator.generate(request)
+        return await self._counted(request, None)
+
+    async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generated:
+        return await self._counted(request, on_token)
+
+    async def _counted(self, request: GenerateRequest, on_token: OnToken | None) -> Generated:
+        generated = await generated_for(self.generator, request, on_token)
         if not request.forced_ids:
             self.tokens += len(generated.token_ids)
         return generated

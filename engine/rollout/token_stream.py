@@ -5,32 +5,9 @@ from collections.abc import Callable
 
 from engine.rollout.renderers.contract import Renderer
 from engine.spec.chat import ShownToken, storable_text
-from engine.spec.generation import Generated, GenerateRequest, OnToken, StreamingGenerator, TextGenerator
 
 FLUSH_S = 0.1
 """Tokens are told in groups, so often at most."""
-
-
-class ListenedGenerator:
-    """A ``TextGenerator`` that tells ``on_token`` what it samples, where the generator behind it streams.
-
-    One that does not stream tells nothing before the turn is over.
-    """
-
-    def __init__(self, generator: TextGenerator) -> None:
-        self._generator = generator
-        self.on_token: OnToken = lambda token, logprob: None
-
-    async def generate(self, request: GenerateRequest) -> Generated:
-        if isinstance(self._generator, StreamingGenerator):
-            return await self._generator.stream(request, lambda token, logprob: self.on_token(token, logprob))
-        return await self._generator.generate(request)
-
-    async def rewind(self, session: str, tokens: int) -> None:
-        await self._generator.rewind(session, tokens)
-
-    async def release(self, session: str) -> None:
-        await self._generator.release(session)
 
 
 class TokenStream:
@@ -62,9 +39,3 @@ class TokenStream:
         self._tell(
             [ShownToken(token=self.token_ids[i], text=storable_text(pieces[i]), logprob=self._logprobs[i]) for i in new]
         )
-
-    def complete(self, generated: Generated) -> None:
-        """Tell what a generator that does not stream has sampled."""
-        for place in range(len(self.token_ids), len(generated.token_ids)):
-            self.sampled(generated.token_ids[place], generated.logprobs[place])
-        self.tell()

@@ -4,8 +4,9 @@ Two things can go wrong, and callers choose between them: the server is gone (``
 answered that it will not (``ServerRefused``: asking again would not help).
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ CALL_S = 30.0
 """For calls that take no model pass."""
 LOOK_S = 2.0
 """For what a page shows: who does not answer by then is shown without."""
+EVENT = "data: "
+"""Begins a line of a stream that says something."""
 PROBE_S = 120.0
 """For a first pass."""
 LOAD_S = 1800.0
@@ -81,17 +84,33 @@ class SglangClient:
 
         ``behaviour_logprobs`` are those of the very distribution that is drawn from, after every truncation.
         """
-        body = {
-            "rid": request_id,
-            "input_ids": list(ids),
-            "sampling_params": dict(sampling),
-            "return_logprob": True,
-            "logprob_start_len": -1,
-        }
-        if behaviour_logprobs:
-            body |= {"return_sampling_mask": True, "sampling_logprobs_mode": "selected"}
+        body = _generation(request_id, ids, sampling, behaviour_logprobs=behaviour_logprobs)
         reply = await self._call("POST", "/generate", body, timeout_s=None)
         return _answer(reply["meta_info"], behaviour_logprobs=behaviour_logprobs)
+
+    async def stream(
+        self, request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], *, behaviour_logprobs: bool
+    ) -> AsyncGenerator[ServerReply, None]:
+        """``generate`` in parts: each with the tokens that came since the last; the last one has a ``finish``.
+
+        It is right for servers that tell all tokens in each part and for those that tell the new ones alone.
+        """
+        body = _generation(request_id, ids, sampling, behaviour_logprobs=behaviour_logprobs) | {"stream": True}
+        received, last = 0, None
+        async with aclosing(self._events("/generate", body)) as events:
+            async for event in events:
+                meta = event["meta_info"]
+                if (finish := meta["finish_reason"]) is not None:
+                    _check_finish(self.url, finish)
+                reply = _part(meta, received, behaviour_logprobs=behaviour_logprobs)
+                received += len(reply.token_ids)
+                if reply.finish:
+                    last = reply  # which is given when the stream has ended, so that its connection can be used again
+                else:
+                    yield reply
+        if last is None:
+            raise ServerGone(f"{self.url}/generate: the stream ends within a turn")
+        yield last
 
     async def score(self, request_id: str, ids: Sequence[int], begin: int) -> ServerReply:
         """The log-prob of each of ``ids[begin:]`` after what stands before it, at temperature 1; ``begin`` >= 1."""
@@ -192,6 +211,24 @@ class SglangClient:
             raise
         return True
 
+    async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        timeout = httpx.Timeout(None, connect=CALL_S)
+        try:
+            async with self._http.stream("POST", path, json=body, timeout=timeout) as response:
+                if response.status_code >= 400:
+                    await response.aread()
+                self._check(response, path)
+                async for line in response.aiter_lines():
+                    if line.startswith(EVENT) and (data := line.removeprefix(EVENT)) != "[DONE]":
+                        event = json.loads(data)
+                        if "error" in event:
+                            raise ServerRefused(f"{self.url}{path} answered {event['error']}")
+                        yield event
+        except (httpx.TransportError, RuntimeError) as error:
+            if isinstance(error, ServerRefused):
+                raise
+            raise ServerGone(f"{self.url}{path}: {error or type(error).__name__}") from error
+
     async def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = CALL_S
     ) -> Any:
@@ -200,11 +237,58 @@ class SglangClient:
             response = await self._http.request(method, path, json=body, timeout=timeout)
         except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
             raise ServerGone(f"{self.url}{path}: {error or type(error).__name__}") from error
+        self._check(response, path)
+        return response.json() if response.content else None
+
+    def _check(self, response: httpx.Response, path: str) -> None:
         if response.status_code >= 500:
             raise ServerGone(f"{self.url}{path} answered {response.status_code}: {response.text[:300]}")
         if response.status_code >= 400:
             raise ServerRefused(f"{self.url}{path} answered {response.status_code}: {response.text[:600]}")
-        return response.json() if response.content else None
+
+
+def _generation(
+    request_id: str, ids: Sequence[int], sampling: Mapping[str, Any], *, behaviour_logprobs: bool
+) -> dict[str, Any]:
+    body = {
+        "rid": request_id,
+        "input_ids": list(ids),
+        "sampling_params": dict(sampling),
+        "return_logprob": True,
+        "logprob_start_len": -1,
+    }
+    if behaviour_logprobs:
+        body |= {"return_sampling_mask": True, "sampling_logprobs_mode": "selected"}
+    return body
+
+
+def _check_finish(url: str, finish: Mapping[str, Any]) -> None:
+    """A server that ends a stream with an error says so in its last part, where it would else answer with a status."""
+    status = finish.get("status_code")
+    if finish["type"] != "abort" or status is None:
+        return
+    refusal = ServerRefused if status < 500 else ServerGone
+    raise refusal(f"{url}/generate answered {int(status)}: {str(finish.get('message'))[:600]}")
+
+
+def _part(meta: Mapping[str, Any], received: int, *, behaviour_logprobs: bool) -> ServerReply:
+    """The tokens behind the first ``received``, of which a part holds some or none."""
+    entries = meta.get("output_token_logprobs") or []
+    total = meta.get("output_token_logprobs_length", len(entries))
+    new = slice(received - (total - len(entries)), None)
+    logprobs = [entry[0] for entry in entries]
+    if behaviour_logprobs and entries:
+        logprobs = list(meta["output_token_sampling_logprobs"])
+    finish = meta["finish_reason"] or {"type": ""}
+    return ServerReply(
+        [entry[1] for entry in entries[new]],
+        logprobs[new],
+        _versions(meta, total)[received:],
+        finish["type"],
+        str(finish.get("message", "")),
+        meta["prompt_tokens"],
+        meta.get("cached_tokens", 0),
+    )
 
 
 def _answer(meta: Mapping[str, Any], *, behaviour_logprobs: bool) -> ServerReply:

@@ -15,6 +15,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from engine.inference.sglang.routing import Prompt, Router
 from engine.inference.sglang.servers import Fleet, Server, reading_of
 from engine.inference.sglang.weights import Exchange
 from engine.models.weights import WeightSource
-from engine.spec.generation import Generated, GenerateRequest
+from engine.spec.generation import Generated, GenerateRequest, OnToken
 from engine.spec.usage import ServerReading
 
 ABORTED_AGAIN = 3
@@ -54,12 +55,17 @@ class Sampled:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     barren: int = 0
+    on_token: OnToken | None = None
+    """Is given each, where the turn is streamed."""
 
     def add(self, answer: ServerReply, server_version: int) -> None:
         self.token_ids += answer.token_ids
         self.logprobs += answer.logprobs
         self.versions += [int(name) if name.isdigit() else server_version for name in answer.versions]
         self.barren = 0 if answer.token_ids else self.barren + 1
+        if self.on_token is not None:
+            for token, logprob in zip(answer.token_ids, answer.logprobs, strict=True):
+                self.on_token(token, logprob)
 
     def generated(self, stopped_by: StoppedBy) -> Generated:
         return Generated(tuple(self.token_ids), tuple(self.logprobs), tuple(self.versions), stopped_by)
@@ -100,6 +106,16 @@ class SglangGenerator:
         Raises ValueError for a request that makes no sense or that a server cannot answer, GenerationAborted when it
         is ended from outside, ServersLost and WrongServer where there is nobody to ask.
         """
+        return await self._generate(request, None)
+
+    async def stream(self, request: GenerateRequest, on_token: OnToken) -> Generated:
+        """``generate``, and ``on_token`` with each token as its server tells it.
+
+        What it was given of a turn stands, also when the server dies over it: another one goes on from there.
+        """
+        return await self._generate(request, on_token)
+
+    async def _generate(self, request: GenerateRequest, on_token: OnToken | None) -> Generated:
         self._check(request)
         if self._closed:
             raise GenerationAborted("the generator is closed")
@@ -108,7 +124,7 @@ class SglangGenerator:
             session = self._sessions[request.session] = Session(request.session, request.new_ids)
         if session.turn is not None:
             raise ValueError(f"session {request.session!r} already has a turn pending")
-        session.turn = turn = asyncio.create_task(self._turn(session, request))
+        session.turn = turn = asyncio.create_task(self._turn(session, request, on_token))
         try:
             await asyncio.wait({turn})
         except asyncio.CancelledError:
@@ -208,13 +224,15 @@ class SglangGenerator:
 
     # ---- a turn ----
 
-    async def _turn(self, session: Session, request: GenerateRequest) -> Generated:
+    async def _turn(self, session: Session, request: GenerateRequest, on_token: OnToken | None) -> Generated:
         """The session grows by the turn only when it is over."""
         begun = [*session.ids, *request.new_ids]
         if len(begun) + max(len(request.forced_ids), 1) > self._context_tokens:
             return Generated((), (), (), "context")
         generated = await (
-            self._forced(session, request, begun) if request.forced_ids else self._sampled(session, request, begun)
+            self._forced(session, request, begun)
+            if request.forced_ids
+            else self._sampled(session, request, begun, on_token)
         )
         session.ids = [*begun, *generated.token_ids]
         return generated
@@ -225,12 +243,15 @@ class SglangGenerator:
         await self._asked(session, sampled, lambda server, name: server.client.score(name, ids, len(begun)))
         return sampled.generated("stop")
 
-    async def _sampled(self, session: Session, request: GenerateRequest, begun: list[int]) -> Generated:
+    async def _sampled(
+        self, session: Session, request: GenerateRequest, begun: list[int], on_token: OnToken | None
+    ) -> Generated:
         most = min(request.max_new_tokens, self._context_tokens - len(begun))
         stopped_by: StoppedBy = "length" if most == request.max_new_tokens else "context"
-        sampled = Sampled()
+        sampled = Sampled(on_token=on_token)
+        further = _further if on_token is None else _streamed
         while len(sampled.token_ids) < most:
-            answer = await self._asked(session, sampled, _further(request, begun, sampled, most))
+            answer = await self._asked(session, sampled, further(request, begun, sampled, most))
             if sampled.token_ids and sampled.token_ids[-1] in request.stop_ids:
                 stopped_by = "stop"
                 break
@@ -349,6 +370,25 @@ def _further(request: GenerateRequest, begun: list[int], sampled: Sampled, most:
     return lambda server, name: server.client.generate(
         name, ids, sampling, behaviour_logprobs=request.logprobs_truncated
     )
+
+
+def _streamed(request: GenerateRequest, begun: list[int], sampled: Sampled, most: int) -> Ask:
+    """The same, where all parts but the last are added as they come.  Asked again, it goes on behind them."""
+
+    async def ask(server: Server, name: str) -> ServerReply:
+        if sampled.token_ids and (len(sampled.token_ids) == most or sampled.token_ids[-1] in request.stop_ids):
+            return ServerReply([], [], [], "stop", "", 0, 0)  # the server died behind its last token
+        ids, sampling = [*begun, *sampled.token_ids], _sampling(request, most - len(sampled.token_ids))
+        parts = server.client.stream(name, ids, sampling, behaviour_logprobs=request.logprobs_truncated)
+        async with aclosing(parts):
+            async for part in parts:
+                if part.finish:
+                    return part
+                sampled.add(part, server.version)
+                server.sampled_tokens += len(part.token_ids)
+        raise AssertionError("a stream ends with a finish, or raises")
+
+    return ask
 
 
 def _sampling(request: GenerateRequest, most: int) -> dict[str, Any]:

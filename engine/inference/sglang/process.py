@@ -106,6 +106,7 @@ def launch_command(
         "grammar-backend": "none",
         "skip-tokenizer-init": "",
         "skip-server-warmup": "",
+        "incremental-streaming-output": "",
     }
     if device == "cpu":
         flags |= CPU_FLAGS

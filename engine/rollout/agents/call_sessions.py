@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from engine.rollout.policy_session import PolicySession
-from engine.spec.generation import Generated
+from engine.spec.generation import Generated, OnToken
 
 
 class CallSessions:
@@ -20,12 +20,14 @@ class CallSessions:
         self._closed = False
         self._releasing: set[asyncio.Future[None]] = set()
 
-    async def sample(self, history: Sequence[int], *, seed: int, most_tokens: int) -> Generated:
+    async def sample(
+        self, history: Sequence[int], *, seed: int, most_tokens: int, on_token: OnToken | None = None
+    ) -> Generated:
         """Raises what the generator raises.  A cancelled turn leaves nothing behind."""
         session, self._kept = self._kept or self._opened(), None
         self._under_way += 1
         try:
-            generated = await session.sample(history, seed=seed, most_tokens=most_tokens)
+            generated = await session.sample(history, seed=seed, most_tokens=most_tokens, on_token=on_token)
         except BaseException:
             self._under_way -= 1
             await session.release()

@@ -15,6 +15,7 @@ from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.call_sessions import CallSessions
 from engine.rollout.agents.capture import Call, segments_of
 from engine.rollout.agents.contexts import Context, Contexts, Found, Spoken
+from engine.rollout.agents.live import Live, LiveTurn
 from engine.rollout.agents.stops import ended, stopped
 from engine.rollout.renderers.contract import Renderer
 from engine.seeds import derived_seed
@@ -95,8 +96,11 @@ class ModelProxy:
     def segments(self) -> list[Segment]:
         return segments_of(self.calls, self.renderer)
 
-    async def complete(self, asked: Asked) -> list[Call]:
-        """Sample one turn for each choice.  Raises RequestRefused; whoever answers with it calls ``refuse``."""
+    async def complete(self, asked: Asked, live: Live | None = None) -> list[Call]:
+        """Sample one turn for each choice, which ``live`` shows meanwhile.
+
+        Raises RequestRefused; whoever answers with it calls ``refuse``.
+        """
         refuse_far_too_long(asked, self._budget.context_tokens)
         tokens = self._reserved(asked)
         try:
@@ -104,7 +108,9 @@ class ModelProxy:
             room = room_behind(found.context, self._budget.context_tokens)
             if found.number is not None:
                 self.calls[found.number].results.update(found.results)
-            return await self._sampled(asked, found, min(room, tokens))
+            if live is not None:
+                live.begin(len(found.context.token_ids))
+            return await self._sampled(asked, found, min(room, tokens), live)
         finally:
             self._under_way -= asked.choices
             self._reserved_tokens -= tokens * asked.choices
@@ -126,11 +132,12 @@ class ModelProxy:
         self._reserved_tokens += tokens * asked.choices
         return tokens
 
-    async def _sampled(self, asked: Asked, found: Found, most_tokens: int) -> list[Call]:
+    async def _sampled(self, asked: Asked, found: Found, most_tokens: int, live: Live | None) -> list[Call]:
         begun, self._begun = self._begun, self._begun + asked.choices
+        shown = [None if live is None else live.turn(choice, self.renderer) for choice in range(asked.choices)]
         sampling = [
-            asyncio.ensure_future(self._turn(asked, found, most_tokens, self._seed_of(asked, begun, choice)))
-            for choice in range(asked.choices)
+            asyncio.ensure_future(self._turn(asked, found, most_tokens, self._seed_of(asked, begun, choice), turn))
+            for choice, turn in enumerate(shown)
         ]
         try:
             return list(await asyncio.gather(*sampling))
@@ -146,9 +153,12 @@ class ModelProxy:
             return derived_seed(self._seed, begun + choice)
         return derived_seed(self._seed, "agent", asked.seed, choice)
 
-    async def _turn(self, asked: Asked, found: Found, most_tokens: int, seed: int) -> Call:
+    async def _turn(self, asked: Asked, found: Found, most_tokens: int, seed: int, live: LiveTurn | None) -> Call:
+        on_token = None if live is None else live.sampled
         try:
-            generated = await self._sessions.sample(found.context.token_ids, seed=seed, most_tokens=most_tokens)
+            generated = await self._sessions.sample(
+                found.context.token_ids, seed=seed, most_tokens=most_tokens, on_token=on_token
+            )
         except asyncio.CancelledError:
             self.unfinished += 1
             raise
@@ -156,12 +166,12 @@ class ModelProxy:
             self.failure = self.failure or error
             self.failed.set()
             raise
-        return await self._captured(asked, found, generated)
+        return await self._captured(asked, found, generated, "" if live is None else live.shown.content)
 
-    async def _captured(self, asked: Asked, found: Found, generated: Generated) -> Call:
+    async def _captured(self, asked: Asked, found: Found, generated: Generated, shown: str) -> Call:
         """Kept from now on, whoever is still there to read it."""
         number = len(self.calls)
-        call, spoken = answered(asked, found.context, generated, self.renderer, str(number))
+        call, spoken = answered(asked, found.context, generated, self.renderer, str(number), shown)
         if spoken is not None:
             self._contexts.spoke(number, found.digest, call.reply, spoken)
         self.calls.append(call)
@@ -174,18 +184,19 @@ class ModelProxy:
 
 
 def answered(
-    asked: Asked, context: Context, generated: Generated, renderer: Renderer, id: str
+    asked: Asked, context: Context, generated: Generated, renderer: Renderer, id: str, shown: str = ""
 ) -> tuple[Call, Spoken | None]:
     """The call that a turn makes, with the turn that later calls may go on from: None where a stop string ended it.
 
-    ``id`` makes the ids of its tool calls.
+    ``id`` makes the ids of its tool calls.  ``shown`` is what has been streamed of its text.
     """
     if asked.stops and (call := _stopped_call(asked, context, generated, renderer, id)) is not None:
+        call.reply = _as_shown(call.reply, shown)
         return call, None
     token_ids = ended(generated, len(generated.token_ids), renderer)
     parsed = renderer.parse(token_ids, asked.tools)
     text = "" if parsed.message.malformed is None else renderer.text(token_ids[:-1])
-    reply = _named(parsed.message, text, id)
+    reply = _as_shown(_named(parsed.message, text, id), shown)
     return Call(context, generated, parsed.message, reply), Spoken(context, token_ids, parsed)
 
 
@@ -240,3 +251,14 @@ def _named(message: AssistantMessage, text: str, id: str) -> AssistantMessage:
         return AssistantMessage(text)
     requests = tuple(replace(request, id=f"call_{id}_{place}") for place, request in enumerate(message.requests))
     return replace(message, requests=requests)
+
+
+def _as_shown(reply: AssistantMessage, shown: str) -> AssistantMessage:
+    """The reply, with the text that was streamed before it turned out unreadable as its beginning."""
+    if reply.content.startswith(shown):
+        return reply
+    if reply.requests:  # a call that cannot be read holds all of the turn
+        return replace(reply, content=shown)
+    # The turn as it stands; before what was shown there is white space, or a thought, which was shown as one.
+    place = reply.content.find(shown)
+    return replace(reply, content=reply.content[place:] if place >= 0 else shown + reply.content)

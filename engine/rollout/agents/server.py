@@ -10,9 +10,10 @@ import hmac
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
 
 import h11
@@ -20,10 +21,11 @@ import h11
 from engine.rollout.agents.asked import Asked, RequestRefused
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.dialects.chat_completions import ChatCompletions
-from engine.rollout.agents.dialects.contract import Dialect
+from engine.rollout.agents.dialects.contract import Dialect, EventStream
 from engine.rollout.agents.dialects.messages import Messages
 from engine.rollout.agents.dialects.responses import Responses
 from engine.rollout.agents.fields import document_in
+from engine.rollout.agents.live import Live
 from engine.rollout.agents.proxy import ModelProxy
 from engine.rollout.renderers.contract import Renderer
 
@@ -58,7 +60,6 @@ class Patience:
 class Completed:
     """The turns that were sampled for a request."""
 
-    id: str
     calls: Sequence[Call]
     renderer: Renderer
     """What shows their tokens as text."""
@@ -72,8 +73,12 @@ class Answerer(Protocol):
         """The names under which it may be asked."""
         ...
 
-    async def complete(self, asked: Asked) -> Completed:
-        """Raises RequestRefused."""
+    def new_id(self) -> str:
+        """For the next answer."""
+        ...
+
+    async def complete(self, asked: Asked, live: Live | None) -> Completed:
+        """``live``, where there is one, shows the turns meanwhile.  Raises RequestRefused."""
         ...
 
     def refuse(self, kind: str) -> None:
@@ -104,14 +109,17 @@ class RolloutDoor:
 
     def __init__(self, proxy: ModelProxy, key: str) -> None:
         self._proxy, self._key = proxy, key.encode()
+        self._ids = count()
 
     def answerer(self, keys: Sequence[bytes]) -> Answerer | None:
         """Every key that is given must be the right one, and one must be given."""
         return self if keys and all(hmac.compare_digest(key, self._key) for key in keys) else None
 
-    async def complete(self, asked: Asked) -> Completed:
-        calls = await self._proxy.complete(asked)
-        return Completed(str(self._proxy.calls.index(calls[0])), calls, self._proxy.renderer)
+    def new_id(self) -> str:
+        return str(next(self._ids))
+
+    async def complete(self, asked: Asked, live: Live | None) -> Completed:
+        return Completed(await self._proxy.complete(asked, live), self._proxy.renderer)
 
     def refuse(self, kind: str) -> None:
         self._proxy.refuse(kind)
@@ -280,32 +288,76 @@ class _Connection:
             await self._send(200, _json({"object": "list", "data": models}))
             return
         asked = dialect.read(document_in(body))
-        completed = await self._unless_hung_up(answerer, asked)
-        id, calls, shown = completed.id, completed.calls, completed.renderer
-        pieces = [shown.pieces(call.generated.token_ids) if asked.logprobs else [] for call in calls]
+        id = answerer.new_id()
         if asked.stream:
-            await self._stream(dialect.events(asked, calls, id, pieces))
-        else:
-            await self._send(200, _json(dialect.answer(asked, calls, id, pieces)))
+            await self._stream(answerer, dialect.stream(asked, id), asked)
+            return
+        completed = await self._unless_hung_up(asyncio.ensure_future(answerer.complete(asked, None)))
+        calls, pieces = completed.calls, _pieces(asked, completed)
+        await self._send(200, _json(dialect.answer(asked, calls, id, pieces)))
 
-    async def _unless_hung_up(self, answerer: Answerer, asked: Asked) -> Completed:
-        """A caller that closes its end does not wait for the answer any more.  Raises OSError then."""
-        sampling = asyncio.ensure_future(answerer.complete(asked))
-        listening = asyncio.ensure_future(self._reader.read(READ_BYTES))
+    async def _stream(self, answerer: Answerer, events: EventStream, asked: Asked) -> None:
+        """What is refused before anything was sampled is refused as ever; later it is an event, and the end."""
+        live = Live(asked)
+        sampling = asyncio.ensure_future(answerer.complete(asked, live))
         try:
-            await asyncio.wait((sampling, listening), return_when=asyncio.FIRST_COMPLETED)
-            if not sampling.done():
-                if not (more := listening.result()):
+            completed = await self._unless_hung_up(sampling, self._show(live, events))
+        except RequestRefused as refusal:
+            if self._http.our_state is not h11.SEND_BODY:
+                raise
+            answerer.refuse(refusal.kind)
+            await self._write(self._data(events.fail(refusal)))
+            await self._write(self._http.send(h11.EndOfMessage()))
+            return
+        await self._write(
+            self._begun(live, events) + self._data(events.end(completed.calls, _pieces(asked, completed)))
+        )
+        await self._write(self._http.send(h11.EndOfMessage()))
+
+    async def _show(self, live: Live, events: EventStream) -> None:
+        """Never returns."""
+        while True:
+            await live.something.wait()
+            await self._write(self._begun(live, events))
+
+    def _begun(self, live: Live, events: EventStream) -> bytes:
+        """The beginning of a stream, where that has not been sent, and its news."""
+        begun = b""
+        if self._http.our_state is h11.SEND_RESPONSE:
+            begun = self._head(200, b"text/event-stream", [(b"cache-control", b"no-store")]) or b""
+            begun += self._data(events.begin(live.prompt_tokens))
+        return begun + b"".join(self._data(events.show(choice, more)) for choice, more in live.news())
+
+    def _data(self, events: Iterable[bytes]) -> bytes:
+        return b"".join(self._http.send(h11.Data(data=event)) or b"" for event in events)
+
+    async def _unless_hung_up(
+        self, sampling: asyncio.Future[Completed], showing: Coroutine[Any, Any, None] | None = None
+    ) -> Completed:
+        """A caller that closes its end does not wait for the answer any more.  Raises OSError then.
+
+        ``showing`` goes on meanwhile; what it raises ends the call too.
+        """
+        listening = asyncio.ensure_future(self._reader.read(READ_BYTES))
+        beside = [] if showing is None else [asyncio.ensure_future(showing)]
+        tasks: list[asyncio.Future[Any]] = [sampling, listening, *beside]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():
+                if more := listening.result():
+                    self._http.receive_data(more)  # its next request; a third one is not read before this is answered
+                elif not sampling.done():
                     raise ConnectionResetError("the agent hung up")
-                self._http.receive_data(more)  # its next request; a third one is not read before this is answered
-                await sampling
-            elif listening.done() and (more := listening.result()):
-                self._http.receive_data(more)
+                tasks.remove(listening)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for shown in beside:
+                if shown.done():
+                    shown.result()
             return sampling.result()
         finally:
-            for task in (sampling, listening):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(sampling, listening, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send(self, status: int, body: bytes, *, retry_s: int = 1) -> None:
         more = [(b"content-length", b"%d" % len(body))]
@@ -314,12 +366,6 @@ class _Connection:
         head = self._head(status, b"application/json", more)
         parts = (head, self._http.send(h11.Data(data=body)), self._http.send(h11.EndOfMessage()))
         await self._write(b"".join(part for part in parts if part))
-
-    async def _stream(self, events: Iterable[bytes]) -> None:
-        await self._write(self._head(200, b"text/event-stream", [(b"cache-control", b"no-store")]))
-        for event in events:
-            await self._write(self._http.send(h11.Data(data=event)))
-        await self._write(self._http.send(h11.EndOfMessage()))
 
     def _head(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> bytes | None:
         if self._http.their_state is not h11.DONE:  # a body that is not read: nothing after it can be
@@ -332,6 +378,11 @@ class _Connection:
             self._writer.write(data)
             async with asyncio.timeout(self._patience.answer):
                 await self._writer.drain()
+
+
+def _pieces(asked: Asked, completed: Completed) -> list[list[str]]:
+    shown = completed.renderer
+    return [shown.pieces(call.generated.token_ids) if asked.logprobs else [] for call in completed.calls]
 
 
 def _path(request: h11.Request) -> str:

@@ -17,7 +17,7 @@ import json
 from collections.abc import Sequence
 
 from engine.models.tokenizer import Tokenizer
-from engine.rollout.renderers.contract import Conversation, Parsed, Rewritten
+from engine.rollout.renderers.contract import Conversation, Parsed, Rewritten, Settled
 from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema, arguments_in
 
 
@@ -79,6 +79,16 @@ class CharacterRenderer:
                 return Parsed(AssistantMessage(text, reasoning=reasoning), begins)
             case _:
                 return Parsed(_unframed(self.text(token_ids)), begins)
+
+    def settled(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Settled:
+        """An answer from its first character on; of a call nothing."""
+        tokenizer = self._tokenizer
+        begins = self._first_mark(token_ids) if self._reasoning else 0
+        reasoning, frame = tokenizer.decode(token_ids[:begins]), token_ids[begins:]
+        answers = bool(frame) and frame[0] == tokenizer.answer_open
+        if not answers or any(tokenizer.is_mark(token) for token in frame[1:]):
+            return Settled(reasoning)
+        return Settled(reasoning, tokenizer.decode(frame[1:]))
 
     def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:
         """Raises ValueError for a malformed message, which nobody means, and for several calls, for want of a frame."""

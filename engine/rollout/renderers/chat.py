@@ -23,10 +23,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.models.pretrained_tokenizer import FIELD, PretrainedTokenizer, pattern_of, refused
-from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Rewritten
+from engine.models.pretrained_tokenizer import FIELD, REPLACEMENT, PretrainedTokenizer, pattern_of, refused
+from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Rewritten, Settled
 from engine.rollout.renderers.template import ChatTemplate, TemplateRefused
-from engine.rollout.renderers.tool_calls import FORMATS, CallFormat, Format, Reading, fenced, unreadable_call
+from engine.rollout.renderers.tool_calls import (
+    FORMATS,
+    CallFormat,
+    Format,
+    Reading,
+    fenced,
+    unreadable_call,
+    without_head_of,
+)
 from engine.rollout.renderers.turn_frame import USER, Document, assistant, call, tool_message, turn_frame
 from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema
 
@@ -42,6 +50,14 @@ _INSERTIONS = range(0x10FF00, 0x10FFFE)
 
 class MalformedTurn(ValueError):
     """Why a turn is neither a call nor an answer."""
+
+
+class UnendedThought(MalformedTurn):
+    """A thought that goes on, and its text so far."""
+
+    def __init__(self, reasoning: Reading) -> None:
+        super().__init__("a thought does not end")
+        self.reasoning = reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +170,20 @@ class ChatRenderer:
         message = self._message(thought.spoken, tools)
         begins = _token_at(pieces, thought.before_spoken)
         return Parsed(replace(message, reasoning=thought.reasoning.text.strip()), begins)
+
+    def settled(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Settled:
+        try:
+            turn = self._reading(token_ids, self._pieces_of_turn((*token_ids, self._end_id)))
+            if self._thinks and THINK.startswith(turn.sewn.lstrip()):
+                return Settled()  # which may become a thought
+            thought = self._thought(turn)
+        except UnendedThought as unended:
+            return Settled(_settled(unended.reasoning, THOUGHT))
+        except MalformedTurn:
+            return Settled()
+        spoken = thought.spoken
+        content = _settled(spoken) if self._format is None else _settled(self._format.settled(spoken, tools))
+        return Settled(thought.reasoning.text.strip(), content)
 
     def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:
         """Raises ValueError for a message that would not be read as what it says; a malformed one is such."""
@@ -346,7 +376,7 @@ class ChatRenderer:
         if opened:
             reasoning, closed, rest = rest.partition(THOUGHT)
             if not closed:
-                raise MalformedTurn("a thought does not end")
+                raise UnendedThought(turn.part(reasoning))
             before += reasoning + closed
         if THINK in reasoning or ((self._thinks or THINK in self.tokenizer.marks) and _thought_in(rest)):
             raise MalformedTurn("a thought stands where none may")
@@ -431,6 +461,11 @@ def _answered_by(messages: Sequence[Message], *, several: bool) -> AssistantMess
     if not names:
         return AssistantMessage("a")
     return AssistantMessage(requests=tuple(ToolRequest(name, {}) for name in (names if several else names[:1])))
+
+
+def _settled(text: Reading, *openings: str) -> str:
+    """Without what may go when more comes: white space at either end, the head of an opening, half a character."""
+    return without_head_of(openings, text).text.rstrip(REPLACEMENT).strip()
 
 
 def _thought_in(sewn: str) -> bool:

@@ -26,6 +26,15 @@ class Parsed:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """What a turn under way says already: whatever follows, its message begins so, unless the turn turns out to be one
+    that cannot be read."""
+
+    reasoning: str = ""
+    content: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """A turn of the policy and what it was told on it."""
 
@@ -103,6 +112,10 @@ class Renderer(Protocol):
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed:
         """Return what a turn that ended with a stop id says.  Never raises: what is malformed is in the message."""
+        ...
+
+    def settled(self, token_ids: Sequence[int], tools: Sequence[ToolSchema]) -> Settled:
+        """Return what a turn that has not ended says so far.  Never raises: it is empty where nothing is certain."""
         ...
 
     def write(self, message: AssistantMessage, tools: Sequence[ToolSchema]) -> list[int]:

@@ -48,6 +48,10 @@ class CallFormat(Protocol):
         """The calls, with what is said before them; the answer where nothing begins a call.  Never raises."""
         ...
 
+    def settled(self, turn: Reading, tools: Sequence[ToolSchema]) -> Reading:
+        """What of a turn that goes on is said before its calls, or is its answer, whatever follows."""
+        ...
+
 
 class Unreadable(ValueError):
     """A call that cannot be read, and the tool that it names, as far as that can be told."""
@@ -74,6 +78,10 @@ class HermesCalls:
             return _malformed(turn, error)
         return AssistantMessage(turn.part(before).text.strip(), tuple(requests))
 
+    def settled(self, turn: Reading, tools: Sequence[ToolSchema]) -> Reading:
+        before, opened, _ = turn.sewn.partition(self.frames[0])
+        return turn.part(before) if opened else without_head_of(self.frames, turn)
+
     def _request(self, written: Reading) -> ToolRequest:
         call, closed, behind = written.sewn.partition(self.frames[1])
         if not closed:
@@ -99,6 +107,12 @@ class LlamaCalls:
             return _malformed(turn, error)
         return AssistantMessage(turn.part(before).text.strip(), tuple(requests))
 
+    def settled(self, turn: Reading, tools: Sequence[ToolSchema]) -> Reading:
+        before, tagged, _ = turn.sewn.partition(self.frames[0])
+        if not tagged and tools and turn.text.lstrip().startswith("{"):
+            return turn.part("")
+        return turn.part(before) if tagged else without_head_of(self.frames, turn)
+
 
 class CodeFenceCalls:
     frames: tuple[str, ...] = ()
@@ -106,8 +120,7 @@ class CodeFenceCalls:
 
     def read(self, turn: Reading, tools: Sequence[ToolSchema]) -> AssistantMessage:
         arguments = {tool.name: tool.only_text_argument for tool in tools}
-        names = "|".join(re.escape(name) for name in sorted(arguments, key=len, reverse=True)) or r"(?!)"
-        opened = re.compile(rf"^```({names})[ \t]*\n", re.MULTILINE)
+        opened = _fence_opening([*arguments])
         text = turn.text
         if (first := opened.search(text)) is None:
             return AssistantMessage(text.strip())
@@ -126,9 +139,32 @@ class CodeFenceCalls:
             return _malformed(turn, Unreadable("there is text behind a call", requests[-1].name))
         return AssistantMessage(text[: first.start()].strip(), tuple(requests))
 
+    def settled(self, turn: Reading, tools: Sequence[ToolSchema]) -> Reading:
+        """Up to the first fence of a tool, and without a last line that may become one."""
+        text = turn.text
+        if (first := _fence_opening([tool.name for tool in tools]).search(text)) is not None:
+            return Reading(text[: first.start()], "")
+        before, newline, line = text.rpartition("\n")
+        fences = [f"```{tool.name}" for tool in tools]
+        may_open = any(line.startswith(fence) or fence.startswith(line) for fence in fences)
+        return Reading(before + newline if may_open else text, "")
+
 
 FORMATS: dict[Format, CallFormat] = {"hermes": HermesCalls(), "llama": LlamaCalls(), "code-fence": CodeFenceCalls()}
 _FENCE_END = re.compile(r"\n```[ \t]*(?:\n+|\Z)")
+
+
+def _fence_opening(tools: Sequence[str]) -> re.Pattern[str]:
+    names = "|".join(re.escape(name) for name in sorted(tools, key=len, reverse=True)) or r"(?!)"
+    return re.compile(rf"^```({names})[ \t]*\n", re.MULTILINE)
+
+
+def without_head_of(openings: Sequence[str], turn: Reading) -> Reading:
+    """The text but for an end with which one of ``openings`` may begin."""
+    longest = max(map(len, openings), default=1) - 1
+    ends = (turn.sewn[-length:] for length in range(min(longest, len(turn.sewn)), 0, -1))
+    head = next((end for end in ends if any(opening.startswith(end) for opening in openings)), "")
+    return turn.part(turn.sewn[: len(turn.sewn) - len(head)])
 
 
 def fenced(content: str, requests: Sequence[ToolRequest]) -> str:

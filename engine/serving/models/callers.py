@@ -19,14 +19,14 @@ from typing import Any
 from engine.rollout.agents.asked import Asked, RequestRefused
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.contexts import Context, Contexts
+from engine.rollout.agents.live import Live, LiveTurn
 from engine.rollout.agents.proxy import answered, refuse_far_too_long, room_behind
 from engine.rollout.agents.server import Answerer, Completed
 from engine.rollout.policy_session import PolicySession
-from engine.rollout.token_stream import ListenedGenerator
 from engine.seeds import derived_seed
 from engine.serving.models.shelf import LoadedModel, Shelf
 from engine.serving.models.usage_log import UsageLog
-from engine.spec.generation import NO_TRUNCATION, TextGenerator, Truncation
+from engine.spec.generation import NO_TRUNCATION, Truncation
 from engine.spec.serving import ServedFile, ServedKey, ServedModel, UsageLine
 
 MINUTE_S, DAY_S = 60.0, 86400.0
@@ -97,6 +97,16 @@ class Limits:
             self._reserved_tokens -= reserved
 
 
+class _Meter:
+    """Counts what a request has had sampled so far, for a caller that hangs up."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def sampled(self, token: int, logprob: float) -> None:
+        self.tokens += 1
+
+
 class Caller:
     """One key and its model.  An ``Answerer``."""
 
@@ -104,7 +114,10 @@ class Caller:
         self._key, self._model, self._limits, self._shelf, self._usage = key, model, limits, shelf, usage
         self.models: Sequence[str] = (model.name,)
 
-    async def complete(self, asked: Asked) -> Completed:
+    def new_id(self) -> str:
+        return secrets.token_hex(12)
+
+    async def complete(self, asked: Asked, live: Live | None) -> Completed:
         if asked.model not in (ANY_MODEL, self._model.name):
             raise RequestRefused("model", f"the key opens {self._model.name!r} alone: ask for it", field="model")
         began = time.monotonic()
@@ -115,33 +128,40 @@ class Caller:
                 context = Contexts(loaded.renderer).find(asked).context
                 room = room_behind(context, loaded.context_tokens)
                 wanted = min(room, asked.most_tokens or room)
+                if live is not None:
+                    live.begin(len(context.token_ids))
                 meter = _Meter()
                 try:
                     with self._limits.lent(
                         self._key, used_today, len(context.token_ids), wanted, asked.choices
                     ) as most_tokens:
-                        calls = await self._sampled(asked, context, loaded, most_tokens, meter)
+                        calls = await self._sampled(asked, context, loaded, most_tokens, meter, live)
                 except asyncio.CancelledError:
                     self._record("hung-up", began, prompt_tokens=len(context.token_ids), sampled_tokens=meter.tokens)
                     raise
                 sampled = sum(len(call.generated.token_ids) + call.dropped_tokens for call in calls)
                 self._record("answered", began, prompt_tokens=len(context.token_ids), sampled_tokens=sampled)
-                return Completed(secrets.token_hex(12), calls, loaded.renderer)
+                return Completed(calls, loaded.renderer)
 
     def refuse(self, kind: str) -> None:
         self._record(kind, time.monotonic())
 
     async def _sampled(
-        self, asked: Asked, context: Context, loaded: LoadedModel, most_tokens: int, meter: "_Meter"
+        self,
+        asked: Asked,
+        context: Context,
+        loaded: LoadedModel,
+        most_tokens: int,
+        meter: _Meter,
+        live: Live | None,
     ) -> list[Call]:
         seed = secrets.randbits(62) if asked.seed is None else asked.seed
-        generator = ListenedGenerator(loaded.generator)
-        generator.on_token = meter.sampled
+        shown = [None if live is None else live.turn(choice, loaded.renderer) for choice in range(asked.choices)]
         sampling = [
             asyncio.ensure_future(
-                _turn(generator, asked, context, loaded, most_tokens, derived_seed(0, "served", seed, choice))
+                _turn(asked, context, loaded, most_tokens, derived_seed(0, "served", seed, choice), meter, turn)
             )
-            for choice in range(asked.choices)
+            for choice, turn in enumerate(shown)
         ]
         try:
             return list(await asyncio.gather(*sampling))
@@ -161,29 +181,31 @@ class Caller:
         self._usage.write(line)
 
 
-class _Meter:
-    """Counts what a request has had sampled so far, for a caller that hangs up."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-
-    def sampled(self, token: int, logprob: float) -> None:
-        self.tokens += 1
-
-
 async def _turn(
-    generator: TextGenerator, asked: Asked, context: Context, loaded: LoadedModel, most_tokens: int, seed: int
+    asked: Asked,
+    context: Context,
+    loaded: LoadedModel,
+    most_tokens: int,
+    seed: int,
+    meter: _Meter,
+    live: LiveTurn | None,
 ) -> Call:
-    session = _session(generator, asked, loaded)
+    def on_token(token: int, logprob: float) -> None:
+        meter.sampled(token, logprob)
+        if live is not None:
+            live.sampled(token, logprob)
+
+    session = _session(asked, loaded)
     try:
-        generated = await session.sample(context.token_ids, seed=seed, most_tokens=most_tokens)
+        generated = await session.sample(context.token_ids, seed=seed, most_tokens=most_tokens, on_token=on_token)
     finally:
         await session.release()
-    call, _ = answered(asked, context, generated, loaded.renderer, secrets.token_hex(6))
+    shown = "" if live is None else live.shown.content
+    call, _ = answered(asked, context, generated, loaded.renderer, secrets.token_hex(6), shown)
     return call
 
 
-def _session(generator: TextGenerator, asked: Asked, loaded: LoadedModel) -> PolicySession:
+def _session(asked: Asked, loaded: LoadedModel) -> PolicySession:
     temperature = 1.0 if asked.temperature is None else asked.temperature
     top_k = asked.top_k or 0
     top_p = 1.0 if not asked.top_p else asked.top_p  # 0 would keep nothing: clients mean the likeliest
@@ -191,7 +213,7 @@ def _session(generator: TextGenerator, asked: Asked, loaded: LoadedModel) -> Pol
         top_k = 1
     truncation = Truncation(top_k=top_k, top_p=top_p) if top_k or top_p < 1 else NO_TRUNCATION
     return PolicySession(
-        generator, "served", stop_ids=loaded.renderer.stop_ids, max_turn_tokens=loaded.context_tokens,
+        loaded.generator, "served", stop_ids=loaded.renderer.stop_ids, max_turn_tokens=loaded.context_tokens,
         context_tokens=loaded.context_tokens, temperature=temperature, truncation=truncation,
     )  # fmt: skip
 

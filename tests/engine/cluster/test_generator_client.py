@@ -156,3 +156,42 @@ async def test_a_rewind_learns_that_the_generator_is_gone(generator: TorchGenera
     with pytest.raises(GeneratorLost):
         await client.rewind("s", 0)
     await client.close()
+
+
+async def test_tokens_of_a_streamed_turn_travel_while_it_is_sampled(generator: TorchGenerator) -> None:
+    whole = await generator.generate(request("direct", tokens=40))
+    await generator.release("direct")
+    wire = Wire(GeneratorServer(generator))
+    client = GeneratorClient(wire)
+    heard: list[tuple[int, float]] = []
+    begun = asyncio.Event()
+
+    def on_token(token: int, logprob: float) -> None:
+        heard.append((token, logprob))
+        begun.set()
+
+    await generator.suspend()
+    turn = asyncio.ensure_future(client.stream(request("linked", tokens=40), on_token))
+    beside = asyncio.ensure_future(client.generate(request("beside", tokens=40)))
+    await asyncio.sleep(0)
+    assert heard == []
+    await generator.resume()
+    assert await turn == whole == await beside
+    assert heard == list(zip(whole.token_ids, whole.logprobs, strict=True))
+    await client.close()
+
+
+async def test_a_stream_whose_generator_is_lost_raises_and_tells_no_more(generator: TorchGenerator) -> None:
+    wire = Wire(GeneratorServer(generator))
+    client = GeneratorClient(wire)
+    heard: list[int] = []
+    await generator.suspend()
+    turn = asyncio.ensure_future(client.stream(request("linked"), lambda token, logprob: heard.append(token)))
+    await asyncio.sleep(0.05)
+    wire.broken.set()
+    with pytest.raises(GeneratorLost):
+        await turn
+    await generator.resume()
+    await asyncio.sleep(0.2)
+    assert heard == []
+    await client.close()

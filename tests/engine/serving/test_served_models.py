@@ -16,6 +16,7 @@ import pytest
 
 from engine.launch.preflight import BadSpec
 from engine.launch.sample_model import make_sample_model
+from engine.rollout.agents import live
 from engine.rollout.agents.asked import RequestRefused
 from engine.rollout.agents.server import MOST_BODY_BYTES, ProxyServer
 from engine.serving.models import callers
@@ -105,6 +106,18 @@ async def test_streams_and_choices_and_tools_are_answered(folder, tmp_path):
         assert status == 200
         assert len(document["choices"]) == 3
         assert server.usage[-1][2] == document["usage"]["completion_tokens"]
+
+
+async def test_a_stream_comes_in_pieces_which_are_what_is_answered_without_one(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "SHOWN_EVERY_S", 0.0)
+    asked = HELLO | {"max_tokens": 60, "seed": 3}
+    async with serving(served(folder), tmp_path) as server:
+        _, events = await server.ask(CHAT, asked | {"stream": True})
+        _, whole = await server.ask(CHAT, asked)
+        assert [line[2] for line in server.usage] == [whole["usage"]["completion_tokens"]] * 2
+    pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
+    assert "".join(pieces) == whole["choices"][0]["message"]["content"]
+    assert sum(map(bool, pieces)) > 5
 
 
 async def test_greedy_answers_are_equal_and_seeds_decide_the_others(folder, tmp_path):

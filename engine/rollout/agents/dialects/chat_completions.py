@@ -6,8 +6,9 @@ from typing import Any
 from engine.rollout.agents import fields
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.capture import Call
-from engine.rollout.agents.dialects.contract import event, prompt_tokens, sampled_tokens, was_cut
+from engine.rollout.agents.dialects.contract import event, left_of, prompt_tokens, sampled_tokens, was_cut
 from engine.rollout.agents.fields import Document
+from engine.rollout.renderers.contract import Settled
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 
 READ = ("messages", "model", "tools", "n", "max_tokens", "max_completion_tokens", "seed", "stream", "stream_options",
@@ -65,23 +66,52 @@ class ChatCompletions:
         ]
         return _envelope(asked, id, "chat.completion") | {"choices": choices, "usage": _usage(calls)}
 
-    def events(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> Iterator[bytes]:
-        chunk = _envelope(asked, id, "chat.completion.chunk")
-        for number, (call, of_call) in enumerate(zip(calls, pieces, strict=True)):
-            for delta in _deltas(call.reply):
-                yield event(chunk | {"choices": [{"index": number, "delta": delta, "finish_reason": None}]})
-            last: dict[str, Any] = {"index": number, "delta": {}, "finish_reason": _finish(call)}
-            if asked.logprobs:
-                last["logprobs"] = _logprobs(call, of_call)
-            yield event(chunk | {"choices": [last]})
-        if asked.usage_in_stream:
-            yield event(chunk | {"choices": [], "usage": _usage(calls)})
-        yield b"data: [DONE]\n\n"
+    def stream(self, asked: Asked, id: str) -> "ChatCompletionChunks":
+        return ChatCompletionChunks(asked, _envelope(asked, id, "chat.completion.chunk"))
 
     def refusal(self, refusal: RequestRefused) -> dict[str, Any]:
         kind = ERRORS.get(refusal.status, "invalid_request_error")
         code = "context_length_exceeded" if refusal.kind == "context" else refusal.kind
         return {"error": {"message": str(refusal), "type": kind, "param": refusal.field, "code": code}}
+
+
+class ChatCompletionChunks:
+    """An ``EventStream``."""
+
+    def __init__(self, asked: Asked, chunk: dict[str, Any]) -> None:
+        self._asked, self._chunk = asked, chunk
+        self._shown = [Settled()] * asked.choices
+
+    def begin(self, prompt_tokens: int) -> Iterator[bytes]:
+        for choice in range(self._asked.choices):
+            yield self._delta(choice, {"role": "assistant", "content": ""})
+
+    def show(self, choice: int, more: Settled) -> Iterator[bytes]:
+        before = self._shown[choice]
+        self._shown[choice] = Settled(before.reasoning + more.reasoning, before.content + more.content)
+        if more.reasoning:
+            yield self._delta(choice, {"reasoning_content": more.reasoning})
+        if more.content:
+            yield self._delta(choice, {"content": more.content})
+
+    def end(self, calls: Sequence[Call], pieces: Sequence[Sequence[str]]) -> Iterator[bytes]:
+        for choice, (call, of_call) in enumerate(zip(calls, pieces, strict=True)):
+            yield from self.show(choice, left_of(call.reply, self._shown[choice]))
+            for place, request in enumerate(call.reply.requests):
+                yield self._delta(choice, {"tool_calls": [{"index": place, **_call(request)}]})
+            last: dict[str, Any] = {"index": choice, "delta": {}, "finish_reason": _finish(call)}
+            if self._asked.logprobs:
+                last["logprobs"] = _logprobs(call, of_call)
+            yield event(self._chunk | {"choices": [last]})
+        if self._asked.usage_in_stream:
+            yield event(self._chunk | {"choices": [], "usage": _usage(calls)})
+        yield b"data: [DONE]\n\n"
+
+    def fail(self, refusal: RequestRefused) -> Iterator[bytes]:
+        yield event(ChatCompletions().refusal(refusal))
+
+    def _delta(self, choice: int, delta: dict[str, Any]) -> bytes:
+        return event(self._chunk | {"choices": [{"index": choice, "delta": delta, "finish_reason": None}]})
 
 
 def _most_tokens(document: Document) -> int | None:
@@ -168,16 +198,6 @@ def _message(reply: AssistantMessage) -> dict[str, Any]:
 def _call(request: ToolRequest) -> dict[str, Any]:
     function = {"name": request.name, "arguments": fields.arguments_text(request)}
     return {"id": request.id, "type": "function", "function": function}
-
-
-def _deltas(reply: AssistantMessage) -> Iterator[dict[str, Any]]:
-    yield {"role": "assistant", "content": ""}
-    if reply.reasoning:
-        yield {"reasoning_content": reply.reasoning}
-    if reply.content:
-        yield {"content": reply.content}
-    for place, request in enumerate(reply.requests):
-        yield {"tool_calls": [{"index": place, **_call(request)}]}
 
 
 def _finish(call: Call) -> str:

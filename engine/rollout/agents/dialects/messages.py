@@ -7,8 +7,9 @@ from typing import Any
 from engine.rollout.agents import fields
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.capture import Call
-from engine.rollout.agents.dialects.contract import event, prompt_tokens, sampled_tokens, was_cut
+from engine.rollout.agents.dialects.contract import event, left_of, prompt_tokens, sampled_tokens, was_cut
 from engine.rollout.agents.fields import Document
+from engine.rollout.renderers.contract import Settled
 from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema
 
 READ = ("messages", "system", "model", "tools", "max_tokens", "stream", "tool_choice", "stop_sequences",
@@ -54,22 +55,49 @@ class Messages:
         usage = {"input_tokens": prompt_tokens(calls), "output_tokens": sampled_tokens(calls)}
         return _envelope(asked, id) | {"content": _blocks(call.reply), **_end(call), "usage": usage}
 
-    def events(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> Iterator[bytes]:
+    def stream(self, asked: Asked, id: str) -> "MessageEvents":
+        return MessageEvents(_envelope(asked, id))
+
+    def refusal(self, refusal: RequestRefused) -> dict[str, Any]:
+        kind = ERRORS.get(refusal.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": f"{refusal.kind}: {refusal}"}}
+
+
+class MessageEvents:
+    """An ``EventStream``: a block of text, if anything is said, and one for each call."""
+
+    def __init__(self, envelope: dict[str, Any]) -> None:
+        self._envelope = envelope
+        self._text = ""
+
+    def begin(self, prompt_tokens: int) -> Iterator[bytes]:
+        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
+        yield _event("message_start", message=self._envelope | {"content": [], "stop_reason": None, "usage": usage})
+
+    def show(self, choice: int, more: Settled) -> Iterator[bytes]:
+        """A thought is not shown in this dialect."""
+        if not more.content:
+            return
+        if not self._text:
+            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        self._text += more.content
+        yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": more.content})
+
+    def end(self, calls: Sequence[Call], pieces: Sequence[Sequence[str]]) -> Iterator[bytes]:
         [call] = calls
-        usage = {"input_tokens": prompt_tokens(calls), "output_tokens": 0}
-        begun = _envelope(asked, id) | {"content": [], "stop_reason": None, "usage": usage}
-        yield _event("message_start", message=begun)
-        for index, block in enumerate(_blocks(call.reply)):
-            empty, delta = _streamed(block)
-            yield _event("content_block_start", index=index, content_block=empty)
+        yield from self.show(0, left_of(call.reply, Settled(content=self._text)))
+        if self._text:
+            yield _event("content_block_stop", index=0)
+        for index, block in enumerate(map(_tool_use, call.reply.requests), start=1 if self._text else 0):
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+            yield _event("content_block_start", index=index, content_block=block | {"input": {}})
             yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
         yield _event("message_delta", delta=_end(call), usage={"output_tokens": sampled_tokens(calls)})
         yield _event("message_stop")
 
-    def refusal(self, refusal: RequestRefused) -> dict[str, Any]:
-        kind = ERRORS.get(refusal.status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": f"{refusal.kind}: {refusal}"}}
+    def fail(self, refusal: RequestRefused) -> Iterator[bytes]:
+        yield event(Messages().refusal(refusal), "error")
 
 
 def _entries(entries: Sequence[Document]) -> Iterator[Entry]:
@@ -146,18 +174,15 @@ def _envelope(asked: Asked, id: str) -> dict[str, Any]:
 
 def _blocks(reply: AssistantMessage) -> list[dict[str, Any]]:
     texts = [{"type": "text", "text": reply.content}] if reply.content else []
-    return [*texts, *({"type": "tool_use", "id": it.id, "name": it.name, "input": _input(it)} for it in reply.requests)]
+    return [*texts, *map(_tool_use, reply.requests)]
+
+
+def _tool_use(request: ToolRequest) -> dict[str, Any]:
+    return {"type": "tool_use", "id": request.id, "name": request.name, "input": _input(request)}
 
 
 def _input(request: ToolRequest) -> dict[str, Any]:
     return dict(request.arguments) if request.malformed is None else {UNREADABLE: request.malformed.text}
-
-
-def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The block before anything of it came, and all of it."""
-    if block["type"] == "text":
-        return {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
-    return block | {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
 
 
 def _end(call: Call) -> dict[str, str | None]:

@@ -8,8 +8,9 @@ from engine.rollout.agents import fields
 from engine.rollout.agents.asked import Asked, Entry, RequestRefused
 from engine.rollout.agents.capture import Call
 from engine.rollout.agents.dialects.chat_completions import ERRORS, HOTTEST
-from engine.rollout.agents.dialects.contract import event, prompt_tokens, sampled_tokens, was_cut
+from engine.rollout.agents.dialects.contract import event, left_of, prompt_tokens, sampled_tokens, was_cut
 from engine.rollout.agents.fields import Document
+from engine.rollout.renderers.contract import Settled
 from engine.spec.message import AssistantMessage, Message, ToolRequest, ToolSchema
 
 READ = ("input", "instructions", "model", "tools", "max_output_tokens", "stream", "tool_choice", "temperature", "top_p")
@@ -65,39 +66,74 @@ class Responses:
             },
         }
 
-    def events(self, asked: Asked, calls: Sequence[Call], id: str, pieces: Sequence[Sequence[str]]) -> Iterator[bytes]:
-        [call] = calls
-        numbers = count()
-        response = _envelope(asked, id) | {"status": "in_progress", "output": [], "usage": None}
-        whole = self.answer(asked, calls, id, pieces)
-
-        def one(kind: str, **entries: Any) -> bytes:
-            return event({"type": kind, "sequence_number": next(numbers), **entries}, kind)
-
-        yield one("response.created", response=response)
-        yield one("response.in_progress", response=response)
-        for index, item in enumerate(whole["output"]):
-            place = {"output_index": index, "item_id": item["id"]}
-            empty: dict[str, Any] = {"content": []} if "content" in item else {"arguments": ""}
-            begun = item | {"status": "in_progress"} | empty
-            yield one("response.output_item.added", output_index=index, item=begun)
-            if "content" in item:
-                [part] = item["content"]
-                place |= {"content_index": 0}
-                yield one("response.content_part.added", **place, part=part | {"text": ""})
-                yield one("response.output_text.delta", **place, delta=part["text"], logprobs=[])
-                yield one("response.output_text.done", **place, text=part["text"], logprobs=[])
-                yield one("response.content_part.done", **place, part=part)
-            else:
-                arguments = item["arguments"]
-                yield one("response.function_call_arguments.delta", **place, delta=arguments)
-                yield one("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
-            yield one("response.output_item.done", output_index=index, item=item)
-        yield one(f"response.{whole['status']}", response=whole)
+    def stream(self, asked: Asked, id: str) -> "ResponseEvents":
+        return ResponseEvents(asked, id)
 
     def refusal(self, refusal: RequestRefused) -> dict[str, Any]:
         kind = ERRORS.get(refusal.status, "invalid_request_error")
         return {"error": {"message": str(refusal), "type": kind, "param": refusal.field, "code": refusal.kind}}
+
+
+class ResponseEvents:
+    """An ``EventStream``: an item with the text, and one for each call.  A message without either is an empty text."""
+
+    def __init__(self, asked: Asked, id: str) -> None:
+        self._asked, self._id = asked, id
+        self._numbers = count()
+        self._text = ""
+
+    def begin(self, prompt_tokens: int) -> Iterator[bytes]:
+        response = _envelope(self._asked, self._id) | {"status": "in_progress", "output": [], "usage": None}
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def show(self, choice: int, more: Settled) -> Iterator[bytes]:
+        """A thought is not shown in this dialect."""
+        if not more.content:
+            return
+        if not self._text:
+            yield from self._begin_text()
+        self._text += more.content
+        yield self._event("response.output_text.delta", **self._of_text(), delta=more.content, logprobs=[])
+
+    def end(self, calls: Sequence[Call], pieces: Sequence[Sequence[str]]) -> Iterator[bytes]:
+        [call] = calls
+        whole = Responses().answer(self._asked, calls, self._id, pieces)
+        yield from self.show(0, left_of(call.reply, Settled(content=self._text)))
+        for index, item in enumerate(whole["output"]):
+            yield from self._end_text(item) if "content" in item else self._call(index, item)
+            yield self._event("response.output_item.done", output_index=index, item=item)
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def fail(self, refusal: RequestRefused) -> Iterator[bytes]:
+        yield self._event("error", code=refusal.kind, message=str(refusal), param=refusal.field)
+
+    def _begin_text(self) -> Iterator[bytes]:
+        item = {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        yield self._event("response.output_item.added", output_index=0, item=item)
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield self._event("response.content_part.added", **self._of_text(), part=part)
+
+    def _end_text(self, item: dict[str, Any]) -> Iterator[bytes]:
+        if not self._text:
+            yield from self._begin_text()
+            yield self._event("response.output_text.delta", **self._of_text(), delta="", logprobs=[])
+        yield self._event("response.output_text.done", **self._of_text(), text=self._text, logprobs=[])
+        yield self._event("response.content_part.done", **self._of_text(), part=item["content"][0])
+
+    def _call(self, index: int, item: dict[str, Any]) -> Iterator[bytes]:
+        place = {"output_index": index, "item_id": item["id"]}
+        arguments = item["arguments"]
+        begun = item | {"status": "in_progress", "arguments": ""}
+        yield self._event("response.output_item.added", output_index=index, item=begun)
+        yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
+        yield self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+
+    def _of_text(self) -> dict[str, Any]:
+        return {"output_index": 0, "item_id": f"msg_{self._id}", "content_index": 0}
+
+    def _event(self, kind: str, **entries: Any) -> bytes:
+        return event({"type": kind, "sequence_number": next(self._numbers), **entries}, kind)
 
 
 def _entries(items: Sequence[Document]) -> Iterator[Entry]:

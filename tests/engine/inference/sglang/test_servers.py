@@ -126,6 +126,36 @@ async def test_a_turn_ends_by_its_own_stop_ids_and_not_by_the_models(
     assert eos in range(len(weights["model.embed_tokens.weight"]))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"temperature": 0.7, "logprob_temperature": 0.7, "truncation": Truncation(top_k=5), "logprobs_truncated": True},
+    ],
+    ids=["greedy", "truncated"],
+)
+async def test_a_streamed_turn_comes_token_by_token(generator: SglangGenerator, changes: dict[str, Any]) -> None:
+    heard: list[tuple[int, float]] = []
+    parts: list[int] = []
+
+    def on_token(token: int, logprob: float) -> None:
+        heard.append((token, logprob))
+
+    streaming = asyncio.create_task(generator.stream(turn("streamed", tokens=60, **changes), on_token))
+    while not streaming.done():
+        await asyncio.sleep(0.001)
+        if not parts or parts[-1] < len(heard):
+            parts.append(len(heard))
+    streamed = await streaming
+    assert heard == list(zip(streamed.token_ids, streamed.logprobs, strict=True))
+    assert len(parts) > 10
+    assert (len(streamed.token_ids), set(streamed.policy_versions), streamed.stopped_by) == (60, {0}, "length")
+    if not changes:
+        whole = await generator.generate(turn("whole", tokens=60))
+        assert whole.token_ids == streamed.token_ids
+        assert whole.logprobs == pytest.approx(streamed.logprobs, abs=CLOSE)
+
+
 async def test_a_full_context_ends_a_turn_and_leaves_no_room_for_another(generator: SglangGenerator) -> None:
     almost = tuple(range(1, CONTEXT - 1))
     last = await generator.generate(turn("full", ids=almost, tokens=10))
@@ -368,8 +398,19 @@ async def test_a_killed_server_costs_no_turn_and_comes_back_with_the_newest_weig
     generator.reports()
     fleet = generator._fleet
     assert fleet is not None
-    pending = [asyncio.create_task(generator.generate(turn(f"kill {n}", ids=(5, n), tokens=200))) for n in range(6)]
+    heard: list[list[tuple[int, float]]] = [[] for _ in range(6)]
+
+    async def one(n: int) -> Generated:
+        request = turn(f"kill {n}", ids=(5, n), tokens=200)
+        if n % 2:
+            return await generator.generate(request)
+        return await generator.stream(request, lambda token, logprob: heard[n].append((token, logprob)))
+
+    pending = [asyncio.create_task(one(n)) for n in range(6)]
     await in_hand(generator, servers=2)
+    async with asyncio.timeout(60):
+        while not all(heard[::2]):  # noqa: ASYNC110 - so that streams are killed in the middle
+            await asyncio.sleep(0.01)
     kill_server(fleet.servers[0])
     async with asyncio.timeout(120):
         answers = await asyncio.gather(*pending)
@@ -377,6 +418,9 @@ async def test_a_killed_server_costs_no_turn_and_comes_back_with_the_newest_weig
         assert answer.token_ids == undisturbed[n].token_ids
         assert answer.logprobs == pytest.approx(undisturbed[n].logprobs, abs=CLOSE)
         assert set(answer.policy_versions) == {5}
+        assert not n % 2 or heard[n] == []
+        # What was heard of a turn before its server died stands in it.
+        assert n % 2 or heard[n] == list(zip(answer.token_ids, answer.logprobs, strict=True))
     assert generator.stats()["asked_again"] >= 1
     await up_again(fleet.servers[0], fleet)
     assert fleet.servers[0].version == 5
