@@ -21,12 +21,16 @@ def attended(q_NHE: Tensor, keys_RKEW: Tensor, values_RKWE: Tensor, bias_R1QW: T
     """Attention of N = R * C tokens; [N, H * E]."""
     rows, kv_heads, head_dim, _ = keys_RKEW.shape
     tokens, heads = q_NHE.shape[0] // rows, q_NHE.shape[1]
-    q_RKQE = (
-        q_NHE.view(rows, tokens, kv_heads, heads // kv_heads, head_dim)
-        .permute(0, 2, 3, 1, 4)
-        .reshape(rows, kv_heads, -1, head_dim)
-    )
+    groups = heads // kv_heads
+    if tokens == 1:  # the same places, in fewer operations
+        q_RKQE = q_NHE.view(rows, kv_heads, groups, head_dim)
+    else:
+        q_RKQE = q_NHE.view(rows, tokens, kv_heads, groups, head_dim).permute(0, 2, 3, 1, 4)
+        q_RKQE = q_RKQE.reshape(rows, kv_heads, -1, head_dim)
     # In float32 also where keys and values are not, as transformers has it.
     weights_RKQW = torch.softmax(q_RKQE @ keys_RKEW + bias_R1QW, dim=-1).to(q_RKQE.dtype)
-    y_RKGCE = (weights_RKQW @ values_RKWE).view(rows, kv_heads, heads // kv_heads, tokens, head_dim)
+    y_RKQE = weights_RKQW @ values_RKWE
+    if tokens == 1:
+        return y_RKQE.view(rows, heads * head_dim)
+    y_RKGCE = y_RKQE.view(rows, kv_heads, groups, tokens, head_dim)
     return y_RKGCE.permute(0, 3, 1, 2, 4).reshape(rows * tokens, heads * head_dim)

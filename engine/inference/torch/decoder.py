@@ -14,7 +14,9 @@ of logits.
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -34,7 +36,7 @@ TORCH_DTYPE: dict[Dtype, torch.dtype] = {
 
 
 ROW_PROOFS = 2
-
+IntArray = NDArray[np.int64]
 _LayerCache = tuple[LayerWeights, Tensor, Tensor]
 """A layer with its keys [S, K, E, W] and values [S, K, W, E]."""
 
@@ -105,8 +107,8 @@ class Decoder:
         self._weights.load(state)
         if self._scale_in_norm:
             for layer in self._weights.layers:
-                assert layer.q_norm is not None
-                layer.q_norm.mul_(self.architecture.head_dim**-0.5)
+                assert layer.qk_norm is not None
+                layer.qk_norm[: self.architecture.heads].mul_(self.architecture.head_dim**-0.5)
 
     @torch.inference_mode()
     def prefill(self, slots_R: Tensor, tokens_RC: Tensor, positions_RC: Tensor) -> None:
@@ -132,20 +134,23 @@ class Decoder:
         self._cache.values_LSKWE[:, slot, :, :tokens] = prefix.values_LKPE
 
     @torch.inference_mode()
-    def step(self, slots_N: Tensor, tokens_N: Tensor, positions_N: Tensor) -> Tensor:
+    def step(self, slots_N: IntArray, tokens_N: IntArray, positions_N: IntArray) -> Tensor:
         """Put one token into the cache of each of these slots; the final hidden states from which what follows is told.
 
         [S, D]: those of other slots mean nothing.
         """
         rows = self._rows.of(len(slots_N))
         fewer = rows < self.layout.slots
-        at_N = torch.arange(len(slots_N), device=self.device) if fewer else slots_N
-        slots_R = _placed(slots_N, at_N, rows, filler=0) if fewer else None
-        positions_R = _placed(positions_N, at_N, rows, filler=self.scratch_position)
-        x_RD = self._weights.embedding_VD[_placed(tokens_N, at_N, rows, filler=0)]
+        at_N = np.arange(len(slots_N)) if fewer else slots_N
+        slots_R = self._placed(slots_N, at_N, rows, filler=0) if fewer else None
+        positions_R = self._placed(positions_N, at_N, rows, filler=self.scratch_position)
+        x_RD = self._weights.embedding_VD[self._placed(tokens_N, at_N, rows, filler=0)]
         x_RD = self._transformed(x_RD, self._cache, slots_R, positions_R.unsqueeze(1))
         hidden_RD = self._normed(x_RD, self._weights.final_norm_D)
-        return _placed(hidden_RD[at_N], slots_N, self.layout.slots, filler=0) if fewer else hidden_RD
+        if not fewer:
+            return hidden_RD
+        hidden_SD = hidden_RD.new_zeros(self.layout.slots, hidden_RD.shape[1])
+        return hidden_SD.index_copy_(0, torch.from_numpy(slots_N).to(self.device), hidden_RD[: len(slots_N)])
 
     @torch.inference_mode()
     def logits(self, hidden_BD: Tensor) -> Tensor:
@@ -219,22 +224,21 @@ class Decoder:
         heads, kv_heads, head_dim = self.architecture.heads, self.architecture.kv_heads, self.architecture.head_dim
         joined_NX = functional.linear(self._normed(x_ND, layer.input_norm), layer.qkv, layer.qkv_bias)
         qk_NXE, v_NKE = joined_NX.unflatten(-1, (-1, head_dim)).split((heads + kv_heads, kv_heads), dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q_NHE, k_NKE = qk_NXE.split((heads, kv_heads), dim=1)
-            qk_NXE = torch.cat((self._normed(q_NHE, layer.q_norm), self._normed(k_NKE, layer.k_norm)), dim=1)
+        if layer.qk_norm is not None:
+            normed_NXE = functional.rms_norm(qk_NXE.float(), (head_dim,), eps=self.architecture.norm_eps)
+            qk_NXE = (normed_NXE * layer.qk_norm).to(qk_NXE.dtype)
         qk_NXE = qk_NXE * cos_N1E + qk_NXE.roll(head_dim // 2, dims=-1) * sin_N1E
         q_NHE, k_NKE = qk_NXE.split((heads, kv_heads), dim=1)
         return q_NHE if self._scale_in_norm else q_NHE * head_dim**-0.5, k_NKE, v_NKE
 
+    def _placed(self, values_N: IntArray, at_N: IntArray, rows: int, *, filler: int) -> Tensor:
+        """These at their places among so many."""
+        placed_R = np.full(rows, filler)
+        placed_R[at_N] = values_N
+        return torch.from_numpy(placed_R).to(self.device)
+
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.architecture.norm_eps)
-
-
-def _placed(values_N: Tensor, at_N: Tensor, rows: int, *, filler: int) -> Tensor:
-    """These rows at their places among so many."""
-    placed_R = values_N.new_full((rows, *values_N.shape[1:]), filler)
-    placed_R[at_N] = values_N
-    return placed_R
 
 
 def _written(

@@ -367,7 +367,7 @@ class TorchGenerator:
             slots[row], positions[row], (tokens[row],) = session.slot, session.cached, session.read(1)
             uniform, forced = session.pending.next_draw()
             draws.put(session.slot, session.pending.request, uniform=uniform, forced=forced)
-        hidden_SD = self._decoder.step(*map(self._tensor, (slots, tokens, positions)))
+        hidden_SD = self._decoder.step(slots, tokens, positions)
         sampling = [session for session in stepping if not session.unread]
         self._counters["steps"] += 1
         self._counters["sampled_tokens"] += sum(not session.pending.request.forced_ids for session in sampling)

@@ -20,8 +20,8 @@ class LayerWeights:
     input_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    qk_norm: Tensor | None
+    """One norm for each head, those of the queries first: [H + K, E]."""
     out: Tensor
     out_bias: Tensor | None
     mlp_norm: Tensor
@@ -41,8 +41,7 @@ class LayerWeights:
             input_norm=tensor(a.hidden_size),
             qkv=tensor(joined, a.hidden_size),
             qkv_bias=tensor(joined) if a.qkv_bias else None,
-            q_norm=tensor(a.head_dim) if a.qk_norm else None,
-            k_norm=tensor(a.head_dim) if a.qk_norm else None,
+            qk_norm=tensor(a.heads + a.kv_heads, a.head_dim) if a.qk_norm else None,
             out=tensor(a.hidden_size, queries),
             out_bias=tensor(a.hidden_size) if a.out_bias else None,
             mlp_norm=tensor(a.hidden_size),
@@ -53,7 +52,7 @@ class LayerWeights:
         )
 
     def places(self, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter's name within its layer, and the memory that it has here."""
+        """Each parameter's name within its layer, and the memory that it has here, which may be that of each head."""
         queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
         qkv = (("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys))
         gate_up = tuple((f"mlp.{name}_proj", architecture.intermediate_size) for name in ("gate", "up"))
@@ -61,11 +60,14 @@ class LayerWeights:
         yield from _parts(qkv, "bias", self.qkv_bias)
         yield from _parts(gate_up, "weight", self.gate_up)
         yield from _parts(gate_up, "bias", self.gate_up_bias)
+        q_norm, k_norm = (
+            (None, None) if self.qk_norm is None else self.qk_norm.split((architecture.heads, architecture.kv_heads))
+        )
         for name, place in (
             ("input_layernorm.weight", self.input_norm),
             ("post_attention_layernorm.weight", self.mlp_norm),
-            ("self_attn.q_norm.weight", self.q_norm),
-            ("self_attn.k_norm.weight", self.k_norm),
+            ("self_attn.q_norm.weight", q_norm),
+            ("self_attn.k_norm.weight", k_norm),
             ("self_attn.o_proj.weight", self.out),
             ("self_attn.o_proj.bias", self.out_bias),
             ("mlp.down_proj.weight", self.down),

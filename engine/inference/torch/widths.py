@@ -37,7 +37,8 @@ class Widths:
         shape = (*positions_RC.shape, gathers)
         if shape not in self._proven:
             self._proven[shape] = self._proven_of(*positions_RC.shape, gathers=gathers)
-        last = int(torch.where(positions_RC == self._scratch_position, 0, positions_RC).max())
+        positions = positions_RC.numpy()  # on a CPU, where this costs less than a few small operations
+        last = int(positions.max(initial=0, where=positions != self._scratch_position))
         return next((width for width in self._proven[shape] if width > last), self._columns)
 
     def _proven_of(self, rows: int, tokens: int, *, gathers: bool) -> list[int]:

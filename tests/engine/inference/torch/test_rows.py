@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,9 +32,9 @@ def played(decoder: Decoder, companies: Sequence[Sequence[int]]) -> dict[int, to
     ]
     reached, hidden = [0] * SLOTS, {}
     for company in companies:
-        slots = torch.tensor(company)
-        positions = torch.tensor([reached[slot] for slot in company])
-        tokens = torch.stack([read[slot][reached[slot]] for slot in company])
+        slots = np.array(company)
+        positions = np.array([reached[slot] for slot in company])
+        tokens = np.array([int(read[slot][reached[slot]]) for slot in company])
         hidden_SD = decoder.step(slots, tokens, positions)
         assert hidden_SD.shape == (SLOTS, SPEC.hidden_size)
         for slot in company:
