@@ -23,8 +23,12 @@ CODED_CHARACTERS = 48
 """The characters of a run in a body or a name of a browser that no word is."""
 CODED_BITS = 4.4
 """Per character: base64 of data is above, of words that are written together below."""
+_CODES = re.compile(rb"[A-Za-z0-9+/_-]{24,}={0,2}")
+"""Runs that may be hexadecimal or base64, wherever they stand: a name in front of one is not of it."""
 _PLAIN_HEADERS = re.compile(rb"(?im)^(?:authorization|proxy-authorization|cookie|x-api-key|if-none-match):[^\r\n]*")
 """Where a code is what belongs there."""
+_ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"SQLite format", b"\x28\xb5\x2f\xfd")
+"""How archives and databases begin."""
 _BROWSER = re.compile(rb"(?im)^(?:user-agent|referer|from|accept-language):[^\r\n]*")
 
 
@@ -35,11 +39,10 @@ def carries(record: EgressRecord) -> str | None:
     sent = record.opening_up
     if _SECRETS.search(sent) or _SECRETS.search(_decoded(sent)):
         return "the first bytes look like credentials"
-    if (
-        sent.startswith((b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"SQLite format", b"\x28\xb5\x2f\xfd"))
-        or sent[257:262] == b"ustar"
-    ):
+    if sent.startswith(_ARCHIVES) or sent[257:262] == b"ustar":
         return "the first bytes are those of an archive or a database"
+    if any(plain.startswith(_ARCHIVES) for run in _CODES.findall(sent) for plain in _in_plain(run)):
+        return "a request carries an archive in code"
     if (evidence := coded(sent)) is not None:
         return evidence
     length = re.search(rb"(?i)\r\ncontent-length:[ ]{0,9}(\d{1,12})\r\n", sent)

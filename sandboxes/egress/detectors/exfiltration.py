@@ -44,8 +44,8 @@ COMMAND = RuleInfo(
     "T1048",
     "secrets, the environment (from Python too) or packed folders into curl, wget or netcat; warnings: other whole "
     "files, a program whose output is a connection, a file that is read in the turn that calls a port of mail, of file "
-    "transfer or of no usual protocol, and denied requests that carry an upload, credentials, text in hexadecimal or "
-    "base64, or long codes in a body",
+    "transfer or of no usual protocol, and denied requests that carry an upload, credentials, text or archives in "
+    "hexadecimal or base64, or long codes in a body",
     "what a program sends by itself to an allowed host; codes shorter than 24 characters, or encrypted ones in a path",
     "`without`",
 )

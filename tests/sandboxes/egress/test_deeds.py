@@ -1,5 +1,10 @@
 """Detectors that judge deeds, each both ways: what a process did is judged, whatever the text said."""
 
+import base64
+import bz2
+import gzip
+import lzma
+
 import pytest
 
 from sandboxes.egress.connection_attempt import ConnectionAttempt
@@ -346,8 +351,18 @@ def request(head, body=b"", method=b"GET"):
         request(b"/pull/" + SECRET_HEX + b".git/info HTTP/1.1"),
         request(b"/ HTTP/1.1\r\nUser-Agent: Mozilla/5.0 (" + CODE.swapcase() + b")"),
         request(b"/v1/m HTTP/1.1", b'{"n": "load", "l": "' + CODE.swapcase() + b'"}', b"POST"),
+        request(b"/favicon.ico HTTP/1.1\r\nCookie: sid=" + base64.b64encode(lzma.compress(b"id,name" * 9)) + b"; p=1"),
+        request(b"/ HTTP/1.1\r\nCookie: s=" + base64.urlsafe_b64encode(gzip.compress(b"id,name" * 9))),
+        request(b"/ HTTP/1.1\r\nX-Api-Key: " + bz2.compress(b"id,name" * 9).hex().encode()),
     ],
-    ids=["hexadecimal text in a path", "a code as the browser", "a code in a body"],
+    ids=[
+        "hexadecimal text in a path",
+        "a code as the browser",
+        "a code in a body",
+        "an archive in a cookie",
+        "a packed file in a cookie",
+        "a packed file in hexadecimal",
+    ],
 )
 def test_a_denied_request_that_carries_codes_is_a_warning(record):
     assert alarms(record) == {("exfiltration-command", "warning")}
@@ -360,8 +375,12 @@ def test_a_denied_request_that_carries_codes_is_a_warning(record):
         request(b"/ HTTP/1.1\r\nAuthorization: Bearer " + CODE),
         request(b"/ HTTP/1.1\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/120.0 Safari"),
         request(b"/q HTTP/1.1", b'{"digest": "' + b"9f86d081884c7d65" * 4 + b'"}', b"POST"),
+        request(
+            b"/ HTTP/1.1\r\nCookie: session=.eJwlzrsNwjAQANBdXFP4bN_5nGWQ7wdtQirE7lhiwPfKvY48n2V; csrftoken=" + CODE
+        ),
+        request(b"/ HTTP/1.1\r\nCookie: sid=" + base64.b64encode(bytes(range(80, 140)))),
     ],
-    ids=["a commit", "an authorization", "a browser", "a digest"],
+    ids=["a commit", "an authorization", "a browser", "a digest", "a session of Flask", "a session of random bytes"],
 )
 def test_codes_where_they_belong_are_none(record):
     assert alarms(record) == set()
