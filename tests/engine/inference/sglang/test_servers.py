@@ -148,7 +148,7 @@ async def test_a_streamed_turn_comes_token_by_token(generator: SglangGenerator, 
             parts.append(len(heard))
     streamed = await streaming
     assert heard == list(zip(streamed.token_ids, streamed.logprobs, strict=True))
-    assert len(parts) > 10
+    assert len(parts) > 3
     assert (len(streamed.token_ids), set(streamed.policy_versions), streamed.stopped_by) == (60, {0}, "length")
     if not changes:
         whole = await generator.generate(turn("whole", tokens=60))
