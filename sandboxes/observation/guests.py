@@ -13,12 +13,13 @@ LINKS = 8
 MOST_DESCRIPTORS = 64
 """The most descriptors of one process that are looked at."""
 DELETED = " (deleted)"
+SOCKET_KINDS = ("unix", "inet", "other")
 NETWORK_SOCKETS = ("TCP", "UDP", "MPTCP", "PING", "RAW")
 
 
 _PIPE = re.compile(r"pipe:\[(\d+)\]")
-_NUMBERS = re.compile(rb"^Tgid:\s*(\d+)$.*^PPid:\s*(\d+)$.*^NStgid:([\s\d]+)$", re.MULTILINE | re.DOTALL)
-"""The lines with numbers of /proc/PID/status."""
+TGID, PPID, NSTGID = b"\nTgid:\t", b"\nPPid:\t", b"\nNStgid:\t"
+"""How lines of /proc/PID/status begin; in the name, which is a guest's and comes first, a new line is escaped."""
 
 
 def signed(argument: int) -> int:
@@ -47,13 +48,10 @@ class Guest:
     def __init__(self, thread: int, root: int, agent: int) -> None:
         """``root``: a handle of the sandbox's root; ``agent``: the machine's number of its process 1."""
         self.thread, self._root = thread, root
-        self.pid = self.parent = thread
-        self.inside = 0
+        status = kernel.content(f"/proc/{thread}/status")
+        self.pid, self.parent = _number(status, TGID), _number(status, PPID)
+        self.inside = _number(status, NSTGID)
         """Its process's number inside."""
-        numbers = _NUMBERS.search(kernel.content(f"/proc/{thread}/status"))
-        if numbers is not None:
-            self.pid, self.parent = int(numbers[1]), int(numbers[2])
-            self.inside = int(numbers[3].split()[-1])
         self.of_agent = self.parent == agent
         self.program = executable(link(f"/proc/{thread}/exe"))
         self.parent_program = "" if self.of_agent else executable(link(f"/proc/{self.parent}/exe"))
@@ -66,10 +64,9 @@ class Guest:
     def descriptor(self, number: int) -> str:
         return link(f"/proc/{self.thread}/fd/{number}")
 
-    def streams(self) -> tuple[list[str], list[int]]:
-        """Return what its standard input, output and error are, and which pipes; 0 where there is none."""
-        kinds, pipes = zip(*(stream_of(f"/proc/{self.thread}/fd/{number}") for number in range(3)), strict=True)
-        return list(kinds), list(pipes)
+    def streams(self) -> list[str]:
+        """Return where the links of its standard input, output and error lead; of a socket, its kind."""
+        return [_stream(f"/proc/{self.thread}/fd/{number}") for number in range(3)]
 
     def sockets(self) -> int:
         return network_sockets(self.pid) + (0 if self.of_agent else network_sockets(self.parent))
@@ -124,18 +121,28 @@ def command(pid: int) -> bytes:
         return b""
 
 
-def stream_of(descriptor: str) -> tuple[str, int]:
-    """One of ``Stream`` (egress.detectors.observed_action), and the number of a pipe or 0."""
+def _number(status: bytes, line: bytes) -> int:
+    """The last number of a line of /proc/PID/status: of its own namespace, where there are several."""
+    start = status.index(line) + len(line)
+    return int(status[start : status.index(b"\n", start)].rpartition(b"\t")[2])
+
+
+def _stream(descriptor: str) -> str:
     found = link(descriptor)
+    return _socket_kind(descriptor) if found.startswith("socket:") else found
+
+
+def stream_of(found: str) -> tuple[str, int]:
+    """One of ``Stream`` (egress.detectors.observed_action), and the number of a pipe or 0; ``found`` by ``streams``."""
     pipe = _PIPE.fullmatch(found)
-    return ("pipe", int(pipe[1])) if pipe is not None else (_kind_of(descriptor, found), 0)
+    return ("pipe", int(pipe[1])) if pipe is not None else (_kind_of(found), 0)
 
 
-def _kind_of(descriptor: str, found: str) -> str:
+def _kind_of(found: str) -> str:
     if not found:
         return "closed"
-    if found.startswith("socket:"):
-        return _socket_kind(descriptor)
+    if found in SOCKET_KINDS:
+        return found
     if found == "/dev/null":
         return "null"
     if found.startswith(("/dev/pts/", "/dev/tty")):

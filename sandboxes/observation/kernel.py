@@ -6,9 +6,11 @@ import fcntl
 import os
 import platform
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 NOTIFICATION = struct.Struct("=QII iIQ 6Q")
 """Id, pid, flags; call number, architecture, instruction; the arguments."""
@@ -31,7 +33,6 @@ SHORT_BYTES = 128
 MOST_REGIONS = 1000
 POINTER_BYTES = 8
 REGION = struct.Struct("=QQ")
-Region = tuple[int, int]
 """Address and size."""
 ADDRESSES = 2**64 - 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,11 +43,10 @@ _read_memory.argtypes = (
 )  # fmt: skip
 # One for all readings: to make one takes longer than to read a path.
 _BUFFER = bytearray(MOST_REGIONS * SHORT_BYTES)
-_BUFFER_ADDRESS = ctypes.addressof(ctypes.c_char.from_buffer(_BUFFER))
+_INTO_BUFFER = REGION.pack(ctypes.addressof(ctypes.c_char.from_buffer(_BUFFER)), len(_BUFFER))
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """One call of a guest, which waits."""
 
     id: int
@@ -117,7 +117,7 @@ def memory(thread: int, address: int, size: int) -> bytes:
     it closed to other users than root by saying that it must not be dumped.
     """
     try:
-        return b"".join(_read(thread, [(address, size)]))
+        return _read(thread, [address & ADDRESSES], [size])[0]
     except OSError as error:
         if error.errno != errno.EFAULT:
             raise
@@ -132,41 +132,41 @@ def pieces(thread: int, addresses: list[int]) -> list[bytes]:
     """The next ``SHORT_BYTES`` of each, less what lies beyond its page; empty from the first one that is not there."""
     found: list[bytes] = []
     for start in range(0, len(addresses), MOST_REGIONS):
-        found += together(thread, [(address, SHORT_BYTES) for address in addresses[start : start + MOST_REGIONS]])
+        some = addresses[start : start + MOST_REGIONS]
+        found += together(thread, some, [SHORT_BYTES] * len(some))
     return found
 
 
-def together(thread: int, regions: list[Region]) -> list[bytes]:
+def together(thread: int, addresses: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
     """Read several at once, each up to the end of its page; empty from the first one that is not there.
 
     There may be ``MOST_REGIONS``, and all of them together must fit into the buffer (``SHORT_BYTES`` each do).
     """
     try:
-        return _read(thread, [(address, min(size, PAGE_BYTES - address % PAGE_BYTES)) for address, size in regions])
+        here = [min(size, PAGE_BYTES - address % PAGE_BYTES) for address, size in zip(addresses, sizes, strict=True)]
+        return _read(thread, addresses, here)
     except OSError:
-        return [b""] * len(regions)
+        return [b""] * len(sizes)
 
 
 def require_memory(process: int) -> None:
     """Raises ``OSError`` if we may not read the memory of this process."""
     try:
-        _read(process, [(0, 1)])
+        _read(process, [0], [1])
     except OSError as error:
         if error.errno != errno.EFAULT:  # nothing is there, and we have been told so
             raise
 
 
-def _read(thread: int, regions: list[Region]) -> list[bytes]:
+def _read(thread: int, addresses: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
     """The last one that is there may be there in part; those after it are empty."""
-    remote = b"".join([REGION.pack(address & ADDRESSES, size) for address, size in regions])
-    read = _read_memory(thread, REGION.pack(_BUFFER_ADDRESS, len(_BUFFER)), 1, remote, len(regions), 0)
+    remote = struct.pack(f"={2 * len(sizes)}Q", *chain.from_iterable(zip(addresses, sizes, strict=True)))
+    read = _read_memory(thread, _INTO_BUFFER, 1, remote, len(sizes), 0)
     if read < 0:
         raise _error(f"memory of process {thread}")
-    raw, found, at = bytes(memoryview(_BUFFER)[:read]), [], 0
-    for _, size in regions:
-        found.append(raw[at : at + size])
-        at += size
-    return found
+    ends = list(accumulate(sizes, initial=0))
+    raw = bytes(memoryview(_BUFFER)[:read])
+    return [raw[start:end] for start, end in pairwise(ends)]
 
 
 def content(path: str, most_bytes: int = PAGE_BYTES) -> bytes:
@@ -180,9 +180,16 @@ def content(path: str, most_bytes: int = PAGE_BYTES) -> bytes:
 
 def text(thread: int, address: int, limit: int = PAGE_BYTES) -> bytes:
     """Up to the first null byte.  Raises ``OSError``."""
+    # Mostly short, and not over the end of a page: what follows may not be there.
+    region = REGION.pack(address & ADDRESSES, min(SHORT_BYTES, PAGE_BYTES - address % PAGE_BYTES))
+    read = _read_memory(thread, _INTO_BUFFER, 1, region, 1, 0)
+    end = _BUFFER.find(0, 0, read) if read > 0 else -1
+    return bytes(_BUFFER[: min(end, limit)]) if end >= 0 else _long_text(thread, address, limit)
+
+
+def _long_text(thread: int, address: int, limit: int) -> bytes:
     found = b""
     while len(found) < limit:
-        # Mostly short, and not over the end of a page: what follows may not be there.
         here = address + len(found)
         piece = memory(thread, here, min(PAGE_BYTES - here % PAGE_BYTES, limit if found else SHORT_BYTES))
         head, end, _ = piece.partition(b"\0")

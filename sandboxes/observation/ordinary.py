@@ -9,8 +9,6 @@ LOADER_FILES = {
     "/etc/host.conf", "/etc/gai.conf", "/etc/services", "/etc/protocols", "/etc/inputrc", "/etc/mime.types",
 }  # fmt: skip
 DEVICES = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "stdin", "stdout", "stderr")}
-OWN_SCORE = "/proc/self/oom_score_adj"
-"""Written by the agent in each guest that it makes, before the guest is one."""
 _OTHERS = re.compile(r"/proc/(\d+)/(?:task/\d+/)?(environ|mem|fd|root|cwd|maps|auxv|stack|syscall)(?:/.*)?")
 _MACHINE = re.compile(r"/proc/(?:kcore|kallsyms|kmsg|sysrq-trigger|timer_list|sched_debug|keys|1/.*)")
 
@@ -33,4 +31,4 @@ def read(path: str, inside: int) -> bool:
 
 
 def write(path: str) -> bool:
-    return path in DEVICES or path == OWN_SCORE or posixpath.dirname(path) == "/dev/fd"
+    return path in DEVICES or posixpath.dirname(path) == "/dev/fd"

@@ -1,19 +1,21 @@
 """What a question is about: a started program, a touched file, a refused call, a socket that no gateway could see.
 
-Everything is read while the caller waits.  It may rewrite its memory between our reading and the kernel's:
-``doubts`` looks again at programs, and docs/security.md says what stays.
+Everything is read while the caller waits, and made into an action when nobody does any more.  The caller may rewrite
+its memory between our reading and the kernel's: ``corrected`` looks again at programs, and docs/security.md says what
+stays.
 """
 
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sandboxes.observation import filter as asked
 from sandboxes.observation import kernel, ordinary
-from sandboxes.observation.guests import AT_FDCWD, Guest, command, executable, link, shown, signed
+from sandboxes.observation.guests import AT_FDCWD, Guest, command, executable, link, shown, signed, stream_of
 
 Action = dict[str, Any]
 """Fields of an ``ObservedAction`` by name; ``sandbox`` and ``label`` are the worker's to add."""
@@ -41,10 +43,15 @@ class Reply:
 
     error: int = 0
     """0: let it happen."""
-    action: Action | None = None
+    action: Callable[[], Action] | None = None
+    """Makes the action of what was read; it takes longer than the reading, so it is called when nobody waits."""
     socket: tuple[int, int, int] | None = None
     """Family, type and protocol."""
-    started: "Started | None" = None
+    replaced: bytes | None = None
+    """What a process that starts a program said its arguments were before."""
+
+
+ORDINARY = Reply()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +74,15 @@ class Reader:
         self._names = {number: name for name, number in numbers.items()}
         self._refusals = {numbers[name]: error for name, error in asked.refusals().items() if name in numbers}
         self._socket = numbers["socket"]
+        self._openings = {numbers[name]: at for name, at in _OPENS.items() if name in numbers}
         self._known: dict[int, Guest] = {}
 
     def read(self, question: kernel.Question) -> Reply:
         """Raises ``OSError`` where the caller cannot be looked at: it is gone, or its memory is not there."""
         call, arguments = question.call, question.arguments
+        opening = self._openings.get(call)
+        if opening is not None and question.thread != self._agent:
+            return _opening(*opening, question.thread, arguments, self._guest)
         if call == self._socket:
             family, kind, protocol = (value & 0xFFFFFFFF for value in arguments[:3])
             kind &= asked.TYPE_MASK
@@ -80,10 +91,10 @@ class Reader:
         if call in self._refusals:
             return Reply(self._refusals[call], self._refused(question, name))
         if question.thread == self._agent:
-            return Reply()  # what is done from outside
+            return ORDINARY  # what is done from outside
         if name in asked.PROGRAM_CALLS:
             return self._program(question, name)
-        return Reply(action=_file(name, question.thread, arguments, self._guest))
+        return _file(name, question.thread, arguments, self._guest)
 
     def refusal(self, call: int) -> int:
         """Return what this call is refused with whoever asks; 0 if it is not."""
@@ -99,19 +110,18 @@ class Reader:
             known = self._known[thread] = Guest(thread, self._root, self._agent)
         return known
 
-    def _refused(self, question: kernel.Question, name: str) -> Action:
+    def _refused(self, question: kernel.Question, name: str) -> Callable[[], Action]:
         try:
             guest = self._guest(question.thread)
         except OSError:  # the refusal is to be told whatever becomes of its caller
             return self.unread(question)
-        return _acting(guest) | {"kind": "refused", "call": name}
+        return partial(_acting, guest, time.time(), kind="refused", call=name)
 
-    def unread(self, question: kernel.Question) -> Action:
+    def unread(self, question: kernel.Question) -> Callable[[], Action]:
         """A refused call of which no more is known."""
-        return {
-            "kind": "refused", "at": time.time(), "pid": question.thread, "parent": 0, "program": "",
-            "call": self._names.get(question.call, str(question.call)),
-        }  # fmt: skip
+        call = self._names.get(question.call, str(question.call))
+        fields = {"at": time.time(), "pid": question.thread, "parent": 0, "program": "", "kind": "refused"}
+        return lambda: {**fields, "call": call}
 
     def _program(self, question: kernel.Question, name: str) -> Reply:
         thread, arguments = question.thread, question.arguments
@@ -126,21 +136,36 @@ class Reader:
         else:
             path, found = guest.path(folder, given, follow=True)
         if not found:
-            return Reply()  # a shell looks for it in one folder after the other
-        argv, environment = _started_with(thread, arguments[at + 1], arguments[at + 2], heads)
-        streams, pipes = guest.streams()
-        action = _acting(guest) | {
-            "kind": "program", "program": _bounded(path), "argv": argv, "streams": streams, "pipes": pipes,
-            "inside": guest.inside, "parent_sockets": guest.sockets(), "environment": environment,
-            "folder": _bounded(guest.folder()),
-        }  # fmt: skip
-        return Reply(action=action, started=Started(action, thread, guest.command()))
+            return ORDINARY  # a shell looks for it in one folder after the other
+        given_words = _started_with(thread, arguments[at + 1], arguments[at + 2], heads)
+        action = partial(
+            _program, guest, time.time(), path, *given_words, guest.streams(), guest.sockets(), guest.folder()
+        )
+        return Reply(action=action, replaced=guest.command())
 
 
-def _acting(guest: Guest) -> Action:
+def _acting(guest: Guest, at: float, **more: Any) -> Action:
     return {
-        "at": time.time(), "pid": guest.pid, "parent": guest.parent, "program": _bounded(guest.program),
-        "parent_program": _bounded(guest.parent_program),
+        "at": at, "pid": guest.pid, "parent": guest.parent, "program": _bounded(guest.program),
+        "parent_program": _bounded(guest.parent_program), **more,
+    }  # fmt: skip
+
+
+def _program(
+    guest: Guest,
+    at: float,
+    path: str,
+    argv: list[bytes],
+    environment: list[bytes],
+    links: list[str],
+    sockets: int,
+    folder: str,
+) -> Action:
+    streams, pipes = zip(*map(stream_of, links), strict=True)
+    return _acting(guest, at) | {
+        "kind": "program", "program": _bounded(path), "argv": _words(argv), "streams": list(streams),
+        "pipes": list(pipes), "inside": guest.inside, "parent_sockets": sockets, "environment": _variables(environment),
+        "folder": _bounded(folder),
     }  # fmt: skip
 
 
@@ -151,20 +176,20 @@ def _bounded(text: str) -> str:
 def _path_and_arrays(thread: int, path: int, argv: int, environment: int) -> tuple[bytes, bytes, bytes]:
     """A program's path as it was given, and how the arrays begin: ordinary ones are read by one call of ours."""
     head, words, variables = kernel.together(
-        thread, [(path, kernel.SHORT_BYTES), (argv, WORDS_HEAD), (environment, VARIABLES_HEAD)]
+        thread, (path, argv, environment), (kernel.SHORT_BYTES, WORDS_HEAD, VARIABLES_HEAD)
     )
     given, end, _ = head.partition(b"\0")
     return given if end else kernel.text(thread, path), words, variables
 
 
-def _started_with(thread: int, argv: int, environment: int, heads: Sequence[bytes]) -> tuple[list[str], list[str]]:
-    """Its arguments, and what tells of its environment; ``heads``: how the arrays of both begin."""
+def _started_with(thread: int, argv: int, environment: int, heads: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Its arguments and its environment; ``heads``: how the arrays of both begin."""
     words = _pointers(thread, argv, WORDS, heads[0])
     variables = _pointers(thread, environment, LOOKED_AT, heads[1])
     pieces = kernel.pieces(thread, words + variables)
     return (
-        _words(_strings(thread, words, pieces[: len(words)], ARGV_CHARACTERS)),
-        _variables(_strings(thread, variables, pieces[len(words) :], VARIABLE_CHARACTERS)),
+        _strings(thread, words, pieces[: len(words)], ARGV_CHARACTERS),
+        _strings(thread, variables, pieces[len(words) :], VARIABLE_CHARACTERS),
     )
 
 
@@ -189,11 +214,10 @@ def _pointers(thread: int, address: int, most: int, raw: bytes) -> list[int]:
 
 def _strings(thread: int, pointers: list[int], pieces: list[bytes], limit: int) -> list[bytes]:
     """Most are short, and have been read together; the others are read each for itself."""
-    found = []
-    for pointer, piece in zip(pointers, pieces, strict=True):
-        text, end, _ = piece.partition(b"\0")
-        found.append(text[:limit] if end else _string(thread, pointer, limit))
-    return found
+    return [
+        piece[:end] if (end := piece.find(0)) >= 0 else _string(thread, pointer, limit)
+        for pointer, piece in zip(pointers, pieces, strict=True)
+    ]
 
 
 def _string(thread: int, pointer: int, limit: int) -> bytes:
@@ -247,17 +271,15 @@ _PLAIN = {
     "fchmodat2": ("mode", _Place(1, 0), True, None),
 }
 _SYMLINKS = {"symlink": (0, _Place(1)), "symlinkat": (0, _Place(2, 1))}
-_OPENS = {"open": (_Place(0), 1), "openat": (_Place(1, 0), 2), "openat2": (_Place(1, 0), 2)}
+_OPENS = {"open": (_Place(0), 1, False), "openat": (_Place(1, 0), 2, False), "openat2": (_Place(1, 0), 2, True)}
+"""The path, which argument has the flags, and whether that is where they lie."""
 
 
-def _file(name: str, thread: int, arguments: tuple[int, ...], guest_of: Any) -> Action | None:
-    """None for what is ordinary."""
-    if name in _OPENS:
-        return _opening(name, thread, arguments, guest_of)
+def _file(name: str, thread: int, arguments: tuple[int, ...], guest_of: Callable[[int], Guest]) -> Reply:
     guest = guest_of(thread)
     if name == "fchmod":
         path = guest.descriptor(signed(arguments[0]))
-        return _touched(guest, "mode", path, True) if path.startswith("/") else None
+        return _touched(guest, "mode", path, True) if path.startswith("/") else ORDINARY
     if name in _SYMLINKS:
         to, place = _SYMLINKS[name]
         path, found = _path(guest, thread, arguments, place, follow=False)
@@ -266,28 +288,34 @@ def _file(name: str, thread: int, arguments: tuple[int, ...], guest_of: Any) -> 
     path, found = _path(guest, thread, arguments, place, follow=follow)
     target = "" if other is None else _path(guest, thread, arguments, other, follow=False)[0]
     if operation == "write" and ordinary.write(path):
-        return None
+        return ORDINARY
     return _touched(guest, operation, path, found, target)
 
 
-def _opening(name: str, thread: int, arguments: tuple[int, ...], guest_of: Any) -> Action | None:
-    place, flags_at = _OPENS[name]
+def _opening(
+    place: _Place,
+    flags_at: int,
+    by_pointer: bool,
+    thread: int,
+    arguments: tuple[int, ...],
+    guest_of: Callable[[int], Guest],
+) -> Reply:
     flags = arguments[flags_at]
-    if name == "openat2":
+    if by_pointer:
         flags = struct.unpack("=Q", kernel.memory(thread, flags, 8))[0]
     if flags & os.O_PATH:
-        return None  # a handle, by which nothing can be read or written
+        return ORDINARY  # a handle, by which nothing can be read or written
     raw = kernel.text(thread, arguments[place.path])
     given = os.fsdecode(raw)
     writes = bool(flags & asked.WRITING)
     if ordinary.write(given) if writes else (flags & os.O_DIRECTORY or ordinary.plain_read(given)):
-        return None
+        return ORDINARY
     guest = guest_of(thread)
     folder = AT_FDCWD if place.folder < 0 else signed(arguments[place.folder])
     follow = not flags & os.O_NOFOLLOW and not (flags & os.O_CREAT and flags & os.O_EXCL)
     path, found = guest.path(folder, raw, follow=follow)
     if ordinary.write(path) if writes else ordinary.read(path, guest.inside):
-        return None
+        return ORDINARY
     return _touched(guest, "write" if writes else "read", path, found)
 
 
@@ -299,8 +327,12 @@ def _path(guest: Guest, thread: int, arguments: tuple[int, ...], place: _Place, 
     return guest.path(folder, raw, follow=follow)
 
 
-def _touched(guest: Guest, operation: str, path: str, found: bool, target: str = "") -> Action:
-    return _acting(guest) | {
+def _touched(guest: Guest, operation: str, path: str, found: bool, target: str = "") -> Reply:
+    return Reply(action=partial(_touch, guest, time.time(), operation, path, found, target))
+
+
+def _touch(guest: Guest, at: float, operation: str, path: str, found: bool, target: str) -> Action:
+    return _acting(guest, at) | {
         "kind": "file", "operation": operation, "path": _bounded(path), "target": _bounded(target), "found": found
     }  # fmt: skip
 

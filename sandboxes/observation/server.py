@@ -24,7 +24,7 @@ from contextlib import suppress
 
 from sandboxes.observation import kernel
 from sandboxes.observation.guests import Guest, inside
-from sandboxes.observation.reading import Reader, Started, corrected
+from sandboxes.observation.reading import ORDINARY, Reader, Reply, Started, corrected
 from sandboxes.observation.sums import Sums
 
 REPORT_S = 0.004
@@ -49,6 +49,8 @@ class Observed:
         self.root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_CLOEXEC)
         self._reader = Reader(self.root, agent)
         self._sums = Sums()
+        self._kept: list[tuple[Reply, int, float]] = []
+        """What was read, of which thread and when, and is in no sum yet."""
         self._started: deque[Started] = deque(maxlen=LOOKED_AT_AGAIN)
         self._outgoing = bytearray()
         self._ready = select.poll()
@@ -64,25 +66,19 @@ class Observed:
         """Return whether the worker is behind."""
         return bool(self._outgoing)
 
-    def answer(self) -> bool:
-        """One question: others shall have their turn.  False: nobody asks any more.
-
-        The kernel is asked first whether there is one, because taking one would wait.  That the epoll has said so is
-        not enough: a drain in the same round may have answered it.
-        """
-        events = self._ready.poll(0)
-        if not events or not events[0][1] & select.POLLIN:
-            return False
+    def answer(self) -> None:
+        """One question: others shall have their turn.  The kernel has just said that there is one; else this waits."""
         question = kernel.received(self.listener)
         if question is not None:
             self._answer(question)
-        return True
 
     def answer_all(self) -> None:
         """Whoever asks by now; and, of a flood, not for ever."""
         for _ in range(self.tasks):
-            if not self.answer():
+            events = self._ready.poll(0)
+            if not events or not events[0][1] & select.POLLIN:
                 return
+            self.answer()
 
     def _answer(self, question: kernel.Question) -> None:
         try:
@@ -91,25 +87,44 @@ class Observed:
             if kernel.still_asks(self.listener, question):
                 self._fail(question, failure)
             return  # else it was killed meanwhile, and its number may be another's
-        if (reply.action or reply.socket) and not kernel.still_asks(self.listener, question):
+        if reply is ORDINARY:
+            kernel.answer(self.listener, question)
+            return
+        if not kernel.still_asks(self.listener, question):
             return
         kernel.answer(self.listener, question, reply.error)
-        if reply.action is not None:
-            self._sums.add(reply.action)
-            self._expect_report()
-        if reply.socket is not None:
-            self._sums.add_socket(reply.socket)
-            self._expect_report()
-        if reply.started is not None:
-            self._started.append(reply.started)
+        self._keep(reply, question.thread)
 
     def _fail(self, question: kernel.Question, failure: Exception) -> None:
         """What cannot be read does not happen: a pointer to nothing fails in the kernel alike."""
         if not isinstance(failure, OSError):
             sys.stderr.write(f"observer: {type(failure).__name__} at call {question.call}: {failure}\n")
         kernel.answer(self.listener, question, self._reader.refusal(question.call) or errno.EFAULT)
-        self._sums.add(self._reader.unread(question))
+        self._keep(Reply(action=self._reader.unread(question)), question.thread)
+
+    def _keep(self, reply: Reply, thread: int) -> None:
+        """Keep what was read until there is time: whoever asked may run on this processor only when we sleep."""
+        self._kept.append((reply, thread, time.monotonic()))
         self._expect_report()
+
+    def _sum_up(self) -> None:
+        for reply, thread, at in self._kept:
+            if reply.socket is not None:
+                self._sums.add_socket(reply.socket)
+            if reply.action is None:
+                continue
+            try:
+                action = reply.action()
+            except (
+                Exception
+            ) as failure:  # as in ``_answer``; but it has happened, and cannot be told: the sandbox is lost
+                sys.stderr.write(f"observer: {type(failure).__name__} in what was read of thread {thread}: {failure}\n")
+                self.reports.shutdown(socket.SHUT_RDWR)
+                break
+            self._sums.add(action)
+            if reply.replaced is not None:
+                self._started.append(Started(action, thread, reply.replaced, at))
+        self._kept.clear()
 
     def _expect_report(self) -> None:
         if self.due_s is None:
@@ -118,6 +133,7 @@ class Observed:
     def report(self) -> None:
         """Send what there is, unless the worker is far behind."""
         self.due_s, self.queued = None, False
+        self._sum_up()
         self._look_again(LOOK_AGAIN_S)
         if self._sums and len(self._outgoing) < HELD_BYTES:
             actions, sockets = self._sums.taken()
@@ -128,6 +144,7 @@ class Observed:
     def drain(self, number: int) -> None:
         """Answer everybody who asks by now, report it, and say so."""
         self.answer_all()
+        self._sum_up()
         self._look_again(0.0)
         actions, sockets = self._sums.taken()
         self._send({"actions": actions, "sockets": sockets, "drained": number})
@@ -175,11 +192,23 @@ class Server:
     def run(self) -> None:
         """Until the worker ends or hangs up."""
         while True:
-            for fd, events in self._epoll.poll(self._patience_s()):
+            happened = self._epoll.poll(self._patience_s())
+            # Guests first: a drain would answer a question of which the epoll has told, and taking it then waits.
+            others = [(fd, events) for fd, events in happened if not self._asked(fd, events)]
+            for fd, events in others:
                 if fd == self._worker or (fd == self._control.fileno() and not self._attach()):
                     return
                 self._happened(fd, events)
             self._report()
+
+    def _asked(self, fd: int, events: int) -> bool:
+        """Answer if a guest asks; False: it is something else."""
+        sandbox = self._listeners.get(fd)
+        if sandbox is None or not events & READABLE:
+            return False
+        sandbox.answer()
+        self._watch(sandbox)
+        return True
 
     def _patience_s(self) -> float | None:
         due_s = self._due[0].due_s if self._due else None
@@ -206,13 +235,8 @@ class Server:
             sandbox = self._reports[fd]
             if not self._ordered(sandbox, events):
                 self._forget(sandbox)
-        elif fd in self._listeners:
-            sandbox = self._listeners[fd]
-            if events & READABLE:
-                sandbox.answer()
-                self._watch(sandbox)
-            else:  # nobody is left who could ask
-                self._epoll.unregister(self._listeners.pop(fd).listener)
+        elif fd in self._listeners:  # nobody is left who could ask
+            self._epoll.unregister(self._listeners.pop(fd).listener)
 
     def _ordered(self, sandbox: Observed, events: int) -> bool:
         """Do what the worker wants of a sandbox; False: it has hung up."""

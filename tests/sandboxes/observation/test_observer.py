@@ -211,21 +211,64 @@ def test_an_ordinary_user_can_observe_sandboxes():
     assert (run.returncode, run.stdout) == (0, f"{reported}\n"), run.stderr
 
 
-def test_a_question_that_somebody_has_answered_meanwhile_is_not_waited_for(tmp_path):
-    """A drain may answer it in the round in which the epoll has told of it; taking none would wait for the next."""
-    program = """
+OBSERVED = """
 import os, select, socket, sys
-from sandboxes.observation.server import Observed
-nobody, _ = os.pipe()
+from sandboxes.observation.reading import Reply
+from sandboxes.observation.server import Observed, Server
+nobody, asks = os.pipe()
 ours, theirs = socket.socketpair()
 sandbox = Observed(nobody, theirs, os.getpid(), 16)
-print(sandbox.answer())
 """
-    reported = subprocess.run(
-        [sys.executable, "-c", program],
+
+
+def ran(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", OBSERVED + program],
         capture_output=True,
         text=True,
         timeout=60,
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
     )
-    assert reported.stdout == "False\n", reported.stderr
+
+
+def test_a_drain_when_nobody_asks_waits_for_nobody():
+    assert ran("print(sandbox.answer_all())").stdout == "None\n"
+
+
+def test_who_asks_is_answered_before_a_drain_of_the_same_round():
+    """A drain answers all who ask: to take a question then, of which the epoll has told before, would wait."""
+    program = """
+control, worker = socket.socketpair()
+server = Server(control, os.pidfd_open(os.getpid()))
+server._reports[theirs.fileno()] = server._listeners[nobody] = sandbox
+for fd in (theirs.fileno(), nobody):
+    server._epoll.register(fd, select.EPOLLIN)
+sandbox.answer = lambda: print("answer", os.read(nobody, 1))
+sandbox.drain = lambda number: sys.exit("drain")
+ours.send(bytes(4))
+os.write(asks, b"?")
+server.run()
+"""
+    run = ran(program)
+    assert (run.stdout, run.stderr) == ("answer b'?'\n", "drain\n")
+
+
+def test_what_was_read_and_cannot_be_told_loses_its_sandbox_and_no_other():
+    program = """
+sandbox._keep(Reply(action=lambda: 1 / 0), 1)
+sandbox.drain(1)
+print(ours.recv(1024))
+"""
+    assert ran(program).stdout == "b''\n"
+
+
+async def test_a_program_is_started_by_the_agent_without_a_question_but_its_own(observing):
+    """Each costs a switch to the observer and back; a file that the agent opened to write would be reported."""
+    async with observing() as seen:
+        await seen.sandbox.exec(["/bin/true"])
+        result = await seen.sandbox.exec(["cat", "/proc/self/oom_score_adj", "/proc/1/oom_score_adj"])
+        await seen.sandbox.settled()
+    own = Path("/proc/self/oom_score_adj").read_text().strip()
+    assert result.stdout.split() == ["1000", own]
+    assert [action.path for action in seen.actions if action.operation not in (None, "read")] == []
+    assert [action.program for action in seen.programs()] == ["/usr/bin/true", "/usr/bin/cat"]

@@ -32,11 +32,14 @@ ENDED_FOR_ALONE = "was ended, because something had to be done alone"
 
 
 class Agent:
-    def __init__(self, host: int, answers: int, limits: dict[str, int], output_bytes: int) -> None:
+    def __init__(
+        self, host: int, answers: int, limits: dict[str, int], output_bytes: int, score: processes.OutOfMemoryScore
+    ) -> None:
         self.host = host
         self.answers = answers
         self.limits = limits
         self.output_bytes = output_bytes
+        self.score = score
         self.inbox = bytearray()
         self.events = Events()
         self.programs: dict[int, Program] = {}
@@ -236,7 +239,7 @@ class Agent:
     # -- guests -----------------------------------------------------------------------------------
 
     def fork(self, descriptors: list[int], body: Callable[[], None]) -> int:
-        pid = os.fork()
+        pid = self.score.fork()
         if pid:
             return pid
         try:
@@ -412,7 +415,7 @@ def main(
 
     ``observing``: the arguments of ``observed.ask_about`` but for the host.
     """
-    processes.set_dumpable(False)
+    score = processes.OutOfMemoryScore()
     processes.raise_own_limit()
     if observing is not None:
         observed.ask_about(*observing, host)
@@ -425,6 +428,6 @@ def main(
     for fd in (host, answers):
         os.set_inheritable(fd, False)
     gc.disable()
-    agent = Agent(host, answers, limits, output_bytes)
+    agent = Agent(host, answers, limits, output_bytes, score)
     gc.freeze()
     agent.run()

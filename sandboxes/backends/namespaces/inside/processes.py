@@ -28,6 +28,8 @@ PR_SET_DUMPABLE = 4
 FIRST_TO_GO = b"1000"
 """When memory runs out, of the sandbox or of the machine, the kernel shall end a guest and neither the agent nor
 others."""
+SCORE = "/proc/self/oom_score_adj"
+SCORE_BYTES = 16
 
 
 def raise_own_limit() -> None:
@@ -66,9 +68,32 @@ def become_guest(limits: dict[str, int], descriptors: list[int]) -> None:
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (value, value))
     set_dumpable(True)
-    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    os.write(fd, FIRST_TO_GO)
-    os.close(fd)
+
+
+class OutOfMemoryScore:
+    """The agent's own score, which a child is born with.
+
+    A guest that wrote its own would open a file for it, and an observed sandbox's observer would be asked about that
+    at the start of every program.
+    """
+
+    def __init__(self) -> None:
+        """Before anybody else exists: the file is the user's only while this process is dumpable."""
+        set_dumpable(True)
+        self._file = os.open(SCORE, os.O_RDWR | os.O_CLOEXEC)
+        set_dumpable(False)
+        self._own = os.pread(self._file, SCORE_BYTES, 0)
+
+    def fork(self) -> int:
+        """``os.fork``, of a child that goes first when memory runs out.
+
+        Until the child exists the agent is no better than a guest, and the kernel takes the largest of equals.
+        """
+        os.pwrite(self._file, FIRST_TO_GO, 0)
+        try:
+            return os.fork()
+        finally:
+            os.pwrite(self._file, self._own, 0)  # by both: it is the agent's score in the child, too
 
 
 def run_program(argv: list[str], environment: dict[str, str]) -> None:
