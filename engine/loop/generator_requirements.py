@@ -15,12 +15,17 @@ import psutil
 
 from engine.inference.torch.memory import lacking_memory
 from engine.models.architecture import Architecture
+from engine.models.folder import opened_folder
+from engine.models.memory import adapted_modules, is_mixture
 from engine.models.origin import model_origin
 from engine.models.tokenizer import tokenizer_for
-from engine.spec.model import BuiltinModel
+from engine.spec.model import BuiltinModel, PretrainedModel
 from engine.spec.problems import Problem
 from engine.spec.run import RunSpec
 
+ATTENTION_ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"})
+MLP_ADAPTED = frozenset({"gate_proj", "up_proj", "gate_up_proj", "down_proj"})
+"""On which SGLang computes adapters.  In a mixture it would compute those of a shared expert for all experts."""
 SGLANG_PYTHON = "PALESTRA_SGLANG_PYTHON"
 """The variable that names the interpreter of an environment with SGLang."""
 _CGROUPS = (
@@ -63,6 +68,7 @@ def lacking_for_sglang(spec: RunSpec) -> Iterator[Problem]:
             "is a relative path, and servers stand elsewhere",
             "give the absolute path of a folder that engine and servers see",
         )
+    yield from _adapters_served(spec)
     if settings.urls:
         return
     interpreter = os.environ.get(SGLANG_PYTHON) or sys.executable
@@ -76,6 +82,28 @@ def lacking_for_sglang(spec: RunSpec) -> Iterator[Problem]:
             "resources.sglang.urls",
         )
     yield from _heads_divide(spec)
+
+
+def _adapters_served(spec: RunSpec) -> Iterator[Problem]:
+    """Whether servers know adapters on the modules that get one, and have the weights that they are made for."""
+    if not spec.resources.sends_adapter_of(spec.model):
+        return
+    origin = model_origin(spec.model)
+    assert origin.weights is not None  # what has an adapter has a folder
+    assert isinstance(origin.model, PretrainedModel)
+    assert origin.model.lora is not None
+    folder = opened_folder(origin.weights)
+    named = {name.rpartition(".")[2] for name in adapted_modules(folder, origin.model.lora)}
+    known = ATTENTION_ADAPTED if is_mixture(folder) else ATTENTION_ADAPTED | MLP_ADAPTED
+    problem = None
+    if origin.adapter is not None:
+        problem = (
+            f"the run begins with an adapter of its own, {origin.adapter}, and servers have {origin.weights} alone"
+        )
+    elif unknown := sorted(named - known):
+        problem = f"model.lora adapts {', '.join(unknown)}, and servers of this model adapt {', '.join(sorted(known))}"
+    if problem is not None:
+        yield Problem("resources.sglang.lora", "adapter", problem, 'use "merged", or adapt what servers do')
 
 
 def _has_sglang(interpreter: str) -> bool:

@@ -110,8 +110,13 @@ def adapter_parameters(folder: ModelFolder, lora: Lora) -> int:
 def adaptable_modules(folder: ModelFolder) -> list[str]:
     """The linear modules.  A mixture's experts and its router are none: the network holds each as one tensor."""
     names = [name for name in folder.linear_modules() if "embed" not in name.rpartition(".")[2]]
-    is_mixture = any(EXPERTS in name for name in names)
-    return [name for name in names if not (is_mixture and (EXPERTS in name or name.endswith(ROUTER)))]
+    mixed = is_mixture(folder)
+    return [name for name in names if not (mixed and (EXPERTS in name or name.endswith(ROUTER)))]
+
+
+def is_mixture(folder: ModelFolder) -> bool:
+    """Return whether it has experts."""
+    return any(EXPERTS in name for name in folder.tensors)
 
 
 def adapted_modules(folder: ModelFolder, lora: Lora) -> list[str]:

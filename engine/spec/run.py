@@ -128,6 +128,11 @@ class Resources(Strict):
             raise impossible("megatron.sequence_parallel", True, problem, "set it to false, or raise megatron.tensor")
         return self
 
+    def sends_adapter_of(self, model: Model) -> bool:
+        """Return whether the generator gets the adapter of LoRA apart, and never the weights that it adapts."""
+        is_adapted = getattr(model, "lora", None) is not None
+        return is_adapted and self.generator == "sglang" and self.sglang.lora == "adapter"
+
     @property
     def has_leader(self) -> bool:
         """Return whether the trainer is led: several ranks, or a backend whose only rank has a leader too."""

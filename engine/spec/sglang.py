@@ -25,6 +25,7 @@ FLAGS = frozenset(
         "enable-deterministic-inference",
         "enable-torch-compile",
         "kv-cache-dtype",
+        "lora-backend",
         "max-prefill-tokens",
         "max-running-requests",
         "max-total-tokens",
@@ -56,6 +57,10 @@ class Sglang(Strict):
     weights: Literal["disk", "tensor", "broadcast"] = "disk"
     """How new weights travel: by safetensors in a folder that engine and servers both see, within the requests, or
     over a process group (gloo) of the engine and each server's ranks."""
+    lora: Literal["adapter", "merged"] = "adapter"
+    """What servers get of a run with ``model.lora``, in the way of ``weights``.  ``adapter``: A and B alone, which each
+    exchange loads as a new adapter; the model's own weights stay as the servers began with them.  ``merged``: the whole
+    model with the adapter added in, as many bytes as without LoRA."""
     exchange_folder: str | None = Field(default=None, min_length=1, max_length=1000)
     """Where these safetensors stand for as long as they are needed; absent: a folder of the temporary ones.  Servers
     given by ``urls`` have to see it under the same path."""

@@ -13,6 +13,7 @@ from typing import Any
 from engine.spec.sglang import Sglang
 
 KEEPER = Path(__file__).with_name("keeper.py")
+WITHOUT_PINNED_MEMORY = Path(__file__).with_name("unpinned_server.py")
 LOG_TAIL_BYTES = 1500
 STOP_S = 10.0
 LOOPBACK = "lo"
@@ -24,8 +25,18 @@ CPU_FLAGS = {
     "disable-cuda-graph": "",
 }
 """Where there are no CUDA kernels."""
+ADAPTER_SLOTS = 2
+"""A batch has the policy's newest adapter, or none."""
 PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "NCCL_", "CUDA_", "SGLANG_")
 """What of the environment a server gets, by name or by how it begins; secrets of the engine are not among it."""
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """What adapters a server has to take: their rank, and the last names of the modules that have one."""
+
+    rank: int
+    modules: tuple[str, ...]
 
 
 class ServerFailed(Exception):
@@ -90,7 +101,15 @@ class ServerProcess:
 
 
 def launch_command(
-    python: str, folder: Path, settings: Sglang, *, device: str, dtype: str, port: int, api_key: str
+    python: str,
+    folder: Path,
+    settings: Sglang,
+    *,
+    device: str,
+    dtype: str,
+    port: int,
+    api_key: str,
+    adapter: ServedAdapter | None = None,
 ) -> list[str]:
     """What starts one server of the model in ``folder``, whose weights are policy version 0."""
     flags: dict[str, Any] = {
@@ -110,9 +129,32 @@ def launch_command(
     }
     if device == "cpu":
         flags |= CPU_FLAGS
+    if adapter is not None:
+        flags |= lora_flags(adapter, device=device)
     flags |= settings.launch_flags
-    words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value)) if word]
-    return [python, "-m", "sglang.launch_server", *words]
+    started_by_path = adapter is not None and device == "cpu"
+    return [
+        python,
+        *([str(WITHOUT_PINNED_MEMORY)] if started_by_path else ["-m", "sglang.launch_server"]),
+        *launch_words(flags),
+    ]
+
+
+def launch_words(flags: Mapping[str, Any]) -> list[str]:
+    """Flags by their names and values, of which some have several; a switch has the value ""."""
+    values = {flag: value if isinstance(value, tuple) else (value,) for flag, value in flags.items()}
+    return [word for flag, given in values.items() for word in (f"--{flag}", *(str(value) for value in given)) if word]
+
+
+def lora_flags(adapter: ServedAdapter, *, device: str) -> dict[str, Any]:
+    """By which a server takes adapters of that kind.  On the CPU torch computes them; else SGLang's own choice does."""
+    flags: dict[str, Any] = {
+        "enable-lora": "",
+        "max-lora-rank": adapter.rank,
+        "max-loras-per-batch": ADAPTER_SLOTS,
+        "lora-target-modules": adapter.modules,
+    }
+    return flags | ({"lora-backend": "torch_native"} if device == "cpu" else {})
 
 
 def launch_environment(settings: Sglang, number: int, *, threads: int, device: str) -> dict[str, str]:

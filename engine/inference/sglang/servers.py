@@ -162,13 +162,15 @@ class Fleet:
         return reports
 
     def close(self) -> None:
-        """End what was started.  Twice is fine."""
+        """End what was started; a server of somebody else's is left without our adapter.  Twice is fine."""
         for task in self._tending.values():
             task.cancel()
         for server in self.servers:
             server.is_up = False
             if server.process is not None:
                 server.process.stop()
+            else:
+                server.client.leave()
 
     async def _bring_weights(self, server: Server) -> None:
         try:
@@ -216,6 +218,7 @@ class Fleet:
             server.process.start()
             await server.client.close()
             server.client = SglangClient(server.process.url, api_key=server.process.api_key)
+        server.client.adapter = None  # one that its owner has started again has none
         await self._ready(server)
         await self._checked(server)
         async with self.weights:
@@ -229,8 +232,11 @@ class Fleet:
     async def _bring_newest(self, server: Server) -> None:
         """It may hold the batch of the checks still, though they are answered."""
         if self._exchange.version is not None:
-            async with server.client.paused():
+            await self._exchange.hold(server.client)
+            try:
                 await self._exchange.give(server.client)
+            finally:  # also where it refuses them: one of somebody else's would wait for ever
+                await self._exchange.go_on(server.client)
             server.version = self._exchange.version
 
     async def _ready(self, server: Server) -> None:

@@ -26,6 +26,7 @@ from engine.durable import read_back, whole_folder, written
 from engine.models.network import PolicyNetwork, network_for
 from engine.models.origin import model_origin
 from engine.models.shards import laid_out_like, whole
+from engine.models.weights import LoraAdapter
 from engine.seeds import derived_seed
 from engine.spec.generation import MODELS_OWN, Distribution
 from engine.spec.model import Model
@@ -139,6 +140,9 @@ class TorchBackend:
     def weights(self) -> dict[str, Tensor]:
         return self.network.exported()
 
+    def adapter(self) -> LoraAdapter:
+        return self.network.exported_adapter()
+
     def save(self, folder: Path, beside: Mapping[str, Any]) -> None:
         """Write ``model/`` (loadable by transformers) and ``trainer.pt`` (everything else).
 
@@ -219,6 +223,11 @@ class TorchBackend:
         """The weights; on the other ranks None, and their part in putting them together."""
         weights = self.weights()
         return weights if self._cut.rank.number == 0 else None
+
+    def adapter_for_the_leader(self) -> LoraAdapter | None:
+        """The adapter; on the other ranks None, as for ``weights_for_the_leader``."""
+        adapter = self.adapter()
+        return adapter if self._cut.rank.number == 0 else None
 
     def save_model(self, folder: Path | None) -> None:
         """This rank's part in the writing of ``model/``, which the first one writes."""

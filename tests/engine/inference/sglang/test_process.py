@@ -13,6 +13,8 @@ import pytest
 from engine.inference.sglang.broadcast import address_towards
 from engine.inference.sglang.client import ServerGone
 from engine.inference.sglang.process import (
+    WITHOUT_PINNED_MEMORY,
+    ServedAdapter,
     ServerFailed,
     ServerProcess,
     devices_of,
@@ -111,6 +113,25 @@ def test_flags_of_the_spec_come_last_and_a_cpu_gets_what_it_needs() -> None:
     assert command[-1] == "--disable-radix-cache"
     on_gpu = launch_command("py", Path("/m"), Sglang(), device="cuda", dtype="bfloat16", port=7, api_key="k")
     assert "--attention-backend" not in on_gpu
+
+
+def test_a_server_of_adapters_is_told_their_rank_and_modules_and_torch_computes_them_on_a_cpu() -> None:
+    adapter = ServedAdapter(8, ("k_proj", "q_proj"))
+    started = {
+        device: launch_command(
+            "py", Path("/m m"), Sglang(), device=device, dtype="float32", port=7, api_key="k", adapter=adapter
+        )
+        for device in ("cpu", "cuda")
+    }
+    assert started["cpu"][1] == str(WITHOUT_PINNED_MEMORY)
+    assert started["cuda"][1:3] == ["-m", "sglang.launch_server"]
+    for command in started.values():
+        modules = command.index("--lora-target-modules")
+        assert command[modules + 1 : modules + 3] == ["k_proj", "q_proj"]
+        assert command[command.index("--max-lora-rank") + 1] == "8"
+        assert "/m m" in command
+    assert started["cpu"][started["cpu"].index("--lora-backend") + 1] == "torch_native"
+    assert "--lora-backend" not in started["cuda"]
 
 
 def test_servers_share_no_gpu_and_get_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
