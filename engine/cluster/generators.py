@@ -1,6 +1,7 @@
-"""The generator that a run asks for, and how it comes to new weights."""
+"""The generator that a run asks for, and how it comes to new weights; and the servers of its judge."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from engine.inference.interface import Generator, Level, ReportingGenerator
 from engine.models.weights import WeightSource
@@ -8,6 +9,9 @@ from engine.spec.backends import GENERATORS
 from engine.spec.model import Model
 from engine.spec.run import Resources
 from engine.spec.usage import ServerReading
+
+if TYPE_CHECKING:
+    from engine.inference.sglang.judge import ServedJudgeModel
 
 
 def generator_for(model: Model, resources: Resources, *, seed: int) -> Generator:
@@ -18,6 +22,15 @@ def generator_for(model: Model, resources: Resources, *, seed: int) -> Generator
     module, factory = GENERATORS[resources.generator].split(":")
     generator: Generator = getattr(import_module(module), factory)(model, resources, seed=seed)
     return generator
+
+
+def judge_for(resources: Resources, *, first_gpu: int = 0) -> "ServedJudgeModel | None":
+    """The servers of the run's judge; None where it has none.  ``first_gpu``: so many GPUs here are others'."""
+    if resources.judge is None:
+        return None
+    from engine.inference.sglang.judge import ServedJudgeModel
+
+    return ServedJudgeModel(resources.judge, resources, first_gpu=first_gpu)
 
 
 def reports_of(generator: Generator) -> list[tuple[Level, str]]:

@@ -8,21 +8,23 @@ thread; the episodes run on the loop's event loop.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engine.cluster.garbage import collect_rarely
-from engine.cluster.generators import generator_for, hand_over_weights, reports_of, servers_of
+from engine.cluster.generators import generator_for, hand_over_weights, judge_for, reports_of, servers_of
 from engine.cluster.members import learner_for
+from engine.cluster.placement import generator_gpus, stands_apart
 from engine.cluster.process_meter import ProcessMeter, server_readings, tree_reading
 from engine.cluster.rank_processes import RankProcesses, rank_processes_for
 from engine.cluster.rollout_members import rollout_worker_over
 from engine.cluster.sandboxes import opened_parts
 from engine.cluster.workers import Waiting
 from engine.inference.interface import Level
+from engine.judge_endpoint import ChatAnswer
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, GroupKey
 from engine.spec.rollout_group import RolloutGroup
@@ -75,11 +77,25 @@ class InProcessWorkers:
         self._learner = await self._learning(lambda: learner_for(self._spec, self._recordings, leader))
         self._generator = generator_for(self._spec.model, self._spec.resources, seed=self._spec.seed)
         self._open.callback(self._generator.close)
+        self._start_judge()
         pools = await self._open.enter_async_context(
             opened_parts(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
         )
-        self._worker = rollout_worker_over(self._spec, self._generator, pools)
+        self._worker = rollout_worker_over(self._spec, self._generator, pools, self.ask_judge)
         collect_rarely()
+
+    def _start_judge(self) -> None:
+        resources = self._spec.resources
+        policy_gpus = generator_gpus(resources) if stands_apart(resources) else 0
+        self._judge = judge_for(resources, first_gpu=policy_gpus)
+        if self._judge is not None:
+            self._open.callback(self._judge.close)
+            self._judge.start()
+
+    async def ask_judge(self, document: Mapping[str, Any], timeout_s: float) -> ChatAnswer:
+        assert self._judge is not None  # the spec refuses who asks a judge that is not started
+        with self._waiting.on("judge"):
+            return await self._judge.ask(document, timeout_s)
 
     async def read_on(self) -> FilesRead:
         return await self._learning(self._learner.read_on)
@@ -144,6 +160,8 @@ class InProcessWorkers:
         pids = [] if self._ranks is None else self._ranks.pids()
         ranks = [tree_reading(f"rank-{number}", "rank", pid) for number, pid in enumerate(pids, start=1)]
         servers = await servers_of(self._generator)
+        if self._judge is not None:
+            servers = [*servers, *await self._judge.servers()]
         processes = [own, *(rank for rank in ranks if rank is not None), *server_readings(servers)]
         return UsageReading(time.time(), tuple(processes), tuple(servers))
 
@@ -153,7 +171,9 @@ class InProcessWorkers:
         await self._open.aclose()
 
     def _pass_on_reports(self) -> None:
-        for level, message in reports_of(self._generator):
+        """Raises ServersLost where the judge has no server left: nothing would be judged any more."""
+        of_judge = [] if self._judge is None else self._judge.reports()
+        for level, message in (*reports_of(self._generator), *of_judge):
             self._report(level, message)
 
     async def _learning(self, call: Callable[[], T]) -> T:

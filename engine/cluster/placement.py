@@ -3,10 +3,11 @@
     resources --plan_for--> Plan: groups of bundles --misfit(nodes)--> None, or why not, in numbers
                                   └── engine/cluster/ray_placement.py makes Ray's placement groups of it
 
-A *bundle* is what must come from one node; a *group* is reserved as a whole.  There are up to three:
+A *bundle* is what must come from one node; a *group* is reserved as a whole.  There are up to four:
 
     trainer    one bundle for each rank, all on one node; colocated, the generator stands in that of rank 0
     generator  one bundle, where it is apart; servers of its own are always, and share the bundle's GPUs out among them
+    judge      one bundle for the servers of the run's judge, which share its GPUs out among them
     rollouts   one bundle for each rollout worker, spread over the nodes
 
 A group whose bundles hold nothing is not reserved.  Which fields say so: engine/spec/placement.py.
@@ -18,12 +19,13 @@ from typing import Literal
 
 from engine.failures import NO_GPU, too_few_gpus
 from engine.spec.run import Resources
+from engine.spec.sglang import SglangServers
 
 GIB = 2**30
 SHARE = 0.5
 """The share of a GPU, for each of the two that share one."""
 
-GroupName = Literal["trainer", "generator", "rollouts"]
+GroupName = Literal["trainer", "generator", "judge", "rollouts"]
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,10 @@ class Plan:
         return next((group for group in self.groups if group.name == name), None)
 
     def seat(self, actor: str) -> Seat:
-        """``actor`` is ``learner``, ``generator``, ``rank-1`` and up, or ``rollout-0`` and up."""
+        """``actor`` is ``learner``, ``generator``, ``judge``, ``rank-1`` and up, or ``rollout-0`` and up."""
         role, _, number = actor.partition("-")
+        if role == "judge":
+            return self._seat("judge", 0)
         if role == "rollout":
             return self._seat("rollouts", int(number))
         if role == "rank":
@@ -118,6 +122,13 @@ def generator_gpus(resources: Resources) -> int:
     return 0 if servers.urls else servers.servers * servers.tensor_parallel
 
 
+def judge_gpus(resources: Resources) -> int:
+    """What the servers of the run's judge need, all on one node."""
+    if resources.device != "cuda" or resources.judge is None:
+        return 0
+    return resources.judge.servers * resources.judge.tensor_parallel
+
+
 def plan_for(resources: Resources) -> Plan:
     placement, gpu = resources.placement, int(resources.device == "cuda")
     threads = float(resources.threads) if placement.reserve_threads else 0.0
@@ -129,6 +140,7 @@ def plan_for(resources: Resources) -> Plan:
     groups = (
         Group("trainer", (first, *[rank] * (resources.trainer_ranks - 1)), on_one_node=True),
         Group("generator", (Bundle(generator_gpus(resources), threads),) if apart else (), on_one_node=True),
+        Group("judge", (Bundle(judge_gpus(resources), threads),) if resources.judge else (), on_one_node=True),
         Group("rollouts", (rollout,) * resources.rollout_workers, on_one_node=False),
     )
     return Plan(resources, tuple(group for group in groups if group.total))
@@ -153,16 +165,19 @@ def _misfits(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
 
 
 def _too_few_gpus(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:
-    trainer, generator = _gpus(plan, "trainer"), _gpus(plan, "generator")
+    trainer, generator, judge = (_gpus(plan, name) for name in ("trainer", "generator", "judge"))
     roomiest, total = max(node.gpus for node in nodes), sum(node.gpus for node in nodes)
     if trainer > roomiest:
         yield str(too_few_gpus(trainer, roomiest))
-    if trainer + generator > total:
-        ranks = f", or resources.trainer_ranks of at most {total - generator}" if total > generator else ""
-        field, remedy = _why_apart(plan.resources)
+    if trainer + generator + judge > total:
+        others = generator + judge
+        ranks = f", or resources.trainer_ranks of at most {total - others}" if total > others else ""
+        fits_without_judge = trainer + generator <= total
+        field, remedy = _of_judge(plan.resources) if fits_without_judge else _why_apart(plan.resources)
+        parts = {"trainer": trainer, "generator": generator} | ({"judge": judge} if judge else {})
         yield (
-            f"{field}: needs {trainer} + {generator} GPUs (trainer + generator); the cluster has {total}: "
-            f"{remedy}{ranks}"
+            f"{field}: needs {' + '.join(map(str, parts.values()))} GPUs ({' + '.join(parts)}); the cluster has "
+            f"{total}: {remedy}{ranks}"
         )
 
 
@@ -171,8 +186,18 @@ def _why_apart(resources: Resources) -> tuple[str, str]:
     if resources.generator != "sglang":
         return "resources.placement.generator = 'apart'", "use 'colocated'"
     servers = resources.sglang
+    return f"resources.sglang.servers = {_servers_of(servers)}", "use fewer servers, those of urls"
+
+
+def _of_judge(resources: Resources) -> tuple[str, str]:
+    """As ``_why_apart``."""
+    assert resources.judge is not None
+    return f"resources.judge.servers = {_servers_of(resources.judge)}", "use fewer, or a judge that runs elsewhere"
+
+
+def _servers_of(servers: SglangServers) -> str:
     each = f" of {servers.tensor_parallel} GPUs" if servers.tensor_parallel > 1 else ""
-    return f"resources.sglang.servers = {servers.servers}{each}", "use fewer servers, those of urls"
+    return f"{servers.servers}{each}"
 
 
 def _too_few_cpus(plan: Plan, nodes: Sequence[Bundle]) -> Iterator[str]:

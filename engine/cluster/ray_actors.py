@@ -6,17 +6,19 @@ Actors import what they need in their own process only; a rollout worker never l
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
 
 from engine.cluster.garbage import collect_rarely
 from engine.cluster.generator_client import GeneratorCall, GeneratorClient, GeneratorReply, GeneratorServer
 from engine.cluster.process_meter import ProcessMeter, server_readings
 from engine.cluster.rollout_members import rollout_worker_over
+from engine.judge_endpoint import ChatAnswer, ServedJudge
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, GroupKey, RolloutWorker
@@ -120,9 +122,40 @@ class GeneratorActor:
         return [await self.reading(), *await asyncio.to_thread(server_readings, servers)], servers
 
 
+class JudgeActor:
+    """Ray starts it again where its process dies, and asks again what it had not answered."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        from engine.cluster.generators import judge_for
+
+        made = judge_for(spec.resources)
+        assert made is not None  # a run without a judge has no such actor
+        self._judge = made
+        self._meter = ProcessMeter("judge", "judge")
+
+    async def ask(self, document: Mapping[str, Any], timeout_s: float) -> ChatAnswer:
+        return await self._judge.ask(document, timeout_s)
+
+    async def start(self) -> None:
+        self._judge.start()
+
+    async def reports(self) -> Sequence[tuple[Level, str]]:
+        return self._judge.reports()
+
+    async def reading(self) -> ProcessReading:
+        return await asyncio.to_thread(self._meter.reading)
+
+    async def readings(self) -> tuple[list[ProcessReading], list[ServerReading]]:
+        """As ``GeneratorActor.readings``."""
+        servers = await self._judge.servers()
+        return [await self.reading(), *await asyncio.to_thread(server_readings, servers)], servers
+
+
 class RolloutActor:
-    def __init__(self, name: str, spec: RunSpec, security_log: Path) -> None:
+    def __init__(self, name: str, spec: RunSpec, security_log: Path, judge: Any = None) -> None:
+        """``judge`` is the actor of that name, where the run has one."""
         self._spec, self._security_log = spec, security_log
+        self._served_judge = None if judge is None else asking(judge)
         self._meter = ProcessMeter(name, "rollout")
         self._open = AsyncExitStack()
         self._sandboxes: Any = None
@@ -142,7 +175,7 @@ class RolloutActor:
     async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
         """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""
         async with _connected(_RayConnection(generator, caller)) as client:
-            worker = rollout_worker_over(self._spec, client, self._sandboxes)
+            worker = rollout_worker_over(self._spec, client, self._sandboxes, self._served_judge)
             return await worker.collect(requests)
 
     async def collect_group(
@@ -151,7 +184,7 @@ class RolloutActor:
         """Raises GeneratorLost as soon as the generator is gone.  All groups of one ``caller`` share a client."""
         if self._worker is None or self._caller != caller:
             client = GeneratorClient(_RayConnection(generator, caller))
-            self._worker = rollout_worker_over(self._spec, client, self._sandboxes)
+            self._worker = rollout_worker_over(self._spec, client, self._sandboxes, self._served_judge)
             self._caller = caller
         return await self._worker.collect_group(requests, enough=enough, fewest=fewest)
 
@@ -172,6 +205,19 @@ class RolloutActor:
 
     async def reading(self) -> ProcessReading:
         return self._meter.reading()
+
+
+def asking(judge: Any) -> ServedJudge:
+    """A ``ServedJudge`` over an actor's handle."""
+
+    async def ask(document: Mapping[str, Any], timeout_s: float) -> ChatAnswer:
+        try:
+            answer: ChatAnswer = await judge.ask.remote(document, timeout_s)
+        except RayTaskError as error:  # what the plain class raised, without Ray's frame around it
+            raise error.cause from error
+        return answer
+
+    return ask
 
 
 class _RayConnection:

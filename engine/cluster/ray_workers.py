@@ -14,7 +14,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,16 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from engine.cluster.generator_client import GeneratorLost
 from engine.cluster.process_meter import ProcessMeter
-from engine.cluster.ray_actors import GeneratorActor, LearnerActor, RankActor, RolloutActor
+from engine.cluster.ray_actors import GeneratorActor, JudgeActor, LearnerActor, RankActor, RolloutActor, asking
 from engine.cluster.ray_placement import RayPlacement
 from engine.cluster.workers import ActorLost, Waiting
+from engine.judge_endpoint import ChatAnswer
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest, shares
 from engine.rollout.worker import Collected, GroupKey, group_key
 from engine.spec.rollout_group import RolloutGroup
 from engine.spec.run import RunSpec
-from engine.spec.usage import ProcessReading, UsageReading
+from engine.spec.usage import ProcessReading, ServerReading, UsageReading
 from engine.training.columns import CreditColumns, Updated, UpdateRequest
 from engine.training.stages import FilesRead, StageBegun
 
@@ -44,6 +45,8 @@ REASON_S = 10.0
 """How long the learner may take to say why a rank of its trainer died."""
 READING_S = 5.0
 """How long a member may take to say what it takes of its machine."""
+WITH_SERVERS = ("generator", "judge")
+"""Actors that may have processes of their own."""
 CLOSING_S = 2.0
 """How long rollout workers may take to close their sandboxes."""
 
@@ -108,7 +111,8 @@ class RayWorkers:
             self._open.enter_context(self._connection)
         with self._waiting.on("placement"):
             await self._placement.reserve()
-        for name in ("learner", "generator", *self._rollouts):
+        judge = ("judge",) if self._spec.resources.judge is not None else ()
+        for name in ("learner", "generator", *judge, *self._rollouts):
             self._actors[name] = self._made(name)
         if self._spec.resources.has_leader:
             await self._start_ranks()
@@ -262,11 +266,19 @@ class RayWorkers:
         await self._learn("load", folder)
         self._loaded = self._weights = None
 
+    async def ask_judge(self, document: Mapping[str, Any], timeout_s: float) -> ChatAnswer:
+        with self._waiting.on("judge"), _loss_of("judge"):
+            return await asking(self._actors["judge"])(document, timeout_s)
+
     async def usage(self) -> UsageReading:
-        others = [self._answer_of(actor.reading) for name, actor in self._actors.items() if name != "generator"]
-        *found, generating = await asyncio.gather(*others, self._answer_of(self._actors["generator"].readings))
-        processes, servers = generating or ([], [])
-        readings = [self._meter.reading(), *(reading for reading in found if reading is not None), *processes]
+        alone = [self._answer_of(actor.reading) for name, actor in self._actors.items() if name not in WITH_SERVERS]
+        with_servers = [self._answer_of(self._actors[name].readings) for name in WITH_SERVERS if name in self._actors]
+        found, told = await asyncio.gather(asyncio.gather(*alone), asyncio.gather(*with_servers))
+        readings = [self._meter.reading(), *(reading for reading in found if reading is not None)]
+        servers: list[ServerReading] = []
+        for processes, of_them in filter(None, told):
+            readings += processes
+            servers += of_them
         return UsageReading(time.time(), tuple(readings), tuple(servers))
 
     async def _answer_of(self, method: Any) -> Any:
@@ -309,8 +321,11 @@ class RayWorkers:
             return (
                 ray.remote(RolloutActor)
                 .options(**options, max_concurrency=CALLS_AT_ONCE)
-                .remote(name, self._spec, self._security_log)
+                .remote(name, self._spec, self._security_log, self._actors.get("judge"))
             )
+        if name == "judge":
+            again = {"max_restarts": REPLACEMENTS, "max_task_retries": -1, "max_concurrency": CALLS_AT_ONCE}
+            return ray.remote(JudgeActor).options(**options | again).remote(self._spec)
         if name.startswith("rank"):
             has_gpus = self._spec.resources.device == "cuda"
             return ray.remote(RankActor).options(**options, max_concurrency=2).remote(name, has_gpus=has_gpus)
@@ -326,7 +341,7 @@ class RayWorkers:
             if name == "learner":
                 self._learner_node = await self._actors[name].node.remote()
                 await self._unless_a_rank_dies(self._actors[name].start.remote())
-            elif name.startswith("rollout"):
+            elif name.startswith("rollout") or name == "judge":
                 await self._actors[name].start.remote()
             reading: ProcessReading = await self._actors[name].reading.remote()
         self._report("info", f"{name} is process {reading.pid}")
@@ -364,7 +379,12 @@ class RayWorkers:
         return None
 
     async def _pass_on_reports(self) -> None:
-        """What happened to the generator's servers; a dead generator is found out by whoever needs it next."""
+        """What happened to servers.  A dead generator is found out by whoever needs it next.  A judge that Ray does not
+        start again ends the attempt, and so does one that has no server left."""
+        if "judge" in self._actors:
+            with _loss_of("judge"):
+                for level, message in await _awaited(self._actors["judge"].reports.remote()):
+                    self._report(level, message)
         if self._spec.resources.generator == "torch":
             return
         with contextlib.suppress(RayActorError):

@@ -7,17 +7,21 @@
       ├────► generator (KV slots, sampling)    one; replaced when it dies
       │         ▲ tokens
       │         │
-      └────► rollout-0 .. rollout-N (episodes, sandboxes)   replaced when they die
+      ├────► rollout-0 .. rollout-N (episodes, sandboxes)   replaced when they die
+      │         │ questions
+      │         ▼
+      └────► judge (servers of another model)  where the run has one; replaced when it dies
 
 Two groups of workers do this: ``in_process.py`` in one process and ``ray_workers.py`` with Ray.  A group that
 replaces a dead member repeats what it had in hand; seeds make the repetition equal.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from engine.judge_endpoint import ChatAnswer
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, GroupKey
 from engine.spec.rollout_group import RolloutGroup
@@ -98,6 +102,10 @@ class WorkerGroup(Protocol):
         ...
 
     async def load(self, folder: Path) -> None: ...
+
+    async def ask_judge(self, document: Mapping[str, Any], timeout_s: float) -> ChatAnswer:
+        """A ``ServedJudge``, over the servers of ``resources.judge``; a run without them is never asked."""
+        ...
 
     async def usage(self) -> UsageReading:
         """What the loop's own process, all members and the generator's servers take; silent ones are left out."""

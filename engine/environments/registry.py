@@ -14,6 +14,7 @@ from engine.environments.search_qa.environment import SearchQaEnvironment
 from engine.environments.sokoban import SokobanEnvironment
 from engine.environments.terminal.environment import TerminalEnvironment
 from engine.environments.webshop.environment import WebshopEnvironment
+from engine.judge_endpoint import ServedJudge
 from engine.spec.environment import Agent, Apps, Household, PythonMath, Qa, SearchQa, Sokoban, Terminal, Webshop
 from engine.spec.foreign_environments import Gem, Imported, OpenEnv, Package, VerifiersTaskset
 from engine.spec.mixture import Mixture, PlayedPart, RunEnvironment, parts_of
@@ -21,8 +22,13 @@ from engine.spec.problems import Problem
 from engine.spec.run import Dataset
 
 
-def environment_for(environment: RunEnvironment, dataset: Dataset) -> Environment:
-    """The environment that a spec describes, a built-in one over the spec's dataset.  Raises UnusableEnvironment."""
+def environment_for(
+    environment: RunEnvironment, dataset: Dataset, served_judge: ServedJudge | None = None
+) -> Environment:
+    """The environment that a spec describes, a built-in one over the spec's dataset.  Raises UnusableEnvironment.
+
+    ``served_judge`` asks the servers of ``resources.judge``, where the run has them.
+    """
     match environment:
         case PythonMath() as python_math:
             return PythonMathEnvironment(python_math, dataset)
@@ -39,9 +45,9 @@ def environment_for(environment: RunEnvironment, dataset: Dataset) -> Environmen
         case Terminal() as terminal:
             return TerminalEnvironment(terminal, dataset)
         case Qa() as qa:
-            return QaEnvironment(qa, dataset)
+            return QaEnvironment(qa, dataset, served_judge)
         case Agent() as agent:
-            return environment_for(agent.tasks, dataset)
+            return environment_for(agent.tasks, dataset, served_judge)
         case Imported() as described:
             return imported(described)
         case Package() as package:
@@ -53,13 +59,14 @@ def environment_for(environment: RunEnvironment, dataset: Dataset) -> Environmen
         case OpenEnv() as openenv:
             return OpenEnvEnvironment(openenv, dataset)
         case Mixture() as mixture:
-            return MixtureEnvironment(mixture, dataset, [_of_part(part, dataset) for part in parts_of(mixture)])
+            parts = [_of_part(part, dataset, served_judge) for part in parts_of(mixture)]
+            return MixtureEnvironment(mixture, dataset, parts)
 
 
-def _of_part(part: PlayedPart, dataset: Dataset) -> Environment:
+def _of_part(part: PlayedPart, dataset: Dataset, served_judge: ServedJudge | None) -> Environment:
     """Raises UnusableEnvironment, which names the part's own field."""
     try:
-        return environment_for(part.environment, dataset)
+        return environment_for(part.environment, dataset, served_judge)
     except UnusableEnvironment as unusable:
         found = unusable.problem
         field = part.field + found.field.removeprefix("environment")

@@ -174,7 +174,9 @@ class Loop:
             self._milestones.set_aside(found)
             if problems := lacking(self._spec):
                 raise RunFailed("; ".join(map(str, problems)))
-            self._judging = judging_for(self._spec.recipe, self._spec.environment, self._spec.dataset)
+            self._judging = judging_for(
+                self._spec.recipe, self._spec.environment, self._spec.dataset, served=self._workers.ask_judge
+            )
             self._teacher = teacher_of(self._spec)
             self._run_log.teacher(self._teacher)
             await self._start_workers()

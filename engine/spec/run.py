@@ -13,6 +13,7 @@ from engine.spec.environment import Agent, PythonMath
 from engine.spec.estimator import CriticEstimator
 from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
 from engine.spec.impossible import impossible
+from engine.spec.judge_requirements import refusals_of_judge
 from engine.spec.megatron import Megatron
 from engine.spec.mixture import RunEnvironment, parts_of, sandboxes_of, suited_vocabulary
 from engine.spec.model import BuiltinModel, Model
@@ -21,7 +22,7 @@ from engine.spec.placement import Placement
 from engine.spec.players import LONGEST_SCRIPT, Player, turns_of_script
 from engine.spec.recipe import Recipe
 from engine.spec.requirement import needing_one_segment, refusals_beside
-from engine.spec.sglang import Sglang
+from engine.spec.sglang import JudgeServers, Sglang
 from engine.spec.sglang_requirements import refusals_of_sglang
 from engine.spec.strict import MOST_STEPS, MOST_TASKS, MOST_THINGS, Strict
 
@@ -89,6 +90,8 @@ class Resources(Strict):
     placement: Placement = Placement()
     sglang: Sglang = Sglang()
     """The settings of ``generator = "sglang"`` alone."""
+    judge: JudgeServers | None = None
+    """Servers of a language model that judges; absent: none are started."""
 
     @model_validator(mode="after")
     def _trainer_can_have_ranks(self) -> Self:
@@ -364,7 +367,7 @@ class RunSpec(Strict):
                 f"use a divisor of {batch}",
             )
         self._log_probs_can_be_taken()
-        for refusal in refusals_of_sglang(self):
+        for refusal in (*refusals_of_sglang(self), *refusals_of_judge(self)):
             raise refusal
         self._trainer_has_what_the_recipe_needs()
         self._evaluation_fits()

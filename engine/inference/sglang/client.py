@@ -171,6 +171,15 @@ class SglangClient:
             *_read(meta),
         )
 
+    async def chat(self, document: Mapping[str, Any]) -> tuple[int, str, bytes]:
+        """Status, the header ``Retry-After`` and body of what OpenAI's chat completions answer.  Raises ServerGone."""
+        timeout = httpx.Timeout(None, connect=CALL_S)
+        try:
+            response = await self._http.post("/v1/chat/completions", json=dict(document), timeout=timeout)
+        except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
+            raise ServerGone(f"{self.url}/v1/chat/completions: {error or type(error).__name__}") from error
+        return response.status_code, response.headers.get("Retry-After", ""), response.content
+
     async def abort(self, request_id: str) -> None:
         await self._call("POST", "/abort_request", {"rid": request_id})
 

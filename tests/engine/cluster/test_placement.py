@@ -43,6 +43,30 @@ def test_apart_each_has_a_whole_one() -> None:
     assert apart.seat("generator") == Seat("generator", 0, gpus=1)
 
 
+JUDGE = {"path": "a-judge", "servers": 2, "tensor_parallel": 2}
+
+
+def test_a_judge_has_gpus_of_its_own_beside_trainer_and_generator() -> None:
+    judged = plan(device="cuda", generator="sglang", judge=JUDGE)
+    assert [(group.name, group.total.gpus) for group in judged.groups] == [
+        ("trainer", 1),
+        ("generator", 1),
+        ("judge", 4),
+    ]
+    assert judged.seat("judge") == Seat("judge", 0, gpus=4)
+    assert misfit(judged, [Bundle(2), Bundle(4)]) is None
+    assert "pieces" in str(misfit(judged, [Bundle(3), Bundle(3)])), "its servers are on one node"
+    refused = str(misfit(judged, [Bundle(5)]))
+    assert refused.startswith(
+        "resources.judge.servers = 2 of 2 GPUs: needs 1 + 1 + 4 GPUs (trainer + generator + judge)"
+    )
+    assert "the cluster has 5" in refused
+    assert "runs elsewhere" in refused
+    on_cpus = plan({"reserve_threads": True}, threads=3, judge=JUDGE)
+    assert on_cpus.seat("judge") == Seat("judge", 0, cpus=3)
+    assert plan(judge=JUDGE).groups == ()
+
+
 def test_threads_memory_and_cpus_are_reserved_for_whoever_works_with_them() -> None:
     reserving = plan(
         {"reserve_threads": True, "rollout_cpus": 1.5, "rollout_memory_gib": 2}, threads=4, rollout_workers=2
