@@ -1,10 +1,13 @@
-"""The generator that a run asks for, and how it comes to new weights."""
+"""The generator that a run asks for, and how it comes to new weights; several of them in one process."""
 
 from importlib import import_module
 
+from engine.cluster.generator_fleet import GeneratorFleet
+from engine.cluster.generator_group import Method
 from engine.inference.interface import Generator, Level, ReportingGenerator
 from engine.models.weights import WeightSource
 from engine.spec.backends import GENERATORS
+from engine.spec.generation import TextGenerator
 from engine.spec.model import Model
 from engine.spec.run import Resources
 from engine.spec.usage import ServerReading
@@ -40,3 +43,44 @@ async def hand_over_weights(
     finally:
         if not stays_suspended:
             await generator.resume()
+
+
+class LocalGenerators:
+    """The ``GeneratorCalls`` of generators in this process, which are added one by one."""
+
+    def __init__(self) -> None:
+        self.weights: WeightSource | None = None
+        """What ``load`` takes."""
+        self._generators: list[Generator] = []
+        self._fleet = GeneratorFleet()
+        self._suspended: set[int] = set()
+
+    def add(self, generator: Generator) -> None:
+        self._fleet.replace(len(self._generators), generator)
+        self._generators.append(generator)
+
+    @property
+    def first(self) -> Generator:
+        return self._generators[0]
+
+    @property
+    def asked(self) -> TextGenerator:
+        """What episodes ask: one alone needs nobody who remembers its sessions."""
+        return self._fleet if len(self._generators) > 1 else self.first
+
+    async def load(self, number: int, version: int) -> None:
+        assert self.weights is not None, "whoever loads has said which weights"
+        await hand_over_weights(
+            self._generators[number], self.weights, version, stays_suspended=number in self._suspended
+        )
+
+    async def ask(self, number: int, method: Method) -> int:
+        if method == "suspend":
+            self._suspended.add(number)
+        elif method == "resume":
+            self._suspended.discard(number)
+        turns: int | None = await getattr(self._generators[number], method)()
+        return turns or 0
+
+    async def welcome(self) -> None:
+        self._fleet.welcome()

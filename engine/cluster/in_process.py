@@ -2,7 +2,7 @@
 
 Only a trainer of several ranks has more processes, one for each of the others.
 
-The learner works in a thread of its own, so the loop stays awake; the generator brings its own
+The learner works in a thread of its own, so the loop stays awake; each generator brings its own
 thread; the episodes run on the loop's event loop.
 """
 
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.cluster.garbage import collect_rarely
-from engine.cluster.generators import generator_for, hand_over_weights, reports_of, servers_of
+from engine.cluster.generator_group import GeneratorGroup
+from engine.cluster.generators import LocalGenerators, generator_for, reports_of, servers_of
 from engine.cluster.members import learner_for
 from engine.cluster.process_meter import ProcessMeter, server_readings, tree_reading
 from engine.cluster.rank_processes import RankProcesses, rank_processes_for
@@ -60,7 +61,8 @@ class InProcessWorkers:
         self._version: int | None = None
         self._ranks: RankProcesses | None = None
         self._meter = ProcessMeter("run", "all", has_gpus=spec.resources.device == "cuda")
-        self._suspended = False
+        self._generators = LocalGenerators()
+        self._group = GeneratorGroup(spec.resources, self._generators)
 
     @property
     def waiting_for(self) -> str | None:
@@ -73,12 +75,14 @@ class InProcessWorkers:
             self._ranks = ranks
         leader = None if ranks is None else ranks.leader
         self._learner = await self._learning(lambda: learner_for(self._spec, self._recordings, leader))
-        self._generator = generator_for(self._spec.model, self._spec.resources, seed=self._spec.seed)
-        self._open.callback(self._generator.close)
+        for _ in range(self._spec.resources.generators):
+            generator = generator_for(self._spec.model, self._spec.resources, seed=self._spec.seed)
+            self._open.callback(generator.close)
+            self._generators.add(generator)
         pools = await self._open.enter_async_context(
             opened_parts(self._spec.environment, self._security_log, size=self._spec.resources.sandboxes)
         )
-        self._worker = rollout_worker_over(self._spec, self._generator, pools)
+        self._worker = rollout_worker_over(self._spec, self._generators.asked, pools)
         collect_rarely()
 
     async def read_on(self) -> FilesRead:
@@ -92,24 +96,26 @@ class InProcessWorkers:
 
     async def sync_weights(self, version: int) -> None:
         if version != self._version:
-            weights = await self._learning(self._learner.weights)
+            self._generators.weights = await self._learning(self._learner.weights)
             with self._waiting.on("generator"):
                 if self._spec.schedule.weight_exchange == "episode-borders":
                     await self._worker.hold()
                 try:
-                    await hand_over_weights(self._generator, weights, version, stays_suspended=self._suspended)
+                    await self._group.load(version)
                 finally:
                     self._worker.go_on()
             self._version = version
             self._pass_on_reports()
 
-    async def suspend(self) -> None:
-        self._suspended = True
-        await self._generator.suspend()
+    async def suspend(self) -> int:
+        return await self._group.lend()
 
     async def resume(self) -> None:
-        self._suspended = False
-        await self._generator.resume()
+        self._group.returned()
+        if self._version is not None and self._group.behind(self._version):
+            self._generators.weights = await self._learning(self._learner.weights)
+            await self._group.load(self._version)
+        await self._group.go_on()
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         try:
@@ -138,12 +144,13 @@ class InProcessWorkers:
     async def load(self, folder: Path) -> None:
         await self._learning(lambda: self._learner.load(folder))
         self._version = None
+        self._group.forget_weights()
 
     async def usage(self) -> UsageReading:
         own = await asyncio.to_thread(self._meter.reading)
         pids = [] if self._ranks is None else self._ranks.pids()
         ranks = [tree_reading(f"rank-{number}", "rank", pid) for number, pid in enumerate(pids, start=1)]
-        servers = await servers_of(self._generator)
+        servers = await servers_of(self._generators.first)
         processes = [own, *(rank for rank in ranks if rank is not None), *server_readings(servers)]
         return UsageReading(time.time(), tuple(processes), tuple(servers))
 
@@ -153,7 +160,7 @@ class InProcessWorkers:
         await self._open.aclose()
 
     def _pass_on_reports(self) -> None:
-        for level, message in reports_of(self._generator):
+        for level, message in reports_of(self._generators.first):
             self._report(level, message)
 
     async def _learning(self, call: Callable[[], T]) -> T:

@@ -15,7 +15,9 @@ import ray
 
 from engine.cluster.garbage import collect_rarely
 from engine.cluster.generator_client import GeneratorCall, GeneratorClient, GeneratorReply, GeneratorServer
+from engine.cluster.generator_fleet import GeneratorFleet
 from engine.cluster.process_meter import ProcessMeter, server_readings
+from engine.cluster.ray_generators import Line
 from engine.cluster.rollout_members import rollout_worker_over
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest
@@ -74,26 +76,41 @@ class RankActor:
 
 
 class GeneratorActor:
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, name: str) -> None:
         from engine.cluster.generators import generator_for
 
-        self._generator = generator_for(spec.model, spec.resources, seed=spec.seed)
+        self._generator: Any = generator_for(spec.model, spec.resources, seed=spec.seed)
         self._server = GeneratorServer(self._generator)
         self._suspended = False
-        self._meter = ProcessMeter("generator", "generator", has_gpus=spec.resources.device == "cuda")
+        self._meter = ProcessMeter(name, "generator", has_gpus=spec.resources.device == "cuda")
 
     async def load_weights(self, source: Any, version: int) -> None:
         from engine.cluster.generators import hand_over_weights
 
         await hand_over_weights(self._generator, source, version, stays_suspended=self._suspended)
 
-    async def suspend(self) -> None:
+    async def suspend(self) -> int:
         self._suspended = True
         await self._generator.suspend()
+        return 0
 
-    async def resume(self) -> None:
+    async def resume(self) -> int:
         self._suspended = False
         await self._generator.resume()
+        return 0
+
+    async def vacate(self) -> int:
+        """This and the next two are asked of one of several generators alone."""
+        turns: int = await self._generator.vacate()
+        return turns
+
+    async def occupy(self) -> int:
+        await self._generator.occupy()
+        return 0
+
+    async def move_waiting(self) -> int:
+        turns: int = await self._generator.move_waiting()
+        return turns
 
     async def submit(self, caller: str, requests: Sequence[GeneratorCall], released: Sequence[str]) -> None:
         await self._server.submit(caller, requests, released)
@@ -126,10 +143,11 @@ class RolloutActor:
         self._meter = ProcessMeter(name, "rollout")
         self._open = AsyncExitStack()
         self._sandboxes: Any = None
-        self._caller = ""
-        """The name under which this actor is known to the generator that ``_worker`` asks."""
+        self._callers: list[str] = []
+        """The names under which this actor is known to the generators of ``_fleet``."""
+        self._fleet = GeneratorFleet()
         self._worker: RolloutWorker | None = None
-        """It plays all groups; the generator that replaces a dead one gets another."""
+        """It plays all groups."""
 
     async def start(self) -> None:
         from engine.cluster.sandboxes import opened_parts
@@ -139,21 +157,31 @@ class RolloutActor:
         )
         collect_rarely()
 
-    async def collect(self, requests: Sequence[EpisodeRequest], generator: Any, caller: str) -> Collected:
-        """Raises GeneratorLost as soon as the generator is gone.  ``caller`` names this collection to the generator."""
-        async with _connected(_RayConnection(generator, caller)) as client:
-            worker = rollout_worker_over(self._spec, client, self._sandboxes)
+    async def collect(self, requests: Sequence[EpisodeRequest], lines: Sequence[Line]) -> Collected:
+        """Raises GeneratorLost as soon as a generator is gone.  ``lines`` are for this collection alone."""
+        async with AsyncExitStack() as open_lines:
+            clients = [await open_lines.enter_async_context(_connected(_RayConnection(*line))) for line in lines]
+            worker = rollout_worker_over(self._spec, GeneratorFleet(clients), self._sandboxes)
             return await worker.collect(requests)
 
     async def collect_group(
-        self, requests: Sequence[EpisodeRequest], generator: Any, caller: str, enough: int, fewest: int
+        self, requests: Sequence[EpisodeRequest], lines: Sequence[Line], enough: int, fewest: int
     ) -> Collected:
-        """Raises GeneratorLost as soon as the generator is gone.  All groups of one ``caller`` share a client."""
-        if self._worker is None or self._caller != caller:
-            client = GeneratorClient(_RayConnection(generator, caller))
-            self._worker = rollout_worker_over(self._spec, client, self._sandboxes)
-            self._caller = caller
+        """Raises GeneratorLost where a generator dies that has one of its turns.  All groups share the ``lines``."""
+        self._connect(lines)
+        if self._worker is None:
+            self._worker = rollout_worker_over(self._spec, self._fleet, self._sandboxes)
         return await self._worker.collect_group(requests, enough=enough, fewest=fewest)
+
+    def _connect(self, lines: Sequence[Line]) -> None:
+        """To whoever is new among the generators."""
+        for number, (generator, caller) in enumerate(lines):
+            if self._callers[number : number + 1] != [caller]:
+                self._callers[number : number + 1] = [caller]
+                self._fleet.replace(number, GeneratorClient(_RayConnection(generator, caller)))
+
+    async def welcome(self) -> None:
+        self._fleet.welcome()
 
     async def abort_group(self, key: GroupKey) -> None:
         if self._worker is not None:

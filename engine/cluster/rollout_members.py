@@ -51,7 +51,8 @@ def rollout_worker_for(
         agent=_agent_of(spec.environment),
         parts=parts,
     )
-    return RolloutWorker(arena, spec.recipe.selection.resampling, kv_slots=spec.resources.kv_slots)
+    slots = spec.resources.generators * spec.resources.kv_slots
+    return RolloutWorker(arena, spec.recipe.selection.resampling, kv_slots=slots)
 
 
 def rollout_worker_over(

@@ -4,7 +4,7 @@
       │         │                              which share the weights with it where the trainer has several ranks
       │         │ weights
       │         ▼
-      ├────► generator (KV slots, sampling)    one; replaced when it dies
+      ├────► generator, generator-1 .. (KV slots, sampling)   replaced when they die
       │         ▲ tokens
       │         │
       └────► rollout-0 .. rollout-N (episodes, sandboxes)   replaced when they die
@@ -62,11 +62,16 @@ class WorkerGroup(Protocol):
         """
         ...
 
-    async def suspend(self) -> None:
-        """The generator samples nothing more until ``resume``, new weights or not; what is pending waits."""
+    async def suspend(self) -> int:
+        """Generators that share the trainer's devices sample nothing more until ``resume``, new weights or not.
+
+        Where there are others, what was pending goes on in these, and that many turns are returned; else it waits.
+        """
         ...
 
-    async def resume(self) -> None: ...
+    async def resume(self) -> None:
+        """All generators sample, with the newest weights."""
+        ...
 
     async def collect(self, requests: Sequence[EpisodeRequest]) -> Collected:
         """Play all of them."""

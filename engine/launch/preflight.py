@@ -15,7 +15,7 @@ from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem, problems_in
 from engine.spec.run import RunSpec
 
-MAY_CHANGE = ("resources.trainer_ranks", "resources.megatron.", "resources.placement.")
+MAY_CHANGE = ("resources.trainer_ranks", "resources.generators", "resources.megatron.", "resources.placement.")
 """The fields in which a run that goes on may differ from its checkpoint: on what it runs, not what it does."""
 
 

@@ -49,6 +49,7 @@ def lacking_in_generator(spec: RunSpec, free_bytes: int | None = None) -> list[P
         slots=resources.kv_slots,
         dtype="float32",
         free_bytes=free_memory() if free_bytes is None else free_bytes,
+        generators=resources.generators,
     )
     return [] if problem is None else [problem]
 

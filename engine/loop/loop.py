@@ -217,6 +217,7 @@ class Loop:
             self._judging,
             recipe=spec.recipe,
             schedule=spec.schedule,
+            resources=spec.resources,
             rl_steps=spec.rl_steps,
         )
 

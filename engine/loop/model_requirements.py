@@ -166,7 +166,8 @@ def _room(
                 f"use at most {architecture.sliding_window}, or a generator that serves it",
             )
             return
-        generator_bytes = memory_of(architecture, context_tokens=context, slots=slots, dtype=model.dtype).total
+        memory_of_one = memory_of(architecture, context_tokens=context, slots=slots, dtype=model.dtype)
+        generator_bytes = resources.generators * memory_of_one.total
     if resources.device != "cpu":
         return
     available = free_memory()
@@ -185,7 +186,7 @@ def _room(
             "model.path",
             str(folder.path),
             f"{estimate(memory, model, device='cpu')}, and {readable_bytes(generator_bytes)} for the generator's "
-            f"{resources.kv_slots} slots; this machine has {readable_bytes(available)}",
+            f"{resources.generators * resources.kv_slots} slots; this machine has {readable_bytes(available)}",
             "use model.lora, model.gradient_checkpointing, a smaller model.context_tokens, model.microbatch_tokens or "
             "resources.kv_slots, or more memory",
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from engine.spec.backends import ALWAYS_LED, GENERATORS, SHARDED_TRAINERS, TRAINERS
+from engine.spec.backends import ALWAYS_LED, GENERATORS, SHARDED_TRAINERS, SHARING_GENERATORS, TRAINERS
 from engine.spec.environment import Agent, PythonMath
 from engine.spec.estimator import CriticEstimator
 from engine.spec.generation import NO_TRUNCATION, Distribution, Truncation
@@ -74,6 +74,10 @@ class Resources(Strict):
     megatron: Megatron = Megatron()
     """How the ranks of the trainer ``megatron`` share the network."""
     generator: Literal[*GENERATORS] = "torch"  # type: ignore[valid-type]
+    generators: int = Field(default=1, ge=1, le=256)
+    """Generators of ``torch``, each a process on Ray or a thread in one process, with ``kv_slots`` of its own.  As many
+    as there are ``trainer_ranks`` share their devices with those; the others have theirs alone, and go on sampling
+    while ``schedule.multiplexing`` gives the shared ones to a step.  A run may be resumed with another number."""
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(default=2, ge=1, le=1024)
     """CPU threads of each of the trainer's ranks, and of the generator (they take turns).  1 makes a run exactly
@@ -83,7 +87,7 @@ class Resources(Strict):
     Log-probs and gradients are the same up to rounding; long prompts with short rollouts gain most."""
     rollout_workers: int = Field(default=1, ge=1, le=256)
     kv_slots: int = Field(default=64, ge=1, le=4096)
-    """Episodes that the generator keeps in its KV cache at once."""
+    """Episodes that each generator keeps in its KV cache at once."""
     sandboxes: int = Field(default=64, ge=1, le=4096)
     """Sandboxes per rollout worker."""
     placement: Placement = Placement()
@@ -99,6 +103,14 @@ class Resources(Strict):
                 f"the trainer {self.trainer} is one process",
                 f"use 1, or a trainer that can be sharded: {', '.join(SHARDED_TRAINERS)}",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _generator_can_be_one_of_several(self) -> Self:
+        if self.generators > 1 and self.generator not in SHARING_GENERATORS:
+            sglang = "; resources.sglang.servers says how many servers it has" if self.generator == "sglang" else ""
+            problem = f"sessions of {self.generator} cannot move from one generator to another{sglang}"
+            raise impossible("generators", self.generators, problem, "use 1")
         return self
 
     @model_validator(mode="after")
@@ -127,6 +139,11 @@ class Resources(Strict):
             problem = "positions are divided over the tensor ranks, and there is one"
             raise impossible("megatron.sequence_parallel", True, problem, "set it to false, or raise megatron.tensor")
         return self
+
+    @property
+    def shared_generators(self) -> int:
+        """Return how many generators share their devices with the trainer's ranks, the first ones."""
+        return min(self.generators, self.trainer_ranks)
 
     @property
     def has_leader(self) -> bool:
@@ -172,8 +189,9 @@ class Schedule(Strict):
     for it.  ``discard``: it is ended and its prompt is played again, once; then it is waited for."""
     multiplexing: bool = False
     """Above ``async_ratio`` 0, where generator and trainer share their devices: whether one of them at a time has them.
-    While a batch is trained on the generator samples nothing; tools, judges and sandboxes go on.  Else both work at
-    once, each slower."""
+    While a batch is trained on the generator samples nothing; of several (``resources.generators``) those that share
+    nothing go on, with what the others had begun.  Tools, judges and sandboxes go on.  Else all work at once, each
+    slower."""
     multiplexing_hold_s: float = Field(default=1.0, ge=0, le=3600)
     """With ``multiplexing``: the devices change sides at most once in so many seconds."""
     checkpoint_every: int = Field(default=10, ge=1, le=MOST_STEPS)

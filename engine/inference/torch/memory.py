@@ -131,29 +131,37 @@ def slots_within(architecture: Architecture, *, context_tokens: int, dtype: Dtyp
 
 
 def lacking_memory(
-    architecture: Architecture, *, context_tokens: int, slots: int, dtype: Dtype, free_bytes: int
+    architecture: Architecture,
+    *,
+    context_tokens: int,
+    slots: int,
+    dtype: Dtype,
+    free_bytes: int,
+    generators: int = 1,
 ) -> Problem | None:
-    """Return what preflight says where a generator does not fit into ``free_bytes``; None where it does.
+    """Return what preflight says where ``generators`` do not fit into ``free_bytes``; None where they do.
 
     The remedy names the most slots that fit, and a context that fits with as many slots as asked for.
     """
     memory = memory_of(architecture, context_tokens=context_tokens, slots=slots, dtype=dtype)
-    if memory.total <= free_bytes:
+    if generators * memory.total <= free_bytes:
         return None
 
     def fits(some_slots: int, tokens: int) -> bool:
         taken = memory_of(architecture, context_tokens=tokens, slots=some_slots, dtype=dtype)
-        return taken.total <= free_bytes
+        return generators * taken.total <= free_bytes
 
     step = -(-context_tokens // 64)
     fewer = next((some for some in range(slots - 1, 0, -1) if fits(some, context_tokens)), 0)
     shorter = next((tokens for tokens in range(context_tokens - step, 0, -step) if fits(slots, tokens)), 0)
     remedies = [f"lower resources.kv_slots to {fewer}"] * bool(fewer)
     remedies += [f"lower model.context_tokens to {shorter}"] * (shorter >= SHORTEST_CONTEXT)
+    remedies += ["use fewer resources.generators"] * (generators > 1)
+    whose = "the generator takes" if generators == 1 else f"each of {generators} generators takes"
     return Problem(
         "resources.kv_slots",
         slots,
-        f"the generator takes {memory}; this machine has {readable_bytes(free_bytes)} free",
+        f"{whose} {memory}; this machine has {readable_bytes(free_bytes)} free",
         " or ".join(remedies) or "use a smaller model, or more memory",
     )
 
