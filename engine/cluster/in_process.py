@@ -22,7 +22,7 @@ from engine.cluster.process_meter import ProcessMeter, server_readings, tree_rea
 from engine.cluster.rank_processes import RankProcesses, rank_processes_for
 from engine.cluster.rollout_members import rollout_worker_over
 from engine.cluster.sandboxes import opened_parts
-from engine.cluster.workers import Waiting
+from engine.cluster.workers import Replacements, Waiting
 from engine.inference.interface import Level
 from engine.rollout.requests import EpisodeRequest
 from engine.rollout.worker import Collected, GroupKey
@@ -63,6 +63,10 @@ class InProcessWorkers:
         self._meter = ProcessMeter("run", "all", has_gpus=spec.resources.device == "cuda")
         self._generators = LocalGenerators()
         self._group = GeneratorGroup(spec.resources, self._generators)
+
+    @property
+    def replacements(self) -> Replacements:
+        return Replacements()
 
     @property
     def waiting_for(self) -> str | None:

@@ -26,7 +26,14 @@ from engine.spec.run import RunSpec
 from engine.spec.usage import ProcessReading, ServerReading
 
 
-class LearnerActor:
+class _Placed:
+    def node_id(self) -> str:
+        """The node on which the actor stands, as Ray calls it."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
+
+class LearnerActor(_Placed):
     def __init__(self, spec: RunSpec, recordings: Path | None) -> None:
         self._spec, self._recordings = spec, recordings
         self._learner: Any = None
@@ -38,7 +45,7 @@ class LearnerActor:
         from engine.cluster.members import leader_for
 
         self._leader = leader_for(self._spec)
-        return ray.get_runtime_context().get_node_id(), self._leader.folder
+        return self.node_id(), self._leader.folder
 
     def start(self) -> None:
         """Apart from the constructor, whose errors would arrive as the death of the actor."""
@@ -51,7 +58,7 @@ class LearnerActor:
 
     def node(self) -> str:
         """Its name for people, by which an operator finds it in Ray's own list."""
-        return f"{os.uname().nodename} ({ray.get_runtime_context().get_node_id()})"
+        return f"{os.uname().nodename} ({self.node_id()})"
 
     @ray.method(concurrency_group="meter")
     def reading(self) -> ProcessReading:
@@ -59,7 +66,7 @@ class LearnerActor:
         return self._meter.reading()
 
 
-class RankActor:
+class RankActor(_Placed):
     """A rank of the trainer that is not the learner's.  It answers ``reading`` while it follows."""
 
     def __init__(self, name: str, *, has_gpus: bool) -> None:
@@ -75,7 +82,7 @@ class RankActor:
         return self._meter.reading()
 
 
-class GeneratorActor:
+class GeneratorActor(_Placed):
     def __init__(self, spec: RunSpec, name: str) -> None:
         from engine.cluster.generators import generator_for
 
@@ -137,7 +144,7 @@ class GeneratorActor:
         return [await self.reading(), *await asyncio.to_thread(server_readings, servers)], servers
 
 
-class RolloutActor:
+class RolloutActor(_Placed):
     def __init__(self, name: str, spec: RunSpec, security_log: Path) -> None:
         self._spec, self._security_log = spec, security_log
         self._meter = ProcessMeter(name, "rollout")

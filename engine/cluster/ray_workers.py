@@ -28,7 +28,7 @@ from engine.cluster.process_meter import ProcessMeter
 from engine.cluster.ray_actors import GeneratorActor, LearnerActor, RankActor, RolloutActor
 from engine.cluster.ray_generators import RayGenerators, hang_up
 from engine.cluster.ray_placement import RayPlacement
-from engine.cluster.workers import ActorLost, Waiting
+from engine.cluster.workers import ActorLost, Replacements, Waiting
 from engine.reporting.event_writer import Level
 from engine.rollout.requests import EpisodeRequest, shares
 from engine.rollout.worker import Collected, GroupKey, group_key
@@ -83,7 +83,9 @@ class RayWorkers:
         self._generators = RayGenerators(spec.resources, self._actors, self._rollouts)
         self._group = GeneratorGroup(spec.resources, self._generators)
         self._meter = ProcessMeter("loop", "loop")
-        self._replaced = 0
+        self.replacements = Replacements()
+        self._nodes: dict[str, str] = {}
+        """By actor: where it stands, or stood when it died."""
         self._mending = asyncio.Lock()
         self._repairs = 0
         self._groups: dict[GroupKey, str] = {}
@@ -330,7 +332,12 @@ class RayWorkers:
             elif name.startswith("rollout"):
                 await self._actors[name].start.remote()
             reading: ProcessReading = await self._actors[name].reading.remote()
+            node: str = await self._actors[name].node_id.remote()
         self._report("info", f"{name} is process {reading.pid}")
+        before, self._nodes[name] = self._nodes.get(name, node), node
+        if before != node:
+            self.replacements.moved[name] += 1
+            self._report("warning", f"{name} moved from node {before} to node {node}")
 
     async def _learn(self, method: str, *arguments: Any, **named: Any) -> Any:
         with self._waiting.on("learner"), _loss_of("learner", self._learner_node):
@@ -415,8 +422,8 @@ class RayWorkers:
                 return False
 
     async def _replace(self, name: str) -> None:
-        self._replaced += 1
-        if self._replaced > REPLACEMENTS:
+        self.replacements.replaced[name] += 1
+        if self.replacements.replaced.total() > REPLACEMENTS:
             raise ActorLost(f"{name} died; {REPLACEMENTS} actors have been replaced already")
         self._actors[name] = self._made(name)
         if name not in self._generators.names:

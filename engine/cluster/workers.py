@@ -13,8 +13,10 @@ Two groups of workers do this: ``in_process.py`` in one process and ``ray_worker
 replaces a dead member repeats what it had in hand; seeds make the repetition equal.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -30,8 +32,20 @@ class ActorLost(Exception):
     """A member died and cannot be replaced in this attempt; a restart from the checkpoint may help."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replacements:
+    """Members that died and were made anew in this attempt, by their names: how often."""
+
+    replaced: Counter[str] = field(default_factory=Counter)
+    moved: Counter[str] = field(default_factory=Counter)
+    """Those of them that stand on another node than before."""
+
+
 class WorkerGroup(Protocol):
     """All calls may raise ``ActorLost``, and end early when they are cancelled."""
+
+    @property
+    def replacements(self) -> Replacements: ...
 
     @property
     def waiting_for(self) -> str | None:

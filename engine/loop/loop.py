@@ -247,7 +247,8 @@ class Loop:
             await self._usage.measure()
 
     def _summary(self) -> dict[str, Any]:
-        return summary_of(self._state, self._spec.recipe, rl_steps=self._spec.rl_steps)
+        replacements = self._workers.replacements
+        return summary_of(self._state, self._spec.recipe, rl_steps=self._spec.rl_steps, replacements=replacements)
 
     async def _close(self) -> None:
         """Everybody ends; what the sandboxes tried last is emitted.  Twice is fine."""
