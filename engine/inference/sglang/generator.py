@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.inference.interface import GenerationAborted, Level
+from engine.inference.routing import Prompt, Router
 from engine.inference.sglang.client import ServerGone, ServerRefused, ServerReply
-from engine.inference.sglang.routing import Prompt, Router
 from engine.inference.sglang.servers import Fleet, Server, reading_of
 from engine.inference.sglang.weights import Exchange
 from engine.models.weights import WeightSource
