@@ -365,7 +365,7 @@ class RayWorkers:
 
     async def _pass_on_reports(self) -> None:
         """What happened to the generator's servers; a dead generator is found out by whoever needs it next."""
-        if self._spec.resources.generator == "torch":
+        if self._spec.resources.generator == "torch" and self._spec.resources.decoders == 1:
             return
         with contextlib.suppress(RayActorError):
             for level, message in await self._actors["generator"].reports.remote():

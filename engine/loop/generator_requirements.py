@@ -48,6 +48,7 @@ def lacking_in_generator(spec: RunSpec, free_bytes: int | None = None) -> list[P
         context_tokens=model.context_tokens,
         slots=resources.kv_slots,
         dtype="float32",
+        decoders=resources.decoders,
         free_bytes=free_memory() if free_bytes is None else free_bytes,
     )
     return [] if problem is None else [problem]

@@ -146,7 +146,7 @@ def _room(
     """
     generator_bytes = 0
     if resources.generator == "torch":
-        from engine.inference.torch.memory import memory_of
+        from engine.inference.torch.memory import divided_bytes
         from engine.models.architecture import Architecture, UnsupportedArchitecture
 
         try:
@@ -166,7 +166,9 @@ def _room(
                 f"use at most {architecture.sliding_window}, or a generator that serves it",
             )
             return
-        generator_bytes = memory_of(architecture, context_tokens=context, slots=slots, dtype=model.dtype).total
+        generator_bytes = divided_bytes(
+            architecture, context_tokens=context, slots=slots, dtype=model.dtype, decoders=resources.decoders
+        )
     if resources.device != "cpu":
         return
     available = free_memory()

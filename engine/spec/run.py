@@ -78,12 +78,20 @@ class Resources(Strict):
     threads: int = Field(default=2, ge=1, le=1024)
     """CPU threads of each of the trainer's ranks, and of the generator (they take turns).  1 makes a run exactly
     repeatable."""
+    threads_share: Literal["operations", "micro-batches"] = "operations"
+    """With ``trainer = "torch"``: what its threads share.  ``operations``: the work of each one, which large networks
+    are worth.  ``micro-batches``: each thread computes its own, of a ``threads``-th of the tokens, which small networks
+    gain by; gradients are the same up to rounding, and repeat exactly."""
     share_prefixes: bool = False
     """Whether the trainer reads a prompt that several rollouts of a micro-batch begin with once, and not once for each.
     Log-probs and gradients are the same up to rounding; long prompts with short rollouts gain most."""
     rollout_workers: int = Field(default=1, ge=1, le=256)
     kv_slots: int = Field(default=64, ge=1, le=4096)
     """Episodes that the generator keeps in its KV cache at once."""
+    decoders: int = Field(default=1, ge=1, le=64)
+    """Processes in which ``generator = "torch"`` samples on the CPU: each has an equal share of ``kv_slots`` and of
+    ``threads``, and all of the weights.  1: the generator's own process.  Two on two processors sample a small model
+    about twice as fast.  Tokens do not depend on which of them a rollout is in; one that dies is started again."""
     sandboxes: int = Field(default=64, ge=1, le=4096)
     """Sandboxes per rollout worker."""
     placement: Placement = Placement()
@@ -106,6 +114,34 @@ class Resources(Strict):
         if self.share_prefixes and self.trainer == "megatron":
             problem = "the trainer megatron computes every row by itself"
             raise impossible("share_prefixes", True, problem, 'set it to false, or resources.trainer = "torch"')
+        return self
+
+    @model_validator(mode="after")
+    def _trainer_can_share_microbatches(self) -> Self:
+        if self.threads_share == "operations":
+            return self
+        if self.trainer != "torch" or self.trainer_ranks > 1:
+            problem = "threads share the micro-batches of the trainer torch on one rank alone"
+            remedy = 'use "operations", or resources.trainer = "torch" and one rank'
+            raise impossible("threads_share", self.threads_share, problem, remedy)
+        if self.device != "cpu":
+            problem = "a GPU computes one micro-batch at a time"
+            raise impossible("threads_share", self.threads_share, problem, 'use "operations", or device = "cpu"')
+        return self
+
+    @model_validator(mode="after")
+    def _generator_can_have_decoders(self) -> Self:
+        if self.decoders == 1:
+            return self
+        if self.generator != "torch":
+            problem = f"the generator {self.generator} has processes of its own"
+            raise impossible("decoders", self.decoders, problem, 'use 1, or resources.generator = "torch"')
+        if self.device != "cpu":
+            problem = "decoders share out processors, and one samples alone on its GPU"
+            raise impossible("decoders", self.decoders, problem, 'use 1, or resources.device = "cpu"')
+        if self.decoders > self.kv_slots:
+            problem = f"each takes one of the {self.kv_slots} slots at least (resources.kv_slots)"
+            raise impossible("decoders", self.decoders, problem, f"use at most {self.kv_slots}, or more slots")
         return self
 
     @model_validator(mode="after")

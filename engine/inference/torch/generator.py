@@ -51,6 +51,11 @@ class NonFiniteLogits(RuntimeError):
             f"the logits under policy version {version} are not finite: the weights have diverged, or their dtype is"
             " too narrow (float16 overflows where bfloat16 does not)"
         )
+        self._version = version
+
+    def __reduce__(self) -> tuple[type["NonFiniteLogits"], tuple[int]]:
+        """From a process to another it travels as what it was made of."""
+        return type(self), (self._version,)
 
 
 class TorchGenerator:
