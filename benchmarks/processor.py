@@ -8,7 +8,7 @@ DECODER = "engine.inference.torch.decoder_main"
 
 
 def processor_seconds() -> float:
-    """Of this process in all its threads, and of the decoders that it has now."""
+    """Count this process in all its threads, and the decoders that it has now."""
     children = psutil.Process().children()
     taken = [child.cpu_times() for child in children if DECODER in child.cmdline()]
     of_decoders: float = sum(times.user + times.system for times in taken)

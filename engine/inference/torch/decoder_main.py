@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.inference.torch.channel import Channel
-from engine.inference.torch.decoder_messages import STARTED, Answer, Begin, Call, Told
+from engine.inference.torch.decoder_messages import STARTED, Begin, Call, DecoderReply, StreamedToken
 from engine.inference.torch.generator import TorchGenerator
 from engine.models.folder_weights import FolderWeights
 
@@ -47,9 +47,9 @@ class _Served:
         try:
             self._generator = undivided_generator(begin.model, begin.resources, seed=begin.seed)
         except Exception as error:  # travels to the one who asked for a decoder
-            self._say(Answer(STARTED, _portable(error), {}))
+            self._say(DecoderReply(STARTED, _portable(error), {}))
         else:
-            self._say(Answer(STARTED, None, self._generator.stats()))
+            self._say(DecoderReply(STARTED, None, self._generator.stats()))
 
     async def _answered(self, call: Call) -> None:
         assert self._generator is not None  # nothing is asked before it has begun
@@ -57,7 +57,7 @@ class _Served:
             value = await self._called(self._generator, call)
         except Exception as error:  # travels to the one who asked
             value = _portable(error)
-        self._say(Answer(call.number, value, self._generator.stats()))
+        self._say(DecoderReply(call.number, value, self._generator.stats()))
 
     async def _called(self, generator: TorchGenerator, call: Call) -> Any:
         if call.method == "load_weights":
@@ -66,10 +66,12 @@ class _Served:
             return None
         if call.method == "stream":
             (request,) = call.arguments
-            return await generator.stream(request, lambda token, logp: self._say(Told(call.number, token, logp)))
+            return await generator.stream(
+                request, lambda token, logp: self._say(StreamedToken(call.number, token, logp))
+            )
         return await getattr(generator, call.method)(*call.arguments)
 
-    def _say(self, message: Answer | Told) -> None:
+    def _say(self, message: DecoderReply | StreamedToken) -> None:
         assert self._channel is not None
         self._channel.send(message)
 

@@ -28,7 +28,7 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class Answer(NamedTuple):
+class DecoderReply(NamedTuple):
     number: int
     value: Any
     """What the call returned, or the exception that it raised."""
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
     """The decoder's, when it answered."""
 
 
-class Told(NamedTuple):
+class StreamedToken(NamedTuple):
     """A token of a call that is streamed."""
 
     number: int

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.inference.torch.channel import Channel
-from engine.inference.torch.decoder_messages import STARTED, Answer, Begin, Call, Method, Told
+from engine.inference.torch.decoder_messages import STARTED, Begin, Call, DecoderReply, Method, StreamedToken
 from engine.spec.generation import Generated, GenerateRequest, OnToken
 
 __all__ = ["DecoderEnded", "DecoderProcess"]
@@ -115,11 +115,11 @@ class DecoderProcess:
 
     def _received(self, messages: list[Any]) -> None:
         for message in messages:
-            if isinstance(message, Told):
+            if isinstance(message, StreamedToken):
                 if (on_token := self._listeners.get(message.number)) is not None:
                     on_token(message.token, message.logprob)
                 continue
-            number, value, self.stats = Answer(*message)
+            number, value, self.stats = DecoderReply(*message)
             future = self._pending.get(number)
             if future is None or future.done():
                 continue  # a release, or whoever asked has stopped waiting

@@ -264,15 +264,15 @@ class DividedGenerator:
         return session
 
     async def _turn(self, session: _Session, request: GenerateRequest, on_token: OnToken | None) -> Generated:
-        told = _Once(on_token)
+        listener = _Once(on_token)
         while True:
             process = await self._up(self._router.place(session.name, session.prompt, self._load))
             if self._sessions.get(session.name) is not session:
                 raise GenerationAborted(f"session {session.name!r} was ended")
             try:
                 goes_on = request if session.process is process else await self._read_again(session, request, process)
-                told.begin()
-                return await process.generate(goes_on, None if on_token is None else told)
+                listener.begin()
+                return await process.generate(goes_on, None if on_token is None else listener)
             except DecoderEnded as end:
                 if self._closed:
                     raise GenerationAborted("the generator is closed") from end
@@ -308,9 +308,9 @@ class DividedGenerator:
     async def _all_up(self) -> None:
         await asyncio.gather(*(self._up(number) for number in range(len(self._places))))
 
-    async def _tell_all(self, method: Method, *told: object) -> None:
+    async def _tell_all(self, method: Method, *arguments: object) -> None:
         """Those that are up, at once; one that is not, or dies meanwhile, is told before it is."""
-        asked = [place.process.ask(method, *told) for place in self._places if place.ready.is_set()]
+        asked = [place.process.ask(method, *arguments) for place in self._places if place.ready.is_set()]
         for failure in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(failure, BaseException) and not isinstance(failure, DecoderEnded):
                 raise failure
@@ -336,7 +336,7 @@ class DividedGenerator:
         try:
             if not place.process.is_connected:
                 await place.process.connected()
-            await self._told_the_present(place.process)
+            await self._given_the_present(place.process)
         except DecoderEnded as end:
             place.reason = str(end)
             self._reports.append(("warning", f"{end}; its rollouts are played again in the one that takes its place"))
@@ -345,7 +345,7 @@ class DividedGenerator:
             self._lose(f"decoder {place.process.number} cannot begin: {type(error).__name__}: {error}", error)
         return True
 
-    async def _told_the_present(self, process: DecoderProcess) -> None:
+    async def _given_the_present(self, process: DecoderProcess) -> None:
         """It may change meanwhile: when this returns the process knows what is so now."""
         weights, suspended = None, False
         while (weights, suspended) != (self._weights, self._suspended):
@@ -396,15 +396,15 @@ class _Once:
     """Tells each token of a turn once, however often the turn begins."""
 
     def __init__(self, on_token: OnToken | None) -> None:
-        self._on_token, self._told, self._number = on_token, 0, 0
+        self._on_token, self._passed_on, self._number = on_token, 0, 0
 
     def begin(self) -> None:
         self._number = 0
 
     def __call__(self, token: int, logprob: float) -> None:
         self._number += 1
-        if self._number > self._told and self._on_token is not None:
-            self._told = self._number
+        if self._number > self._passed_on and self._on_token is not None:
+            self._passed_on = self._number
             self._on_token(token, logprob)
 
 

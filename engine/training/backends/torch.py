@@ -430,7 +430,7 @@ class _Share:
     """What one thread has come to."""
 
     gradients: list[Tensor | None]
-    """Of the sum of its micro-batches' losses, for each parameter that they reach."""
+    """The gradient of the sum of its micro-batches' losses by each parameter; None where they do not reach it."""
     loss: float = 0.0
     observed: dict[int, list[Any]] = field(default_factory=dict)
     """By the number of the micro-batch: what each term observed."""

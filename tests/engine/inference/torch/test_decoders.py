@@ -173,16 +173,16 @@ async def test_a_cancelled_turn_gives_its_slot_back(divided: DividedGenerator) -
 
 
 async def test_streamed_tokens_are_told_once_each_though_the_decoder_dies(divided: DividedGenerator) -> None:
-    told: list[tuple[int, float]] = []
+    reported: list[tuple[int, float]] = []
 
     def on_token(token: int, logprob: float) -> None:
-        told.append((token, logprob))
-        if len(told) == 3:
+        reported.append((token, logprob))
+        if len(reported) == 3:
             for decoder in range(2):
                 kill(divided, decoder)
 
     answer = await divided.stream(turn("s", range(6), **LONG), on_token)
-    assert told == list(zip(answer.token_ids, answer.logprobs, strict=True))
+    assert reported == list(zip(answer.token_ids, answer.logprobs, strict=True))
 
 
 async def test_decoders_that_cannot_begin_end_the_attempt_by_name(tmp_path: Path) -> None:
