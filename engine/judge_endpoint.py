@@ -16,12 +16,13 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
-
-import httpx
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from engine.seeds import derived_seed
 from engine.spec.judge import ChatEndpoint
+
+if TYPE_CHECKING:
+    import httpx
 
 KEPT_ANSWERS = 20_000
 """Questions whose answers are kept, latest first."""
@@ -149,6 +150,8 @@ class JudgeEndpoint(Generic[Verdict]):
             attempt += 1
 
     async def _asked_once(self, question: str, *, again: bool) -> str:
+        import httpx  # with the first question: a run without a judge has none
+
         self.counts.calls += 1
         try:
             async with asyncio.timeout(self._settings.timeout_s):
@@ -169,6 +172,8 @@ class JudgeEndpoint(Generic[Verdict]):
     async def _post(self, document: dict[str, Any]) -> tuple[int, str, bytes]:
         """Status, the header ``Retry-After``, body."""
         if self._client is None:
+            import httpx
+
             limits = httpx.Limits(max_connections=self._settings.concurrency)
             self._client = httpx.AsyncClient(headers=self._headers, limits=limits, timeout=None)
         async with self._client.stream("POST", self._url, json=document) as response:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from engine.loop.checkpoint import CheckpointError, Checkpoints
 from engine.models.origin import pinned
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.spec.model import CheckpointModel, Model
 from engine.spec.model_files import CatalogFolder
 from engine.spec.problems import Problem, problems_in

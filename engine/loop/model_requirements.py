@@ -18,7 +18,7 @@ from engine.models.memory import (
     trainer_memory,
 )
 from engine.models.origin import ModelOrigin, model_origin
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.models.vocabulary import tokens_of
 from engine.rollout.renderers.preflight import chat_problem
 from engine.spec.estimator import CriticEstimator

@@ -37,7 +37,7 @@ from engine.failures import RunFailed
 from engine.models.folder import INDEX, WEIGHTS, copy_texts, opened_folder, write_config
 from engine.models.memory import EXPERTS
 from engine.models.origin import ModelOrigin
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.models.shards import laid_out_like, whole
 from engine.spec.model import Lora, PretrainedModel
 from engine.spec.problems import Problem

@@ -21,26 +21,13 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from engine.spec.problems import Problem
+from engine.models.refusal import FIELD, ModelFolderRefused, refused
 
 FILE = "tokenizer.json"
-FIELD = "model.path"
 REPLACEMENT = "\ufffd"
 """What stands for bytes that are no text, and for ids that the tokenizer does not have."""
 
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
-
-
-class ModelFolderRefused(ValueError):
-    """What a model folder holds cannot be used; ``problem`` says field, value, message and remedy."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
-
-
-def refused(field: str, value: Any, message: str, remedy: str) -> ModelFolderRefused:
-    return ModelFolderRefused(Problem(field, value, message, remedy))
 
 
 class PretrainedTokenizer:

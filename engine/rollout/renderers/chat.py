@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from engine.models.pretrained_tokenizer import FIELD, REPLACEMENT, PretrainedTokenizer, pattern_of, refused
+from engine.models.pretrained_tokenizer import REPLACEMENT, PretrainedTokenizer, pattern_of
+from engine.models.refusal import FIELD, refused
 from engine.rollout.renderers.contract import Conversation, Exchange, Parsed, Rewritten, Settled
 from engine.rollout.renderers.template import ChatTemplate, TemplateRefused
 from engine.rollout.renderers.tool_calls import (
@@ -37,9 +38,8 @@ from engine.rollout.renderers.tool_calls import (
 )
 from engine.rollout.renderers.turn_frame import USER, Document, assistant, call, tool_message, turn_frame
 from engine.spec.message import AssistantMessage, Malformed, Message, ToolRequest, ToolSchema
+from engine.spec.model import Reasoning, ToolCallFormat
 
-ToolCalls = Literal["auto", "hermes", "llama", "code-fence"]
-Reasoning = Literal["auto", "on", "off"]
 Messages = Sequence[Message | AssistantMessage]
 """A conversation as one list."""
 THINK, THOUGHT = "<think>", "</think>"
@@ -79,7 +79,7 @@ class ChatRenderer:
     """
 
     def __init__(
-        self, tokenizer: PretrainedTokenizer, *, tool_calls: ToolCalls = "auto", reasoning: Reasoning = "auto"
+        self, tokenizer: PretrainedTokenizer, *, tool_calls: ToolCallFormat = "auto", reasoning: Reasoning = "auto"
     ) -> None:
         source = tokenizer.chat_template()
         self.tokenizer, self._template = tokenizer, ChatTemplate(source, tokenizer)
@@ -399,7 +399,7 @@ class ChatRenderer:
         meaning = [message.content.strip(), message.reasoning.strip(), calls, _malformed_in(message) is not None]
         return self.text(self.tokenizer.encode(json.dumps(meaning, ensure_ascii=False, sort_keys=True)))
 
-    def _chosen_format(self, tool_calls: ToolCalls) -> CallFormat | None:
+    def _chosen_format(self, tool_calls: ToolCallFormat) -> CallFormat | None:
         """The format by name; of ``auto`` the one which reads what the template writes, if there is one."""
         if tool_calls == "code-fence":
             return FORMATS[tool_calls]
@@ -425,7 +425,7 @@ class ChatRenderer:
         return True
 
 
-def chat_renderer(folder: Path, *, tool_calls: ToolCalls = "auto", reasoning: Reasoning = "auto") -> ChatRenderer:
+def chat_renderer(folder: Path, *, tool_calls: ToolCallFormat = "auto", reasoning: Reasoning = "auto") -> ChatRenderer:
     """Raises ModelFolderRefused."""
     if not folder.is_dir():
         raise refused(FIELD, str(folder), "there is no such folder", "name the folder of a model")

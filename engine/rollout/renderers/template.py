@@ -28,7 +28,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.models.pretrained_tokenizer import FIELD, PretrainedTokenizer, pattern_of, refused
+from engine.models.pretrained_tokenizer import PretrainedTokenizer, pattern_of
+from engine.models.refusal import FIELD, refused
 
 MOST_STEPS = 10**6
 """Turns of loops and calls of macros in one rendering."""

@@ -31,10 +31,11 @@ from engine.spec.generation import MODELS_OWN, Distribution
 from engine.spec.model import Model
 from engine.spec.run import Resources
 from engine.training import microbatch
+from engine.training.adamw import AdamW
 from engine.training.backends.interface import BatchLoss
 from engine.training.backends.sharding import ALONE, SHARDS, Rank
 from engine.training.batch import Sample
-from engine.training.gradients import adamw, descend, divide
+from engine.training.gradients import descend, divide
 from engine.training.loss_scale import LossScale
 from engine.training.loss_terms.interface import LossTerm, PolicyOutputs, ValueOutputs
 from engine.training.microbatch import Batch, MicroBatch, learned_length, microbatches, without_rows
@@ -59,7 +60,7 @@ class TorchBackend:
         self._scoring = Scoring(self.network)
         rank.shard(self._scoring, self.network.layers, self.network.computed_in)
         self._parameters = _trained(self.network.module)
-        self._optimizer = adamw(self._parameters)
+        self._optimizer = AdamW(self._parameters)
         self._passes = _Passes(self.network, self._parameters, self._scoring, self._cut)
         self._reference: dict[str, Tensor] | None = None
         """The trained parameters of that moment, by their names."""
@@ -119,7 +120,7 @@ class TorchBackend:
         )
 
     def renew_optimizer(self, *, weight_decay: float) -> None:
-        self._optimizer = adamw(self._parameters, weight_decay=weight_decay)
+        self._optimizer = AdamW(self._parameters, weight_decay=weight_decay)
 
     def set_weight_decay(self, weight_decay: float) -> None:
         for group in self._optimizer.param_groups:
@@ -202,7 +203,7 @@ class TorchBackend:
         self._reference = _below("reference", tensors) or None
 
     def _take_optimizer(self, state: Mapping[str, Any]) -> None:
-        self._optimizer = adamw(self._parameters)
+        self._optimizer = AdamW(self._parameters)
         self._optimizer.load_state_dict(_moments_like(self._parameters, state))
 
     # ---- as one of several ranks ----
@@ -258,7 +259,7 @@ class TorchValueNetwork:
         self._valuing = Valuing(body, head)
         cut.rank.shard(self._valuing, body.layers, body.computed_in)
         self._parameters = [*_trained(body.module), *head.parameters()]
-        self._optimizer = adamw(self._parameters)
+        self._optimizer = AdamW(self._parameters)
         self._passes = _Passes(body, self._parameters, self._valuing, cut)
 
     def begin_as(self, policy: Mapping[str, Tensor]) -> None:
@@ -306,7 +307,7 @@ class TorchValueNetwork:
     def load_state(self, state: Mapping[str, Any]) -> None:
         _load_state(self._body.module, state["body"])
         _load_state(self._valuing.head, state["head"])
-        self._optimizer = adamw(self._parameters)
+        self._optimizer = AdamW(self._parameters)
         self._optimizer.load_state_dict(_moments_like(self._parameters, state["optimizer"]))
         self._passes.load(state)
 

@@ -13,7 +13,7 @@ from engine.models.folder import opened_folder
 from engine.models.memory import adapted_modules, adapter_parameters
 from engine.models.network import network_for
 from engine.models.pretrained import PretrainedNetwork
-from engine.models.pretrained_tokenizer import ModelFolderRefused
+from engine.models.refusal import ModelFolderRefused
 from engine.models.tokenizer_training import Family
 from engine.spec.model import Lora, PretrainedModel
 from tests.engine.models.folders import FAMILIES, OTHERS, Other, folder_of, other_folder

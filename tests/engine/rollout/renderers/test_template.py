@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.models.pretrained_tokenizer import ModelFolderRefused, PretrainedTokenizer
+from engine.models.pretrained_tokenizer import PretrainedTokenizer
+from engine.models.refusal import ModelFolderRefused
 from engine.rollout.renderers import preflight, template
 from engine.rollout.renderers.preflight import chat_problem, problem_here
 from engine.rollout.renderers.template import ChatTemplate, TemplateRefused
