@@ -142,9 +142,10 @@ class ChatRenderer:
         read = conversation.exchanges[-1].messages
         turn = conversation.exchanges[-1].parsed.message
         appended = self._turn_text(turn) + self._bridge_text(read)
-        before = messages[: -len(read) - 1]
-        known = self._written(self._documents(before), conversation.tools, generation=True)
-        if self._written(self._documents(messages), conversation.tools, generation=True) == known + appended:
+        before = self._documents(messages[: -len(read) - 1])
+        grown = before + self._documents(messages[-len(read) - 1 :])
+        known = self._written(before, conversation.tools, generation=True)
+        if self._written(grown, conversation.tools, generation=True) == known + appended:
             return None
         return self._written_again(messages, conversation)
 
@@ -345,27 +346,27 @@ class ChatRenderer:
         if end not in self._stop_ids:
             raise MalformedTurn("the turn does not end")
         frames = {THINK, THOUGHT, *(self._format.frames if self._format is not None else ())}
-        for token in body:
-            if not self.tokenizer.knows(token):
-                raise MalformedTurn(f"the tokenizer has no token {token}")
-            mark = self.tokenizer.mark_of(token)
-            if mark is not None and mark not in frames:
-                raise MalformedTurn(f"the mark {mark} stands inside the turn")
+        if unknown := self.tokenizer.unknown_in(body):
+            raise MalformedTurn(f"the tokenizer has no token {unknown[0]}")
+        if misplaced := [mark for mark in self.tokenizer.marks_in(body) if mark not in frames]:
+            raise MalformedTurn(f"the mark {misplaced[0]} stands inside the turn")
         return self.tokenizer.pieces(body)
 
     def _reading(self, token_ids: Sequence[int], pieces: Sequence[str]) -> Reading:
         text = "".join(pieces)
         seam = next(character for character in map(chr, _INSERTIONS) if character not in text)
+        if not self.tokenizer.marks_in(token_ids):
+            return Reading(self._with_seams(text, seam), seam)
         sewn = ""
         tokens = zip(token_ids, pieces, strict=True)
         for is_mark, run in groupby(tokens, key=lambda token: self.tokenizer.mark_of(token[0]) is not None):
             written = "".join(piece for _, piece in run)
-            sewn += (
-                written
-                if is_mark
-                else self.tokenizer.mark_pattern.sub(lambda found: _sewn(found.group(), seam), written)
-            )
+            sewn += written if is_mark else self._with_seams(written, seam)
         return Reading(sewn, seam)
+
+    def _with_seams(self, text: str, seam: str) -> str:
+        """Text that the policy spelled: no mark is in it."""
+        return self.tokenizer.mark_pattern.sub(lambda found: _sewn(found.group(), seam), text)
 
     def _thought(self, turn: Reading) -> _Thought:
         before, rest, opened = "", turn.sewn, self._frame.prefilled == "open-thought"
