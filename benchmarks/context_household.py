@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
-from benchmarks.context_material import Demonstration, folding
+from benchmarks.context_material import Demonstration, folding, shape
 from engine.environments.contract import Demonstrator, Environment, ScriptedTurn
 from engine.seeds import derived_seed
 from engine.spec.message import AssistantMessage
@@ -18,6 +18,8 @@ GUESSES = 0.25
 
 
 class HouseholdDomain:
+    shape = shape(width=192, head=64)
+
     def write_tasks(self, folder: Path) -> None:
         """The worlds follow from their numbers."""
 

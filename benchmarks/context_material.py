@@ -31,20 +31,24 @@ from engine.spec.run import RunSpec
 from engine.spec.trajectory import Segment, Trajectory
 
 MODEL, FILE, TASKS = "contexts", "demonstrations.jsonl", "tasks"
-SHAPE = {
-    "hidden_size": 96,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "max_position_embeddings": 4096,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-    "tie_word_embeddings": True,
-}
 VOCABULARY = 1024
 REPEATED = 20
 """How often the tokenizer is shown what every prompt holds, so that its words become tokens."""
+
+
+def shape(width: int, head: int) -> dict[str, Any]:
+    """A network of two layers and four heads."""
+    return {
+        "hidden_size": width,
+        "intermediate_size": width * 8 // 3,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": head,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "tie_word_embeddings": True,
+    }
 
 
 class MaterialFailed(Exception):
@@ -68,6 +72,9 @@ class Demonstration:
 class Domain(Protocol):
     """What a demonstrator does in one environment."""
 
+    shape: dict[str, Any]
+    """Of the network: what has to be copied needs more of it than what can be known by heart."""
+
     def write_tasks(self, folder: Path) -> None:
         """The tasks, where the environment takes a folder of them."""
         ...
@@ -89,7 +96,7 @@ def made_material(plan: Plan, domain: Domain, folder: Path) -> Path:
     contexts = [spec.recipe.context or Context() for spec in specs]
     texts = list(_texts(environment, demonstrations, contexts))
     write_random_model(
-        partial / "models" / MODEL, family="qwen3", seed=0, texts=texts, vocabulary=VOCABULARY, **SHAPE
+        partial / "models" / MODEL, family="qwen3", seed=0, texts=texts, vocabulary=VOCABULARY, **domain.shape
     )  # fmt: skip
     turns = [specs[0], *specs]
     shares = [demonstrations[number :: len(turns)] for number in range(len(turns))]

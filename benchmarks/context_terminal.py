@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.context_material import Demonstration, folding, thinking
+from benchmarks.context_material import Demonstration, folding, shape, thinking
 from engine.environments.contract import Environment
 from engine.environments.terminal.own.making import write_tasks
 from engine.spec.message import AssistantMessage
@@ -99,6 +99,8 @@ WAYS = (
 
 
 class TerminalDomain:
+    shape = shape(width=96, head=24)
+
     def write_tasks(self, folder: Path) -> None:
         """Those of the domain, of every seed, with the seed in their names."""
         folder.mkdir()

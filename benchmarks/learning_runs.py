@@ -40,7 +40,8 @@ def run_plan(plan: Plan, folder: Path, *, processes: int, log: Callable[[str], N
     _write_plan(plan, folder)
     material = material_of(plan, folder / "material")
     with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(lambda seed: _cold_start(plan, folder, seed, material, log), plan.seeds))
+        starts = sorted({plan.start_of(seed) for seed in plan.seeds})
+        list(pool.map(lambda seed: _cold_start(plan, folder, seed, material, log), starts))
         pairs = [(arm, seed) for seed in plan.seeds for arm in plan.arms]
         return list(pool.map(lambda pair: _run(plan, folder, pair[0], pair[1], material, log), pairs))
 
@@ -73,7 +74,7 @@ def _run(plan: Plan, folder: Path, arm: Arm, seed: int, material: Material, log:
     if not result.exists():
         spec = material.placed(_without_preset(plan.spec(arm, seed)))
         shutil.rmtree(place, ignore_errors=True)
-        _start_from(folder / "cold-start" / str(seed), place, spec)
+        _start_from(folder / "cold-start" / str(plan.start_of(seed)), place, spec)
         _train(spec, place, material, resume=True)
         partial = result.with_suffix(".partial")
         partial.write_text(json.dumps(_curves(place / "spool")))
