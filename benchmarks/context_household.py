@@ -12,7 +12,7 @@ from engine.environments.contract import Demonstrator, Environment, ScriptedTurn
 from engine.seeds import derived_seed
 from engine.spec.message import AssistantMessage
 
-COUNT = 1200
+COUNT = 1000
 GUESSES = 0.25
 """The share of demonstrations that give up, which RL has to change."""
 

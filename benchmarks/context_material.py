@@ -2,8 +2,8 @@
 
 Each demonstration is an episode that ``run_episode`` plays, with a demonstrator in the model's place and under the
 context of one of the plan's arms, so that every turn of it is learned behind just what that arm has before it.  The
-first arm has two shares of them and each other one, and all arms begin with what was learned from all.  Where a context
-is written again, one segment of each episode is kept.  Equal plans make equal bytes.
+first arm has two shares of them and each other one, and all arms begin with what was learned from all.  Every
+turn is learned once.  Equal plans make equal bytes.
 """
 
 import asyncio
@@ -102,9 +102,7 @@ def made_material(plan: Plan, domain: Domain, folder: Path) -> Path:
     shares = [demonstrations[number :: len(turns)] for number in range(len(turns))]
     played = [asyncio.run(_played(spec, share, partial)) for spec, share in zip(turns, shares, strict=True)]
     lines = [
-        _of_one_segment(trajectory, number).model_dump_json()
-        for of_arm in played
-        for number, trajectory in enumerate(of_arm)
+        document.model_dump_json() for of_arm in played for trajectory in of_arm for document in _documents(trajectory)
     ]
     (partial / FILE).write_text("".join(f"{line}\n" for line in lines))
     shutil.rmtree(partial / "security", ignore_errors=True)
@@ -153,17 +151,15 @@ def _timeless(trajectory: Trajectory) -> Trajectory:
     return trajectory.with_turns(turns)
 
 
-def _of_one_segment(trajectory: Trajectory, number: int) -> Trajectory:
-    """One segment of the trajectory, whole, each in its turn: what segments share would be read again and again."""
-    place = number % len(trajectory.segments)
+def _documents(trajectory: Trajectory) -> Iterator[Trajectory]:
+    """Each segment by itself, whole, so that a batch mixes turns of many episodes."""
     ids = list[list[int]]()
-    for segment in trajectory.segments[: place + 1]:
+    for segment in trajectory.segments:
         shared = [] if segment.prefix is None else ids[segment.prefix.segment][: segment.prefix.tokens]
         ids.append([*shared, *(token for turn in segment.turns for token in (*turn.context_ids, *turn.token_ids))])
-    first, *others = trajectory.segments[place].turns
-    before = len(ids[-1]) - sum(len(turn.context_ids) + len(turn.token_ids) for turn in (first, *others))
-    first = first.model_copy(update={"context_ids": [*ids[-1][:before], *first.context_ids]})
-    return trajectory.model_copy(update={"segments": [Segment(turns=[first, *others])]})
+        first, *others = segment.turns
+        first = first.model_copy(update={"context_ids": [*shared, *first.context_ids]})
+        yield trajectory.model_copy(update={"segments": [Segment(turns=[first, *others])]})
 
 
 def _texts(

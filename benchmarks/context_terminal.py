@@ -18,7 +18,7 @@ from engine.spec.message import AssistantMessage
 DOMAIN = "files"
 SEEDS = 30
 """Of each of which there are five tasks."""
-COUNT = 200
+COUNT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ WAYS = (
 
 
 class TerminalDomain:
-    shape = shape(width=96, head=24)
+    shape = shape(width=192, head=64)
 
     def write_tasks(self, folder: Path) -> None:
         """Those of the domain, of every seed, with the seed in their names."""

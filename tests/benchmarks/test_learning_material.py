@@ -32,20 +32,30 @@ def folder(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_arm(plan: Plan, folder: Path) -> dict[str, list[Trajectory]]:
-    lines = [Trajectory.model_validate_json(line) for line in (folder / FILE).read_text().splitlines()]
+    """The documents of each arm; which one it is, the number of its task tells."""
     names = [plan.arms[0].name, *(arm.name for arm in plan.arms)]
-    return {
-        name: [one for place, one in enumerate(lines) if names[place // EACH] == name] for name in dict.fromkeys(names)
-    }
+    found: dict[str, list[Trajectory]] = {arm.name: [] for arm in plan.arms}
+    for line in (folder / FILE).read_text().splitlines():
+        document = Trajectory.model_validate_json(line)
+        found[names[int(document.task.id.removeprefix("train-")) % len(names)]].append(document)
+    return found
 
 
 def test_every_arm_has_demonstrations_of_its_own_tasks_and_the_first_has_twice_as_many(
     by_arm: dict[str, list[Trajectory]],
 ) -> None:
-    assert [len(trajectories) for trajectories in by_arm.values()] == [2 * EACH, EACH, EACH, EACH]
-    tasks = [trajectory.task.id for trajectories in by_arm.values() for trajectory in trajectories]
-    assert len(set(tasks)) == 5 * EACH
+    tasks = {arm: {document.task.id for document in documents} for arm, documents in by_arm.items()}
+    assert [len(of_arm) for of_arm in tasks.values()] == [2 * EACH, EACH, EACH, EACH]
     assert all({True, False} == {one.success for one in trajectories} for trajectories in by_arm.values())
+
+
+def test_every_turn_is_learned_once_behind_its_own_context(by_arm: dict[str, list[Trajectory]]) -> None:
+    for documents in by_arm.values():
+        for task in {document.task.id for document in documents}:
+            of_task = [document for document in documents if document.task.id == task]
+            assert of_task[0].context is not None
+            assert sum(len(document.turns) for document in of_task) == of_task[0].context.thoughts
+            assert all(document.segments[0].prefix is None for document in of_task)
 
 
 def test_every_turn_of_a_demonstration_begins_with_a_thought(by_arm: dict[str, list[Trajectory]]) -> None:
