@@ -8,7 +8,7 @@ from random import Random
 from typing import cast
 
 from benchmarks.context_material import Demonstration, folding, shape
-from engine.environments.contract import Demonstrator, Environment, ScriptedTurn
+from engine.environments.contract import Demonstrator, Environment, Manner, ScriptedTurn
 from engine.seeds import derived_seed
 from engine.spec.message import AssistantMessage
 
@@ -29,7 +29,7 @@ class HouseholdDomain:
     def _demonstration(self, environment: Environment, number: int) -> Demonstration:
         rng = Random(derived_seed("contexts", "household", number))
         task = environment.tasks("train")[number]
-        manner = "guess" if rng.random() < GUESSES else "solve"
+        manner: Manner = "guess" if rng.random() < GUESSES else "solve"
         script = cast(Demonstrator, environment).script(task, manner, rng)
         wanted = re.findall(r"task: put (\w+) in ", task.question)[0]
         turns = [_turn(script.turns, place, wanted, solves=manner == "solve") for place in range(len(script.turns))]
